@@ -31,7 +31,7 @@ from agentrl.errors import (
     described_error,
 )
 from agentrl.gateway import Gateway, GatewaySession, UntrainedRequestRules
-from agentrl.message import Message, ToolCall, described
+from agentrl.message import Message, ToolCall, text_of
 from agentrl.sandbox import open_sandbox
 
 from .external_programs import (
@@ -205,7 +205,7 @@ class External(AgentLoop):
         Raises:
             UsageError: every attempt so far has failed in the same way.
         """
-        prompt = described(await episode.reset())
+        prompt = text_of(await episode.reset())
         try:
             await self._play(episode, prompt)
         except EnvironmentFailure as error:

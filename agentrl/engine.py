@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from agentrl.errors import EngineError, UsageError
 from agentrl.message import Message
-from agentrl.routed_experts import joined
+from agentrl.routed_experts import concatenate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -127,7 +127,7 @@ class Generation:
             prefill_s=self.prefill_s + second.prefill_s,
             decode_s=self.decode_s + second.decode_s,
             resubmissions=self.resubmissions + second.resubmissions,
-            routed_experts=joined(self.routed_experts, second.routed_experts),
+            routed_experts=concatenate(self.routed_experts, second.routed_experts),
         )
 
     def cut(self, tokens: int) -> Generation:
@@ -197,7 +197,7 @@ class AdapterVersions:
             )
         return self._known[update][adapter]
 
-    def stamped(self, generation: Generation, adapter: str) -> Generation:
+    def with_versions(self, generation: Generation, adapter: str) -> Generation:
         """Return an engine's answer with the versions of the adapter that sampled it."""
         return replace(generation, versions=[self.at(adapter, update) for update in generation.versions])
 

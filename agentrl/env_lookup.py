@@ -9,9 +9,9 @@
 ``http://127.0.0.1:8100``      an environment that `agentrl env serve` serves there
 ============================== ==========================================================================
 
-A name may end with a split, as in ``household/valid``, which `parse_env_name` takes off first. What is no
-`EnvironmentSpec` gets a plain one: tasks are seeds (`SeedTasks`), its code runs in threads, and numbers are put into
-text by the registry's entry ``gymnasium``.
+A name may end with a split, as in ``household/valid``, which `parse_env_name` separates. Environments without an
+`EnvironmentSpec` get a plain one: tasks are seeds (`SeedTasks`), code runs in threads, and the registry's entry
+``gymnasium`` converts numbers to text.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from agentrl.trl_environment import TRLEnvironment, is_trl_environment
 GYMNASIUM_ID = re.compile(r"(?:(?P<namespace>[\w-]+)/)?(?P<name>[\w.-]+)-v(?P<version>\d+)")
 
 ADDRESS = re.compile(r"https?://.+")
-"""The address of an environment server."""
+"""Address of an environment server."""
 
 
 class EnvironmentName(NamedTuple):
-    """Name of an environment, and the split that may follow it."""
+    """Name of an environment, with an optional split."""
 
     name: str
     split: str | None
 
 
 def parse_env_name(text: str) -> EnvironmentName:
-    """Take ``name/split`` apart; the slash of a Gymnasium id stays in the name, and so does one that ends an address.
+    """Split ``name/split``; the slash of a Gymnasium id belongs to the name, and one that ends an address is dropped.
 
     >>> parse_env_name("household/valid_unseen")
     EnvironmentName(name='household', split='valid_unseen')
@@ -71,18 +71,18 @@ def parse_env_name(text: str) -> EnvironmentName:
 
 
 GYMNASIUM_PLUGINS = "gymnasium.envs"
-"""Entry-point group of packages that register environments; Gymnasium itself reads it no more since 1.0."""
+"""Entry-point group of packages that register environments, which Gymnasium itself ignores since 1.0."""
 OWN_NAMESPACE = "agentrl"
 ADAPTER = "gymnasium"
-"""Registry name of what makes a Gymnasium environment, and puts one of numbers into text."""
+"""Registry name of the adapter that creates Gymnasium environments, and converts numbers to text."""
 
 
 def resolve_environment(name: str) -> EnvironmentSpec:
-    """Return the spec of the environment that `name` (without a split) stands for.
+    """Return the spec of the environment with a name (without a split).
 
     Raises:
-        UnknownNameError: there is no such environment; the message gives the nearest names.
-        UsageError: a module cannot be imported, what the name stands for is no environment, or none is served there.
+        UnknownNameError: no such environment; the message gives the nearest names.
+        UsageError: a module cannot be imported, the name is not that of an environment, or no server answers.
     """
     if ADDRESS.fullmatch(name):
         return remote_spec(name.rstrip("/"))
@@ -97,17 +97,21 @@ def resolve_environment(name: str) -> EnvironmentSpec:
 
 
 def spec_of(target: object) -> EnvironmentSpec:
-    """Return the spec of an environment's class, of a function that makes one, or of a spec.
+    """Return the spec of an environment's class, of a function that creates one, or of a spec.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the target is something else.
     """
     name = f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', type(target).__name__)}"
     return _spec_of(name, target)
 
 
 def check_split(spec: EnvironmentSpec, split: str) -> str:
-    """Return `split` if the environment has it; an `UnknownNameError` otherwise."""
+    """Return `split` if the environment has it.
+
+    Raises:
+        UnknownNameError: no such split.
+    """
     if split in spec.splits:
         return split
     near = difflib.get_close_matches(split, spec.splits, n=1)
@@ -120,12 +124,12 @@ def check_split(spec: EnvironmentSpec, split: str) -> str:
 
 
 def make_gymnasium(env: str | Callable[..., AnyEnv], **options: Any) -> AnyEnv:
-    """Make an environment with text in and out, from its Gymnasium id, its class or a function.
+    """Create an environment with text in and out, from its Gymnasium id, its class or a function.
 
-    By id it works in worker processes too, where the id's module is not imported yet.
+    An id also works in worker processes, which have not imported its module yet.
 
     Raises:
-        UsageError: it cannot be made, or its observations or actions have no text form.
+        UsageError: it cannot be created, or its observations or actions have no text form.
     """
     adapter: EnvironmentSpec = registry.lookup(Kind.ENVIRONMENT, ADAPTER)
     return adapter.make(env_id=env, **options)
@@ -135,7 +139,7 @@ def _resolve_in_module(name: str) -> EnvironmentSpec:
     module_name, _, attribute = name.partition(":")
     if not attribute:
         raise UsageError(
-            f"{name!r} names nothing in its module", expected=f"{module_name}:EnvId, or {module_name}:attribute"
+            f"{name!r} has no name after the module", expected=f"{module_name}:EnvId, or {module_name}:attribute"
         )
     if not GYMNASIUM_ID.fullmatch(attribute):
         return _spec_of(name, registry.load(name))
@@ -153,7 +157,7 @@ def _gymnasium_spec(name: str, env_id: str, *, importable: str | None = None) ->
     return _plain_spec(
         name,
         functools.partial(make_gymnasium, importable or name),
-        about=_loaded(creator),
+        about=_load_creator(creator),
         max_turns=registered.max_episode_steps,
         success_threshold=registered.reward_threshold,
     )
@@ -170,34 +174,34 @@ def _spec_of(name: str, target: object) -> EnvironmentSpec:
         return _plain_spec(name, functools.partial(TRLEnvironment, target), about=target)
     if isinstance(target, gymnasium.Env | AsyncEnv):
         raise UsageError(
-            f"{name} is one environment, and every episode has one of its own",
+            f"{name} is a single environment, but every episode needs its own",
             got=f"an object of the class {type(target).__name__}",
-            expected="the class, or a function that makes an environment",
+            expected="the class, or a function that creates an environment",
         )
     if callable(target) and not inspect.isclass(target):
         return _plain_spec(name, functools.partial(make_gymnasium, target), about=target)
     raise UsageError(
-        f"{name} is no environment",
+        f"{name} is not an environment",
         got=type(target).__name__,
         expected="an EnvironmentSpec, a class derived from gymnasium.Env or agentrl.AsyncEnv, a class with reset() and "
-        "tools as other methods, or a function that makes an environment",
+        "tools as other methods, or a function that creates an environment",
     )
 
 
 def _instructions(target: object) -> str:
-    """Return what an environment's class tells the agent, in its attribute ``instructions``."""
+    """Return the attribute ``instructions`` of an environment's class."""
     found = getattr(target, "instructions", "")
     if isinstance(found, property):
         raise UsageError(
-            "an environment's instructions are read from its class, before one is made",
+            "instructions are read from the environment's class, before an environment is created",
             got=f"a property of {target}",
             expected="a class attribute: instructions = '…'",
         )
     return inspect.cleandoc(found) if isinstance(found, str) else ""
 
 
-def _loaded(creator: object) -> object:
-    """Return a Gymnasium entry point as an object; as it is where it cannot be imported, which `make` explains."""
+def _load_creator(creator: object) -> object:
+    """Import a Gymnasium entry point; return it unchanged if the import fails, which `make` will report."""
     if isinstance(creator, str):
         with contextlib.suppress(ImportError, AttributeError):
             return load_env_creator(creator)
@@ -226,10 +230,10 @@ def _plain_spec(
 
 
 def _own_version(env_id: str, spec: EnvironmentSpec) -> EnvironmentSpec:
-    """Return the spec if the id asks for the version that is installed.
+    """Return the spec if the id has the installed version.
 
     Raises:
-        UsageError: it asks for another one, whose tasks or rewards were different.
+        UsageError: the id has another version, with other tasks or rewards.
     """
     base, _, version = env_id.rpartition("-v")
     if int(version) == spec.version:
@@ -252,17 +256,17 @@ def _registry_name(env_id: str) -> str | None:
 
 @functools.cache
 def _load_gymnasium_plugins() -> tuple[str, ...]:
-    """Let installed packages register their environments.
+    """Call the entry points of installed packages that register environments.
 
     Returns:
-        Errors, by package. They are reported only if a name is not found.
+        Errors with package names; they are reported only if a name is not found.
     """
     broken = []
     for entry_point in importlib.metadata.entry_points(group=GYMNASIUM_PLUGINS):
-        with namespace(entry_point.name):  # which does not end where an exception leaves it
+        with namespace(entry_point.name):  # an exception must not leave this block: it would stay active
             try:
                 entry_point.load()()
-            except Exception as error:  # any package may be broken in any way
+            except Exception as error:  # a broken package may raise anything
                 package = entry_point.dist.name if entry_point.dist is not None else entry_point.value
                 broken.append(f"{package} ({type(error).__name__}: {error})")
     return tuple(broken)
@@ -278,15 +282,15 @@ def _unknown(name: str) -> UnknownNameError:
     near = [candidates[key] for key in difflib.get_close_matches(name.lower(), candidates, n=3, cutoff=0.6)]
     hint = f"did you mean {' or '.join(near)}?" if near else None
     if hint is None and name.isidentifier() and importlib.util.find_spec(name) is not None:
-        hint = f"to name an environment of the module {name}, write {name}:EnvId"
+        hint = f"for an environment in the module {name}, write {name}:EnvId"
     if broken and GYMNASIUM_ID.fullmatch(name):
         failed = f"these packages could not register their environments: {', '.join(broken)}"
         hint = failed if hint is None else f"{hint} Also, {failed}"
     return UnknownNameError(
         "unknown environment",
         got=repr(name),
-        expected="a name that agentrl env list shows, a registered Gymnasium id, module:EnvId, file.py:Class, or a "
-        "server's address",
+        expected="a name from agentrl env list, a registered Gymnasium id, module:EnvId, file.py:Class, or a server's "
+        "address",
         hint=hint,
     )
 
@@ -304,9 +308,9 @@ def _unknown_in_module(module: str, attribute: str) -> UnknownNameError:
 
 
 def environments_of(module: str) -> list[str]:
-    """List the ids that a module registers with Gymnasium, then its own environment classes and specs."""
+    """Return the ids that a module registers with Gymnasium, then its environment classes and specs."""
     loaded = registry.load_module(module)
-    module = loaded.__name__  # which differs from the path of a file
+    module = loaded.__name__  # differs from a file's path
     ids = [env_id for env_id, spec in gymnasium.registry.items() if _module_of(spec.entry_point) == module]
     own = [
         name
@@ -322,6 +326,6 @@ def _module_of(entry_point: object) -> str | None:
 
 
 def _first_paragraph(documented: object) -> str:
-    """Return the first paragraph of an object's own docstring; that of a base class describes something else."""
+    """Return the first paragraph of an object's docstring, but not that of a base class."""
     text = documented.__doc__ if inspect.isroutine(documented) else getattr(documented, "__dict__", {}).get("__doc__")
     return " ".join(inspect.cleandoc(text or "").partition("\n\n")[0].split())

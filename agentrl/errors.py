@@ -1,14 +1,14 @@
 """The failure model: four rules, one enum, one flat tree of exceptions.
 
-1. A bad episode is data, not a crash. It ends with one `Outcome`, its siblings live on, and the run goes on.
-2. An error is classified once, where it crosses a boundary (engine, environment, tool, sandbox, scorer), by
-   `boundary`; inside the boundary code raises what it likes, outside it only the types below are seen.
-3. The type decides who reads it. `ToolError` is text for the model. `InfrastructureError` is recorded on the
+1. A bad episode is data, not a crash. It ends with one `Outcome`; the other episodes and the run continue.
+2. `boundary` classifies an error once, where it crosses a boundary (engine, environment, tool, sandbox, scorer). Inside
+   a boundary, code may raise anything; outside, only the types below occur.
+3. The type determines the reader. `ToolError` is text for the model. `InfrastructureError` is recorded on the
    trajectory. `UsageError` and `TrainingError` stop the run and are printed to the user without a traceback.
-4. Infrastructure outcomes never train and never count as reward 0: such an episode is retried, then left out of
-   its group's statistics. A reward of `None` is not 0.
+4. Infrastructure outcomes are never trained on and never count as reward 0: such an episode is retried, then excluded
+   from its group's statistics. A reward of `None` is not 0.
 
-Every message says what, got, expected and the next step.
+Every message states what went wrong, what it got, what it expected, and the next step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LARGEST_REWARD = 1e12
 """Maximum magnitude of a reward: sums and squares of rewards stay finite in float32."""
 A_REWARD = "a finite number between -1e12 and 1e12"
 LONGEST_REASON = 2000
-"""Maximum number of characters of a foreign exception's text in an error."""
+"""Maximum number of characters from the text of user code's exceptions."""
 
 
 class Outcome(enum.StrEnum):
@@ -54,28 +54,28 @@ class Outcome(enum.StrEnum):
     ENGINE_ERROR = "engine_error"
     SANDBOX_ERROR = "sandbox_error"
     REWARD_ERROR = "reward_error"
-    """A reward function or another scorer failed; the environment is not to blame."""
+    """A reward function or another scorer failed, not the environment."""
     CANCELLED = "cancelled"
-    """The run was stopped while the episode played."""
+    """The run was stopped during the episode."""
 
     @property
     def is_infrastructure(self) -> bool:
-        """The machinery failed or stopped the episode; the policy is not to blame and must not learn from it."""
+        """True if the infrastructure failed or stopped the episode, so that the policy must not learn from it."""
         return self in _INFRASTRUCTURE
 
     @property
     def is_truncated(self) -> bool:
-        """A budget ran out before the environment ended the episode."""
+        """True if a budget ran out before the environment ended the episode."""
         return self in _TRUNCATED
 
     @property
     def is_trainable(self) -> bool:
-        """The episode has a reward that says something about the policy."""
+        """True if the episode's reward depends on the policy."""
         return not self.is_infrastructure
 
     @property
     def is_retryable(self) -> bool:
-        """The same task may be tried again: infrastructure failed, and the episode was not cancelled."""
+        """True if the task may be retried: infrastructure failed, and the episode was not cancelled."""
         return self.is_infrastructure and self is not Outcome.CANCELLED
 
 
@@ -104,19 +104,19 @@ class SourceLocation:
 
 
 class AgentRLError(Exception):
-    """Base of all errors that agentrl raises on purpose.
+    """Base class of all errors that agentrl raises deliberately.
 
     Args:
-        what: What went wrong, and where.
-        got: The value that was found.
-        expected: What would have been right.
-        hint: The next step for the reader.
+        what: Description and place of the error.
+        got: Value that was found.
+        expected: Valid values.
+        hint: Next step for the reader.
     """
 
     subject: str | None = None
-    """Whose failure it is, in words that do not differ from episode to episode: ``reward function exact``."""
+    """Name of the code that failed, the same for all episodes: ``reward function exact``."""
     place: SourceLocation | None = None
-    """Where the code of the subject failed."""
+    """Line at which the subject's code failed."""
 
     def __init__(self, what: str, *, got: object = None, expected: object = None, hint: str | None = None) -> None:
         self.what, self.got, self.expected, self.hint = what, got, expected, hint
@@ -126,43 +126,43 @@ class AgentRLError(Exception):
         if expected is not None:
             message += f", expected {expected}"
         if hint is not None:
-            is_word = hint.partition(" ")[0].isalpha()  # and not a path, an address or a key
+            is_word = hint.partition(" ")[0].isalpha()  # not a path, an address or a key
             message += f". {hint[:1].upper() if is_word else hint[:1]}{hint[1:]}"
         super().__init__(message)
 
 
 class UsageError(AgentRLError):
-    """The user must change something (a config, a name, a file) before this can run."""
+    """An error that the user must fix (in a config, a name, a file)."""
 
 
 class ConfigError(UsageError):
-    """A config key or value is wrong, unknown, or would be ignored by the chosen parts."""
+    """A config key or value that is wrong, unknown, or would be ignored by the chosen parts."""
 
 
 class UnknownNameError(UsageError):
-    """A name is not in the registry; the message carries the nearest ones."""
+    """A name that is not in the registry; the message contains the nearest ones."""
 
 
 class TemplateError(UsageError):
-    """A chat template cannot be rendered turn by turn (it rewrites history, or has no known turn boundary)."""
+    """A chat template that cannot be rendered turn by turn (it rewrites history, or has no known turn boundary)."""
 
 
 class TrainingError(AgentRLError):
-    """Training cannot go on: non-finite numbers, a failed weight sync, nothing left to train on."""
+    """An error after which training cannot continue: non-finite numbers, a failed weight sync, no data left."""
 
 
 class BudgetSpent(TrainingError):
-    """A budget of the run is spent; the run ends with a checkpoint, and may go on with a larger budget."""
+    """A spent budget of the run; the run ends with a checkpoint, and can be resumed with a larger budget."""
 
 
 class LedgerError(AgentRLError):
-    """The tokens sent to the engine are not the ledger's prefix. Never patched over."""
+    """A difference between the tokens sent to the engine and the ledger's prefix; never corrected silently."""
 
     outcome: ClassVar[Outcome] = Outcome.ENGINE_ERROR
 
 
 class PolicyError(AgentRLError):
-    """The policy's output cannot be used; the message is text for the model."""
+    """Output of the policy that cannot be used; the message is text for the model."""
 
     outcome: ClassVar[Outcome] = Outcome.POLICY_ERROR
 
@@ -172,31 +172,31 @@ class ToolError(AgentRLError):
 
 
 class InfrastructureError(AgentRLError):
-    """The machinery failed. Subclasses say which part, through `outcome`."""
+    """An infrastructure failure; the `outcome` of the subclass identifies the part."""
 
     outcome: ClassVar[Outcome]
 
 
 class EngineError(InfrastructureError):
-    """A policy engine failed, was lost, or missed its deadline."""
+    """Failure of a policy engine, which raised, was lost, or missed its deadline."""
 
     outcome = Outcome.ENGINE_ERROR
 
 
 class EnvironmentFailure(InfrastructureError):
-    """An environment raised, hung, or returned what is not allowed."""
+    """Failure of an environment, which raised, hung, or returned an invalid value."""
 
     outcome = Outcome.ENVIRONMENT_ERROR
 
 
 class RewardFailure(EnvironmentFailure):
-    """A scorer that is not the environment's own raised, hung, or returned what is not allowed."""
+    """Failure of a scorer other than the environment, which raised, hung, or returned an invalid value."""
 
     outcome = Outcome.REWARD_ERROR
 
 
 class SandboxError(InfrastructureError):
-    """A sandbox could not start, or died."""
+    """Failure of a sandbox, which could not start, or died."""
 
     outcome = Outcome.SANDBOX_ERROR
 
@@ -205,12 +205,12 @@ class SandboxError(InfrastructureError):
 def boundary(kind: type[InfrastructureError], what: str) -> Iterator[None]:
     """Classify every exception of the enclosed code as `kind`, once; agentrl's own errors pass unchanged.
 
-    So do a cancellation of the running task and Ctrl-C (see `is_addressed_to`); ``SystemExit``, a ``CancelledError``
-    of another task and the like are failures of the enclosed code. The enclosed code awaits nothing.
+    A cancellation of the running task and Ctrl-C also pass (see `is_addressed_to`); ``SystemExit``, a
+    ``CancelledError`` of another task and the like are failures of the enclosed code. The enclosed code must not await.
 
     Args:
-        kind: The error type of this boundary.
-        what: What was being done, for the message: ``"step of household (task 17, turn 6)"``.
+        kind: Error type of this boundary.
+        what: Description of the operation, for the message: ``"step of household (task 17, turn 6)"``.
 
     Raises:
         InfrastructureError: of type `kind`, with the original exception as its cause.
@@ -227,12 +227,12 @@ def boundary(kind: type[InfrastructureError], what: str) -> Iterator[None]:
 
 
 def async_boundary(kind: type[InfrastructureError], what: str, *, deadline_s: float | None) -> _AsyncBoundary:
-    """Make a `boundary` for code that awaits, with a deadline in seconds (``None``: the caller bounds the wait)."""
+    """Return a `boundary` for code that awaits, with a deadline in seconds (``None``: the caller sets one)."""
     return _AsyncBoundary(kind, what, deadline_s)
 
 
 class _AsyncBoundary:
-    """A class where a generator would do: every turn passes several."""
+    """Asynchronous context manager; a class, because it is faster than a generator and every turn uses several."""
 
     __slots__ = ("_deadline_s", "_kind", "_scope", "_task", "_what")
 
@@ -258,11 +258,11 @@ class _AsyncBoundary:
 
 
 def is_addressed_to(task: RunningTask, error: BaseException) -> bool:
-    """Return True if an exception that came out of foreign code was sent to `task` through it, and is not its own.
+    """Return True if an exception from user code is meant for `task`, and is not an error of that code.
 
-    Three are: the cancellation of `task` (``None`` in a thread without an event loop), Ctrl-C, and the end of a
-    coroutine that is closed from outside. Everything else that is no `Exception` (``sys.exit()``, the cancellation of
-    a task that the code itself started) is an error of that code.
+    These are the cancellation of `task` (``None`` in a thread without an event loop), Ctrl-C, and the end of a
+    coroutine that is closed from outside. Other exceptions that are not an `Exception` (``sys.exit()``, the
+    cancellation of a task that the code itself started) are errors of that code.
     """
     if isinstance(error, asyncio.CancelledError):
         return task is not None and task.cancelling() > 0
@@ -272,7 +272,7 @@ def is_addressed_to(task: RunningTask, error: BaseException) -> bool:
 
 
 def running_task() -> RunningTask:
-    """Return the task that runs now; ``None`` outside an event loop."""
+    """Return the current task; ``None`` outside an event loop."""
     try:
         return asyncio.current_task()
     except RuntimeError:
@@ -280,7 +280,7 @@ def running_task() -> RunningTask:
 
 
 def _is_ctrl_c(error: KeyboardInterrupt) -> bool:
-    """Return True if a signal handler raised it. Only the main thread runs signal handlers."""
+    """Return True if a signal handler raised the exception. Only the main thread runs signal handlers."""
     if threading.current_thread() is not threading.main_thread():
         return False
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -292,9 +292,9 @@ def _is_ctrl_c(error: KeyboardInterrupt) -> bool:
 
 
 def bounded_reward(value: object) -> float | None:
-    """Convert a reward, or a component of one, to a float; ``None`` when it is not allowed.
+    """Convert a reward, or a component of one, to a float; return ``None`` for an invalid one.
 
-    Allowed are real numbers of any type (NumPy's too) that are finite and at most `LARGEST_REWARD` in magnitude.
+    Valid are real numbers of any type (NumPy's too) that are finite and at most `LARGEST_REWARD` in magnitude.
 
     >>> bounded_reward(2), bounded_reward(True), bounded_reward(1e308), bounded_reward(10**400), bounded_reward(2j)
     (2.0, 1.0, None, None, None)
@@ -309,40 +309,40 @@ def bounded_reward(value: object) -> float | None:
 
 
 def shortened(value: object, characters: int = 80) -> str:
-    """Represent a foreign value in an error message, whatever its size.
+    """Return a bounded representation of a user's value, for an error message.
 
     >>> shortened(10**5000)[:12], shortened("x" * 100, 6)
     ('an int of 16', "'xxxxx…")
     """
     if isinstance(value, int) and abs(value) > 10**characters:
         return f"an int of {value.bit_length()} bits"
-    shown = repr(value[: characters + 1] if isinstance(value, str | bytes) else value)
-    return shown if len(shown) <= characters else f"{shown[:characters]}…"
+    text = repr(value[: characters + 1] if isinstance(value, str | bytes) else value)
+    return text if len(text) <= characters else f"{text[:characters]}…"
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str | None:
-    """Suggest the nearest of the known names as an error's hint; ``None`` where none is near."""
+    """Return an error's hint with the nearest known name; ``None`` if no name is similar."""
     near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else None
 
 
 def described_error(error: BaseException) -> str:
-    """Return the type and text of a foreign exception, whose text may be long or may itself fail."""
+    """Return the type and text of an exception from user code, whose text may be long or may itself fail."""
     try:
         text = str(error)
-    except BaseException as failed:  # described as what it is: an error without words
+    except BaseException as failed:
         text = f"(its text cannot be read: {type(failed).__name__})"
     return f"{type(error).__name__}: {text[:LONGEST_REASON]}"
 
 
 def raised_in(error: BaseException, file: str | None = None) -> str | None:
-    """Say where a foreign exception was raised; with `file`, where in it, or ``None`` if it was raised elsewhere."""
+    """Describe the line that raised an exception; with `file`, the line in that file, or ``None`` if there is none."""
     place = raised_at(error, file)
     return None if place is None else f"it was raised in {place}: {place.code}"
 
 
 def raised_at(error: BaseException, file: str | None = None) -> SourceLocation | None:
-    """Find the line where a foreign exception was raised; with `file`, the one in it."""
+    """Return the line that raised an exception; with `file`, the line in that file, or ``None`` if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in reversed(frames) if file in (None, frame.filename)), None)
     return None if frame is None else SourceLocation(frame.filename, frame.lineno or 0, frame.line or "")

@@ -1,8 +1,8 @@
-"""Images in a sequence of tokens: where they stand, and the rotary positions that follow from it.
+"""Images in a sequence of tokens: their places and rotary positions.
 
-A vision-language model reads an image as a grid of tokens. In the ledger these are placeholders, one after the other
-in rows, all with the family's id for them; a `PlacedImage` says which image they stand for. What the policy samples is
-never part of an image, even when it samples the placeholder's id.
+A vision-language model reads an image as a grid of tokens. In the ledger these are consecutive placeholders, row by
+row, all with the family's placeholder id; a `PlacedImage` identifies their image. Sampled tokens are never part of an
+image, even with the placeholder's id.
 
 >>> image = PlacedImage(start=2, rows=2, columns=3, image=ImagePart(data=b""))
 >>> image.end
@@ -27,17 +27,17 @@ from agentrl.message import ImagePart
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patches:
-    """An image as a model family's processor prepares it."""
+    """An image that a model family's processor has prepared."""
 
     values: npt.NDArray[np.float32]
     """The processor's ``pixel_values``: float32 [patches, values of a patch]."""
     rows: int
-    """Rows of the grid of tokens, which is coarser than that of patches."""
+    """Rows in the grid of tokens, which is coarser than the grid of patches."""
     columns: int
 
 
 ImageReader: TypeAlias = Callable[[ImagePart], Patches]
-"""Prepares images for a model; the same image gives the same patches."""
+"""Image processor of a model; the same image gives the same patches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,30 +45,31 @@ class PlacedImage:
     """An image at its place in a sequence."""
 
     start: int
-    """Index of its first token."""
+    """Index of the first token."""
     rows: int
     columns: int
     image: ImagePart
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that stand for it."""
+        """Number of tokens of the image."""
         return self.rows * self.columns
 
     @property
     def end(self) -> int:
-        """Index after its last token."""
+        """Index after the last token."""
         return self.start + self.tokens
 
-    def moved(self, tokens: int) -> PlacedImage:
-        """Return the image `tokens` further on."""
+    def shift(self, tokens: int) -> PlacedImage:
+        """Return the image at an index that is greater by `tokens`."""
         return replace(self, start=self.start + tokens)
 
 
 def common_tokens(length: int, first: Sequence[PlacedImage], second: Sequence[PlacedImage]) -> int:
-    """Count how many of the `length` leading ids that two sequences share mean the same in both.
+    """Return how many of the `length` common leading ids of two sequences have the same meaning in both.
 
-    The placeholders of different images are equal: the first image that the sequences do not share whole ends it.
+    Because placeholders of different images have equal ids, the common part ends before the first image that differs or
+    is not entirely in both.
     """
     for one, other in zip_longest(first, second):
         start = min(image.start for image in (one, other) if image is not None)
@@ -80,10 +81,11 @@ def common_tokens(length: int, first: Sequence[PlacedImage], second: Sequence[Pl
 
 
 def rope_positions(images: Sequence[PlacedImage], start: int, end: int) -> npt.NDArray[np.int64]:
-    """Compute the rotary positions of tokens `start` to `end`: int64 [3, end - start], for time, height and width.
+    """Return the rotary positions of tokens `start` to `end`: int64 [3, end - start], for time, height and width.
 
-    The tokens of an image share a time and count rows and columns from there; what follows goes on after the larger of
-    the two (M-RoPE: Qwen2-VL, arXiv 2409.12191, section 2.1). `images` holds all images of the sequence, in order.
+    The tokens of an image share a time, from which rows and columns are counted; later tokens continue after the larger
+    of the two numbers (M-RoPE: Qwen2-VL, arXiv 2409.12191, section 2.1). `images` holds all images of the sequence, in
+    order.
     """
     positions = np.tile(np.arange(start, end, dtype=np.int64), (3, 1))
     saved = 0
@@ -102,7 +104,7 @@ def rope_positions(images: Sequence[PlacedImage], start: int, end: int) -> npt.N
 
 
 def place_record(placed: PlacedImage) -> dict[str, Any]:
-    """Return a place as JSON types; the image by its checksum."""
+    """Return a placed image as JSON types, with the image's checksum."""
     return {
         "start": placed.start,
         "rows": placed.rows,
@@ -112,7 +114,7 @@ def place_record(placed: PlacedImage) -> dict[str, Any]:
 
 
 def place_from_record(record: Mapping[str, Any], images: Mapping[str, ImagePart]) -> PlacedImage:
-    """Restore what `place_record` gave; `images` by checksum."""
+    """Restore a placed image from `place_record`; `images` are given by checksum."""
     return PlacedImage(
         start=record["start"], rows=record["rows"], columns=record["columns"], image=images[record["checksum"]]
     )
@@ -125,6 +127,6 @@ def image_record(image: ImagePart) -> dict[str, str]:
 
 
 def image_from_record(record: Mapping[str, str]) -> ImagePart:
-    """Restore what `image_record` gave."""
+    """Restore an image from `image_record`."""
     data = base64.b64decode(record["data"])
     return ImagePart(data=data, media_type=record["media_type"], alternative=record["alternative"])

@@ -1,4 +1,4 @@
-"""Messages: what agent loops, tools and environments say to each other, before any token exists."""
+"""Messages of agent loops, tools and environments, before they are tokenised."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ImagePart:
     data: bytes = field(repr=False)
     media_type: str = "image/png"
     alternative: str = field(default="", compare=False)
-    """What it shows, in words: for experts, logs and people. The policy does not read it."""
+    """Description in words, for experts, logs and viewers; the policy does not read it."""
 
     @property
     def checksum(self) -> str:
@@ -48,7 +48,7 @@ Content: TypeAlias = str | tuple[ContentPart, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call of a tool, as the policy wrote it and the parser understood it."""
+    """A parsed tool call of the policy."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -59,28 +59,28 @@ class ToolCall:
 class Message:
     """One message of a conversation.
 
-    An assistant message that the policy sampled is stored in the ledger as tokens; its `content` here is only what
-    was parsed from it, for agent loops and viewers.
+    A sampled assistant message is stored in the ledger as tokens; its `content` is only parsed from them, for agent
+    loops and viewers.
     """
 
     role: Role
     content: Content = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
-    """For role ``tool``: which call this answers."""
+    """Id of the call that a message with role ``tool`` answers."""
     name: str | None = None
     reasoning: str | None = None
-    """Thinking that the family's parser separated from the content."""
+    """Thinking, which the family's parser separated from the content."""
 
     @property
     def text(self) -> str:
-        """The text of the content, images left out."""
+        """Text of the content, without images."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
 
     def to_template(self) -> dict[str, Any]:
-        """Return this message as the dictionary that Hugging Face chat templates read."""
+        """Return this message as a dictionary for Hugging Face chat templates."""
         message: dict[str, Any] = {"role": self.role, "content": _template_content(self.content)}
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning
@@ -109,17 +109,17 @@ def _template_content(content: Content) -> str | list[dict[str, str]]:
     ]
 
 
-def described(content: Content) -> str:
-    """Return content in words: images by their alternative texts."""
+def text_of(content: Content) -> str:
+    """Return content as text, with alternative texts for images."""
     if isinstance(content, str):
         return content
     return "".join(part.text if isinstance(part, TextPart) else part.alternative for part in content)
 
 
 def plainly_written(message: Message) -> str:
-    """Return a message as text: images by their alternative texts, tool calls as JSON."""
+    """Return a message as text, with alternative texts for images and tool calls as JSON."""
     calls = [json.dumps({"name": call.name, "arguments": dict(call.arguments)}) for call in message.tool_calls]
-    text = described(message.content)
+    text = text_of(message.content)
     return "\n".join([*([text] if text else []), *calls])
 
 
@@ -130,64 +130,66 @@ class TranscriptMessage:
     role: str
     text: str
     turn: int | None = None
-    """Place of the turn that it is the answer of, among the episode's turns; ``None`` for what others said."""
+    """Index of the turn in the episode, for an answer of the policy; ``None`` for other messages."""
 
 
 Transcript: TypeAlias = list[list[TranscriptMessage]]
-"""The messages of each conversation."""
+"""Messages of each conversation."""
 
 
 def transcript(conversations: Sequence[Sequence[Message]], answers: Sequence[Message], n_turns: int) -> Transcript:
     """Return conversations as text.
 
     Args:
-        conversations: Their messages.
-        answers: Those of them with which the policy took its turns, in order.
-        n_turns: Turns of the episode. Where there are others than those of `answers`, no answer names its turn.
+        conversations: Messages of each conversation.
+        answers: Messages among them with which the policy took its turns, in order.
+        n_turns: Number of turns in the episode; if it differs from the number of `answers`, turns are not identified.
     """
     turns = {id(answer): turn for turn, answer in enumerate(answers)} if len(answers) == n_turns else {}
-    return [[_said(message, turns.get(id(message))) for message in messages] for messages in conversations]
+    return [
+        [_transcript_message(message, turns.get(id(message))) for message in messages] for messages in conversations
+    ]
 
 
-def _said(message: Message, turn: int | None) -> TranscriptMessage:
+def _transcript_message(message: Message, turn: int | None) -> TranscriptMessage:
     thought = "" if message.reasoning is None else f"<think>{message.reasoning}</think>\n"
     return TranscriptMessage(role=message.role, text=f"{thought}{plainly_written(message)}", turn=turn)
 
 
-def transcript_record(said: Transcript) -> list[list[dict[str, Any]]]:
+def transcript_record(conversations: Transcript) -> list[list[dict[str, Any]]]:
     """Return a transcript as plain JSON types."""
-    return [[asdict(one) for one in messages] for messages in said]
+    return [[asdict(message) for message in messages] for messages in conversations]
 
 
 def transcript_from_record(rows: Iterable[Iterable[Mapping[str, Any]]]) -> Transcript:
-    """Restore what `transcript_record` was given."""
+    """Restore a transcript from `transcript_record`."""
     return [[TranscriptMessage(**row) for row in messages] for messages in rows]
 
 
 def system(text: str) -> Message:
-    """Make a system message."""
+    """Return a system message."""
     return Message(role="system", content=text)
 
 
 def user(content: Content) -> Message:
-    """Make a user message: text, or parts with images."""
+    """Return a user message with text, or with parts that may be images."""
     return Message(role="user", content=content)
 
 
 def tool_result(call: ToolCall, text: str) -> Message:
-    """Make the answer to a tool call."""
+    """Return the answer to a tool call."""
     return Message(role="tool", content=text, tool_call_id=call.id, name=call.name)
 
 
 broken_up = TokenBreaker()
-"""Puts a blank into spelled control tokens, for a service that renders what it is sent in its own way.
+"""Function that inserts a space into spelled control tokens, for services that render messages themselves.
 
-What a model of agentrl's own reads needs none of this: see `agentrl.render.content_guard`.
+Messages that agentrl renders do not need it: see `agentrl.render.content_guard`.
 """
 
 
 def broken_up_message(message: Message, break_up: Callable[[str], str] = broken_up) -> Message:
-    """Do the same to a message of others than the assistant."""
+    """Insert spaces into the control tokens spelled in a message, unless it is the assistant's."""
     if message.role == "assistant":
         return message
     if isinstance(message.content, str):
@@ -197,7 +199,7 @@ def broken_up_message(message: Message, break_up: Callable[[str], str] = broken_
 
 
 def encodable(text: str) -> str:
-    r"""Return a text without lone surrogates, which JSON may spell and nothing can encode.
+    r"""Return a text without lone surrogates, which JSON may contain but UTF-8 cannot encode.
 
     >>> encodable("5\ud83d")
     '5?'
@@ -210,12 +212,12 @@ def encodable(text: str) -> str:
 
 
 MOST_DIGITS = 1000
-"""Maximum length of a number that `parse_int` reads; Python refuses to convert more than 4300 digits."""
+"""Maximum number of digits that `parse_int` accepts; Python does not convert more than 4300 digits."""
 _INTEGER = re.compile(r"(?<![\w.])[-+]?\d+(?![\w]|\.\d)")
 
 
 def parse_int(text: str) -> int | None:
-    """Find the last whole number in `text`; ``None`` when there is none, or it has more than `MOST_DIGITS` digits.
+    """Return the last whole number in `text`; ``None`` if there is none, or it has more than `MOST_DIGITS` digits.
 
     >>> parse_int("I try 50, no: 42."), parse_int("no idea"), parse_int("9" * 5000)
     (42, None, None)

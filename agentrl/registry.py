@@ -1,14 +1,14 @@
-"""Registry of names by which a config finds an environment, a tool, a loop, an algorithm.
+"""Registry of names for environments, tools, loops and algorithms in a config.
 
-A name is looked up, in this order, among what this process registered with `register`, in the tables of installed
-plugins, and, when it has the form ``module:attr``, by import. A plugin is a package with an entry point in the group
-``agentrl.plugins`` that points to a table:
+A name is looked up, in this order, among the objects that this process registered with `register`, in the tables of
+installed plugins, and, if it has the form ``module:attr``, by import. A plugin is a package with an entry point in the
+group ``agentrl.plugins`` that points to a table:
 
     PLUGINS = {"environment": {"household": "agentrl.envs.household:SPEC"}}
 
-Tables hold strings only; a module is imported when its name is first used. The shipped
-catalogue and the core's own parts (`PLUGINS`) use the same door. An `Extra` is an optional package that is imported
-only where it is used.
+Tables contain only strings; a module is imported when its name is first used. The shipped catalogue and the core's
+parts (`PLUGINS`) are registered in the same way. An `Extra` is an optional package that is imported only where it is
+used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENTRY_POINT_GROUP = "agentrl.plugins"
 
 
 class Kind(enum.StrEnum):
-    """Kind of thing that a name can stand for."""
+    """Kind of a registered object."""
 
     ENVIRONMENT = "environment"
     TOOL = "tool"
@@ -48,20 +48,20 @@ class Kind(enum.StrEnum):
 
 
 ALGORITHM_PARTS = (Kind.ADVANTAGE, Kind.LOSS, Kind.FILTER, Kind.SHAPING)
-"""Kinds that are taken for one another: GRPO is an advantage, PPO a loss."""
+"""Kinds that users may confuse: GRPO is an advantage, PPO a loss."""
 
 SOURCE_SUFFIX = ".py"
-"""Ends the name of a module that is given as a file, as in ``./my_game.py:MyGame``."""
+"""Suffix of a module that is given as a file, as in ``./my_game.py:MyGame``."""
 
 SESSION = "python:"
-"""Begins the names of objects of this Python session that no other process could import."""
+"""Prefix of the names of objects that exist only in this Python session."""
 
 _registered: dict[Kind, dict[str, Any]] = {kind: {} for kind in Kind}
 _session: dict[Kind, dict[str, Any]] = {kind: {} for kind in Kind}
 
 
 def register(kind: Kind, name: str, target: Any) -> None:
-    """Give `target` a name in this process; a ``module:attr`` string is imported when used.
+    """Register `target` under a name in this process; a ``module:attr`` string is imported when used.
 
     Raises:
         UsageError: the name is taken.
@@ -73,17 +73,17 @@ def register(kind: Kind, name: str, target: Any) -> None:
 
 
 def unregister(kind: Kind, name: str) -> None:
-    """Forget a name given by `register`; unknown names are ignored."""
+    """Remove a name given by `register`; unknown names are ignored."""
     _registered[kind].pop(name, None)
 
 
 def name_of(kind: Kind, target: Any) -> str:
-    """Return the name under which a config finds an object of a Python program.
+    """Return the name of an object of a Python program for a config.
 
-    That is ``module:attr`` where the object can be imported, and otherwise, as in a notebook or a script, a name of
-    this session (`SESSION`). The session keeps the latest object of a name, so that a cell can be run again.
+    It is ``module:attr`` if the object can be imported; otherwise, as in a notebook or a script, a name of this session
+    (`SESSION`). The session keeps the latest object of a name, so that a cell can be run again.
     """
-    anchor = getattr(target, "target", target)  # of a tool, its function
+    anchor = getattr(target, "target", target)  # the function of a tool
     module, path = getattr(anchor, "__module__", None), getattr(anchor, "__qualname__", "")
     if path and module != "__main__" and _importable(module, path) is target:
         return f"{module}:{path}"
@@ -100,12 +100,12 @@ def _importable(module: str | None, path: str) -> Any:
 
 
 def names(kind: Kind) -> list[str]:
-    """List all known names of a kind, sorted."""
+    """Return all known names of a kind, sorted."""
     return sorted({*_registered[kind], *_plugin_tables()[kind]})
 
 
 def lookup(kind: Kind, name: str) -> Any:
-    """Return the object that `name` stands for.
+    """Return the object with a name.
 
     Raises:
         UnknownNameError: no such name; the message gives the nearest ones.
@@ -134,16 +134,16 @@ def _of_session(kind: Kind, name: str) -> Any:
     raise UnknownNameError(
         f"the {kind.replace('_', ' ')} {name.removeprefix(SESSION)} was an object of another Python session",
         got=repr(name),
-        expected="the same object in this one",
-        hint="pass it again, as in agentrl.resume(RUN, reward=…), or put it into a module and name it module:attr",
+        expected="the same object in this session",
+        hint="pass it again, as in agentrl.resume(RUN, reward=…), or move it to a module and name it module:attr",
     )
 
 
 def _hint(kind: Kind, name: str) -> str | None:
-    """Suggest the next step after an unknown name, which may be of another part of an algorithm."""
+    """Return a hint for an unknown name, which may be that of another part of an algorithm."""
     others = [other for other in ALGORITHM_PARTS if kind in ALGORITHM_PARTS and name in names(other)]
     if others:
-        return f"there is {'an' if others[0][0] in 'aeiou' else 'a'} {others[0]} of this name"
+        return f"{'an' if others[0][0] in 'aeiou' else 'a'} {others[0]} has this name"
     return did_you_mean(name, names(kind))
 
 
@@ -166,7 +166,7 @@ def load_module(name: str) -> ModuleType:
     """Import a module by its dotted name, or by the path of its file, as in ``./games/my_game.py``.
 
     Raises:
-        UsageError: it is missing, or needs a package that is.
+        UsageError: the module is missing, or needs a missing package.
     """
     if name.endswith(SOURCE_SUFFIX):
         return _load_file(Path(name).expanduser())
@@ -179,16 +179,16 @@ def load_module(name: str) -> ModuleType:
             f"cannot import {name}",
             got=f"no module {error.name}",
             expected="an importable module",
-            hint="run from the folder that holds the module, or install it",
+            hint="run from the folder that contains the module, or install it",
         ) from error
     except SystemExit as error:
-        raise UsageError(f"{name} ends the program when it is imported", got=f"sys.exit({error})") from error
+        raise UsageError(f"{name} exits the program when it is imported", got=f"sys.exit({error})") from error
 
 
 def _load_file(file: Path) -> ModuleType:
-    """Import a file under its own name, so that other processes find it by that name, too."""
+    """Import a file under its own name, by which other processes also find it."""
     if not file.is_file():
-        raise UsageError(f"there is no file {file}", got=f"the current folder {Path.cwd()}", expected="a Python file")
+        raise UsageError(f"no file {file}", got=f"the current folder {Path.cwd()}", expected="a Python file")
     if not file.stem.isidentifier():
         raise UsageError(f"{file} cannot be imported", got=f"the name {file.stem}", expected="letters, digits and _")
     folder = str(file.resolve().parent)
@@ -200,7 +200,7 @@ def _load_file(file: Path) -> ModuleType:
         raise UsageError(
             f"{file} has the name of another module",
             got=f"{file.stem} from {found or 'Python itself'}",
-            expected="a name of its own",
+            expected="a unique name",
             hint="rename the file",
         )
     return module
@@ -226,20 +226,20 @@ class Extra:
     """One of agentrl's extras."""
 
     name: str
-    """As in ``pip install "agentrl[NAME]"``."""
+    """Name in ``pip install "agentrl[NAME]"``."""
     module: str
-    """What cannot be imported where the extra is not installed: a top-level module."""
+    """Top-level module that the extra installs."""
 
     @property
     def is_installed(self) -> bool:
-        """True if its module is there; nothing is imported to find out."""
+        """True if the module can be found; imports nothing."""
         return importlib.util.find_spec(self.module) is not None
 
     def load(self, module: str | None = None) -> ModuleType:
-        """Import a module of the extra, by its dotted name; the extra's own when left out.
+        """Import a module of the extra by its dotted name; default: its top-level module.
 
         Raises:
-            UsageError: it is not installed, or lacks something itself.
+            UsageError: the extra is not installed, or one of its dependencies is missing.
         """
         try:
             return importlib.import_module(module or self.module)

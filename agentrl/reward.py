@@ -1,4 +1,4 @@
-"""Scoring: how the return of a finished episode is computed from what happened."""
+"""Scoring: computation of a finished episode's return."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
 ROUNDING = 1e-9
-"""Rewards that differ by less than this share of the largest of them are equal but for rounding."""
+"""Maximum relative difference of rewards, as a share of the largest, that counts as rounding."""
 
 LEAST_DIFFERENCE = 1e-12
-"""Rewards that differ by less than this are equal, too: what rounding leaves of sums that cancel."""
+"""Maximum absolute difference of rewards that counts as rounding, after sums that cancel."""
 
 
 def rewards_differ(rewards: Sequence[float]) -> bool:
-    """Return True if some rewards are further from the mean of all than rounding explains.
+    """Return True if some rewards differ from the mean by more than rounding.
 
     >>> rewards_differ([0.3, 0.1 + 0.2]), rewards_differ([0.7, 0.7, 0.7]), rewards_differ([0.0, 1.0])
     (False, False, True)
@@ -56,23 +56,23 @@ def rewards_differ(rewards: Sequence[float]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """A scorer's verdict."""
+    """Result of a scorer."""
 
     reward: float | None
-    """``None``: nothing can be said, the episode does not train."""
+    """Return of the episode; ``None`` if it cannot be scored, so that it is not trained on."""
     components: Mapping[str, float] = field(default_factory=dict)
 
 
 class Scorer(ABC):
-    """Scores finished episodes.
+    """Scorer of finished episodes.
 
-    An exception, or a reward that is no finite number, fails the episode as a failure of its environment does. Most
+    An exception, or a reward that is not a finite number, fails the episode like a failure of its environment. Most
     rewards are plain functions instead: see docs/reward-functions.md.
     """
 
     @property
     def definitions(self) -> Mapping[str, SourceLocation | None]:
-        """Places where the reward code is defined, by name; empty if the environment alone decides."""
+        """Locations of the reward code, by name; empty if only the environment gives rewards."""
         return {type(self).__name__: defined_in(self)}
 
     @abstractmethod
@@ -81,14 +81,14 @@ class Scorer(ABC):
 
 
 class GroupScorer(Scorer):
-    """Scores the finished episodes of a group together, by comparing them.
+    """Scorer that compares the finished episodes of a group.
 
-    It is called once per group, after the last episode has ended and before advantages are computed. Episodes that
-    infrastructure failed are left out. The messages of the episodes are gone by then: it reads their tokens and turns.
+    It is called once per group, after the last episode has ended and before advantages are computed. Episodes with
+    infrastructure failures are excluded. The episodes' messages are no longer available: it reads tokens and turns.
     """
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
-        """Raise `UsageError`: an episode alone has nothing to be compared with."""
+        """Raise `UsageError`, because a single episode cannot be compared."""
         raise no_group(self)
 
     @abstractmethod
@@ -97,45 +97,45 @@ class GroupScorer(Scorer):
 
 
 def no_group(scorer: Scorer) -> UsageError:
-    """Make the error of an episode that is not played in a group."""
+    """Return the error for an episode that is not played in a group."""
     return UsageError(
-        f"{type(scorer).__name__} compares the episodes of a group, and this episode is played alone",
+        f"{type(scorer).__name__} compares the episodes of a group, but this episode is not in a group",
         expected="at least 2 episodes of the same task: algorithm.group_size in training, samples in evaluations",
-        hint="agent.judge=null leaves out the judge where rewards are not needed, such as in agentrl sft",
+        hint="agent.judge=null removes the judge if rewards are not needed, such as in agentrl sft",
     )
 
 
 class EnvironmentReward(Scorer):
-    """The sum of the rewards that the environment gave: the default."""
+    """Default scorer: the sum of the environment's rewards."""
 
     @property
     def definitions(self) -> Mapping[str, SourceLocation | None]:
-        """No places: the environment alone decides."""
+        """No locations, because only the environment gives rewards."""
         return {}
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
-        """Sum of the turns' rewards."""
+        """Return the sum of the turns' rewards."""
         return Score(reward=trajectory.environment_reward)
 
 
 async def checked_score(scorer: Scorer, trajectory: Trajectory, task: Task) -> Score:
-    """Score an episode, and check what the scorer returned.
+    """Score an episode, and check the result.
 
     Raises:
-        RewardFailure: it raised, or returned no `Score` of finite numbers.
+        RewardFailure: the scorer raised, or did not return a `Score` with finite numbers.
     """
     place = defined_in(scorer)
     what = f"{with_location(type(scorer).__name__, place)} on task {task.id}"
     with failures_named(what, place, subject=type(scorer).__name__):
         score = await scorer.score(trajectory, task)
-    return _checked(score, what, scorer, trajectory)
+    return _check_score(score, what, scorer, trajectory)
 
 
 async def checked_group_scores(scorer: GroupScorer, trajectories: Sequence[Trajectory], task: Task) -> list[Score]:
-    """Score the episodes of a group, and check what the scorer returned.
+    """Score the episodes of a group, and check the results.
 
     Raises:
-        RewardFailure: it raised, or returned anything but one `Score` of finite numbers for each episode.
+        RewardFailure: the scorer raised, or did not return one `Score` with finite numbers for each episode.
     """
     place = defined_in(scorer)
     what = f"{with_location(type(scorer).__name__, place)} on task {task.id}"
@@ -143,12 +143,12 @@ async def checked_group_scores(scorer: GroupScorer, trajectories: Sequence[Traje
         scores = list(await scorer.score_group(trajectories, task))
         if len(scores) != len(trajectories):
             raise RewardFailure(f"{what} did not score each episode", got=len(scores), expected=len(trajectories))
-    return [_checked(score, what, scorer, of) for score, of in zip(scores, trajectories, strict=True)]
+    return [_check_score(score, what, scorer, of) for score, of in zip(scores, trajectories, strict=True)]
 
 
-def _checked(score: Score, what: str, scorer: Scorer, trajectory: Trajectory) -> Score:
+def _check_score(score: Score, what: str, scorer: Scorer, trajectory: Trajectory) -> Score:
     if not isinstance(score, Score):
-        raise _located(
+        raise _add_location(
             RewardFailure(
                 f"{what} did not return a score",
                 got=f"{type(score).__name__} {shortened(score)}",
@@ -161,11 +161,11 @@ def _checked(score: Score, what: str, scorer: Scorer, trajectory: Trajectory) ->
     for name, value in {**given, **score.components}.items():
         if bounded_reward(value) is None:
             environment = trajectory.environment
-            raise _located(
+            raise _add_location(
                 RewardFailure(
-                    f"{what} gave a {name} that is no reward",
+                    f"{what} gave an invalid {name}",
                     got=f"{type(value).__name__} {shortened(value)} (environment {environment})",
-                    expected=f"{A_REWARD}, or None as the reward when nothing can be said",
+                    expected=f"{A_REWARD}, or None as the reward of an episode that cannot be scored",
                     hint=f"see agentrl env check {shlex.quote(environment)}"
                     if isinstance(scorer, EnvironmentReward)
                     else None,
@@ -181,17 +181,17 @@ def _checked(score: Score, what: str, scorer: Scorer, trajectory: Trajectory) ->
 
 @contextmanager
 def failures_named(what: str, definition: SourceLocation | None, *, subject: str) -> Iterator[None]:
-    """Turn whatever a user's function raises into a failure that names it, and the line of its file.
+    """Convert any exception of a user's function to a failure that names the function and the line.
 
     Args:
-        what: What failed, for the message.
-        definition: Of the function, where it is known.
-        subject: Who failed, in words that do not differ from episode to episode.
+        what: Description of the call, for the message.
+        definition: Location of the function, if known.
+        subject: Name of the function, the same for all episodes.
     """
     try:
         yield
     except RewardFailure as failure:
-        _located(failure, definition, subject)
+        _add_location(failure, definition, subject)
         raise
     except (UsageError, InfrastructureError, BudgetSpent, asyncio.CancelledError):
         raise
@@ -202,18 +202,18 @@ def failures_named(what: str, definition: SourceLocation | None, *, subject: str
         where = raised_in(error, file) or raised_in(error)
         own = RewardFailure(f"{what} failed", got=described_error(error), hint=where)
         own.place = raised_at(error, file)
-        raise _located(own, definition, subject) from error
+        raise _add_location(own, definition, subject) from error
 
 
-def _located(failure: RewardFailure, definition: SourceLocation | None, subject: str) -> RewardFailure:
-    """Add whose failure it is, and where it is defined, as far as that is not known better."""
+def _add_location(failure: RewardFailure, definition: SourceLocation | None, subject: str) -> RewardFailure:
+    """Set the subject and the place of a failure, if they are not set."""
     failure.subject = failure.subject or subject
     failure.place = failure.place or definition
     return failure
 
 
 def defined_in(function: Any) -> SourceLocation | None:
-    """Find the line where a function, or the class of an object, is defined; ``None`` where it is not known."""
+    """Return the line that defines a function, or the class of an object; ``None`` if it is not known."""
     target = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
     found: Any = target if inspect.isclass(target) or hasattr(target, "__code__") else type(target)
     return _place(found)
@@ -225,7 +225,7 @@ def _place(target: Any) -> SourceLocation | None:
         return SourceLocation(code.co_filename, code.co_firstlineno)
     try:
         file, line = inspect.getsourcefile(target), inspect.getsourcelines(target)[1]
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # no file, or another one than was run
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # no file, or a file that has changed
         return None
     return None if file is None else SourceLocation(file, line)
 

@@ -1,4 +1,4 @@
-"""The experts of a mixture model that tokens were routed to, as engines report them and the ledger stores them."""
+"""Experts of a mixture-of-experts model to which tokens were routed, in engines' reports and in the ledger."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import numpy.typing as npt
 from agentrl.errors import LedgerError
 
 RoutedExperts = npt.NDArray[np.unsignedinteger[Any]]
-"""uint8 or uint16 [tokens, layers x chosen]."""
+"""Indices of experts: uint8 or uint16 [tokens, layers x chosen]."""
 
 
 def small(experts: npt.NDArray[np.integer[Any]]) -> RoutedExperts:
-    """Return the same non-negative numbers in as few bytes as they need."""
+    """Convert non-negative indices to the smallest integer type that holds them."""
     return experts.astype(np.uint8 if experts.max(initial=0) <= np.iinfo(np.uint8).max else np.uint16)
 
 
-def joined(first: RoutedExperts | None, second: RoutedExperts | None) -> RoutedExperts | None:
-    """Join the routed experts of tokens and of those that follow them."""
+def concatenate(first: RoutedExperts | None, second: RoutedExperts | None) -> RoutedExperts | None:
+    """Concatenate the routed experts of consecutive tokens."""
     if first is None or second is None:
         return second if first is None else first
     if first.shape[1] != second.shape[1]:
@@ -35,7 +35,7 @@ def joined(first: RoutedExperts | None, second: RoutedExperts | None) -> RoutedE
 
 
 def routed_experts_record(start: int, routed_experts: RoutedExperts) -> dict[str, Any]:
-    """Return the routed experts of the tokens from an index on as plain JSON types."""
+    """Return the routed experts of tokens from an index on as plain JSON types."""
     return {
         "start": start,
         "shape": list(routed_experts.shape),
@@ -45,7 +45,7 @@ def routed_experts_record(start: int, routed_experts: RoutedExperts) -> dict[str
 
 
 def routed_experts_from_record(record: Mapping[str, Any]) -> RoutedExperts:
-    """Restore what `routed_experts_record` was given."""
+    """Restore routed experts from `routed_experts_record`."""
     data = zlib.decompress(base64.b64decode(record["data"]))
     found: RoutedExperts = np.frombuffer(data, dtype=record["type"]).reshape(record["shape"])
     return found

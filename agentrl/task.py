@@ -1,4 +1,4 @@
-"""Tasks: what an episode is about, and where tasks come from."""
+"""Tasks of episodes, and task sources."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from agentrl.message import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One row: everything that is needed to start an episode, and to start the same one again."""
+    """A task: all data to start an episode, and to start the same one again."""
 
     id: str
     environment: str
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     prompt: str | None = None
-    """Text put before the first observation; of `messages`, their texts."""
+    """Text before the first observation; if there are `messages`, their texts."""
     messages: tuple[Message, ...] = ()
-    """The prompt as messages, of which the last is the user's: the conversation begins with them."""
+    """Prompt as messages, with which the conversation begins; the last one is the user's."""
     ground_truth: Any = None
-    """For reward functions; never shown to the policy."""
+    """Correct answer, for reward functions; never shown to the policy."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Other columns of its row, for reward functions; never shown to the policy."""
+    """Other columns of the task's row, for reward functions; never shown to the policy."""
     type: str | None = None
     """Kind of task, for tables per type."""
     max_turns: int | None = None
-    """Turns of its episodes, where they are fewer than the agent's."""
+    """Maximum number of turns, if lower than the agent's."""
 
 
 @runtime_checkable
@@ -46,9 +46,9 @@ class TaskSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SeedTasks:
-    """Tasks that differ in their seed only: the default for a plain Gymnasium environment.
+    """Tasks that differ only in their seed: the default for a plain Gymnasium environment.
 
-    Splits cannot overlap: each owns its own range of `SPLIT_SIZE` seeds.
+    Splits do not overlap: each has its own range of `SPLIT_SIZE` seeds.
     """
 
     environment: str
@@ -76,12 +76,12 @@ class SeedTasks:
 
 
 def seed_tasks(environment: str, split: str, **_options: Any) -> SeedTasks:
-    """Make `SeedTasks` in the shape of a spec's task source; the environment's options are ignored."""
+    """Return `SeedTasks`, with the signature of a spec's task source; the environment's options are ignored."""
     return SeedTasks(environment, split)
 
 
 class TaskCursor:
-    """Walks a source in a new random order each epoch (in its own order without `shuffle`); can be saved exactly."""
+    """Iterator over a source in a new random order each epoch (in its own order without `shuffle`), with a state."""
 
     def __init__(self, source: TaskSource, *, seed: int, shuffle: bool = True) -> None:
         if len(source) == 0:
@@ -94,15 +94,15 @@ class TaskCursor:
         self._order: Sequence[int] = ()
 
     def next(self) -> Task:
-        """Return the next task; endless."""
+        """Return the next task; never ends."""
         self.position += 1
         return self.at(self.position - 1)
 
     def at(self, position: int) -> Task:
-        """Return the task at a position of the endless order; the cursor stays where it is."""
+        """Return the task at a position of the endless order, without moving the cursor."""
         epoch, offset = divmod(position, len(self.source))
         if self.shuffle and epoch != self._epoch:
-            self._epoch, self._order = epoch, _shuffled(self.seed, epoch, len(self.source))
+            self._epoch, self._order = epoch, _shuffle(self.seed, epoch, len(self.source))
         return self.source[self._order[offset] if self.shuffle else offset]
 
     @property
@@ -111,11 +111,11 @@ class TaskCursor:
         return self.position / len(self.source)
 
     def state_dict(self) -> dict[str, int]:
-        """Return what `load_state_dict` needs."""
+        """Return the state for `load_state_dict`."""
         return {"position": self.position, "seed": self.seed, "size": len(self.source)}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where another cursor over the same source stopped."""
+        """Continue at the position of another cursor over the same source."""
         if (state["seed"], state["size"]) != (self.seed, len(self.source)):
             raise UsageError(
                 "the saved task cursor belongs to another task source",
@@ -126,7 +126,7 @@ class TaskCursor:
 
 
 @functools.lru_cache(maxsize=4)
-def _shuffled(seed: int, epoch: int, size: int) -> Sequence[int]:
+def _shuffle(seed: int, epoch: int, size: int) -> Sequence[int]:
     """Return the order of an epoch; cached, because shuffling 100,000 tasks takes 0.05 s."""
     order = array("q", range(size))
     random.Random(f"{seed}/{epoch}").shuffle(order)

@@ -11,14 +11,13 @@ Args:
         return (low + high) // 2
 
 The JSON schema comes from the signature and the docstring, in Google's, NumPy's or Sphinx's style. A stateful tool is a
-class with ``__call__``; one object is made per episode, and ``async with`` opens and closes it when it defines that.
-The arguments of its constructor are options, which a config gives. A parameter of the type `ToolContext` or
-`agentrl.sandbox.Sandbox` is filled in by the runtime, and hidden from the policy.
+class with ``__call__``; one object is created per episode, and opened and closed as an asynchronous context manager if
+it is one. The arguments of its constructor are options in a config. Parameters with the type `ToolContext` or
+`agentrl.sandbox.Sandbox` are filled in by the runtime, and hidden from the policy.
 
-An error that the policy can fix is a `ToolError`, whose text it reads; a tool that raises anything else has failed
-itself, and the policy reads a short notice while the error is counted. Infrastructure errors pass.
-
-- Keeps what a tool raises from stopping more than its call: the program, the event loop, or the episode's task.
+A `ToolError` is an error that the policy can fix, and whose text it reads. If a tool raises anything else, the policy
+reads a short notice, and the error is counted. Infrastructure errors are passed on. An exception of a tool ends only
+its call, not the program, the event loop or the episode's task.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ from agentrl.tool_value import MOST_PARTS, as_json, as_text
 
 T = TypeVar("T")
 GRACE_S = 1.0
-"""Seconds that a call which is cancelled has to end; then it is left behind."""
+"""Seconds for a cancelled call to end, before it is abandoned."""
 
 
 class ToolFault(Exception):
-    """A tool raised `cause`, which means something to Python or to the event loop."""
+    """An exception of a tool, `cause`, that has a meaning for Python or the event loop."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(f"{type(cause).__name__}: {cause}")
@@ -66,11 +65,11 @@ class ToolFault(Exception):
 
 
 @contextmanager
-def contained() -> Iterator[None]:
-    """Run a tool in the event loop or a thread. A cancellation of the task that runs it passes, and so does Ctrl-C.
+def contain_exceptions() -> Iterator[None]:
+    """Contain the exceptions of a tool; a cancellation of the running task and Ctrl-C pass.
 
     Raises:
-        ToolFault: the tool raised what would stop more than its call, such as ``SystemExit``.
+        ToolFault: the tool raised an exception that would stop more than its call, such as ``SystemExit``.
     """
     task = running_task()
     try:
@@ -91,15 +90,15 @@ _AWAITABLES = (Awaitable, Coroutine, asyncio.Future, asyncio.Task)
 
 
 def _is_async(function: Callable[..., Any], result: Any) -> bool:
-    """Return True if calling a function gives an awaitable, as far as it and the hint of its result tell."""
+    """Return True if a function returns an awaitable, according to its kind and its type hint."""
     inner = inspect.unwrap(inner_function(function))
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(inner):
         return True
     return get_origin(result) in _AWAITABLES or result in _AWAITABLES
 
 
-async def _awaited(value: Any) -> Any:
-    """Return what a value stands for: an awaitable of any kind is awaited, an async iterator read to its end."""
+async def _resolve(value: Any) -> Any:
+    """Return the final value: awaitables of any kind are awaited, and async iterators read to their end."""
     for _ in range(MOST_AWAITED):
         if isinstance(value, concurrent.futures.Future):
             value = asyncio.wrap_future(value)
@@ -112,7 +111,7 @@ async def _awaited(value: Any) -> Any:
 
 
 async def _all_parts(parts: AsyncIterator[Any]) -> list[Any]:
-    """Read an async iterator to its end, or to more parts than are shown."""
+    """Read an async iterator to its end, or until it has more parts than are shown."""
     found: list[Any] = []
     async for part in parts:
         found.append(part)
@@ -122,18 +121,18 @@ async def _all_parts(parts: AsyncIterator[Any]) -> list[Any]:
 
 
 def _read_out(call: Callable[[], Any]) -> Any:
-    """Call, and read an iterator to its end, which may take as long as the call itself."""
+    """Call a function, and read an iterator that it returns to its end, which may be slow."""
     value = call()
     return as_json(value) if isinstance(value, Iterator) and not inspect.isawaitable(value) else value
 
 
 def _contained_call(call: Callable[[], T]) -> T:
-    with contained():
+    with contain_exceptions():
         return call()
 
 
 async def ended_in_time(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. When this task is cancelled, the work is too, and its result is ignored."""
+    """Return the result of `work`. If this task is cancelled, `work` is cancelled too, and its result is ignored."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait({task})
@@ -153,42 +152,42 @@ def _look_at(task: asyncio.Task[Any]) -> None:
 F = TypeVar("F", bound=Callable[..., Any])
 _WHOLE = ("max_tokens", "max_concurrent")
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""Names that OpenAI-style services accept."""
+"""Pattern of names that OpenAI-style services accept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRules:
-    """Rules by which calls of a tool are carried out."""
+    """Rules for the calls of a tool."""
 
     stop: bool = False
-    """A call ends the episode (`Outcome.STOPPED_BY_TOOL`)."""
+    """True if a call ends the episode (`Outcome.STOPPED_BY_TOOL`)."""
     inline: bool = False
-    """A synchronous function runs in the event loop instead of a thread; only for code that takes well under a
+    """True if a synchronous function runs in the event loop instead of a thread; only for code that takes well under a
     millisecond."""
     parallel: bool = False
-    """May run while other calls of the same answer run; else calls wait for each other."""
+    """True if a call may run concurrently with other calls of the same answer; otherwise calls run one by one."""
     pure: bool = False
-    """The result depends on the arguments alone: it is kept, and calls are parallel."""
+    """True if the result depends only on the arguments: results are cached, and calls are parallel."""
     timeout_s: float | None = None
-    """Deadline of a call; ``agent.tool_timeout_s`` when left out."""
+    """Seconds before a call times out; default ``agent.tool_timeout_s``."""
     max_tokens: int | None = None
-    """Maximum length of a result, if below ``agent.max_observation_tokens``; longer ones are cut, visibly."""
+    """Maximum length of a result, if below ``agent.max_observation_tokens``; longer ones are cut, with a mark."""
     max_concurrent: int | None = None
-    """Maximum number of calls at once, over all episodes of the run."""
+    """Maximum number of concurrent calls, over all episodes of the run."""
     max_per_second: float | None = None
-    """Maximum number of calls that begin in a second, over all episodes."""
+    """Maximum number of calls that start per second, over all episodes."""
 
     def __post_init__(self) -> None:
         for name in ("stop", "inline", "parallel", "pure"):
             if not isinstance(getattr(self, name), bool):
-                raise UsageError(f"a tool's {name} is not understood", got=repr(getattr(self, name)), expected="a bool")
+                raise UsageError(f"a tool's {name} is not valid", got=repr(getattr(self, name)), expected="a bool")
         if self.stop and (self.parallel or self.pure):
             raise UsageError("a tool that ends the episode cannot be parallel or pure", got="stop=True")
         for name in ("timeout_s", "max_tokens", "max_concurrent", "max_per_second"):
             value, kinds = getattr(self, name), (int,) if name in _WHOLE else (int, float)
             if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
                 expected = "a whole number" if name in _WHOLE else "a number"
-                raise UsageError(f"a tool's {name} is not understood", got=repr(value), expected=expected)
+                raise UsageError(f"a tool's {name} is not valid", got=repr(value), expected=expected)
             if value is not None and not value > 0:
                 raise UsageError(f"a tool's {name} is too small", got=value, expected="more than 0")
 
@@ -197,8 +196,8 @@ class ToolRules:
         """True if calls may overlap."""
         return self.parallel or self.pure
 
-    def changed(self) -> dict[str, Any]:
-        """The rules that are not the default, by name."""
+    def non_defaults(self) -> dict[str, Any]:
+        """Return the rules with other values than the default, by name."""
         values = {rule.name: (getattr(self, rule.name), rule.default) for rule in dataclasses.fields(self)}
         return {name: value for name, (value, default) in values.items() if value != default}
 
@@ -221,22 +220,22 @@ class ToolResult:
     """Result of a tool with more than a plain value: ``ToolResult("3 rows", reward=0.1, metrics={"rows": 3})``."""
 
     value: Any
-    """What the policy reads: a text, or a value that is written as JSON (see `agentrl.tool_value`)."""
+    """Value for the policy: a text, or a value that is converted to JSON (see `agentrl.tool_value`)."""
     _: dataclasses.KW_ONLY
     reward: float = 0.0
-    """Added to the turn that called, and to the reward component ``tool/NAME``."""
+    """Reward, which is added to the calling turn, and to the reward component ``tool/NAME``."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Added to the trajectory's metrics as ``tool/NAME/METRIC``."""
+    """Metrics, which are added to the trajectory's as ``tool/NAME/METRIC``."""
     stop: bool = False
-    """The call ends the episode, whatever the tool's rules say."""
+    """True if the call ends the episode, independent of the tool's rules."""
 
     @property
     def text(self) -> str:
-        """The value as the policy reads it; lone surrogates are replaced."""
+        """Text of the value for the policy; lone surrogates are replaced."""
         return as_text(self.value)
 
-    def checked(self, tool: str) -> ToolResult:
-        """Return this result with its value as JSON and its numbers as floats.
+    def normalize(self, tool: str) -> ToolResult:
+        """Return this result with a JSON value, and with numbers as floats.
 
         Raises:
             EnvironmentFailure: a number is not finite.
@@ -252,21 +251,21 @@ class ToolResult:
 
 
 class ToolContext(ABC):
-    """Interface of the calling episode for a tool: a parameter of this type is filled in."""
+    """Interface of the calling episode for a tool; the runtime fills in parameters with this type."""
 
     provided_as: ClassVar[str] = "context"
     task_id: str
     seed: int
-    """Of the episode's task."""
+    """Seed of the episode's task."""
     timeout_s: float
 
     @abstractmethod
     async def act(self, action: str) -> str:
-        """Take an action in the environment on the policy's behalf; return what the environment says."""
+        """Take an action in the environment for the policy; return the observation."""
 
     @abstractmethod
     async def shared(self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """Return what tools of one episode share: entered for the first that asks, left when the episode ends."""
+        """Return an object that the tools of one episode share, created at the first call and closed at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,29 +277,32 @@ class ToolDependencies:
 
 
 class Tool:
-    """A tool as the runtime sees it. Made by `tool`; still callable like the function it wraps."""
+    """A tool for the runtime, created by `tool`; callable like the function that it wraps."""
 
     def __init__(self, target: Callable[..., Any], *, name: str | None = None, **declared: Unpack[ToolOptions]) -> None:
         if not callable(target):
-            raise UsageError("this cannot be a tool", got=repr(target), expected="a function, or a class with __call__")
+            raise UsageError("not a valid tool", got=repr(target), expected="a function, or a class with __call__")
         self.target = target
         self.name = _name_of(target) if name is None else name
         if not TOOL_NAME.fullmatch(self.name):
-            hint = "give it another: agentrl.tool(name=…)"
+            hint = "set another one: agentrl.tool(name=…)"
             raise UsageError(
-                "a tool's name", got=repr(self.name), expected="1 to 64 letters, digits, _ and -", hint=hint
+                "a tool's name is not valid",
+                got=repr(self.name),
+                expected="1 to 64 letters, digits, _ and -",
+                hint=hint,
             )
         self.rules = ToolRules(**_known_rules(self.name, declared))
         self.options: Mapping[str, Any] = {}
         functools.update_wrapper(self, target, updated=())
-        if not (told := documentation(self._function)):
+        if not (text := documentation(self._function)):
             raise UsageError(
                 f"tool {self.name} has no docstring",
                 expected="one sentence, then an Args: section with a line per argument",
-                hint="the policy reads it to learn what the tool does",
+                hint="the policy reads it as the tool's description",
             )
         if not inspect.isclass(target):
-            self.__doc__ = told
+            self.__doc__ = text
         inner = inner_function(self._function)
         if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
             raise UsageError(
@@ -310,18 +312,18 @@ class Tool:
             )
         self._arguments = Arguments(f"tool {self.name}", self._function)
         if self.rules.pure and self.is_stateful:
-            raise UsageError(f"tool {self.name} has a state, and cannot be pure", expected="a function")
+            raise UsageError(f"tool {self.name} is stateful and cannot be pure", expected="a function")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the wrapped function, as if it were not a tool."""
+        """Call the wrapped function directly."""
         return self.target(*args, **kwargs)
 
     open_deadline_s: ClassVar[float | None] = None
-    """Deadline of `open` where missing it is the machinery's failure; ``None``: opening is part of the first call."""
+    """Seconds before a timeout of `open` is an infrastructure failure; ``None`` if it is part of the first call."""
 
     @property
     def is_stateful(self) -> bool:
-        """True if each episode gets its own object."""
+        """True if each episode has its own object."""
         return inspect.isclass(self.target)
 
     @property
@@ -332,11 +334,11 @@ class Tool:
     @property
     def needs_sandbox(self) -> bool:
         """True if a parameter is the episode's sandbox."""
-        return any("sandbox" in part.provided.values() for part in (self._arguments, self._options) if part)
+        return any("sandbox" in part.provided_parameters.values() for part in (self._arguments, self._options) if part)
 
     @functools.cached_property
     def _function(self) -> Callable[..., Any]:
-        """Return the described function: the target, or the class's ``__call__`` without ``self``."""
+        """Function of the tool: the target, or the class's ``__call__`` without ``self``."""
         if not inspect.isclass(self.target):
             return self.target
         method = inspect.getattr_static(self.target, "__call__", None)
@@ -351,31 +353,31 @@ class Tool:
 
     @functools.cached_property
     def schema(self) -> dict[str, Any]:
-        """The tool as chat templates and OpenAI-style services describe it."""
+        """Schema of the tool for chat templates and OpenAI-style services."""
         return self._arguments.schema(self.name)
 
     @functools.cached_property
     def _options(self) -> Arguments | None:
-        """The arguments of a stateful tool's constructor."""
+        """Arguments of a stateful tool's constructor."""
         constructor = inspect.getattr_static(self.target, "__init__", None) if self.is_stateful else None
         if not inspect.isfunction(constructor):
             return None
         return Arguments(f"tool {self.name}", types.MethodType(constructor, self))
 
     def with_options(self, options: Mapping[str, Any]) -> Tool:
-        """Return the tool with more arguments for its constructor, which may check them.
+        """Return the tool with additional arguments for its constructor, which may check them.
 
         Raises:
-            ConfigError: the tool does not take them, or needs more.
+            ConfigError: the tool does not accept them, or needs more.
         """
         if self._options is None and options:
-            raise ConfigError(f"tool {self.name} has no options", got=", ".join(options), expected="its name alone")
+            raise ConfigError(f"tool {self.name} has no options", got=", ".join(options), expected="only its name")
         try:
             checked = {} if self._options is None else self._options.read({**self.options, **options})
         except WrongArguments as error:
-            expected = "no options" if self._options is None else self._options.described()
+            expected = "no options" if self._options is None else self._options.describe()
             raise ConfigError(f"options of tool {self.name} do not fit: {error}", expected=expected) from error
-        if options and self._options is not None and not self._options.provided:
+        if options and self._options is not None and not self._options.provided_parameters:
             self.target(**checked)
         made = copy.copy(self)
         made.options = checked
@@ -385,21 +387,25 @@ class Tool:
         """Return the tool with some rules replaced."""
         for name, value in changes.items():
             if not isinstance(value, int | float) or isinstance(value, bool):
-                raise ConfigError(f"{name} of tool {self.name} is no number", got=repr(value))
+                raise ConfigError(f"{name} of tool {self.name} is not a number", got=repr(value))
         made = copy.copy(self)
         made.rules = dataclasses.replace(self.rules, **changes)
         return made
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments in their declared types; a `ToolError` names each wrong one for the policy."""
+        """Return the arguments in their declared types.
+
+        Raises:
+            ToolError: wrong arguments; the message names each of them for the policy.
+        """
         try:
             return self._arguments.read(arguments)
         except WrongArguments as error:
-            expected = self._arguments.described()
+            expected = self._arguments.describe()
             raise ToolError(f"wrong arguments for {self.name}: {error}; it takes: {expected}") from error
 
     async def open(self, stack: AsyncExitStack, provisions: ToolDependencies | None = None) -> Callable[..., Any]:
-        """Return the object that an episode calls: the function, or this episode's own object, entered on `stack`."""
+        """Return the callable of an episode: the function, or the episode's object, entered on `stack`."""
         provisions = provisions or ToolDependencies()
         called = self._provide(self._arguments, provisions)
         if not self.is_stateful:
@@ -410,39 +416,39 @@ class Tool:
         return functools.partial(made, **called) if called else made
 
     def _provide(self, arguments: Arguments, provisions: ToolDependencies) -> dict[str, Any]:
-        provided = {name: getattr(provisions, what) for name, what in arguments.provided.items()}
-        for name, what in arguments.provided.items():
+        provided = {name: getattr(provisions, what) for name, what in arguments.provided_parameters.items()}
+        for name, what in arguments.provided_parameters.items():
             if provided[name] is None:
                 hint = "set agent.sandbox={type: local}" if what == "sandbox" else "call it in an episode"
-                raise UsageError(f"tool {self.name} needs a {what}, and there is none", hint=hint)
+                raise UsageError(f"tool {self.name} needs a {what}, which is missing", hint=hint)
         return provided
 
     async def run(self, bound: Callable[..., Any], checked: Mapping[str, Any]) -> ToolResult:
-        """Call what `open` gave with arguments that `validate` gave.
+        """Call the result of `open` with arguments from `validate`.
 
         Raises:
-            ToolError: the tool says so.
-            EnvironmentFailure: its reward or a metric is no finite number.
-            ToolFault: it raised what would stop more than the call.
+            ToolError: raised by the tool.
+            EnvironmentFailure: the reward or a metric is not a finite number.
+            ToolFault: the tool raised an exception that would stop more than the call.
         """
         call = functools.partial(bound, **checked)
-        with contained():
+        with contain_exceptions():
             if self._runs_in_loop:
                 value = call()
             else:
                 value = await asyncio.to_thread(_contained_call, functools.partial(_read_out, call))
-            value = await _awaited(value)
-            return (value if isinstance(value, ToolResult) else ToolResult(value)).checked(self.name)
+            value = await _resolve(value)
+            return (value if isinstance(value, ToolResult) else ToolResult(value)).normalize(self.name)
 
     async def call(self, bound: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-        """Validate the arguments, call, and return the result as text for the policy; `ToolError` as in `run`."""
+        """Validate the arguments, call the tool, and return the result as text for the policy; raises as `run`."""
         return (await self.run(bound, self.validate(arguments))).text
 
 
 class Toolset(ABC):
-    """Several tools that become known at run time, such as those of an MCP server.
+    """Several tools that are known only at run time, such as those of an MCP server.
 
-    One object serves a run; the arguments of the constructor are the options that a config gives.
+    One object is used for the whole run; the arguments of the constructor are options in a config.
     """
 
     @abstractmethod
@@ -451,7 +457,7 @@ class Toolset(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Release what `tools` needed; idempotent. No episode may be running."""
+        """Release all resources; idempotent. No episode may be running."""
 
 
 @overload
@@ -461,12 +467,12 @@ def tool(*, name: str | None = None, **declared: Unpack[ToolOptions]) -> Callabl
 def tool(
     target: F | None = None, /, *, name: str | None = None, **declared: Unpack[ToolOptions]
 ) -> Tool | Callable[[F], Tool]:
-    """Make a tool of a typed function (or of a class with ``__call__``) that has a docstring.
+    """Create a tool from a typed function (or a class with ``__call__``) with a docstring.
 
     Args:
         target: The function or class.
-        name: Name that the policy uses; the function's own by default.
-        declared: How calls are carried out: the fields of `ToolRules`.
+        name: Name for the policy; default: the function's name.
+        declared: Rules for calls: the fields of `ToolRules`.
 
     Raises:
         UsageError: no docstring, or rules that contradict each other.

@@ -1,4 +1,4 @@
-r"""What a docstring says about a function and its parameters, in Google's, NumPy's or Sphinx's style.
+r"""Descriptions of a function and its parameters in a docstring, in Google's, NumPy's or Sphinx's style.
 
 >>> read_docstring("Add.\n\nArgs:\n    a (int): The first.\n\nReturns:\n    The sum.")
 Docstring(description='Add.', parameters={'a': 'The first.'})
@@ -20,13 +20,13 @@ _OTHERS = {
     *("attributes", "methods", "examples", "example", "notes", "note", "see also", "references", "todo"),
 }
 _ENDING = _OF_PARAMETERS | {"returns", "return", "raises", "raise", "yields", "yield"}
-"""Sections after which nothing belongs to the description."""
+"""Sections that end the description."""
 _GOOGLE = re.compile(r"(?:[-*+]\s+)?[`*]{0,2}(\w+)[`*]{0,2}\s*(?:\(.*?\))?\s*:(?!:)\s*(.*)")
-"""An entry of Google's style: ``name (type): what it is``, also as a list of Markdown."""
+"""An entry in Google's style: ``name (type): what it is``, also as a Markdown list."""
 _NUMPY = re.compile(r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?")
-"""An entry of NumPy's style, without its description: ``name : type``."""
+"""An entry in NumPy's style, without its description: ``name : type``."""
 _FIELD = re.compile(r"[:@](\w+)(?:\s+([^:]*?))?:(?:\s+(.*))?$")
-"""A field of Sphinx's or Epydoc's style: ``:param name: what it is``."""
+"""A field in Sphinx's or Epydoc's style: ``:param name: what it is``."""
 _PARAMETER_FIELDS = {"param", "parameter", "arg", "argument", "key", "keyword"}
 
 
@@ -35,13 +35,13 @@ class Docstring:
     """The parts of a docstring that describe a tool."""
 
     description: str
-    """What the function does: the text before its sections."""
+    """Description of the function: the text before the sections."""
     parameters: dict[str, str]
-    """What each parameter is, in one line."""
+    """Description of each parameter, in one line."""
 
 
 def read_docstring(text: str) -> Docstring:
-    """Read a docstring; sections of any of the styles are understood, also mixed."""
+    """Parse a docstring with sections in any of the styles, also mixed."""
     lines = inspect.cleandoc(text).expandtabs().splitlines()
     parameters: dict[str, list[str]] = {}
     end = len(lines)
@@ -106,7 +106,7 @@ def _google_entries(lines: Sequence[str]) -> Iterator[Entry]:
 
 
 def _numpy_entries(lines: Sequence[str], header: int) -> Iterator[Entry]:
-    """Yield the entries of an underlined section, whose header stands `header` characters from the left."""
+    """Yield the entries of an underlined section whose header is indented by `header` characters."""
     parts: list[str] = []
     for number, line in enumerate(lines):
         if not line.strip():
@@ -122,7 +122,7 @@ def _numpy_entries(lines: Sequence[str], header: int) -> Iterator[Entry]:
 
 
 def _field_entries(lines: Sequence[str]) -> Iterator[Entry]:
-    """Yield the parameters that fields describe; a blank line ends a field."""
+    """Yield the parameters that are described by fields; a blank line ends a field."""
     parts: list[str] = []
     for line in lines:
         field = _FIELD.fullmatch(line.strip()) if _indent(line) == 0 else None

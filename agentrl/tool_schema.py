@@ -1,4 +1,4 @@
-"""The arguments of a tool: described as a JSON schema, and read from what a policy or a config wrote.
+"""The arguments of a tool: their JSON schema, and their validation for a policy or a config.
 
 The description of an argument comes from the docstring (`agentrl.tool_docstring`) or from its type, as in
 ``Annotated[int, "Smallest candidate."]`` and ``Annotated[int, Field(description=...)]``.
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 DEEPEST = 64
-"""Maximum nesting of lists and objects in arguments: Python itself gives up at some hundreds."""
+"""Maximum nesting of lists and objects in arguments; Python's own limit is some hundreds."""
 _EXPECTED = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
@@ -61,17 +61,17 @@ _EXPECTED = {
 
 
 class WrongArguments(Exception):
-    """Values that do not fit; the message names each of them and what would be right."""
+    """Invalid values of arguments; the message names each of them and the expected type."""
 
 
 class Arguments:
     """The parameters of a function, without those that the runtime fills in.
 
-    `owner` names them in messages: ``tool midpoint``. A bound method stands for its function without ``self``, and a
-    `functools.partial` for its function without the arguments that it gives.
+    `owner` names the function in messages: ``tool midpoint``. ``self`` of a bound method and the arguments that a
+    `functools.partial` sets are not included.
 
     Raises:
-        UsageError: the function takes any number of arguments, or some by position only.
+        UsageError: the function has variadic or positional-only parameters.
     """
 
     def __init__(self, owner: str, function: Callable[..., Any]) -> None:
@@ -87,7 +87,7 @@ class Arguments:
 
     @functools.cached_property
     def hints(self) -> Mapping[str, Any]:
-        """The type of every parameter that has one."""
+        """Types of the parameters that have one."""
         try:
             return _annotations(self._function, of_result=False)
         except Exception as error:
@@ -99,25 +99,25 @@ class Arguments:
 
     @property
     def result(self) -> Any:
-        """The type of the function's result; ``None`` if it has none that can be read."""
+        """Type of the function's result; ``None`` if it has none or it cannot be evaluated."""
         try:
             return _annotations(self._function, of_result=True).get("return")
-        except Exception:  # a type hint that only type checkers know: the result may be anything
+        except Exception:  # a type hint only for type checkers: the result may be anything
             return None
 
     @functools.cached_property
-    def provided(self) -> Mapping[str, str]:
-        """The parameters that the runtime fills in, with the ``provided_as`` of their types."""
+    def provided_parameters(self) -> Mapping[str, str]:
+        """Parameters that the runtime fills in, with the ``provided_as`` of their types."""
         found = {name: getattr(hint, "provided_as", None) for name, hint in self.hints.items()}
         return {name: what for name, what in found.items() if isinstance(what, str)}
 
     @functools.cached_property
     def _own(self) -> tuple[inspect.Parameter, ...]:
-        return tuple(p for p in _parameters(self._function) if p.name not in self.provided)
+        return tuple(p for p in _parameters(self._function) if p.name not in self.provided_parameters)
 
     @property
     def names(self) -> list[str]:
-        """The arguments that may be given."""
+        """Names of the arguments."""
         return [parameter.name for parameter in self._own]
 
     @functools.cached_property
@@ -127,9 +127,9 @@ class Arguments:
         fields: dict[str, Any] = {}
         for number, parameter in enumerate(self._own):
             default = ... if parameter.default is parameter.empty else parameter.default
-            # a name of the user's could be one of the model's own: it is only an alias
+            # a user's name could conflict with an attribute of the model, so it is only an alias
             fields[f"argument_{number}"] = (
-                _supported(self.hints.get(parameter.name, Any)),
+                _supported_type(self.hints.get(parameter.name, Any)),
                 Field(default, alias=parameter.name),
             )
         settings = ConfigDict(
@@ -141,36 +141,36 @@ class Arguments:
             raise UsageError(
                 f"{self.owner} has an argument of a type that cannot be checked",
                 got=str(error).partition("\n")[0],
-                expected="types that pydantic knows",
+                expected="types that pydantic supports",
             ) from error
 
     def read(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments with their types, defaults included.
+        """Return the arguments in their types, defaults included.
 
-        A list or an object may come as JSON text, a number as text or text as a number; ``null`` for an argument that
-        may be left out, and does not take it, leaves it out.
+        Lists and objects may be given as JSON text, numbers as text and text as numbers; ``null`` stands for the
+        default of an optional argument that does not accept null.
 
         Raises:
-            WrongArguments: some do not fit, or are nested too deeply.
+            WrongArguments: some are not valid, or are nested too deeply.
         """
         from pydantic import ValidationError
 
         refuse_depth(values)
         try:
-            return self._checked(values)
+            return self._validate(values)
         except ValidationError as error:
             first = error
         try:
-            return self._checked(self._mended(values, first))
+            return self._validate(self._repair_values(values, first))
         except ValidationError as error:
             problems = "; ".join(self._problem(details) for details in _one_each(error.errors()))
             raise WrongArguments(problems) from error
 
-    def _checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _validate(self, values: Mapping[str, Any]) -> dict[str, Any]:
         checked = self._model.model_validate(dict(values))
         return {parameter.name: getattr(checked, f"argument_{n}") for n, parameter in enumerate(self._own)}
 
-    def _mended(self, values: Mapping[str, Any], error: Any) -> dict[str, Any]:
+    def _repair_values(self, values: Mapping[str, Any], error: Any) -> dict[str, Any]:
         wrong = {details["loc"][0] for details in error.errors() if details["loc"]}
         optional = {parameter.name for parameter in self._own if parameter.default is not parameter.empty}
         left_out = {name for name in wrong & optional if values.get(name) is None}
@@ -189,19 +189,19 @@ class Arguments:
         expected = _EXPECTED.get(details["type"]) or _plain(details["msg"])
         return f"{where} is {shorten_json(details['input'])}, expected {expected}"
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """Describe the arguments in words."""
         schema = self._model.model_json_schema(by_alias=True)
         properties = schema.get("properties", {})
         parts = []
         for parameter in self._own:
             kind = describe(properties.get(parameter.name, {}), schema)
-            optional = "" if parameter.default is parameter.empty else ", may be left out"
+            optional = "" if parameter.default is parameter.empty else ", optional"
             parts.append(f"{parameter.name} ({kind}{optional})")
         return ", ".join(parts) or "no arguments"
 
     def schema(self, name: str) -> dict[str, Any]:
-        """Describe the function as chat templates and OpenAI-style services do, under `name`.
+        """Return the function's schema, with `name`, for chat templates and OpenAI-style services.
 
         Raises:
             UsageError: a type hint or the description of an argument is missing.
@@ -218,13 +218,13 @@ class Arguments:
             raise UsageError(
                 f"{self.owner} cannot be described to a policy",
                 got=str(error).partition("\n")[0],
-                expected="arguments of types that JSON has, each described in the docstring",
+                expected="arguments of types that JSON supports, each described in the docstring",
                 hint="add an Args: section (Google's style), a Parameters section (NumPy's) or :param lines (Sphinx's)",
             ) from error
         return {**described, "function": function}
 
     def _stand_in(self) -> Callable[..., Any]:
-        """Return a function with the same arguments, in types that `get_json_schema` knows."""
+        """Return a function with the same arguments, in types that `get_json_schema` supports."""
 
         def stand_in() -> None: ...
 
@@ -233,9 +233,9 @@ class Arguments:
         stand_in.__annotations__ = {name: hint if _is_plain(hint) else Any for name, hint in given.items()}
         stand_in.__signature__ = inspect.Signature(self._own)  # type: ignore[attr-defined]
         stand_in.__name__ = self.owner.rpartition(" ")[2]
-        told = {name: text for name in self.names if (text := self._description(name)) is not None}
-        entries = "".join(f"\n    {name}: {text}" for name, text in told.items())
-        stand_in.__doc__ = "A tool.\n\nArgs:" + entries if told else "A tool."
+        described = {name: text for name in self.names if (text := self._description(name)) is not None}
+        entries = "".join(f"\n    {name}: {text}" for name, text in described.items())
+        stand_in.__doc__ = "A tool.\n\nArgs:" + entries if described else "A tool."
         return stand_in
 
     @functools.cached_property
@@ -243,7 +243,7 @@ class Arguments:
         return read_docstring(documentation(self._function) or "")
 
     def _description(self, name: str) -> str | None:
-        """Return what the docstring says about an argument, or else its type."""
+        """Return the description of an argument in the docstring, or else in its type."""
         hint = self.hints.get(name)
         for part in get_args(hint)[1:] if get_origin(hint) is Annotated else ():
             text = part if isinstance(part, str) else getattr(part, "description", getattr(part, "documentation", None))
@@ -252,14 +252,14 @@ class Arguments:
         return self._docstring.parameters.get(name)
 
     def _with_rich_types(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Describe by pydantic what `get_json_schema` does not know: models, dataclasses, bounds."""
+        """Replace the schemas of types that only pydantic supports: models, dataclasses, bounds."""
         rich = {name for name in self.names if not _is_plain(self.hints[name])}
         if not rich:
             return parameters
         known = self._model.model_json_schema(by_alias=True)
         properties = {
-            name: {**_without_title(known["properties"][name]), **told} if name in rich else told
-            for name, told in parameters["properties"].items()
+            name: {**_without_title(known["properties"][name]), **schema} if name in rich else schema
+            for name, schema in parameters["properties"].items()
         }
         definitions = {"$defs": known["$defs"]} if "$defs" in known else {}
         return {**parameters, "properties": properties, **definitions}
@@ -276,14 +276,14 @@ _STARS: Mapping[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Para
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    if getattr(function, "__func__", function) is object.__init__:  # its signature claims to take anything
+    if getattr(function, "__func__", function) is object.__init__:  # its signature accepts any arguments
         return []
     given = function.keywords if isinstance(function, functools.partial) else ()
     return [one for name, one in inspect.signature(function).parameters.items() if name not in given]
 
 
 def _annotations(function: Any, *, of_result: bool) -> dict[str, Any]:
-    """Return the types of a function's parameters, or of its result alone: one may be readable, and the other not."""
+    """Return the types of a function's parameters or of its result, as either may fail to be evaluated."""
 
     def stand_in() -> None: ...
 
@@ -295,7 +295,7 @@ def _annotations(function: Any, *, of_result: bool) -> dict[str, Any]:
 
 
 def inner_function(function: Any) -> Any:
-    """Return what runs when a `functools.partial` or an object is called; a function as it is."""
+    """Return the function that a `functools.partial` or an object calls; a function unchanged."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function) or inspect.isclass(function) or hasattr(function, "__wrapped__"):
@@ -304,18 +304,18 @@ def inner_function(function: Any) -> Any:
 
 
 def documentation(function: Any) -> str | None:
-    """Return the docstring of a function; a `functools.partial` has its function's, unless it was given its own."""
+    """Return the docstring of a function; a `functools.partial` has its function's, unless it has its own."""
     if isinstance(function, functools.partial):
         return vars(function).get("__doc__") or documentation(function.func)
     return inspect.getdoc(inner_function(function)) or inspect.getdoc(function)
 
 
-def _supported(hint: Any, inside: tuple[Any, ...] = ()) -> Any:
-    """Return a type that pydantic knows: before Python 3.12, it refuses the `TypedDict` of `typing`."""
+def _supported_type(hint: Any, inside: tuple[Any, ...] = ()) -> Any:
+    """Return an equivalent type for pydantic, which does not support `typing.TypedDict` before Python 3.12."""
     if is_typeddict(hint) and sys.version_info < (3, 12):
         return dict[str, Any] if hint in inside else _typed_dict(hint, (*inside, hint))
     parts = get_args(hint)
-    changed = tuple(part if isinstance(part, str) else _supported(part, inside) for part in parts)
+    changed = tuple(part if isinstance(part, str) else _supported_type(part, inside) for part in parts)
     if changed == parts:
         return hint
     origin = get_origin(hint)
@@ -332,13 +332,13 @@ def _typed_dict(hint: Any, inside: tuple[Any, ...]) -> Any:
     for name, kind in get_type_hints(hint, include_extras=True).items():
         is_marked = get_origin(kind) in (Required, NotRequired)
         is_required = get_origin(kind) is Required if is_marked else name in hint.__required_keys__
-        inner = _supported(get_args(kind)[0] if is_marked else kind, inside)
+        inner = _supported_type(get_args(kind)[0] if is_marked else kind, inside)
         fields[name] = Required[inner] if is_required else NotRequired[inner]
     return TypedDict(hint.__name__, fields)  # type: ignore[operator]
 
 
 def _is_plain(hint: Any) -> bool:
-    """Return True if `get_json_schema` knows the type."""
+    """Return True if `get_json_schema` supports the type."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return False
@@ -352,7 +352,7 @@ def _is_plain(hint: Any) -> bool:
 
 
 def _one_each(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Return the first problem of each argument: a union has one per alternative."""
+    """Return the first problem of each argument; a union has one per alternative."""
     found: dict[Any, ErrorDetails] = {}
     for one in details:
         found.setdefault(one["loc"][:1], one)
@@ -360,7 +360,11 @@ def _one_each(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def refuse_depth(values: Mapping[str, Any]) -> None:
-    """Raise `WrongArguments` if lists and objects are nested deeper than `DEEPEST` in one of the values."""
+    """Check the nesting of lists and objects in values.
+
+    Raises:
+        WrongArguments: one is nested deeper than `DEEPEST`.
+    """
     for name, value in values.items():
         inside = [value]
         for _ in range(DEEPEST + 1):
@@ -378,11 +382,11 @@ def _parts(whole: Any) -> Iterable[Any]:
 
 
 def _too_deep(name: str) -> WrongArguments:
-    return WrongArguments(f"{name} is nested too deeply, expected at most {DEEPEST} lists and objects in each other")
+    return WrongArguments(f"{name} is nested too deeply, expected at most {DEEPEST} levels of lists and objects")
 
 
 def _from_json(name: str, value: Any) -> Any:
-    """Parse a list or an object that was written as text."""
+    """Parse a list or an object that was given as text."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
     try:

@@ -1,10 +1,10 @@
-"""What a Python tool returns, as JSON values and as text for the policy.
+"""Conversion of Python tools' results to JSON values and to text for the policy.
 
 >>> as_text({"when": datetime.date(2026, 5, 1), "who": {"moss", "fern"}, (1, 2): Decimal("1.50")})
 '{"when": "2026-05-01", "who": ["fern", "moss"], "(1, 2)": "1.50"}'
 
-Every value has a text: what JSON does not know becomes what a reader expects, and what cannot be shown (an image, a
-circular or very deep part, an object that fails) becomes a short notice in brackets. Nothing here raises.
+Every value has a text: values that JSON does not support become readable texts, and values that cannot be shown (an
+image, a circular or very deep part, an object that fails) become a short notice in brackets. Nothing here raises.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from uuid import UUID
 from agentrl.message import ImagePart, TextPart
 
 DEEPEST = 64
-"""Nesting of lists and objects that is shown."""
+"""Maximum nesting of lists and objects that is shown."""
 MOST_PARTS = 100_000
-"""Values in a result that are shown: more never fit into a prompt."""
+"""Maximum number of values in a result that are shown; more would not fit into a prompt."""
 LONGEST_TEXT = 10_000_000
-"""Characters of one text that are kept."""
+"""Maximum number of characters of a text that are kept."""
 LONGEST_INTEGER = 4_000
-"""Digits; Python writes no more than 4,300."""
+"""Maximum number of digits; Python writes at most 4,300."""
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _HALF = re.compile("[\ud800-\udfff]")
 _AS_STR = (datetime.timedelta, Decimal, Fraction, UUID, PurePath, complex)
@@ -44,21 +44,21 @@ CUT = "[more is left out]"
 
 
 def as_text(value: Any) -> str:
-    """Return the text of a value: a text as it is, anything else as JSON; lone surrogates are replaced."""
+    """Return the text of a value: a text unchanged, anything else as JSON; lone surrogates are replaced."""
     plain = as_json(value)
     text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
     return _HALF.sub("\ufffd", text)
 
 
 def as_json(value: Any) -> Any:
-    """Return a value in the types that `json` writes; an iterator is read to its end, or to `MOST_PARTS`."""
+    """Convert a value to types that `json` supports; an iterator is read to its end, or to `MOST_PARTS`."""
     if value is None or isinstance(value, bool | float) or (type(value) is str and len(value) <= LONGEST_TEXT):
         return value
     return _Writer().write(value, 0)
 
 
 class _Writer:
-    """Conversion of one result, which counts its parts."""
+    """Conversion of one result, with a count of its parts."""
 
     def __init__(self) -> None:
         self._parts = 0
@@ -116,14 +116,14 @@ class _Writer:
     def _write_parts(self, value: Any, depth: int) -> Any:
         if isinstance(value, Mapping):
             written: dict[str, Any] = {}
-            for key, part in self._counted(value.items(), (CUT, None)):
+            for key, part in self._limit_parts(value.items(), (CUT, None)):
                 written[self._key(key, written)] = self.write(part, depth + 1)
             return written
         parts = sorted(value, key=_order) if isinstance(value, AbstractSet) else value
-        return [self.write(part, depth + 1) for part in self._counted(parts, CUT)]
+        return [self.write(part, depth + 1) for part in self._limit_parts(parts, CUT)]
 
-    def _counted(self, parts: Iterable[Any], notice: Any) -> Iterator[Any]:
-        """Yield the parts while there is room, and then the notice."""
+    def _limit_parts(self, parts: Iterable[Any], notice: Any) -> Iterator[Any]:
+        """Yield parts up to the limit, and then the notice if there are more."""
         for part in parts:
             if self._parts >= MOST_PARTS:
                 yield notice
@@ -131,7 +131,7 @@ class _Writer:
             yield part
 
     def _key(self, key: Any, taken: Mapping[str, Any]) -> str:
-        """Return a key of an object as JSON has them; two keys with one text stay two."""
+        """Return a unique JSON key for a key of a mapping."""
         plain = self.write(key, DEEPEST - 1) if not isinstance(key, tuple) else str(key)
         text = plain if isinstance(plain, str) else json.dumps(plain)
         return text if text not in taken else f"{text} ({type(key).__name__})"
@@ -156,12 +156,12 @@ def _bytes_text(value: bytes) -> str:
 
 
 def _order(value: Any) -> tuple[str, Any]:
-    """Sort a set's values the same way in every process: numbers by value, others by text."""
+    """Return a sort key for a set's values that is the same in every process: numbers by value, others by text."""
     return ("", value) if isinstance(value, int | float) else (type(value).__name__, _ADDRESS.sub("", repr(value)))
 
 
 def _fields(value: Any) -> Any:
-    """Return the fields of a record (a dataclass, a named tuple, a model, a namespace, a row), or the value."""
+    """Return the fields of a record (a dataclass, a named tuple, a model, a namespace, a row); other values as is."""
     kind = type(value)
     if isinstance(value, type | Mapping):
         return value
@@ -191,7 +191,7 @@ def _needs_nothing(method: Callable[..., Any]) -> bool:
 
 
 def _is_collection(value: Any) -> bool:
-    """Return True if a value is shown as its parts: objects that iterate are, unless they have a text of their own."""
+    """Return True if a value is shown as its parts: an iterable without its own ``__str__``, or a standard one."""
     if isinstance(value, Mapping | AbstractSet | Sequence | Iterator | MappingView):
         return True
     kind = type(value)
@@ -201,9 +201,9 @@ def _is_collection(value: Any) -> bool:
 
 
 def _array(value: Any) -> Any:
-    """Return what an image, a table or an array is to a reader, or the value; imports none of their packages.
+    """Convert an image, a table or an array, without importing its package; return other values as is.
 
-    Images become a notice of their size, tables lists of rows, and arrays lists or numbers.
+    Images become a notice with their size, tables lists of rows, and arrays lists or numbers.
     """
     package = type(value).__module__.partition(".")[0]
     if package == "PIL" and hasattr(value, "mode"):
@@ -219,15 +219,15 @@ def _array(value: Any) -> Any:
         return f"[array: {' x '.join(map(str, shape))}, {kind}]"
     if kind.startswith(("datetime64", "timedelta64")):
         return value.astype(str).tolist()
-    return _shortened(value.tolist()) if kind in _SHORT_FLOATS else value.tolist()
+    return _shorten_floats(value.tolist()) if kind in _SHORT_FLOATS else value.tolist()
 
 
 def _rows(table: Any) -> Any:
-    """Return the rows of a table of pandas; labels of rows that are not just numbers become columns."""
+    """Return the rows of a pandas table; row labels other than numbers become columns."""
     is_numbered = type(table.index).__name__ == "RangeIndex"
     return (table if is_numbered else table.reset_index()).to_dict(orient="records")
 
 
-def _shortened(value: Any) -> Any:
-    """Write floats of low precision with the digits that they have: 0.1, not 0.10000000149011612."""
-    return [_shortened(part) for part in value] if isinstance(value, list) else float(f"{value:.7g}")
+def _shorten_floats(value: Any) -> Any:
+    """Round floats of low precision to their significant digits: 0.1, not 0.10000000149011612."""
+    return [_shorten_floats(part) for part in value] if isinstance(value, list) else float(f"{value:.7g}")

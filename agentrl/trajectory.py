@@ -1,14 +1,14 @@
-"""The token ledger: exactly what one episode sent to the engine and got back, token by token.
+"""The token ledger: the exact tokens that one episode sent to the engine and received from it.
 
 Invariants (each is a property test):
 
-- The ids sent to the engine for a turn are the ledger's prefix at that moment. Nothing sampled is decoded and encoded
-  again; later text is appended as a suffix.
+- The ids sent to the engine for a turn are the ledger's prefix at that moment. Sampled tokens are never decoded and
+  encoded again; later text is appended as a suffix.
 - The loss mask is ``source == SAMPLED``, and only sampled tokens have a log-probability and a weight version.
 - A rewritten history forks: the child shares its parent's first tokens, which are stored once and trained once.
 
-A worked example. The policy is asked with three prompt tokens, samples two (the second ends its turn), and the
-environment answers with one token; then it samples one more:
+A worked example. After three prompt tokens, the policy samples two (the second ends its turn), and the environment
+answers with one token; then the policy samples one more:
 
 >>> sequence = TokenSequence()
 >>> sequence.extend([5, 6, 7], Source.PROMPT)
@@ -26,7 +26,7 @@ environment answers with one token; then it samples one more:
 >>> branch.token_ids.tolist(), branch.loss_mask.any().item()
 ([5, 6, 7, 8, 2, 9, 9], False)
 
-A sequence also keeps the experts that each token was routed to, where the engine reports them.
+A sequence also holds the routed experts of its tokens, if the engine reports them.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ from agentrl.message import (
     transcript_from_record,
     transcript_record,
 )
-from agentrl.routed_experts import RoutedExperts, joined, routed_experts_from_record, routed_experts_record
+from agentrl.routed_experts import RoutedExperts, concatenate, routed_experts_from_record, routed_experts_record
 
 NOT_SAMPLED = -1
-"""The version of a token that no policy sampled."""
+"""Version of a token that was not sampled."""
 
 
 REPAIRED_CALLS = "calls/repaired"
-"""Metric of trajectories and steps: tool calls that could be read although they are not in the model's notation."""
+"""Metric of trajectories and steps: tool calls that were parsed although they deviate from the model's notation."""
 SOLE_ROLE = "assistant"
-"""The role of every turn in an episode of one agent."""
+"""Role of every turn in an episode with one agent."""
 
 
 class Source(enum.IntEnum):
     """Origin of a token."""
 
     PROMPT = 0
-    """The first messages of a sequence, rendered."""
+    """Rendered first messages of a sequence."""
     TEMPLATE = 1
     """Tokens of the chat template around messages: role headers, turn boundaries."""
     OBSERVATION = 2
@@ -80,12 +80,12 @@ class Source(enum.IntEnum):
     FORCED = 4
     """Written for the policy, not sampled: demonstrations, prefilled answers."""
     MISTAKE = 5
-    """Answer that is read and never learned: a deliberate mistake in a demonstration, or one of weight 0 in a file."""
+    """Answer that is not trained on: a deliberate mistake in a demonstration, or an answer with weight 0 in a file."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TurnTimings:
-    """Seconds of a turn, by what they were spent on."""
+    """Seconds of a turn, by activity."""
 
     queue: float = 0.0
     prefill: float = 0.0
@@ -96,7 +96,7 @@ class TurnTimings:
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """One answer of the policy, and what it led to."""
+    """One answer of the policy, and its results."""
 
     index: int
     """Number of the turn within the episode, from 0, counted over all sequences."""
@@ -104,24 +104,24 @@ class Turn:
     """Index in the sequence of the answer's first token."""
     end: int
     role: str = SOLE_ROLE
-    """Who speaks; with several agents, the agent's name."""
+    """Role that answered; with several agents, the agent's name."""
     adapter: str | None = None
-    """The adapter that sampled it, whose versions its tokens have, in a run of several."""
+    """Adapter that sampled the turn, whose versions its tokens have, in a run with several adapters."""
     reward: float = 0.0
     """Reward that the environment gave for this turn, before any shaping."""
     own_reward: float = 0.0
-    """Part of `reward` that counts for this turn's role alone; the rest counts for every role."""
+    """Part of `reward` that counts only for this turn's role; the rest counts for every role."""
     stop_reason: str = "stop"
-    """Why the engine stopped: a value of `agentrl.engine.StopReason`."""
+    """Reason why the engine stopped: a value of `agentrl.engine.StopReason`."""
     valid: bool = True
-    """The answer could be parsed and the environment accepted the action."""
+    """True if the answer was parsed and the environment accepted the action."""
     repaired_calls: int = 0
-    """Tool calls of the answer that could be read although they are not in the model's own notation."""
+    """Number of tool calls that were parsed although they deviate from the model's notation."""
     state_key: str | None = None
-    """Key of the state in which the turn was taken (step groups of GiGPO)."""
+    """Key of the state before the turn (step groups of GiGPO)."""
     counted_tokens: int | None = None
-    """Tokens of an answer in text, as its service counted them; ``None`` where the tokens are in the sequence, or the
-    service does not tell."""
+    """Number of tokens of a text answer, as its service counted them; ``None`` if the tokens are in the sequence, or
+    the number is unknown."""
     timings: TurnTimings = field(default_factory=TurnTimings)
 
 
@@ -160,7 +160,7 @@ class TokenSequence:
         return self.shared + len(self._ids)
 
     def extend(self, token_ids: Sequence[int], source: Source | Sequence[Source]) -> None:
-        """Append tokens that the policy did not sample: ids [n], and one source for all or one for each [n]."""
+        """Append tokens that were not sampled: ids [n], and one source for all tokens or one for each [n]."""
         count = len(token_ids)
         sources = [source] * count if isinstance(source, Source) else source
         if Source.SAMPLED in sources:
@@ -175,7 +175,7 @@ class TokenSequence:
         self._versions.extend([NOT_SAMPLED] * count)
 
     def extend_sampled(self, token_ids: Sequence[int], *, logprobs: Sequence[float], versions: Sequence[int]) -> None:
-        """Append what the engine sampled: ids [n], log-probabilities [n] and weight versions [n] of each token."""
+        """Append sampled tokens: ids [n], log-probabilities [n] and weight versions [n]."""
         if not len(token_ids) == len(logprobs) == len(versions):
             raise LedgerError(
                 "sampled tokens, log-probabilities and versions differ in number",
@@ -188,29 +188,29 @@ class TokenSequence:
         self._versions.extend(versions)
 
     @property
-    def routed(self) -> int:
-        """Number of first tokens whose experts are known."""
+    def routed_tokens(self) -> int:
+        """Number of leading tokens whose experts are known."""
         if self._routed_experts:
             return self._routed_experts_start + sum(map(len, self._routed_experts))
-        return 0 if self.parent is None else min(self.parent.routed, self.shared)
+        return 0 if self.parent is None else min(self.parent.routed_tokens, self.shared)
 
     @property
     def routed_experts(self) -> RoutedExperts | None:
-        """Experts of the first `routed` tokens: see `agentrl.routed_experts`; ``None`` where none are known."""
+        """Experts of the first `routed_tokens` tokens: see `agentrl.routed_experts`; ``None`` if none are known."""
         found = None
         if self.parent is not None and (before := self.parent.routed_experts) is not None:
             found = before[: self._routed_experts_start if self._routed_experts else self.shared]
         for routed_experts in self._routed_experts:
-            found = joined(found, routed_experts)
+            found = concatenate(found, routed_experts)
         return found
 
     def extend_routed_experts(self, routed_experts: RoutedExperts) -> None:
-        """Append the experts of the tokens after the first `routed`: [tokens, layers x chosen].
+        """Append the experts of the tokens after the first `routed_tokens`: [tokens, layers x chosen].
 
         Raises:
-            LedgerError: there are no such tokens, or the last one is among them, which no answer has computed.
+            LedgerError: the sequence has no such tokens, or the last one is among them, which was not computed yet.
         """
-        start = self.routed
+        start = self.routed_tokens
         if routed_experts.ndim != 2 or start + len(routed_experts) >= len(self):
             raise LedgerError(
                 "experts of tokens that the engine has not computed",
@@ -225,13 +225,13 @@ class TokenSequence:
         """Mark appended tokens that were not sampled as an image.
 
         Raises:
-            LedgerError: there are no such tokens here, or they belong to another image.
+            LedgerError: the sequence has no such tokens, or they belong to another image.
         """
         free = self._images[-1].end if self._images else self.shared
         sources = self._sources[image.start - self.shared : image.end - self.shared]
         if not free <= image.start < image.end <= len(self) or Source.SAMPLED in sources:
             raise LedgerError(
-                "an image has no tokens of its own",
+                "an image has no tokens",
                 got=f"tokens {image.start} to {image.end}",
                 expected=f"some between {free} and {len(self)} that were not sampled",
             )
@@ -239,7 +239,7 @@ class TokenSequence:
 
     @property
     def images(self) -> tuple[PlacedImage, ...]:
-        """The images in this sequence, in order."""
+        """Images in this sequence, in order."""
         if self.parent is None:
             return tuple(self._images)
         return (*(image for image in self.parent.images if image.end <= self.shared), *self._images)
@@ -255,13 +255,13 @@ class TokenSequence:
         return TokenSequence(parent=self, shared=length)
 
     def with_turns(self, turns: Sequence[Turn]) -> TokenSequence:
-        """Return the same tokens with other records of their turns."""
+        """Return the same tokens with other turns."""
         other = copy.copy(self)
         other.turns = list(turns)
         return other
 
     def ids_list(self, start: int = 0) -> list[int]:
-        """Return the token ids from index `start` on as a list, as they are sent to the engine."""
+        """Return the token ids from index `start` on as a list, for the engine."""
         if self.parent is None:
             return self._ids[start:].tolist()
         own = self._ids[max(0, start - self.shared) :].tolist()
@@ -269,27 +269,27 @@ class TokenSequence:
 
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:
-        """int32 [T]."""
+        """Token ids, int32 [T]."""
         return self._gather("_ids", np.int32)
 
     @property
     def sources(self) -> npt.NDArray[np.uint8]:
-        """uint8 [T], values of `Source`."""
+        """Values of `Source`, uint8 [T]."""
         return self._gather("_sources", np.uint8)
 
     @property
     def logprobs(self) -> npt.NDArray[np.float32]:
-        """float32 [T]; NaN unless sampled."""
+        """Log-probabilities, float32 [T]; NaN unless sampled."""
         return self._gather("_logprobs", np.float32)
 
     @property
     def versions(self) -> npt.NDArray[np.int32]:
-        """int32 [T]; `NOT_SAMPLED` unless sampled."""
+        """Weight versions, int32 [T]; `NOT_SAMPLED` unless sampled."""
         return self._gather("_versions", np.int32)
 
     @property
     def loss_mask(self) -> npt.NDArray[np.bool_]:
-        """Bool [T]: sampled, and not already owned by the parent."""
+        """Mask of tokens that are sampled and not shared with the parent, bool [T]."""
         mask: npt.NDArray[np.bool_] = np.equal(self.sources, Source.SAMPLED)
         mask[: self.shared] = False
         return mask
@@ -301,10 +301,10 @@ class TokenSequence:
         return np.concatenate([self.parent._gather(name, dtype)[: self.shared], own])
 
     def own_arrays(self, start: int = 0) -> dict[str, list[Any]]:
-        """The tokens stored here (not the shared ones) from index `start` of them on, as plain lists for storage.
+        """Return the sequence's own tokens (without shared ones) from their index `start` on, as plain lists.
 
-        NaN becomes ``None``. Where there are images among them, ``images`` has their places; ``routes`` has the experts
-        that were told since those tokens were appended.
+        NaN becomes ``None``. ``images``, if any, are the placed images among them; ``routes`` are the experts reported
+        since those tokens were appended.
         """
         images = [place_record(image) for image in self._images if image.start >= self.shared + start]
         return {
@@ -317,9 +317,9 @@ class TokenSequence:
         }
 
     def _own_routed_experts(self, start: int) -> list[dict[str, Any]]:
-        """Return the routed experts that reach beyond `start`.
+        """Return the routed experts with tokens after `start`.
 
-        Each record reaches to the last token but one of its time, and so beyond all records before it.
+        Each record ends at the last token but one of its time, and so after all earlier records.
         """
         found, first = [], self._routed_experts_start
         for routed_experts in self._routed_experts:
@@ -329,27 +329,27 @@ class TokenSequence:
         return found
 
     def own_images(self, start: int = 0) -> list[ImagePart]:
-        """Return the images among the tokens that `own_arrays` gives."""
+        """Return the images among the tokens of `own_arrays`."""
         return [placed.image for placed in self._images if placed.start >= self.shared + start]
 
     def load_arrays(
         self, arrays: Mapping[str, Sequence[Any]], images: Mapping[str, ImagePart] = MappingProxyType({})
     ) -> None:
-        """Append the result of `own_arrays`; `images` are those that it names, by checksum."""
+        """Append the result of `own_arrays`; `images` are given by checksum."""
         self._images.extend(place_from_record(place, images) for place in arrays.get("images", ()))
         self._ids.extend(arrays["token_ids"])
         self._sources.extend(arrays["sources"])
         self._logprobs.extend(float("nan") if v is None else v for v in arrays["logprobs"])
         self._versions.extend(arrays["versions"])
         for record in arrays.get("routes", ()):
-            if record["start"] > self.routed:  # some before them were never written
+            if record["start"] > self.routed_tokens:  # earlier ones were never written
                 break
             self._routed_experts_start = self._routed_experts_start if self._routed_experts else record["start"]
             self._routed_experts.append(routed_experts_from_record(record))
 
 
 def first_difference(expected: Sequence[object], got: Sequence[object]) -> int | None:
-    """Return the first index at which two lists of ids differ, or ``None`` when one is a prefix of the other."""
+    """Return the first index at which two lists of ids differ; ``None`` if one is a prefix of the other."""
     return next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
 
 
@@ -358,74 +358,74 @@ class Trajectory:
     """The ledger of one episode."""
 
     id: str
-    """Unique in the run: task, member of the group, attempt."""
+    """Id that is unique in the run: task, member of the group, attempt."""
     task_id: str
     environment: str
     seed: int
     group_id: str
-    """Members of a group share task and environment seed."""
+    """Id of the group, whose members share task and environment seed."""
     attempt: int = 0
-    """How often this member was started again after infrastructure failures."""
+    """Number of earlier attempts at this episode, which ended with infrastructure failures."""
     sequences: list[TokenSequence] = field(default_factory=list)
     outcome: Outcome | None = None
-    """``None`` while the episode runs."""
+    """Ending of the episode; ``None`` while it runs."""
     error: str | None = None
     reward: float | None = None
-    """Return of the episode after scoring; ``None`` when there is none (never a stand-in for 0)."""
+    """Return of the episode after scoring; ``None`` if there is none, which does not mean 0."""
     reward_components: dict[str, float] = field(default_factory=dict)
     success: bool | None = None
-    """Whether the task was solved, where the environment can say."""
+    """True if the task was solved; ``None`` if unknown."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Counts and measurements: invalid actions, parse errors, tool calls, seconds."""
     task_type: str | None = None
     """Kind of task, for tables per type."""
     log: str = ""
-    """What a program wrote that played the episode."""
+    """Output of the external program that played the episode."""
     transcript: Transcript = field(default_factory=list, repr=False)
-    """What was said, once the episode is scored, if it has no tokens: a scripted policy or a text service played it."""
+    """Text of a scored episode without tokens, which a scripted policy or a text service played."""
     conversations: list[list[Message]] = field(default_factory=list, repr=False, compare=False)
-    """The messages of each conversation, in the order in which they were opened or rewritten. This field and the next
-    two are there until the episode is scored, and not stored."""
+    """Messages of each conversation, in the order in which they were opened or rewritten. This field and the next two
+    are available until the episode is scored, and are not stored."""
     answers: list[Message] = field(default_factory=list, repr=False, compare=False)
-    """The policy's answers, one parsed message for each turn."""
+    """Parsed answers of the policy, one for each turn."""
     completions: list[str] = field(default_factory=list, repr=False, compare=False)
-    """The same answers as whole texts, with the thinking and the markup of tool calls, without special tokens."""
+    """Full texts of the answers, with thinking and the markup of tool calls, without special tokens."""
 
     @property
     def is_trainable(self) -> bool:
-        """True if it can be trained on: not failed by infrastructure, and scored."""
+        """True if the episode can be trained on: without an infrastructure failure, and scored."""
         return self.outcome is not None and self.outcome.is_trainable and self.reward is not None
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The messages of the conversation opened last (usually the only one), until the episode is scored."""
+        """Messages of the conversation opened last (usually the only one), until the episode is scored."""
         self._require_messages()
         return tuple(self.conversations[-1]) if self.conversations else ()
 
     @property
     def final_text(self) -> str:
-        """The text of the last answer, without thinking and tool calls, until the episode is scored.
+        """Text of the last answer, without thinking and tool calls, until the episode is scored.
 
-        Empty for an answer that only calls tools: what it asks a tool for is no answer, and no reward should be paid
-        for it. See `tool_calls`.
+        Empty for an answer that only calls tools: the arguments of a call are not an answer, and should not be
+        rewarded as one. See `tool_calls`.
         """
         self._require_messages()
         return self.answers[-1].text if self.answers else ""
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """All calls of tools that could be read, in order, until the episode is scored."""
+        """All parsed tool calls, in order, until the episode is scored."""
         self._require_messages()
         return tuple(call for answer in self.answers for call in answer.tool_calls)
 
     @property
     def environment_reward(self) -> float:
-        """The sum of the rewards that the environment and tools gave, without those of single roles."""
+        """Sum of the rewards of the environment and tools, without those of single roles."""
         return sum(turn.reward - turn.own_reward for turn in self.turns)
 
     @property
     def own_rewards(self) -> dict[str, float]:
-        """The sum of the rewards that count for one role alone, for each role that got any."""
+        """Sum of the rewards that count only for one role, for each role that has any."""
         found: dict[str, float] = {}
         for turn in self.turns:
             if turn.own_reward:
@@ -434,13 +434,13 @@ class Trajectory:
 
     @property
     def trained_roles(self) -> tuple[str, ...]:
-        """Roles with sampled tokens; all of them where no token was sampled."""
+        """Roles with sampled tokens; all roles if no token was sampled."""
         sampled = dict.fromkeys(turn.role for s in self.sequences if s.loss_mask.any() for turn in s.turns)
         return tuple(sampled or dict.fromkeys(turn.role for turn in self.turns)) or (SOLE_ROLE,)
 
     @property
     def role_returns(self) -> dict[str, float]:
-        """The return of each role that trains: the episode's, without what counts for other roles alone."""
+        """Return of each trained role: the episode's, without rewards that count only for other roles."""
         if self.reward is None:
             return {}
         own, total = self.own_rewards, self.reward
@@ -450,7 +450,7 @@ class Trajectory:
         }
 
     def forget_messages(self) -> None:
-        """Drop what is only kept for scoring; the text of an episode without tokens is kept."""
+        """Drop the fields that are only needed for scoring; keep the text of an episode without tokens."""
         if self.conversations and not any(len(sequence) for sequence in self.sequences):
             self.transcript = transcript(self.conversations, self.answers, len(self.turns))
         self.conversations, self.answers, self.completions = [], [], []
@@ -458,15 +458,15 @@ class Trajectory:
     def _require_messages(self) -> None:
         if not self.conversations and any(sequence.turns for sequence in self.sequences):
             raise UsageError(
-                f"the messages of episode {self.id} are not there",
+                f"the messages of episode {self.id} are not available",
                 got="an episode that was scored, or read from disk",
-                expected="an episode that is being scored",
+                expected="an episode during scoring",
                 hint="its tokens are in trajectory.sequences, and agentrl view shows them as text",
             )
 
     @property
     def turns(self) -> list[Turn]:
-        """All turns in the order in which they were taken."""
+        """All turns, in order."""
         return sorted((t for s in self.sequences for t in s.turns), key=lambda turn: turn.index)
 
     @property
@@ -476,16 +476,16 @@ class Trajectory:
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest weight version that sampled any token; ``None`` when nothing was sampled."""
+        """Oldest weight version among the sampled tokens; ``None`` if nothing was sampled."""
         versions = [int(v.min()) for s in self.sequences if (v := s.versions[s.loss_mask]).size]
         return min(versions, default=None)
 
     def staleness(self, version: int, adapters: Mapping[str, int] = MappingProxyType({})) -> int | None:
-        """Return how many versions the oldest sampled token is behind; ``None`` when nothing was sampled.
+        """Return the age of the oldest sampled token in versions; ``None`` if nothing was sampled.
 
         Args:
-            version: Of the policy now.
-            adapters: Versions of several adapters, for tokens that one of them sampled.
+            version: Current version of the policy.
+            adapters: Current versions of several adapters, for tokens that they sampled.
         """
         ages = []
         for sequence in self.sequences:
@@ -495,7 +495,7 @@ class Trajectory:
         return max(ages, default=None)
 
     def to_record(self) -> dict[str, Any]:
-        """Return this trajectory as plain JSON types; `from_record` restores it exactly. Each image is stored once."""
+        """Return this trajectory as plain JSON types; `from_record` restores it exactly. Images are stored once."""
         index = {id(sequence): i for i, sequence in enumerate(self.sequences)}
         images = {image.checksum: image_record(image) for s in self.sequences for image in s.own_images()}
         return {
@@ -528,8 +528,8 @@ class Trajectory:
             sequences.append(sequence)
         outcome = None if record["outcome"] is None else Outcome(record["outcome"])
         plain = {name: record[name] for name in _PLAIN_FIELDS}
-        said = transcript_from_record(record.get("transcript", ()))
-        return cls(**plain, outcome=outcome, sequences=sequences, log=record.get("log", ""), transcript=said)
+        text = transcript_from_record(record.get("transcript", ()))
+        return cls(**plain, outcome=outcome, sequences=sequences, log=record.get("log", ""), transcript=text)
 
 
 _PLAIN_FIELDS = tuple(

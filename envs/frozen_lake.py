@@ -16,7 +16,7 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_m
 
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
-from agentrl.message import Content, described
+from agentrl.message import Content, text_of
 from agentrl.task import seed_tasks
 
 from .choices import choose
@@ -154,7 +154,7 @@ class FrozenLakeExpert:
         Raises:
             UsageError: the text contains no map, or no way leads to the goal.
         """
-        way = shortest_way(_read_map(described(observation)), AGENT)
+        way = shortest_way(_read_map(text_of(observation)), AGENT)
         if not way:
             raise UsageError("no way leads to the goal", got=repr(observation))
         return way[0]

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.message import Content, described, parse_int
+from agentrl.message import Content, parse_int, text_of
 from agentrl.task import seed_tasks
 
 from .splits import split_of_seed, split_of_text
@@ -89,7 +89,7 @@ class Halving:
 
     def act(self, observation: Content) -> str:
         """Return the next guess."""
-        match described(observation):
+        match text_of(observation):
             case "Higher.":
                 self.low = self.guess + 1
             case "Lower.":

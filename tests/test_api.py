@@ -266,7 +266,7 @@ def test_a_function_may_make_environments_and_a_cell_may_run_again():
 
         found = agentrl.evaluate(make, policy="random", tasks=1, progress=False)
         assert found.failed == 0
-    with pytest.raises(UsageError, match="is one environment, and every episode has one of its own"):
+    with pytest.raises(UsageError, match="is a single environment, but every episode needs its own"):
         agentrl.evaluate(make_objects()["env"](), policy="random")
 
 

@@ -126,7 +126,7 @@ def test_what_this_process_registers_is_found(game: str) -> None:
         ("lookup_gmae:LookupEcho-v0", UsageError, "no module lookup_gmae"),
         ("lookup_needs:Echo-v0", UsageError, "needs a package that is not installed: got no no_such_package"),
         ("lookup_game:Ecko", UsageError, "has no 'Ecko'. Did you mean 'Echo'"),
-        ("lookup_game:not_an_environment", UsageError, "is no environment: got int"),
+        ("lookup_game:not_an_environment", UsageError, "is not an environment: got int"),
     ],
 )
 def test_a_wrong_name_says_what_is_wrong(game: str, name: str, error: type[UsageError], words: str) -> None:

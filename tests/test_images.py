@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import LedgerError
 from agentrl.image import PlacedImage, common_tokens, rope_positions
-from agentrl.message import ImagePart, TextPart, described
+from agentrl.message import ImagePart, TextPart, text_of
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
 from agentrl.training.batch import turn_states
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
@@ -41,8 +41,8 @@ def trajectory_of(*sequences: TokenSequence, name: str = "t") -> Trajectory:
 def test_images_are_told_apart_by_their_bytes_and_described_by_their_alternatives() -> None:
     assert ImagePart(data=b"a") == A != B
     assert A.checksum != B.checksum
-    assert described((TextPart(text="See "), A, B)) == "See an a"
-    assert described("text") == "text"
+    assert text_of((TextPart(text="See "), A, B)) == "See an a"
+    assert text_of("text") == "text"
 
 
 def test_a_content_space_holds_parts() -> None:
@@ -97,7 +97,7 @@ def test_positions_of_a_part_are_part_of_the_positions(data: st.DataObject) -> N
 def test_an_image_has_tokens_of_its_own_that_nobody_sampled() -> None:
     sequence = shown(A)
     for wrong in (placed(4, 1, 1), placed(7, 1, 2), placed(8, 2, 2), placed(6, 0, 3)):
-        with pytest.raises(LedgerError, match="no tokens of its own"):
+        with pytest.raises(LedgerError, match="has no tokens"):
             sequence.place(wrong)
     assert sequence.images == (placed(2, 2, 2),)
 

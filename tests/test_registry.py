@@ -36,8 +36,8 @@ def test_an_unknown_name_gets_the_nearest_one(registered: object) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "words"),
     [
-        (Kind.ADVANTAGE, "ppo", "There is a loss of this name"),
-        (Kind.LOSS, "grpo", "There is an advantage of this name"),
+        (Kind.ADVANTAGE, "ppo", "A loss has this name"),
+        (Kind.LOSS, "grpo", "An advantage has this name"),
     ],
 )
 def test_a_name_of_another_part_of_an_algorithm_is_told(kind: Kind, name: str, words: str) -> None:

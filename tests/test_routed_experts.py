@@ -6,7 +6,7 @@ import pytest
 from agentrl.engine import Generation, StopReason
 from agentrl.errors import LedgerError, Outcome
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
-from agentrl.routed_experts import joined, small
+from agentrl.routed_experts import concatenate, small
 from agentrl.trajectory import (
     Source,
     TokenSequence,
@@ -28,7 +28,7 @@ def answered(sequence, prompt, answer):
     start = len(sequence)
     sequence.extend_sampled(answer, logprobs=[-1.0] * len(answer), versions=[0] * len(answer))
     sequence.turns.append(Turn(index=len(sequence.turns), start=start, end=len(sequence)))
-    sequence.extend_routed_experts(numbered(sequence.routed, len(sequence) - 1))
+    sequence.extend_routed_experts(numbered(sequence.routed_tokens, len(sequence) - 1))
 
 
 def two_turns():
@@ -40,7 +40,7 @@ def two_turns():
 
 def test_routes_reach_to_the_last_token_but_one():
     sequence = two_turns()
-    assert (sequence.routed, len(sequence)) == (9, 10)
+    assert (sequence.routed_tokens, len(sequence)) == (9, 10)
     assert sequence.routed_experts.tolist() == numbered(0, 9).tolist()
     assert TokenSequence().routed_experts is None
     with pytest.raises(LedgerError, match=r"not computed: got shape \(1, 2\), from token 9 on, expected at most 0"):
@@ -50,11 +50,11 @@ def test_routes_reach_to_the_last_token_but_one():
 def test_a_fork_has_its_parents_routes_and_goes_on_where_they_end():
     parent = two_turns()
     child = parent.fork(10)
-    assert child.routed == 9
+    assert child.routed_tokens == 9
     answered(child, [7], [8, 8])
     assert child.routed_experts.tolist() == numbered(0, 12).tolist()
     early = parent.fork(4)
-    assert early.routed == 4
+    assert early.routed_tokens == 4
     answered(early, [7], [8])
     assert early.routed_experts.tolist() == numbered(0, 5).tolist()
     answered(parent, [1], [2])
@@ -76,7 +76,7 @@ def test_routes_survive_storage_turn_by_turn(tmp_path):
     (read,) = read_trajectories(tmp_path)
     for found in (read.trajectory, Trajectory.from_record(trajectory.to_record())):
         for own, expected in zip(found.sequences, trajectory.sequences, strict=True):
-            assert own.routed == expected.routed
+            assert own.routed_tokens == expected.routed_tokens
             assert own.routed_experts.dtype == np.uint8
             assert np.array_equal(own.routed_experts, expected.routed_experts)
 
@@ -101,4 +101,4 @@ def test_an_answer_in_two_parts():
     second = Generation(token_ids=[2], logprobs=[0.0], versions=[1], stop_reason=StopReason.STOP)
     assert first.followed_by(second).routed_experts.tolist() == numbered(0, 3).tolist()
     with pytest.raises(LedgerError, match="different numbers of layers"):
-        joined(numbered(0, 2), np.zeros((1, 4), dtype=np.uint8))
+        concatenate(numbered(0, 2), np.zeros((1, 4), dtype=np.uint8))

@@ -86,7 +86,7 @@ async def test_arguments_are_coerced_and_results_are_text() -> None:
     ],
 )
 async def test_wrong_arguments_are_told_to_the_policy(arguments: dict[str, object], words: str) -> None:
-    with pytest.raises(ToolError, match=r"; it takes: low \(a whole number\), high \(.*may be left out\)") as raised:
+    with pytest.raises(ToolError, match=r"; it takes: low \(a whole number\), high \(.*optional\)") as raised:
         await call(midpoint, **arguments)
     assert words in str(raised.value)
 
@@ -239,7 +239,7 @@ async def test_each_wrong_argument_is_named(arguments: dict[str, object], words:
 async def test_the_policy_is_told_what_a_tool_takes() -> None:
     with pytest.raises(ToolError) as raised:
         await call(order)
-    assert 'size (one of "small", "large", may be left out), note (text or null, may be left out)' in str(raised.value)
+    assert 'size (one of "small", "large", optional), note (text or null, optional)' in str(raised.value)
 
 
 def test_arguments_without_a_name_are_refused() -> None:
@@ -257,9 +257,9 @@ def test_arguments_without_a_name_are_refused() -> None:
         ({"stop": True, "pure": True}, "cannot be parallel or pure"),
         ({"timeout_s": 0}, "timeout_s is too small"),
         ({"max_concurrent": -1}, "max_concurrent is too small"),
-        ({"max_tokens": 1.5}, "max_tokens is not understood: got 1.5, expected a whole number"),
-        ({"timeout_s": "5"}, "timeout_s is not understood: got '5', expected a number"),
-        ({"parallel": "yes"}, "parallel is not understood: got 'yes', expected a bool"),
+        ({"max_tokens": 1.5}, "max_tokens is not valid: got 1.5, expected a whole number"),
+        ({"timeout_s": "5"}, "timeout_s is not valid: got '5', expected a number"),
+        ({"parallel": "yes"}, "parallel is not valid: got 'yes', expected a bool"),
         ({"timeout": 5}, r"tool midpoint has an unknown rule: got timeout, .* Did you mean 'timeout_s"),
         ({"name": "weird name!"}, "a tool's name: got 'weird name!', expected 1 to 64 letters"),
         ({"name": ""}, "a tool's name: got '', expected 1 to 64 letters"),
@@ -271,12 +271,12 @@ def test_rules_that_make_no_sense_are_refused(rules: Any, words: str) -> None:
 
 
 def test_what_cannot_be_called_is_no_tool() -> None:
-    with pytest.raises(UsageError, match="this cannot be a tool: got 5, expected a function"):
+    with pytest.raises(UsageError, match="not a valid tool: got 5, expected a function"):
         agentrl.tool(5)  # type: ignore[call-overload]
 
 
 def test_a_stateful_tool_is_not_pure() -> None:
-    with pytest.raises(UsageError, match="has a state, and cannot be pure"):
+    with pytest.raises(UsageError, match="is stateful and cannot be pure"):
         agentrl.tool(pure=True)(Counter.target)
 
 

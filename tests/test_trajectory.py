@@ -124,7 +124,7 @@ def test_images_and_routes_follow_their_tokens_through_forks_and_storage(data: s
         for sequence in sequences:
             assert list(sequence.images) == pictures[number]
             assert sequence.token_ids.tolist() == trajectory.sequences[number].token_ids.tolist()
-            assert sequence.routed == routed(number)
+            assert sequence.routed_tokens == routed(number)
             found = [] if sequence.routed_experts is None else sequence.routed_experts.tolist()
             assert found == expert_pairs(0, routed(number)).tolist()
 
@@ -157,7 +157,7 @@ def test_routes_that_lack_those_before_them_are_not_read() -> None:
     del arrays["routes"][0]
     copy = TokenSequence()
     copy.load_arrays(arrays)
-    assert (copy.routed, copy.routed_experts) == (0, None)
+    assert (copy.routed_tokens, copy.routed_experts) == (0, None)
 
 
 @pytest.mark.parametrize("routed_experts", [expert_pairs(0, 3)[:, 0], expert_pairs(0, 3), expert_pairs(0, 4)])
@@ -169,7 +169,7 @@ def test_routed_experts_of_tokens_that_were_not_computed_are_refused(routed_expe
     sequence.extend_routed_experts(expert_pairs(0, 0))
     assert sequence.routed_experts is None
     sequence.extend_routed_experts(expert_pairs(0, 2))
-    assert sequence.routed == 2
+    assert sequence.routed_tokens == 2
 
 
 def test_a_fork_of_a_fork_hangs_on_the_sequence_that_stores_the_tokens() -> None:
@@ -276,7 +276,7 @@ def test_what_was_said_can_be_read_until_it_is_forgotten() -> None:
     assert trajectory.environment_reward == 0.25
     trajectory.forget_messages()
     for name in ("messages", "final_text", "tool_calls"):
-        with pytest.raises(UsageError, match="the messages of episode t7 are not there"):
+        with pytest.raises(UsageError, match="the messages of episode t7 are not available"):
             getattr(trajectory, name)
     assert trajectory.completions == []
     # three answers in two turns: none can be told to be of a turn

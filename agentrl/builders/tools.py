@@ -68,7 +68,7 @@ def _make_toolset(name: str, kind: type[Toolset], options: Mapping[str, Any]) ->
     try:
         return kind(**arguments.read(options))
     except WrongArguments as error:
-        raise ConfigError(f"options of tools {name} are invalid: {error}", expected=arguments.described()) from error
+        raise ConfigError(f"options of tools {name} are invalid: {error}", expected=arguments.describe()) from error
 
 
 def sandbox_maker(agent: AgentConfig) -> Callable[[], Sandbox] | None:

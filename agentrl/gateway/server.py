@@ -31,7 +31,7 @@ from agentrl.gateway.refusals import SessionOver, Unavailable
 from agentrl.gateway.responses import Responses
 from agentrl.gateway.routing import session_of_history
 from agentrl.gateway.session import GatewaySession
-from agentrl.message import described
+from agentrl.message import text_of
 from agentrl.remote.listening import (
     DEEPEST,
     Handler,
@@ -268,7 +268,7 @@ class Gateway:
             body, _ = await _read(request)
             refuse_unknown(body, ("action",))
             result = await session.step(take(body, "action", str))
-            return _json({"observation": described(result.observation), "done": result.done})
+            return _json({"observation": text_of(result.observation), "done": result.done})
         except Exception as error:
             return _refusal(DIALECTS[0], error)
 

@@ -303,7 +303,7 @@ class RemoteEnvironment(AsyncEnv):
         return (RemoteFallibleExpert if is_fallible else RemoteExpert)(self._call)
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        return (await self._call(CALL_TOOL, name, arguments)).checked(name)
+        return (await self._call(CALL_TOOL, name, arguments)).normalize(name)
 
 
 class _ErrorAnswer(Exception):

@@ -75,14 +75,14 @@ class RemoteTool(Tool):
 
     def to_plain(self) -> dict[str, Any]:
         """Return the description as JSON types: keyword arguments of this class."""
-        rules = self.rules.changed()
+        rules = self.rules.non_defaults()
         stop = bool(rules.pop("stop", False))
         return {"name": self.name, "schema": self.schema, "stop": stop, **({"rules": rules} if rules else {})}
 
     @classmethod
     def describe(cls, tool: Tool) -> RemoteTool:
-        """Make the remote form of a tool in the process that has the tool."""
-        rules = {name: value for name, value in tool.rules.changed().items() if name not in ("stop", "inline")}
+        """Make the remote form of a tool, where the tool is."""
+        rules = {name: value for name, value in tool.rules.non_defaults().items() if name not in ("stop", "inline")}
         return cls(tool.name, tool.schema, tool.stop, rules)
 
     @property

@@ -261,7 +261,7 @@ class LedgerConversation:
             self.sequence.extend(rendered.ids, rendered.sources)
         for image in rendered.images:
             if image.start >= known:
-                self.sequence.place(image.moved(start - known))
+                self.sequence.place(image.shift(start - known))
 
     def _take_answer_start(self) -> int:
         start, self._answer_start = self._answer_start, None

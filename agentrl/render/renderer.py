@@ -305,7 +305,7 @@ class Renderer:
         start = bool(known.ids) and self.boundary.is_written(last_id, known.ids[0])
         rendered = RenderedTokens(known.ids[start:], known.sources[start:])
         if known.images:
-            return replace(rendered, images=tuple(image.moved(-start) for image in known.images))
+            return replace(rendered, images=tuple(image.shift(-start) for image in known.images))
         return rendered
 
     def _suffix(self, messages: tuple[Message, ...]) -> RenderedTokens:

@@ -31,7 +31,7 @@ from agentrl.errors import (
     bounded_reward,
     did_you_mean,
 )
-from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, described, encodable, system, tool_result
+from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, encodable, system, text_of, tool_result
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, RESTORE, SNAPSHOT, STATE_KEY, STEP
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.environment_roles import EnvironmentRoles
@@ -300,7 +300,7 @@ class RuntimeEpisode(Episode):
         result = await self.step(action)
         if result.done:
             self._ended_by_tool = outcome_of(result)
-        return described(result.observation)
+        return text_of(result.observation)
 
     def open(
         self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None, role: str = SOLE_ROLE

@@ -254,7 +254,7 @@ class EngineConversation(Conversation):
             adapter=self._policy.adapter,
             images=self.ledger.sequence.images,
             on_tokens=self.ledger.progress(params.stop, options.on_progress) if options.on_progress else None,
-            routed_experts_from=self.ledger.sequence.routed
+            routed_experts_from=self.ledger.sequence.routed_tokens
             if self._policy.engine.capabilities.routed_experts
             else None,
         )
@@ -426,7 +426,7 @@ class EngineConversation(Conversation):
         policy = self._policy
         if policy.adapters is None or policy.adapter is None:
             return answer
-        return policy.adapters.versions.stamped(answer, policy.adapter)
+        return policy.adapters.versions.with_versions(answer, policy.adapter)
 
     async def _ask_within(self, request: GenerateRequest, seconds: float) -> Generation:
         """Sample for at most `seconds`; then abort the request and return the tokens sampled so far."""

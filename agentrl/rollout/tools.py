@@ -34,7 +34,7 @@ from agentrl.reward import defined_in
 from agentrl.rollout.turns import EpisodeLimits, TurnLog
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
 from agentrl.sandbox import Sandbox, open_sandbox
-from agentrl.tool import Tool, ToolContext, ToolDependencies, ToolFault, ToolResult, contained, ended_in_time
+from agentrl.tool import Tool, ToolContext, ToolDependencies, ToolFault, ToolResult, contain_exceptions, ended_in_time
 from agentrl.tool_schema import WrongArguments, refuse_depth
 from agentrl.trajectory import Trajectory
 
@@ -249,7 +249,7 @@ class EpisodeTools:
         deadline = asyncio.timeout(limit if remaining is None else min(limit, max(remaining, 0)))
         try:
             async with deadline:
-                with contained():
+                with contain_exceptions():
                     running = tool.run(await self._open(tool, limit), checked)
                     return await (running if tool.rules.inline else ended_in_time(running))
         except (AgentRLError, EpisodeEnd):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from agentrl.errors import UsageError
-from agentrl.message import Content, described
+from agentrl.message import Content, text_of
 
 
 def read(observation: Content) -> str:
@@ -14,7 +14,7 @@ def read(observation: Content) -> str:
     Raises:
         UsageError: it has no text.
     """
-    text = described(observation)
+    text = text_of(observation)
     if not text:
         raise UsageError("the experts of puzzles read text only", got=type(observation).__name__)
     return text

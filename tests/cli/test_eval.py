@@ -422,6 +422,6 @@ def test_an_environment_may_be_a_class_in_a_file(agentrl: Cli, workplace: Path, 
     found = json.loads((workplace / "r.json").read_text())
     assert (found["env"], found["reward"]["mean"]) == ("./my games/filed_game.py:Silent/test", 0.75)
     assert "Did you mean 'Silent'?" in agentrl("eval", "--env", "my games/filed_game.py:Silnt").err
-    assert "there is no file nowhere.py" in agentrl("eval", "--env", "./nowhere.py:Game").err
+    assert "no file nowhere.py" in agentrl("eval", "--env", "./nowhere.py:Game").err
     (workplace / "json.py").write_text(text)
     assert "json.py has the name of another module" in agentrl("eval", "--env", "./json.py:Silent").err

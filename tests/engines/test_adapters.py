@@ -206,7 +206,7 @@ class Adapters:
             on_tokens=on_tokens,
         )
         answer = await self.pool.generate(request)
-        return answer if adapter is None else self.published.stamped(answer, adapter)
+        return answer if adapter is None else self.published.with_versions(answer, adapter)
 
 
 @pytest.fixture

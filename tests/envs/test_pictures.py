@@ -13,7 +13,7 @@ from PIL import Image
 
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import UsageError
-from agentrl.message import Content, ImagePart, TextPart, described
+from agentrl.message import Content, ImagePart, TextPart, text_of
 from agentrl.registry import Kind, lookup
 from agentrl.testing import check_env
 
@@ -45,7 +45,7 @@ def test_pictures_stand_for_the_text_and_nothing_else_changes(spec: EnvironmentS
         assert drawn.state_key() == told.state_key()
         (shown, *seen), (text, *known) = drawn.step(action), told.step(action)
         assert seen == known
-        assert described(shown) == text
+        assert text_of(shown) == text
         if seen[1] or seen[2]:
             break
 

@@ -85,7 +85,7 @@ async def test_each_episode_may_change_a_copy_of_its_own(desk, shop, tmp_path):
         ({}, "database is missing"),
         ({"databse": "x"}, r"unknown argument databse \(did you mean database"),
         ({"database": __file__, "max_rows": 0}, "too small"),
-        ({"database": __file__, "max_concurrent": "many"}, "max_concurrent of tool sql is no number"),
+        ({"database": __file__, "max_concurrent": "many"}, "max_concurrent of tool sql is not a number"),
     ],
 )
 def test_wrong_options_are_found_before_the_run(options, words):

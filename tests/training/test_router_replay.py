@@ -135,7 +135,7 @@ def routed(trajectories, model):
     chosen = ChosenExperts(routers(engine))
     for sequence in (s for trajectory in trajectories for s in trajectory.sequences):
         engine(input_ids=torch.from_numpy(sequence.token_ids.astype(np.int64))[None])
-        sequence.extend_routed_experts(chosen.take()[sequence.routed : -1])
+        sequence.extend_routed_experts(chosen.take()[sequence.routed_tokens : -1])
     return trajectories
 
 
@@ -203,7 +203,7 @@ def test_what_cannot_be_replayed_is_refused(trajectories):
     with pytest.raises(ValueError, match=r"moe.router_replay needs access to layers"):
         TrainerConfig(moe={"router_replay": True}, kernels="compiled")
     for sequence in (s for trajectory in trajectories for s in trajectory.sequences):
-        sequence.extend_routed_experts(np.full((len(sequence) - 1 - sequence.routed, 6), 1, dtype=np.uint8))
+        sequence.extend_routed_experts(np.full((len(sequence) - 1 - sequence.routed_tokens, 6), 1, dtype=np.uint8))
     with pytest.raises(
         TrainingError, match=r"experts do not fit the trainer's model: got 6 numbers per token.*expected 4"
     ):
