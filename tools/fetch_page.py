@@ -23,7 +23,7 @@ _TEXT = ("text/", "application/json", "application/xml", "application/xhtml+xml"
 _HTML = ("text/html", "application/xhtml+xml")
 
 
-class Refused(Exception):
+class AddressRefused(Exception):
     """An address that is not allowed."""
 
 
@@ -166,7 +166,7 @@ class CheckedResolver(AbstractResolver):
         found: list[ResolveResult] = await self._resolver.resolve(host, port, family)
         kept = [one for one in found if (address := _address(one["host"])) and self._owner.allows(address)]
         if found and not kept:
-            raise OSError(None, "addresses that are not allowed") from Refused(host)
+            raise OSError(None, "addresses that are not allowed") from AddressRefused(host)
         return kept
 
     async def close(self) -> None:
@@ -175,7 +175,7 @@ class CheckedResolver(AbstractResolver):
 
 
 def _was_refused(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, Refused):
+    while error is not None and not isinstance(error, AddressRefused):
         error = error.__cause__
     return error is not None
 

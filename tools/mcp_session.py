@@ -162,7 +162,7 @@ def _first_problem(error: Any) -> str:
     return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
 
 
-class Opened:
+class MCPConnection:
     """Connection in its own task, because a client of the `mcp` package must be left in the task that entered it."""
 
     def __init__(self, connect: Callable[[Any], Any], place: str, *, is_remote: bool) -> None:

@@ -17,7 +17,7 @@ from agentrl.tool_schema import WrongArguments
 
 from .mcp_arguments import EXTRA, LONGEST_PROBLEM, Checker, InputSchema
 from .mcp_results import NOTHING, result_text
-from .mcp_session import START_S, Opened, Session
+from .mcp_session import START_S, MCPConnection, Session
 
 LONGEST_CALL_S = 3600.0
 """Maximum seconds without data from a server over HTTP; a call's own deadline is shorter."""
@@ -116,8 +116,8 @@ class MCPTools(Toolset):
         async with self._open() as session:
             yield session
 
-    def _open(self) -> Opened:
-        return Opened(self._connect, self.place, is_remote=self._url is not None)
+    def _open(self) -> MCPConnection:
+        return MCPConnection(self._connect, self.place, is_remote=self._url is not None)
 
     async def _lasting_session(self) -> Session:
         async with self._reopening:

@@ -30,7 +30,7 @@ _Homes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Placed:
+class _UnnumberedThing:
     """A thing without a number yet."""
 
     kind: str
@@ -70,7 +70,7 @@ def _draw_goal(scene: int, task_type: TaskType, size: Size, random: Random) -> G
     return Goal(task_type, kind, _choose(targets, random), template=int(random.random() * 2))
 
 
-def _goal_things(scene: int, goal: Goal, size: Size, random: Random) -> list[_Placed]:
+def _goal_things(scene: int, goal: Goal, size: Size, random: Random) -> list[_UnnumberedThing]:
     """Return the things of the goal's kind, up to `_MOST_COPIES`, enough of them outside its target, and its lamp."""
     homes = _homes(scene, size)[goal.object_type]
     outside = {kind: places for kind, places in homes.items() if kind != goal.target_type}
@@ -83,7 +83,7 @@ def _goal_things(scene: int, goal: Goal, size: Size, random: Random) -> list[_Pl
     return things
 
 
-def _other_things(scene: int, goal: Goal, size: Size, taken: int, random: Random) -> list[_Placed]:
+def _other_things(scene: int, goal: Goal, size: Size, taken: int, random: Random) -> list[_UnnumberedThing]:
     low, high = EXTENTS[size].objects
     count = low + int(random.random() * (high - low + 1)) - taken
     homes = _homes(scene, size)
@@ -95,9 +95,9 @@ def _other_things(scene: int, goal: Goal, size: Size, taken: int, random: Random
     return things
 
 
-def _place(kind: str, homes: _Homes, random: Random) -> _Placed:
+def _place(kind: str, homes: _Homes, random: Random) -> _UnnumberedThing:
     """Put a thing at a random place; all kinds of receptacles are equally likely, whatever their numbers."""
-    return _Placed(kind=kind, receptacle=_choose(homes[_choose(tuple(homes), random)], random))
+    return _UnnumberedThing(kind=kind, receptacle=_choose(homes[_choose(tuple(homes), random)], random))
 
 
 def _choose(items: Sequence[T], random: Random) -> T:

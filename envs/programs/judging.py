@@ -20,7 +20,7 @@ from agentrl.sandbox import Limits, Sandbox, SandboxSpec, open_sandbox
 from agentrl.sandbox.spec import ANY_NETWORK, NO_NETWORK
 
 from .inside.values import encode
-from .pipes import Deadline, Late, Pipe, ProcessResult, begin, send_programs
+from .pipes import Deadline, DeadlineExceeded, Pipe, ProgramFailure, begin, send_programs
 from .sameness import is_same, show
 
 MOST_SOURCE = 64 * 1024
@@ -163,7 +163,7 @@ async def run_cases(
             await _load(pipe, solution)
             for number, case in enumerate(cases):
                 problems.append(_problem(await _call(pipe, number, case), case))
-    except (ProcessResult, Late) as error:
+    except (ProgramFailure, DeadlineExceeded) as error:
         problems += [str(error)] * (len(cases) - len(problems))
     return Verdict(problems=tuple(problems))
 
@@ -177,7 +177,7 @@ async def run_tests(
             await _load(pipe, solution)
             async with _process(aside, "checks", seconds) as checks:
                 return await _relay(checks, pipe, setup, tests)
-    except (ProcessResult, Late) as error:
+    except (ProgramFailure, DeadlineExceeded) as error:
         return Verdict(problems=(str(error),) * len(tests))
 
 
@@ -189,7 +189,7 @@ async def _load(pipe: Pipe, solution: Solution) -> None:
     request = {"source": solution.source, "folder": "..", "path": [*solution.path], "id": "load"}
     answer = await _ask(pipe, request)
     if "value" not in answer:
-        raise ProcessResult(f"the code does not load: {_describe_error(answer)}")
+        raise ProgramFailure(f"the code does not load: {_describe_error(answer)}")
 
 
 async def _call(pipe: Pipe, number: int, case: Case) -> Mapping[str, Any]:
@@ -201,7 +201,7 @@ async def _ask(pipe: Pipe, request: dict[str, Any]) -> Mapping[str, Any]:
     await pipe.tell(request)
     answer = await pipe.hear()
     if answer.get("id") != request["id"]:
-        raise ProcessResult("the program's answer belongs to another request")
+        raise ProgramFailure("the program's answer belongs to another request")
     return answer
 
 

@@ -24,11 +24,11 @@ START_S = 20.0
 """Seconds to start and fill a sandbox."""
 
 
-class ProcessResult(Exception):
+class ProgramFailure(Exception):
     """The program ended, was killed, or sent invalid messages, which is the fault of the solution; see the message."""
 
 
-class Late(Exception):
+class DeadlineExceeded(Exception):
     """The program took too long although the sandbox works, which is the fault of the solution."""
 
 
@@ -88,32 +88,32 @@ class Pipe:
         """Send a message.
 
         Raises:
-            ProcessResult: the program has ended.
+            ProgramFailure: the program has ended.
             SandboxError: the sandbox is lost.
         """
         try:
             await self._running.write(json.dumps(message).encode() + b"\n")
         except BrokenPipeError as error:
             await require_life(self.sandbox)
-            raise ProcessResult("the program ended early") from error
+            raise ProgramFailure("the program ended early") from error
 
     async def hear(self) -> dict[str, Any]:
         """Return the next message.
 
         Raises:
-            ProcessResult: the program has ended, or its message is not valid.
+            ProgramFailure: the program has ended, or its message is not valid.
             SandboxError: the sandbox is lost.
         """
         line = await self._running.read_line(longest=LONGEST)
         if not line.endswith(b"\n"):
             await require_life(self.sandbox)
-            raise ProcessResult("the program ended early")
+            raise ProgramFailure("the program ended early")
         try:
             message = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ProcessResult("the program's answer cannot be read") from error
+            raise ProgramFailure("the program's answer cannot be read") from error
         if not isinstance(message, dict):
-            raise ProcessResult("the program's answer cannot be read")
+            raise ProgramFailure("the program's answer cannot be read")
         return message
 
     @property
@@ -131,7 +131,7 @@ class Deadline:
         seconds: Time limit of the whole block.
 
     Raises:
-        Late: the time is over, and the sandbox works.
+        DeadlineExceeded: the time is over, and the sandbox works.
         SandboxError: the time is over, and the sandbox does not answer.
     """
 
@@ -150,4 +150,4 @@ class Deadline:
             await self._scope.__aexit__(error_type, error, trace)
         except TimeoutError as late:
             await require_life(self._sandbox)
-            raise Late(f"it did not end within {self._seconds:g} seconds") from late
+            raise DeadlineExceeded(f"it did not end within {self._seconds:g} seconds") from late

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from .inside.values import Untold, decode, encode
+from .inside.values import NotPlainData, decode, encode
 
 _LONG = 4000
 """Maximum characters of an encoded value that is shown."""
@@ -23,7 +23,7 @@ def is_same(told: Any, expected: Any) -> bool:
     """
     try:
         return _digest(told) == _digest(encode(expected))
-    except (Untold, ValueError, TypeError, OverflowError, RecursionError):
+    except (NotPlainData, ValueError, TypeError, OverflowError, RecursionError):
         return False
 
 
@@ -33,7 +33,7 @@ def show(told: Any, most: int = 200) -> str:
         return "a long value"
     try:
         text = repr(decode(told))
-    except (Untold, ValueError, TypeError, OverflowError, RecursionError):
+    except (NotPlainData, ValueError, TypeError, OverflowError, RecursionError):
         return "a value that cannot be shown"
     return text if len(text) <= most else f"{text[:most]}…"
 
@@ -63,4 +63,4 @@ def _plain(told: Any) -> Any:
             return ["set", sorted({_digest(item) for item in items})]
         case ["dict", list(pairs)]:
             return ["dict", sorted([_digest(key), _digest(value)] for key, value in pairs)]
-    raise Untold("a value cannot be read")
+    raise NotPlainData("a value cannot be read")

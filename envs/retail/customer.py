@@ -12,7 +12,7 @@ from typing import Any
 
 from . import phrases
 from .database import Database
-from .hearing import Heard, figures_in, hear
+from .hearing import Utterance, figures_in, hear
 from .requests import Fact, Persona, Request, RequestKind, Scenario
 
 PATIENCE = 6
@@ -84,7 +84,7 @@ class Customer:
             return phrases.OUT_OF_TIME
         return " ".join(words)
 
-    def _is_met(self, heard: Heard, text: str, database: Database) -> bool:
+    def _is_met(self, heard: Utterance, text: str, database: Database) -> bool:
         request = self.request
         if request.kind is RequestKind.REFUSED:
             return heard.refuses
@@ -117,7 +117,7 @@ class Customer:
             words += self._tell(list(self.request.facts))
         return " ".join(words)
 
-    def _reply(self, heard: Heard) -> list[str]:
+    def _reply(self, heard: Utterance) -> list[str]:
         """Answer with identity, requested facts and confirmation; otherwise tell or repeat a fact."""
         was_introduced = self.mood.introduced
         words = self._introduction(heard)
@@ -136,7 +136,7 @@ class Customer:
         self.mood.spent += not is_new
         return [*self._chat(), *words]
 
-    def _introduction(self, heard: Heard) -> list[str]:
+    def _introduction(self, heard: Utterance) -> list[str]:
         asked = heard.wants_email or heard.wants_name
         if not asked or (self.mood.introduced and heard.topics):
             return []

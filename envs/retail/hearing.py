@@ -41,7 +41,7 @@ LARGEST_COUNT = 99
 """Largest whole number that is read as a count; larger ones are ids of items, cards and orders."""
 
 
-class Heard(NamedTuple):
+class Utterance(NamedTuple):
     """An utterance of the agent as the customer understands it."""
 
     topics: frozenset[Topic]
@@ -52,14 +52,14 @@ class Heard(NamedTuple):
     refuses: bool
 
 
-def hear(text: str) -> Heard:
+def hear(text: str) -> Utterance:
     """Interpret an utterance.
 
     >>> sorted(hear("What is the order number, and the reason?").topics)
     [<Topic.ORDER: 'order'>, <Topic.REASON: 'reason'>]
     """
     wants_email, wants_name = bool(_EMAIL.search(text)), bool(_NAME.search(text))
-    return Heard(
+    return Utterance(
         topics=frozenset(topic for topic, pattern in _TOPICS.items() if pattern.search(text)),
         wants_email=wants_email or bool(_IDENTITY.search(text)),
         wants_name=wants_name,

@@ -15,7 +15,7 @@ from agentrl.sandbox import ExecResult, Limits, Sandbox, SandboxFileError, Sandb
 
 from ..programs.acting import GRACE_S, run_command
 from ..programs.judging import Verdict, fresh_sandbox
-from ..programs.pipes import Deadline, Late
+from ..programs.pipes import Deadline, DeadlineExceeded
 from .dockerfile import filled_variables
 from .folders import FolderTask
 from .kinds import Check
@@ -63,7 +63,7 @@ async def _run_check(sandbox: Sandbox, check: Check) -> str | None:
             result = await sandbox.exec(
                 check.command or "", stdin=check.stdin.encode(), limits=Limits(seconds=RUN_SECONDS)
             )
-    except Late:
+    except DeadlineExceeded:
         return None
     return _plain(result.stdout.decode(errors="replace")) if result.succeeded else None
 

@@ -189,7 +189,7 @@ def test_refusing_to_play_until_the_limit_pays_what_losing_does_at_most(name: st
 def test_unknown_options_are_named(name: str) -> None:
     with pytest.raises(UsageError, match="has no option 'colour'"):
         make(name, colour=3)
-    with pytest.raises(UsageError, match="a limit of .* is too small"):
+    with pytest.raises(UsageError, match=r"a limit of .* is too small"):
         make(name, max_steps=0)
     with pytest.raises(UsageError, match="reset"):
         make(name).reset(seed=1, options={"size": 3})

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from typing import Any, BinaryIO
 
-from .values import Untold, decode, encode
+from .values import NotPlainData, decode, encode
 
 TOLD = 400
 
@@ -46,7 +46,7 @@ def number_of(value: Any) -> int:
     """Return the number of an object of the solution."""
     if isinstance(value, Remote) and "object" in value._where:
         return int(value._where["object"])
-    raise Untold(f"an argument of type {type(value).__name__} is not plain data")
+    raise NotPlainData(f"an argument of type {type(value).__name__} is not plain data")
 
 
 class Line:

@@ -13,7 +13,7 @@ import sys
 import types
 from typing import Any, BinaryIO
 
-from .values import Untold, decode, encode
+from .values import NotPlainData, decode, encode
 
 LONGEST = 256 * 1024
 """Maximum bytes of an answer."""
@@ -79,7 +79,9 @@ def line_of(answer: dict[str, Any]) -> bytes:
     """Return an answer as a line; one that is too long becomes an error."""
     line = json.dumps(answer).encode()
     if len(line) > LONGEST:
-        line = json.dumps({"raised": Untold.__name__, "said": "the value is too large", "id": answer["id"]}).encode()
+        line = json.dumps(
+            {"raised": NotPlainData.__name__, "said": "the value is too large", "id": answer["id"]}
+        ).encode()
     return line + b"\n"
 
 

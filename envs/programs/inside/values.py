@@ -13,7 +13,7 @@ from typing import Any
 DEEPEST = 60
 
 
-class Untold(Exception):
+class NotPlainData(Exception):
     """The value cannot be encoded: it is not plain data, or too deeply nested."""
 
 
@@ -26,10 +26,10 @@ def encode(value: Any, keep: Callable[[Any], Any] | None = None, depth: int = 0)
         depth: Nesting depth of the value.
 
     Raises:
-        Untold: the value cannot be encoded.
+        NotPlainData: the value cannot be encoded.
     """
     if depth > DEEPEST:
-        raise Untold("the value is too deep")
+        raise NotPlainData("the value is too deep")
     kind = type(value)
     if value is None:
         return ["none"]
@@ -53,7 +53,7 @@ def encode(value: Any, keep: Callable[[Any], Any] | None = None, depth: int = 0)
     if plain is not value:
         return encode(plain, keep, depth + 1)
     if keep is None:
-        raise Untold(f"a value of type {kind.__name__} is not plain data")
+        raise NotPlainData(f"a value of type {kind.__name__} is not plain data")
     return ["object", keep(value)]
 
 
@@ -76,7 +76,7 @@ def decode(told: Any, find: Callable[[int], Any] | None = None) -> Any:
         find: Function that returns the object of a number.
 
     Raises:
-        Untold: this is not an encoded value.
+        NotPlainData: this is not an encoded value.
     """
     match told:
         case ["none"]:
@@ -100,4 +100,4 @@ def decode(told: Any, find: Callable[[int], Any] | None = None) -> Any:
             return {decode(key, find): decode(value, find) for key, value in pairs}
         case ["object", number] if find is not None:
             return find(number)
-    raise Untold("a value cannot be read")
+    raise NotPlainData("a value cannot be read")
