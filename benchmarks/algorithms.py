@@ -93,10 +93,10 @@ class _Seed:
 
     def learn(self, name: str) -> dict[str, Any]:
         """Return the figures of one algorithm."""
-        start = self._kept("warm-start", self._warm_start)
-        return self._kept(name, lambda: {"before": start["success"], **self._train(name, start["checkpoint"])})
+        start = self._load_or_make("warm-start", self._warm_start)
+        return self._load_or_make(name, lambda: {"before": start["success"], **self._train(name, start["checkpoint"])})
 
-    def _kept(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _load_or_make(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the result of `make`, or its stored result of an earlier call."""
         result = self._folder / self._run(name) / RESULT
         if not result.exists():
@@ -111,7 +111,7 @@ class _Seed:
         # a partial warm start cannot be resumed
         shutil.rmtree(self._folder / self._run("warm-start"), ignore_errors=True)
         result = warm_start(start_run(self._config("quickstart", "warm-start"), kind="sft"), watcher=self._watcher)
-        return self._measured(result)
+        return self._evaluate(result)
 
     def _train(self, name: str, model: str) -> dict[str, Any]:
         shipped, changes = ALGORITHMS[name]
@@ -126,7 +126,7 @@ class _Seed:
         result = train(begun, watcher=self._watcher)
         seconds = time.perf_counter() - began
         rewards = [line["reward/mean"] for line in read_metrics(folder / "metrics.jsonl")]
-        return self._measured(result) | {
+        return self._evaluate(result) | {
             "reward_first_steps": fmean(rewards[:EDGE]),
             "reward_last_steps": fmean(rewards[-EDGE:]),
             "train_s": seconds,
@@ -136,7 +136,7 @@ class _Seed:
         common = (f"run.seed={self._seed}", f"run.directory={self._folder}", f"run.name={self._run(name)}")
         return load_config(shipped, [*common, *more])
 
-    def _measured(self, result: RunResult) -> dict[str, Any]:
+    def _evaluate(self, result: RunResult) -> dict[str, Any]:
         if result.interrupted:
             raise TrainingError("the benchmark was interrupted", hint="repeat the command with its folder to continue")
         found = agentrl.evaluate(model=result.checkpoint, tasks=self._tasks, seed=self._seed).to_json()

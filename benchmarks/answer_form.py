@@ -100,14 +100,14 @@ def run(
                     *(TEXT[environment] if loop == "react_text" else []),
                 ]
                 config = evaluation_config(env=environment, model=model, temperature=temperature, overrides=words)
-                found[environment] = measured(environment, config, tasks)
+                found[environment] = measure(environment, config, tasks)
                 note(f"{loop}, {count} shots, {environment}: {found[environment]}")
             found["mean"] = {"form": statistics.mean(one["form"] for one in found.values())}
             figures[f"{loop}, {count} shots"] = found
     return figures
 
 
-def measured(environment: str, config: Config, tasks: int) -> dict[str, float]:
+def measure(environment: str, config: Config, tasks: int) -> dict[str, float]:
     """Return the shares of first answers in the right form, and of episodes that do not end as policy_error."""
     different = min(tasks, TASKS.get(environment, tasks))
     with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +122,7 @@ def measured(environment: str, config: Config, tasks: int) -> dict[str, float]:
         finished = asyncio.run(run_evaluation(request))
         texts = first_answers(finished)
     episodes = [episode for episode in finished.result.episodes if episode.is_measured]
-    formed = [in_form(environment, episode, texts[episode.slot]) for episode in episodes]
+    formed = [is_in_form(environment, episode, texts[episode.slot]) for episode in episodes]
     played = [episode.trajectory.outcome is not Outcome.POLICY_ERROR for episode in episodes]
     return {
         "form": statistics.mean(formed),
@@ -142,7 +142,7 @@ def first_answers(finished: FinishedEvaluation) -> dict[tuple[str, int], str]:
     }
 
 
-def in_form(environment: str, episode: EvaluatedEpisode, text: str) -> bool:
+def is_in_form(environment: str, episode: EvaluatedEpisode, text: str) -> bool:
     """Return True if the first answer of an episode is an action in the right form."""
     turn = first_answer(episode.trajectory).turn
     if turn is None:

@@ -41,11 +41,11 @@ def run() -> dict[str, Any]:
             "python": platform.python_version(),
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
         },
-        "environments": {name: _measured(name) for name in names(Kind.ENVIRONMENT)},
+        "environments": {name: _measure_or_explain(name) for name in names(Kind.ENVIRONMENT)},
     }
 
 
-def _measured(name: str) -> dict[str, Any]:
+def _measure_or_explain(name: str) -> dict[str, Any]:
     """Return figures, or the reason why there are none."""
     try:
         return {figure: float(f"{value:.4g}") for figure, value in _measure(name).items()}

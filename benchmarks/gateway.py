@@ -25,7 +25,7 @@ from typing import Any
 
 import aiohttp
 import gymnasium
-from proxies.side_by_side import side_by_side
+from proxies.side_by_side import compare
 from support.gateway_client import DIALECTS
 from support.tokenizers import build_tokenizer
 
@@ -119,12 +119,12 @@ def run(
     if versus:
         renderer = Renderer(build_tokenizer("qwen3"))
         ids = [*renderer.encoder.encode(ANSWER), renderer.boundary.end_id]
-        return asyncio.run(side_by_side(ids, ANSWER, sessions=sessions, turns=turns, clients=Path(__file__)))
+        return asyncio.run(compare(ids, ANSWER, sessions=sessions, turns=turns, clients=Path(__file__)))
     figures: dict[str, Any] = {"without HTTP": {"cpu_ms_per_turn": asyncio.run(_direct(sessions, turns))}}
     for dialect in dialects:
-        whole = asyncio.run(_measured(sessions, turns, dialect, streams=False))
-        streamed = asyncio.run(_measured(sessions, turns, dialect, streams=True))
-        late = asyncio.run(_measured(STREAMS, 2, dialect, streams=True, delay_s=TOKEN_S))
+        whole = asyncio.run(_measure(sessions, turns, dialect, streams=False))
+        streamed = asyncio.run(_measure(sessions, turns, dialect, streams=True))
+        late = asyncio.run(_measure(STREAMS, 2, dialect, streams=True, delay_s=TOKEN_S))
         figures[dialect] = {
             "cpu_ms_per_request": whole["cpu_ms"],
             "requests_per_s": whole["requests_per_s"],
@@ -142,9 +142,7 @@ async def _direct(sessions: int, turns: int) -> float:
     return 1000 * (time.process_time() - began) / sessions / turns
 
 
-async def _measured(
-    sessions: int, turns: int, dialect: str, *, streams: bool, delay_s: float = 0.0
-) -> dict[str, float]:
+async def _measure(sessions: int, turns: int, dialect: str, *, streams: bool, delay_s: float = 0.0) -> dict[str, float]:
     renderer = Renderer(build_tokenizer("qwen3"))
     engine, gateway = _Engine(renderer, delay_s), Gateway()
     await gateway.start()
@@ -154,14 +152,14 @@ async def _measured(
     clients = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, limit=1 << 26, env=path)
     assert clients.stdin is not None
     assert clients.stdout is not None
-    told = clients.stdin
+    stdin = clients.stdin
     addresses: list[str] = []
     all_there, is_over = asyncio.Event(), asyncio.Event()
 
     async def address(line: str) -> None:
         addresses.append(line)
         if len(addresses) == sessions:
-            told.write("\n".join([*addresses, "", ""]).encode())
+            stdin.write("\n".join([*addresses, "", ""]).encode())
             all_there.set()
         await is_over.wait()
 
@@ -180,7 +178,7 @@ async def _measured(
     if result["first_s"]:
         # the engine begins answers, and clients see them, in nearly the same order
         late = sorted(
-            1000 * (seen - told) for told, seen in zip(sorted(engine.first_s), sorted(result["first_s"]), strict=True)
+            1000 * (seen - sent) for sent, seen in zip(sorted(engine.first_s), sorted(result["first_s"]), strict=True)
         )
         found |= {"late_ms_median": statistics.median(late), "late_ms_p95": late[int(0.95 * len(late))]}
     return found

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from engine import generate_padded, make_sessions, serve
 from throughput.sessions import Session, Turn
-from throughput.trainer_steps import Dtype, StepKind, load_as_it_comes, measure_alone
+from throughput.trainer_steps import Dtype, StepKind, load_unmodified, measure_alone
 
 from agentrl.builders.models import embedding_rows, load_tokenizer
 from agentrl.config.engines import LocalEngineConfig, VLLMEngineConfig
@@ -113,7 +113,7 @@ def measure_engines(
     found: dict[str, Any] = {}
     for dtype in dtypes:
         model = load_model(path, dtype=dtype, device="cpu")
-        bare = load_as_it_comes(path, dtype)
+        bare = load_unmodified(path, dtype)
         # different seeds, because a server caches prompts
         work = {count: loads(count, model.config.vocab_size, seed + count) for count in sessions}
         config = LocalEngineConfig(max_num_seqs=64, max_context=CONTEXT, cache_tokens=64 * CONTEXT)

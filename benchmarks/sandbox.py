@@ -66,10 +66,10 @@ def run(
     spec = SandboxSpec(type=backend, image=image, url=url, env=env or {}, options=options or {})
     return {
         "machine": {"cores": os.cpu_count(), "load": os.getloadavg()[0]},
-        "limits_ms": {"local": _physical_limits, "docker": _daemon_limits}.get(backend, _none)(spec, execs // 4),
+        "limits_ms": {"local": _measure_limits, "docker": _measure_daemon}.get(backend, _none)(spec, execs // 4),
         **asyncio.run(_measure(spec, starts, execs)),
-        **(asyncio.run(_warm_starts(spec, starts)) if backend == "docker" else {}),
-        "together": asyncio.run(_together(spec, at_once)),
+        **(asyncio.run(_measure_warm_starts(spec, starts)) if backend == "docker" else {}),
+        "together": asyncio.run(_measure_concurrent(spec, at_once)),
     }
 
 
@@ -77,7 +77,7 @@ def _none(_spec: SandboxSpec, _count: int) -> dict[str, Any]:
     return {}
 
 
-def _daemon_limits(spec: SandboxSpec, count: int) -> dict[str, Any]:
+def _measure_daemon(spec: SandboxSpec, count: int) -> dict[str, Any]:
     """Measure the start and removal of an equal, empty container with Docker's library."""
     api = EXTRA.load().APIClient(base_url=spec.url, version="1.40")
     starting, removing = [], []
@@ -95,7 +95,7 @@ def _daemon_limits(spec: SandboxSpec, count: int) -> dict[str, Any]:
     return {"create_and_start": _figures(starting), "remove": _figures(removing)}
 
 
-async def _warm_starts(spec: SandboxSpec, count: int) -> dict[str, Any]:
+async def _measure_warm_starts(spec: SandboxSpec, count: int) -> dict[str, Any]:
     """Measure starts from a warm container."""
     warm = dataclasses.replace(spec, options={**spec.options, "warm": 1})
     times = []
@@ -110,7 +110,7 @@ async def _warm_starts(spec: SandboxSpec, count: int) -> dict[str, Any]:
     return {"warm_start_ms": _figures(times)}
 
 
-def _physical_limits(_spec: SandboxSpec, count: int) -> dict[str, Any]:
+def _measure_limits(_spec: SandboxSpec, count: int) -> dict[str, Any]:
     """Measure the lower bounds of any sandbox."""
     bubblewrap = [find_bubblewrap(), *arguments(0, NO_NETWORK, disk_bytes=DEFAULT_LIMITS.disk_bytes or 0)]
     python = [*SUPERVISOR[:-1], "pass"]
@@ -195,7 +195,7 @@ async def _write_and_read(sandbox: Sandbox) -> None:
     assert len(await sandbox.read("file")) == 1000
 
 
-async def _together(spec: SandboxSpec, count: int) -> dict[str, Any]:
+async def _measure_concurrent(spec: SandboxSpec, count: int) -> dict[str, Any]:
     """Measure many concurrent sandboxes."""
     all_open = asyncio.Barrier(count)
 

@@ -182,7 +182,7 @@ async def _soak(episodes: int, concurrency: int, retries: int, options: dict[str
     source = spec.tasks("train", **options)
     tasks = [source[number % len(source)] for number in range(episodes)]
     work = [Assignment(task=task, group_id=str(n), member=0, seed=n) for n, task in enumerate(tasks)]
-    before, began = _held(), time.perf_counter()
+    before, began = _count_resources(), time.perf_counter()
     outcomes: Counter[str] = collections.Counter()
     wrong: list[str] = []
     async for trajectory in play_all(runner, work, concurrency=concurrency):
@@ -201,12 +201,12 @@ async def _soak(episodes: int, concurrency: int, retries: int, options: dict[str
         "happened": dict(Troubled.happened),
         "wrong_rewards": len(wrong),
         "first_wrong_rewards": "; ".join(wrong[:3]),
-        "left": {name: count - before[name] for name, count in _held().items()},
+        "left": {name: count - before[name] for name, count in _count_resources().items()},
         "seconds": time.perf_counter() - began,
     }
 
 
-def _held() -> dict[str, int]:
+def _count_resources() -> dict[str, int]:
     """Count the resources that this process holds."""
     children = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
     return {

@@ -37,20 +37,20 @@ def run() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ[ENVIRONMENT_VARIABLE] = folder
         figures = {f"{size} products": _measure(size) for size in SIZES}
-        return {**figures, "official": {str(limit): _in_new_process(_official, limit) for limit in SIZES}}
+        return {**figures, "official": {str(limit): _run_in_new_process(_measure_files, limit) for limit in SIZES}}
 
 
 def _measure(size: int) -> dict[str, Any]:
     return {
-        "first_open": _in_new_process(_open, size),
-        "open_again": _in_new_process(_open, size),
-        "play": _in_new_process(_play, size),
-        "instances": _in_new_process(_many, size),
-        "long": _in_new_process(_long, size),
+        "first_open": _run_in_new_process(_open, size),
+        "open_again": _run_in_new_process(_open, size),
+        "play": _run_in_new_process(_play, size),
+        "instances": _run_in_new_process(_many, size),
+        "long": _run_in_new_process(_measure_growth, size),
     }
 
 
-def _in_new_process(target: Callable[[int], dict[str, float]], size: int) -> dict[str, float]:
+def _run_in_new_process(target: Callable[[int], dict[str, float]], size: int) -> dict[str, float]:
     """Measure in a new process, which has no warm caches and only the memory of the shop."""
     command = [sys.executable, __file__, target.__name__, str(size)]
     figures: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
@@ -69,7 +69,7 @@ def _open(size: int) -> dict[str, float]:
     }
 
 
-def _official(limit: int) -> dict[str, float]:
+def _measure_files(limit: int) -> dict[str, float]:
     """Measure time and peak memory of the first use of files in WebShop's format, limited to some products."""
     with tempfile.TemporaryDirectory() as folder:
         _write_official(Path(folder), SIZES[-1])
@@ -154,7 +154,7 @@ def _many(size: int) -> dict[str, float]:
     return {"count": len(environments), "private_megabytes": private_megabytes() - before}
 
 
-def _long(size: int) -> dict[str, float]:
+def _measure_growth(size: int) -> dict[str, float]:
     """Measure the memory after a thousand random episodes and after ten thousand."""
     env, random, megabytes = WebShopEnv(products=size), Random(0), dict[int, float]()
     for number in range(LONG[-1]):

@@ -168,7 +168,7 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def written(markdown: str) -> str:
+def with_tables(markdown: str) -> str:
     """Return a page in its committed form: each marker is followed by its table."""
 
     def filled(mark: re.Match[str]) -> str:
@@ -177,13 +177,13 @@ def written(markdown: str) -> str:
     return MARK.sub(filled, markdown)
 
 
-def committed() -> dict[Path, str]:
+def render_committed() -> dict[Path, str]:
     """Return the up-to-date content of pages with generated text, by file."""
     pages = {DOCS / path: make().rstrip() + "\n" for path, make in PAGES.items()}
     for path in sorted(DOCS.rglob("*.md")):
         text = path.read_text(encoding="utf-8")
         if path not in pages and MARK.search(text):
-            pages[path] = written(text)
+            pages[path] = with_tables(text)
     return pages
 
 
@@ -207,7 +207,7 @@ def _children(group: str) -> list[str]:
 
 def main() -> None:
     """Write all generated text; with ``--check``, only report files that differ."""
-    pages = committed()
+    pages = render_committed()
     stale = [path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv and stale:
         different = ", ".join(str(path.relative_to(DOCS)) for path in stale)

@@ -26,7 +26,7 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "B
 """Dense bfloat16 FLOP/s from the data sheet, by a part of the card's name."""
 
 
-def the_device() -> torch.device:
+def choose_device() -> torch.device:
     """Return the first GPU, or the CPU if there is none."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -38,7 +38,7 @@ def conditions() -> dict[str, Any]:
     return {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
 
 
-def usual_size(size: str | None) -> str:
+def choose_size(size: str | None) -> str:
     """Return the requested size, or by default one that fits the machine.
 
     Raises:
@@ -68,7 +68,7 @@ def model_config(size: str) -> Qwen3Config:
 def random_model(size: str, *, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> PreTrainedModel:
     """Make a model with random weights on the device; the same seed gives the same weights."""
     torch.manual_seed(seed)
-    with the_device():
+    with choose_device():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             model_config(size), dtype=dtype, attn_implementation="sdpa"
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _gpu_setup import conditions, random_model, usual_size
+from _gpu_setup import choose_size, conditions, random_model
 
 from agentrl.algorithms.correction import mismatch
 from agentrl.config.config import TrainerConfig
@@ -70,7 +70,7 @@ def run(*, size: str | None = None, sessions: int = 16, prompt: int = 200, token
         prompt: Minimum tokens of a prompt; the maximum is twice as many.
         tokens: Tokens of each answer.
     """
-    size = usual_size(size)
+    size = choose_size(size)
     generator, vocabulary = random.Random(0), random_model("tiny").config.vocab_size
     prompts = [generator.choices(range(vocabulary), k=generator.randint(prompt, 2 * prompt)) for _ in range(sessions)]
     return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from _gpu_setup import conditions, episodes, random_model, seconds_of, usual_size
+from _gpu_setup import choose_size, conditions, episodes, random_model, seconds_of
 
 from agentrl.config.config import TrainerConfig
 from agentrl.training.forward.layout import FEWEST_SHARED, Layout, choose_layout
@@ -39,7 +39,7 @@ def run(
         answer: Maximum number of tokens of an answer.
         rounds: Timed passes of each; the fastest counts.
     """
-    size = usual_size(size)
+    size = choose_size(size)
     found: dict[str, Any] = {**conditions(), "size": size}
     for dtype in (torch.float32, torch.bfloat16):
         model = random_model(size, dtype=dtype)

@@ -10,7 +10,7 @@ import importlib.util
 from typing import Any
 
 import torch
-from _gpu_setup import conditions, episodes, random_model, seconds_of, usual_size
+from _gpu_setup import choose_size, conditions, episodes, random_model, seconds_of
 
 from agentrl.training.compile import use_liger
 from agentrl.training.forward.logprobs import score
@@ -36,7 +36,7 @@ def run(
         answer: Maximum number of tokens of an answer.
         rounds: Timed passes of each; the fastest counts.
     """
-    size = usual_size(size)
+    size = choose_size(size)
     model = random_model(size)
     played = episodes(sequences, prompt=prompt, answer=answer, vocabulary=model.config.vocab_size)
     scored = [scored_sequence(t.sequences[0].token_ids, t.sequences[0].loss_mask) for t in played]

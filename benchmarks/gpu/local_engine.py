@@ -10,7 +10,7 @@ import random
 from typing import Any
 
 import torch
-from _gpu_setup import conditions, random_model, seconds_of, usual_size
+from _gpu_setup import choose_size, conditions, random_model, seconds_of
 
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.engine import GenerateRequest, SamplingParams
@@ -54,7 +54,7 @@ def run(
         answer: Sampled tokens of each turn.
         observation: Tokens between two answers.
     """
-    size = usual_size(size)
+    size = choose_size(size)
     model = random_model(size, dtype=torch.bfloat16)
     length = prompt + turns * (answer + observation)
     found: dict[str, Any] = {**conditions(), "size": size, "tokens_per_session": length}

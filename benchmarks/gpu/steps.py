@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from _gpu_setup import PEAK_FLOPS, conditions, episodes, model_config, random_model, seconds_of, usual_size
+from _gpu_setup import PEAK_FLOPS, choose_size, conditions, episodes, model_config, random_model, seconds_of
 
 from agentrl.config import Config, load_config
 from agentrl.training.diagnostics.memory_plan import plan
@@ -61,7 +61,7 @@ def run(
         checkpointing: True to recompute activations in the backward pass; utilisation does not count recomputation.
         rounds: Timed steps, after one warm-up step.
     """
-    size = usual_size(size)
+    size = choose_size(size)
     with tempfile.TemporaryDirectory() as folder:
         model_config(size).save_pretrained(folder)
         config = _config(folder, dtype, prompt + answer, budget, checkpointing, sequences)

@@ -28,7 +28,7 @@ OFFLINE = {
 """Variables that keep litellm from contacting other machines and checking keys, which would cost time."""
 
 
-def python_of(name: str) -> str:
+def find_python(name: str) -> str:
     """Return the Python interpreter of a proxy; other proxies have their own environment."""
     if name == "agentrl":
         return sys.executable
@@ -43,7 +43,7 @@ def python_of(name: str) -> str:
     return f"{folder}/bin/python"
 
 
-async def side_by_side(ids: list[int], text: str, *, sessions: int, turns: int, clients: Path) -> dict[str, Any]:
+async def compare(ids: list[int], text: str, *, sessions: int, turns: int, clients: Path) -> dict[str, Any]:
     """Measure each proxy: CPU time of its processes, requests per second, and the time of the first text.
 
     Args:
@@ -57,10 +57,10 @@ async def side_by_side(ids: list[int], text: str, *, sessions: int, turns: int, 
     for name, program in PROXIES.items():
         measured = {}
         for streams, many, delay_s in ((False, sessions, 0.0), (True, STREAM_SESSIONS, TOKEN_S)):
-            told = json.dumps({"ids": ids, "text": text, "delay_s": delay_s})
-            async with started([sys.executable, str(FOLDER / "upstream.py"), told]) as (upstream, _):
-                words = [python_of(name), str(FOLDER / program), upstream, str(many)]
-                async with started(words) as (ready, process):
+            settings = json.dumps({"ids": ids, "text": text, "delay_s": delay_s})
+            async with start_program([sys.executable, str(FOLDER / "upstream.py"), settings]) as (upstream, _):
+                words = [find_python(name), str(FOLDER / program), upstream, str(many)]
+                async with start_program(words) as (ready, process):
                     addresses = json.loads(ready.removeprefix("READY "))
                     measured[streams] = await _measure(process, clients, addresses, turns=turns, streams=streams)
         whole, streamed = measured[False], measured[True]
@@ -74,7 +74,7 @@ async def side_by_side(ids: list[int], text: str, *, sessions: int, turns: int, 
 
 
 @asynccontextmanager
-async def started(words: list[str]) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
+async def start_program(words: list[str]) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
     """Run a program that prints one line once it is ready: an address, or ``READY`` and what it serves."""
     pipe = asyncio.subprocess.PIPE
     path = (

@@ -43,14 +43,14 @@ class Upstream:
             ("/is_paused", {"is_paused": False}),
             ("/weight_info", {"weight_version": "0"}),
         ):
-            application.router.add_get(path, _told(body))
+            application.router.add_get(path, _respond_with(body))
         return application
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        asked = await request.json()
-        if asked["sampling_params"]["max_tokens"] == 1:  # a test of the returned log-probabilities
+        body = await request.json()
+        if body["sampling_params"]["max_tokens"] == 1:  # a test of the returned log-probabilities
             return web.json_response({"choices": [_choice(self._ids[:1], "length")], "usage": {}})
-        if not asked.get("stream"):
+        if not body.get("stream"):
             await asyncio.sleep(self._delay_s * len(self._ids))
             return web.json_response({"choices": [_choice(self._ids, "stop")], "usage": {}})
         ends: list[str | None] = [*[None] * (len(self._ids) - 1), "stop"]
@@ -58,9 +58,9 @@ class Upstream:
         return await self._stream(request, [{"choices": [choice]} for choice in choices])
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        asked = await request.json()
+        body = await request.json()
         head = {"id": "chatcmpl-1", "created": 1, "model": "policy"}
-        if not asked.get("stream"):
+        if not body.get("stream"):
             await asyncio.sleep(self._delay_s * len(self._ids))
             message = {"role": "assistant", "content": self._text}
             choice = {"index": 0, "message": message, "finish_reason": "stop", "token_ids": self._ids}
@@ -92,7 +92,7 @@ def _choice(ids: list[int], finish: str | None, answer: int | None = None) -> di
     return {"token_ids": ids, "logprobs": {"content": rows}, "weight_versions": versions, "finish_reason": finish}
 
 
-def _told(body: dict[str, Any]) -> Any:
+def _respond_with(body: dict[str, Any]) -> Any:
     async def tell(_request: web.Request) -> web.Response:
         return web.json_response(body)
 

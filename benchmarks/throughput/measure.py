@@ -39,7 +39,7 @@ from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import TaskCursor
 from throughput.bare_client import WIRES, forget, play
 from throughput.server import open_server, server_version
-from throughput.sessions import Session, recorded
+from throughput.sessions import Session, as_session
 from throughput.stand_in import open_stand_in
 
 STOP_EVERY = 24
@@ -202,7 +202,7 @@ class _Bench:
         if failed := next((t.error for t in played if t.outcome is None or t.outcome.is_infrastructure), None):
             raise AgentRLError("an episode failed", got=failed)
         return Played(
-            sessions=[recorded(trajectory) for trajectory in played],
+            sessions=[as_session(trajectory) for trajectory in played],
             tokens=sum(trajectory.sampled_tokens for trajectory in played),
             watch=watch,
         )

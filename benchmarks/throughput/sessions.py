@@ -20,7 +20,7 @@ class Turn:
 Session: TypeAlias = list[Turn]
 
 
-def recorded(trajectory: Trajectory) -> Session:
+def as_session(trajectory: Trajectory) -> Session:
     """Return an episode of one sequence as a session of the server."""
     (sequence,) = trajectory.sequences
     ids, session, said = sequence.ids_list(), [], 0

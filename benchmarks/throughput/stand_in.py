@@ -73,8 +73,8 @@ def _answering(respond: Any, body: Any) -> Any:
 
 
 async def _generate(request: web.Request, vocab_size: int) -> web.Response:
-    asked = orjson.loads(await request.read())
-    sampling = asked["sampling_params"]
+    body = orjson.loads(await request.read())
+    sampling = body["sampling_params"]
     stops = set(sampling.get("stop_token_ids", ()))
     ids = random.choices(range(vocab_size), k=sampling["max_tokens"])
     end = next((number for number, token in enumerate(ids, 1) if token in stops), None)

@@ -24,7 +24,7 @@ Dtype = Literal["float32", "bfloat16"]
 LORA = LoraConfig(rank=16)
 
 
-def own_step(model: PreTrainedModel, trajectories: Sequence[Trajectory], *, budget: int = 4096) -> Callable[[], None]:
+def make_step(model: PreTrainedModel, trajectories: Sequence[Trajectory], *, budget: int = 4096) -> Callable[[], None]:
     """Return a GRPO step of agentrl's trainer."""
     algorithm = AlgorithmConfig(
         group_size=GROUP_SIZE, aggregation="token-mean", correction=CorrectionConfig(mode="off")
@@ -38,7 +38,7 @@ def own_step(model: PreTrainedModel, trajectories: Sequence[Trajectory], *, budg
     return step
 
 
-def load_as_it_comes(path: str, dtype: Dtype) -> PreTrainedModel:
+def load_unmodified(path: str, dtype: Dtype) -> PreTrainedModel:
     """Load the model with transformers' layers, as peers use it."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
     return model.eval()
@@ -75,16 +75,16 @@ class StepKind:
     def build(self, path: str, dtype: Dtype, trajectories: Sequence[Trajectory], seed: int) -> Callable[[], None]:
         """Return the step."""
         if self.trainer == "bare":
-            return _bare_step(load_as_it_comes(path, dtype), trajectories)
+            return _bare_step(load_unmodified(path, dtype), trajectories)
         if self.trainer == "agentrl":
             model = load_model(path, dtype=dtype, device="cpu")
             if self.adapters:
                 add_adapters(model, LORA, base=path, seed=seed)
-            return own_step(model, trajectories, budget=self.at_once)
+            return make_step(model, trajectories, budget=self.at_once)
         from throughput.trl_step import TRLStep
 
         return TRLStep(
-            load_as_it_comes(path, "float32"),
+            load_unmodified(path, "float32"),
             trajectories,
             [1.0, -1.0] * (len(trajectories) // 2),
             batch_size=self.at_once,
