@@ -331,7 +331,7 @@ class Episode(ABC):
         Args:
             reward: Reward to add.
             turn: Number of the turn; default: the latest.
-            role: Role for which alone the reward counts, at its latest turn; default: all roles.
+            role: Role that gets the reward, at its latest turn; default: all roles.
             success: True if the episode succeeded; default: unchanged.
 
         Raises:

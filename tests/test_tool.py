@@ -261,8 +261,8 @@ def test_arguments_without_a_name_are_refused() -> None:
         ({"timeout_s": "5"}, "timeout_s is not valid: got '5', expected a number"),
         ({"parallel": "yes"}, "parallel is not valid: got 'yes', expected a bool"),
         ({"timeout": 5}, r"tool midpoint has an unknown rule: got timeout, .* Did you mean 'timeout_s"),
-        ({"name": "weird name!"}, "a tool's name: got 'weird name!', expected 1 to 64 letters"),
-        ({"name": ""}, "a tool's name: got '', expected 1 to 64 letters"),
+        ({"name": "weird name!"}, "a tool's name is not valid: got 'weird name!', expected 1 to 64 letters"),
+        ({"name": ""}, "a tool's name is not valid: got '', expected 1 to 64 letters"),
     ],
 )
 def test_rules_that_make_no_sense_are_refused(rules: Any, words: str) -> None:

@@ -50,12 +50,12 @@ class ScratchModelConfig(Section):
     vocab_size: int = Field(512, ge=1)
     """Maximum size of the byte-level BPE vocabulary, which is trained on the environment's text."""
     numbered_names: bool = False
-    """Encode a word and the number after it (``mug 1``) as one token: episodes are shorter, and the model copies names
-    as a whole."""
+    """True to encode a word and the number after it (``mug 1``) as one token: episodes are shorter, and the model
+    copies names as a whole."""
     initializer_range: float = Field(0.06, gt=0)
     """Standard deviation of the initial weights (training with 0.02 is far slower at this size)."""
     tie_word_embeddings: bool = True
-    """Share the weights of embedding and output head."""
+    """True to share the weights of embedding and output head."""
     max_context: int = Field(4096, ge=1)
     """Maximum number of tokens in a sequence."""
 
@@ -99,11 +99,11 @@ class SamplingConfig(Section):
     temperature: float = Field(1.0, ge=0)
     """Divisor of the logits; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Sample from the smallest set of most probable tokens with this total probability."""
+    """Total probability of the smallest set of most probable tokens to sample from."""
     top_k: int = Field(0, ge=0)
-    """Sample from the k most probable tokens; 0 for all."""
+    """Number of most probable tokens to sample from; 0 for all."""
     min_p: float = Field(0.0, ge=0, lt=1)
-    """Drop tokens whose probability is below this share of the most probable token's."""
+    """Minimum probability of a token, as a share of the most probable token's."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end an answer, such as the closing tag of an action; they stay in the answer."""
 
@@ -204,7 +204,8 @@ class AlgorithmConfig(Section):
     """Factors of the advantages of roles, for loops with several agents: ``{planner: 2, worker: 0.5}``; 1 for roles
     that are not named."""
     dynamic_sampling: bool = False
-    """Replace groups whose episodes do not differ (compared as ``advantage`` does, before shaping) with new groups."""
+    """True to replace groups whose episodes do not differ (compared as ``advantage`` does, before shaping) with new
+    groups."""
     teacher: TeacherConfig | None = None
     """Frozen model to learn from: ``{path: MODEL}``; none if not set. See docs/guides.md."""
     expert: ExpertConfig | None = None
@@ -290,22 +291,22 @@ class TrainerConfig(Section):
     tokens_per_micro_batch: int = Field(8192, ge=1)
     """Tokens per forward and backward pass, padding included."""
     share_prefixes: bool = False
-    """Compute the common prefix of sequences once: the prompt of a group, the history of branches. The gradients are
-    the same; training is faster where sequences share much."""
+    """True to compute the common prefix of sequences once: the prompt of a group, the history of branches. The
+    gradients are the same; training is faster where sequences share much."""
     lanes: int = Field(1, ge=1, le=256)
     """Micro-batches that are computed in parallel, each on its share of torch's threads; on the CPU, for models whose
     operations are too small to use several cores."""
     gradient_checkpointing: bool | Checkpointing = False
-    """Recompute activations in the backward pass: less memory, more time. ``full`` (or true) keeps only the inputs of
-    layers, ``selective`` also the outputs of attention, ``offload`` the inputs of layers in CPU memory."""
+    """Recomputation of activations in the backward pass: less memory, more time. ``full`` (or true) keeps only the
+    inputs of layers, ``selective`` also the outputs of attention, ``offload`` the inputs of layers in CPU memory."""
     kernels: Literal["torch", "compiled", "liger"] = "torch"
-    """Implementation of the layers. ``compiled``: torch.compile, for faster steps after a slow first one. ``liger``:
+    """Implementation of the layers. ``compiled``: torch.compile, for faster steps after a slow first step. ``liger``:
     Liger's norms, rotary embeddings and feed-forward layers, which need a GPU and the extra ``agentrl[gpu]``."""
     moe: MoEConfig | None = None
     """Settings for models with routed experts: ``{aux_loss_coef: 0.001, router_replay: true}``; neither if not set."""
     deterministic: bool = False
-    """Make equal steps, and runs with the same seed, bitwise equal: the local engine waits for all episodes before each
-    of its steps. Slower; see docs/numerics.md."""
+    """True to make equal steps, and runs with the same seed, bitwise equal: the local engine waits for all episodes
+    before each of its steps. Slower; see docs/numerics.md."""
     numerics: NumericsConfig | None = None
     """Limits of the alarms about the numbers of training; the defaults if not set."""
     processes: int = Field(1, ge=1, le=4096)
@@ -426,7 +427,7 @@ class CheckpointConfig(Section):
     keep: int = Field(2, ge=1)
     """Number of newest checkpoints to keep."""
     background: bool = False
-    """Copy the state at the end of the step, and write the copy during the next steps."""
+    """True to copy the state at the end of the step, and write the copy during the next steps."""
 
 
 class Config(Section):

@@ -122,8 +122,8 @@ class ServerEngineConfig(Section):
     """Maximum MiB of weights that are sent together; a larger tensor is sent alone. Only for collective, cuda_ipc and
     tensor."""
     sleep: bool = False
-    """Servers release their GPU memory while the trainer trains, and wake up for the next weights; for servers on the
-    trainer's GPUs, with ``rollout.max_staleness`` 0."""
+    """True if servers release their GPU memory while the trainer trains, and wake up for the next weights; for servers
+    on the trainer's GPUs, with ``rollout.max_staleness`` 0."""
     adapter_rank: int | None = Field(None, ge=1, le=512)
     """Maximum rank of adapters (``model.lora``) that vLLM servers receive instead of full weights; if not set, merged
     weights are sent."""

@@ -93,7 +93,7 @@ class PoolsConfig(Section):
         if self.hard_below >= self.easy_above:
             raise ValueError(
                 f"curriculum.pools.hard_below ({self.hard_below:g}) must be below curriculum.pools.easy_above "
-                f"({self.easy_above:g}): rates between them are those of tasks that are always played"
+                f"({self.easy_above:g}): tasks between them are always played"
             )
         return self
 
@@ -235,7 +235,7 @@ BASE = "base"
 
 
 def _one_request() -> dict[str, str]:
-    return {"request": "Instructions, with all the information that they need. Nothing else is visible."}
+    return {"request": "Task for the role, with all the information that it needs. The role sees nothing else."}
 
 
 class RoleToolConfig(Section):

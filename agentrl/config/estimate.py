@@ -513,8 +513,8 @@ def _critic_rows(arithmetic: RunEstimate, config: Config) -> list[EstimateRow]:
     if arithmetic.critic_parameters is None:
         return [("critic", "size unknown", f"the config.json of {critic.path} is not on this machine")]
     kind = "on the policy's hidden states" if critic.kind == "shared" else "a separate model"
-    alone = f", pretrained for {critic.pretrain_steps} steps" if critic.pretrain_steps else ""
-    how = f"{kind}{alone}; {shown_bytes(memory.critic)} with gradients and optimizer"
+    pretraining = f", pretrained for {critic.pretrain_steps} steps" if critic.pretrain_steps else ""
+    how = f"{kind}{pretraining}; {shown_bytes(memory.critic)} with gradients and optimizer"
     return [("critic", f"{arithmetic.critic_parameters:,} parameters", how)]
 
 

@@ -71,12 +71,12 @@ class FSDPOptions:
     """Groups of ranks that each hold the whole model: with 2 machines of 8 GPUs, 2 shards parameters within a
     machine."""
     reshard: bool = True
-    """Release a layer's parameters between forward and backward pass: less memory, one more all-gather."""
+    """True to release a layer's parameters between forward and backward pass: less memory, one more all-gather."""
     offload: bool = False
-    """Keep shards, gradients and the optimizer's moments in CPU memory, and compute updates there."""
+    """True to keep shards, gradients and the optimizer's moments in CPU memory, and compute updates there."""
     reduce: bool = False
-    """Reduce gradients over the ranks after every micro-batch instead of once per update: no full gradients in memory,
-    but more communication."""
+    """True to reduce gradients over the ranks after every micro-batch instead of once per update: no full gradients in
+    memory, but more communication."""
 
 
 class MoEConfig(Section):
@@ -85,7 +85,7 @@ class MoEConfig(Section):
     aux_loss_coef: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Weight of the load-balancing loss of the experts; needs an additional forward pass."""
     router_replay: bool = False
-    """Route tokens in the trainer to the experts that the engine chose, so that rounding does not make their
+    """True to route tokens in the trainer to the experts that the engine chose, so that rounding does not make their
     probabilities differ."""
 
 

@@ -108,7 +108,7 @@ def test_the_largest_shipped_hardware_config_fits_into_80_gib(tmp_path, monkeypa
     config = load_config(["tasks/tool_calling", "hardware/qwen2.5-7b_8gpu_vllm"])
     amounts = derive(config)
     assert 7.5e9 < amounts.model.parameters < 7.7e9
-    assert amounts.memory.trained / config.trainer.processes + amounts.memory.logits < 60 * 2**30
+    assert amounts.memory.training_state / config.trainer.processes + amounts.memory.logits < 60 * 2**30
 
 
 def test_a_cluster_places_the_run_itself():
