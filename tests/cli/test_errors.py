@@ -67,7 +67,7 @@ Cli = Callable[..., Any]
         ("train quickstart --gpus 8", "--gpus needs --dry-run"),
         (
             "train quickstart --dry-run agent.options.pages=3",
-            "set agent.options={} to remove the options of another loop",
+            "agent.options={} to remove the options of another loop",
         ),
         ("train trainer.steps", "trainer.steps has no value"),
         ("train .", ". is a folder, expected a YAML file"),
