@@ -140,7 +140,7 @@ _JUDGE = ("requests", "cached", "unreadable", "without", "pairs", "agreeing", "t
 
 
 class StepClock:
-    """Clock of a step, which begins at construction, and of its phases.
+    """Clock of a step and its phases; the step begins at construction.
 
     Args:
         parts: Parts of the run, whose waits, counters and engine are read.

@@ -18,7 +18,7 @@ SIGN_OF_LIFE_S = 3.0
 
 
 async def require_life(sandbox: Sandbox) -> None:
-    """Check that a sandbox responds quickly, so that a hanging or ended program is at fault itself.
+    """Check that a sandbox responds quickly, and so is not the cause of a hanging or ended program.
 
     Raises:
         SandboxError: the sandbox does not answer, or is so slow that the program may have waited for the machine.

@@ -293,7 +293,7 @@ class SupervisedSandbox(Sandbox):
         }
 
     def _resource_limits(self, allowed: Limits, own: Limits | None) -> list[tuple[int, int]]:
-        """Return the limits of each process, for ``setrlimit``; with a control group, that counts the memory."""
+        """Return the limits of each process, for ``setrlimit``. A control group replaces the sandbox's memory limit."""
         limits = {
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_NOFILE: 1024,

@@ -71,7 +71,7 @@ async def test_an_image_is_pulled_once_and_tells_how_far_it_is(opened, daemon, c
 
 
 async def test_an_image_that_cannot_be_pulled_is_the_users_matter(opened, daemon):
-    with pytest.raises(UsageError, match=r"no such image.*access denied for secret:1\.2"):
+    with pytest.raises(UsageError, match=r"the image does not exist.*access denied for secret:1\.2"):
         await opened(image="secret:1.2").start()
     with pytest.raises(UsageError, match=r"an image does not exist.*docker pull secret"):
         await opened(image="secret", pull="never").start()

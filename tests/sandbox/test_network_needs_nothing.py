@@ -227,7 +227,7 @@ async def test_a_name_is_looked_up_once_and_what_was_checked_is_connected_to():
 async def test_a_name_that_leads_to_this_machine_is_refused(monkeypatch):
     monkeypatch.setattr("agentrl.sandbox.allow_list.is_public", lambda _: True)
     async with proxied("a.com:PORT", names={"a.com": "127.0.0.1"}) as talk:
-        assert b"leads to no public address" in await talk("CONNECT a.com:PORT HTTP/1.1\r\n\r\n")
+        assert b"does not resolve to a public or listed address" in await talk("CONNECT a.com:PORT HTTP/1.1\r\n\r\n")
 
 
 async def test_failures_are_told_apart(monkeypatch):

@@ -206,7 +206,7 @@ class Cluster:
         self._has_ended.set()
 
     def close(self) -> None:
-        """Release the resources, which ends their actors, and disconnect; ends a cluster that was started here."""
+        """Release the resources and disconnect. This ends the actors, and a cluster that was started here."""
         if self._group is not None:
             with suppress(ConnectionError, self.ray.exceptions.RayError):  # the cluster may be lost
                 RAY.load("ray.util").remove_placement_group(self._group)
