@@ -156,5 +156,5 @@ def test_a_checkpoint_of_an_older_run_is_whole(checkpoints):
     manifest.write_text(json.dumps(json.loads(manifest.read_text())["files"]))
     assert checkpoints.newest() == checkpoint
     (checkpoint.path / "state").write_text("ab")
-    with pytest.raises(UsageError, match="no checkpoint"):
+    with pytest.raises(UsageError, match="all checkpoints"):
         checkpoints.newest()
