@@ -19,7 +19,7 @@ LARGEST_PAYLOAD = 2**30
 
 
 ReadExactly: TypeAlias = Callable[[int], Awaitable[bytes]]
-"""Function that reads a number of bytes of the supervisor's answers; raises `asyncio.IncompleteReadError` at their end."""
+"""Function that reads a number of bytes of the answers; raises `asyncio.IncompleteReadError` at their end."""
 
 
 class Channel:
