@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.json_schema import accepts_null, declared_types, describe, follow_pointer, property_schema, resolved
+from agentrl.json_schema import accepts_null, declared_types, describe, follow_pointer, property_schema, resolve
 
 ROOT = {
     "$defs": {
@@ -21,7 +21,7 @@ ROOT = {
 }
 
 
-def test_a_property_is_found_with_its_references_resolved() -> None:
+def test_a_property_is_found_with_its_references_resolve() -> None:
     assert property_schema("size", ROOT) == {"type": "integer", "description": "In metres.", "title": "Size"}
     assert property_schema("colour", ROOT) == {"enum": ["red", "blue"], "type": "string"}
     assert property_schema("x-y", ROOT) == {"type": "number"}
@@ -46,7 +46,7 @@ def test_a_pointer_leads_to_a_part_of_the_root(pointer: str, found: Any) -> None
 
 def test_a_circle_of_references_ends() -> None:
     circle = {"$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}}
-    assert resolved({"$ref": "#/$defs/A"}, circle) is True
+    assert resolve({"$ref": "#/$defs/A"}, circle) is True
 
 
 @pytest.mark.parametrize(

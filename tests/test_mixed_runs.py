@@ -187,7 +187,7 @@ def test_a_resumed_run_keeps_its_mixture_but_not_its_deadlines(mixed_run):
             ["trainer.steps=3", "curriculum.horizon={turns: [2, 3], success_above: 0.5, over_steps: 3}"],
             "grows after the end of the run: got step 3",
         ),
-        (["curriculum.pools.by=type"], "tasks of vowels without one"),
+        (["curriculum.pools.by=type"], "tasks of vowels without a type"),
         (["curriculum.pools.by=task"], "no task repeats in this run.*100,000 tasks of vowels"),
         (["environment={name: 'letters:Letters'}", "curriculum.pools.by=environment"], "needs several environments"),
         (["environments.digits.evaluation_split=tst", "evaluation.every=1", "evaluation.split=test"], "tst"),

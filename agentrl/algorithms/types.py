@@ -111,7 +111,8 @@ class EpisodeBatch:
         rest = self.turn_reward - segment_sum(own, self.token_turn, self.turn_reward.numel())
         last = self.last_tokens()
         turns = torch.arange(last.numel(), device=last.device)
-        previous = torch.where(last >= 0, turns, -1).cummax(0).values  # latest turn with tokens
+        # latest turn with tokens
+        previous = torch.where(last >= 0, turns, -1).cummax(0).values
         same_episode = (previous >= 0) & (self.turn_episode[previous] == self.turn_episode)
         return own.index_add(0, last[previous[same_episode]], rest[same_episode])
 

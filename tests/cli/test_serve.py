@@ -175,7 +175,7 @@ def test_a_tied_model_is_served_with_a_head_of_its_own(
         ("--gpus 0", "cannot use any GPU"),
         ("engine.servers=[http://a]", "ignored with addresses in engine.servers"),
         ("engine=local", "no server to launch"),
-        ("engine.max_runing=3", "did you mean engine.max_num_seqs?"),
+        ("engine.max_num_seq=3", "did you mean engine.max_num_seqs?"),
         ("engine.api_key_variable=NO_SUCH_KEY", "NO_SUCH_KEY is not set"),
         ("--python nowhere", "engine.python is not a program"),
         ("--model ./nowhere", "no model found in ./nowhere"),
@@ -194,7 +194,7 @@ def test_a_folder_that_cannot_be_made_is_told(agentrl: Cli, workplace: Path, pyt
     (workplace / "file").write_text("")
     done = agentrl("serve", "--engine", "vllm", "--model", str(model), "--python", python, "--folder", "file/x")
     assert done.code == 2
-    assert "the folder file/x cannot be made: got Not a directory" in done.err
+    assert "cannot create the folder file/x: got Not a directory" in done.err
 
 
 def test_a_port_in_use_is_told(agentrl: Cli, workplace: Path, python: str, model: Path) -> None:

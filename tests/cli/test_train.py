@@ -23,7 +23,7 @@ Cli = Callable[..., Any]
 def test_a_dry_run_prints_config_and_arithmetic_and_makes_nothing(agentrl: Cli, workplace: Path) -> None:
     ended = agentrl("train", "quickstart", "trainer.steps=7", "trainer.tasks_per_step=3", "--dry-run")
     assert ended.code == 0
-    config, _, arithmetic = ended.out.partition("\nwhat ")
+    config, _, arithmetic = ended.out.partition("\nquantity ")
     assert yaml.safe_load(config)["trainer"]["steps"] == 7
     assert "episodes in total" in arithmetic
     assert f"{3 * 8 * 7}" in arithmetic
@@ -47,7 +47,7 @@ def test_every_option_of_a_run_shows_in_its_config(
     (workplace / "tasks.jsonl").write_text('{"id": "a"}\n')
     ended = agentrl("train", "--env", "guess_number", *words, "--dry-run")
     assert ended.code == 0, ended.err
-    found: Any = yaml.safe_load(ended.out.partition("\nwhat ")[0])
+    found: Any = yaml.safe_load(ended.out.partition("\nquantity ")[0])
     for part in key.split("."):
         found = found[part]
     assert found == value

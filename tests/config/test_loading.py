@@ -105,8 +105,8 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
         ),
         (
             "environment: a\n",
-            ["engine.slotz=3"],
-            "override 'engine.slotz=3': unknown key engine.slotz; did you mean engine.max_num_seqs?",
+            ["engine.max_num_seq=3"],
+            "override 'engine.max_num_seq=3': unknown key engine.max_num_seq; did you mean engine.max_num_seqs?",
         ),
         ("environment: a\n", ["group_size=3"], "unknown key group_size; did you mean algorithm.group_size?"),
         ("environment: a\n", ["algorithm.clip_high=0.3"], "did you mean algorithm.loss_options.clip_high?"),

@@ -20,6 +20,8 @@ def test_the_saved_config_of_an_older_run_can_be_read_where_it_held_defaults():
 
 OLD_YAML = """
 environment: a
+agent: {shots: 2, max_refused: 3, max_invalid: 4}
+engine: {slots: 9}
 model: {lora: {targets: [q_proj], whole: [norm]}}
 trainer:
   mixture: {balance: 0.5}
@@ -34,9 +36,15 @@ def test_old_names_of_keys_are_read_with_one_warning_that_names_both(tmp_path, c
     assert (config.model.lora.target_modules, config.model.lora.modules_to_save) == (["q_proj"], ["norm"])
     assert config.trainer.moe.model_dump() == {"aux_loss_coef": 0.5, "router_replay": True}
     assert config.trainer.numerics.max_skipped == 3
+    agent = config.agent
+    assert (agent.few_shot_turns, agent.max_rejected_actions, agent.max_parse_failures) == (2, 3, 4)
+    assert config.engine.max_num_seqs == 9
     (warning,) = caplog.messages
     for old, new in RENAMED_KEYS.items():
-        assert f"{old} is now {new}" in warning
+        assert (f"{old} is now {new}" in warning) == (old != "engine.max_running")
+    caplog.clear()
+    assert load_config(None, ["environment=a", "engine=vllm", "engine.max_running=7"]).engine.max_num_seqs == 7
+    assert caplog.messages[0].startswith("renamed config keys: engine.max_running is now engine.max_num_seqs;")
     assert not any(old in dump_config(config) for old in ("mixture", "most_skipped", "targets", "whole"))
 
 
@@ -47,7 +55,7 @@ def test_old_names_mix_with_new_ones_from_elsewhere(tmp_path, caplog):
     assert config.trainer.moe.aux_loss_coef == 0.1
     assert load_config([tmp_path / "old.yaml", tmp_path / "older.yaml"]).trainer.moe is None
     (tmp_path / "old.yaml").write_text(OLD_YAML.replace("0.5", "x"))
-    with pytest.raises(ConfigError, match=r"old.yaml line 5: trainer.moe.aux_loss_coef: got 'x'"):
+    with pytest.raises(ConfigError, match=r"old.yaml line 7: trainer.moe.aux_loss_coef: got 'x'"):
         load_config(tmp_path / "old.yaml")
 
 

@@ -303,7 +303,7 @@ async def _hang(body: dict[str, Any]) -> str:
     [
         (lambda body: web.Response(status=503, text="loading", headers={"Retry-After": "0"}), "503, 'loading'"),
         (lambda body: web.Response(status=400, text="context length"), "cannot answer: .*400, 'context length'"),
-        (lambda body: web.Response(text="<html>"), "not JSON"),
+        (lambda body: web.Response(text="<html>"), "not valid JSON"),
         (lambda body: web.json_response({}), "not a chat completion"),
         (_hang, "missed its deadline"),
     ],

@@ -304,7 +304,7 @@ async def test_wrong_types_are_refused_before_they_reach_a_sandbox() -> None:
 def test_wishes_of_other_types_are_refused(wanted: dict[str, Any]) -> None:
     server = SandboxServer(SandboxSpec(), ServerSettings())
     with pytest.raises((Refusal, UsageError)) as caught:
-        server._narrowed({"env": {}, **wanted})
+        server._narrow_spec({"env": {}, **wanted})
     assert error_answer(caught.value).status == 400
 
 

@@ -106,8 +106,8 @@ class Wordy(Scorer):
     [
         (0.5, "did not return a score: got float 0.5"),
         (None, "did not return a score: got NoneType"),
-        (Score(reward="1"), "gave a reward that is no reward: got str '1'"),
-        (Score(reward=1.0, components={"style": math.nan}), "gave a style that is no reward: got float nan"),
+        (Score(reward="1"), "gave an invalid reward: got str '1'"),
+        (Score(reward=1.0, components={"style": math.nan}), "gave an invalid style: got float nan"),
         (KeyError("x"), r"failed: got KeyError: 'x'.*It was raised in .*test_reward_failures.py line \d+: raise"),
     ],
 )

@@ -453,7 +453,7 @@ async def test_a_scorer_reads_what_was_said_as_messages_and_not_as_tokens(make_r
     assert (final_text, [one.name for one in calls]) == ("Doubling.", ["double", "act", "double"])
     assert completions == [words[0], words[1], words[0]]
     assert scorer.conversations == [8]
-    with pytest.raises(UsageError, match=r"messages of episode g/0.0 are not there.*was scored, or read from disk"):
+    with pytest.raises(UsageError, match=r"messages of episode g/0.0 are not available.*was scored, or read from disk"):
         _ = trajectory.final_text
 
 

@@ -155,7 +155,7 @@ def test_state_restores_exactly(dtype, make, settings):
 
 def test_state_of_another_optimizer_is_refused():
     state = PolicyOptimizer(blocks(), MUON).state_dict()
-    with pytest.raises(UsageError, match=r"moments of adamw, muon, expected of adamw\..*trainer\.optimizer"):
+    with pytest.raises(UsageError, match=r"moments of adamw, muon, expected moments of adamw\..*trainer\.optimizer"):
         PolicyOptimizer(blocks(), SETTINGS).load_state_dict(state)
 
 

@@ -305,7 +305,7 @@ def test_a_folder_that_another_process_made_first_is_used(tmp_path: Path) -> Non
 
 def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"cannot be written.*AGENTRL_CACHE to a folder"):
+    with pytest.raises(UsageError, match=r"cannot be written.*AGENTRL_CACHE to a writable folder"):
         made_folder(tmp_path / "file" / "made", lambda _: None)
     monkeypatch.delenv("AGENTRL_CACHE")
     monkeypatch.setattr(Path, "home", lambda: Path("~nobody-of-this-name").expanduser())
