@@ -52,7 +52,7 @@ Cli = Callable[..., Any]
         ("export nowhere out --shard-size 0", "is not a file size: got '0'"),
         ("export nowhere out", "not a run or checkpoint"),
         ("env show houshold", "household"),
-        ("env show json", "an environment of the module json, write json:EnvId"),
+        ("env show json", "an environment in the module json, write json:EnvId"),
         ("env show json:", "has no name after the module"),
         ("env play guess_number --task 999999999", "no task has this number"),
         ("env play guess_number size", "expected key=value"),
