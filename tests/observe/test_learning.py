@@ -80,7 +80,7 @@ def test_a_cause_that_is_known_of_the_whole_run_takes_the_place_of_the_newest_st
         watch.look(IDLE, failed)
     text = watch.look(IDLE, failed, cause="reward function exact (my.py line 12) gave the same reward, 0")
     assert watch.cause == "Reward function exact (my.py line 12) gave the same reward, 0"
-    assert f"no episode was better than another. {watch.cause}. See what the agent does" in text
+    assert f"no episode was better than another. {watch.cause}. Look at the episodes" in text
     assert "failed" not in text
 
 

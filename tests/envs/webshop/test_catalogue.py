@@ -309,7 +309,7 @@ def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path: Path, monkeyp
         made_folder(tmp_path / "file" / "made", lambda _: None)
     monkeypatch.delenv("AGENTRL_CACHE")
     monkeypatch.setattr(Path, "home", lambda: Path("~nobody-of-this-name").expanduser())
-    with pytest.raises(UsageError, match=r"no home folder.*AGENTRL_CACHE to a folder"):
+    with pytest.raises(UsageError, match=r"no home folder.*AGENTRL_CACHE to a writable folder"):
         cache_folder()
 
 
