@@ -175,6 +175,24 @@ def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
     assert [name for name in sorted(set(MODULE.findall(text)) - NO_MODULES) if not _resolves(name)] == []
 
 
+NOT_OURS = {"cannot import my_game", "Segmentation fault", "vllm is not installed", "metrics.jsonl has lost its end"}
+"""Messages of other programs, and of ours with names filled in."""
+
+
+def test_messages_that_the_troubleshooting_page_quotes_are_in_the_sources() -> None:
+    sources = "\n".join(
+        path.read_text()
+        for folder in ("agentrl", "envs", "tools", "agent_loops")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    sources = re.sub(r'"\s*\n\s*f?"', "", sources)
+    first_cells = re.findall(r"^\| (.*?) \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+    quoted = [span for cell in first_cells for span in re.findall(r"`([^`=]+ [^`=]+)`", cell)]
+    pieces = [piece.strip(" ;:,") for span in quoted for piece in re.split(r"…|\bN of M\b|\bM\b", span)]
+    assert len(pieces) > 20
+    assert {piece for piece in pieces if len(piece) > 8 and piece not in sources} <= NOT_OURS
+
+
 def _resolves(dotted: str) -> bool:
     """True if a dotted name is a module, or attributes of one."""
     found: Any = importlib.import_module("agentrl")
