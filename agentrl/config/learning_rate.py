@@ -2,8 +2,8 @@
 
 The basis: 1e-6 for models of 0.5 to 32 billion parameters (DeepSeekMath, arXiv 2402.03300; DAPO, arXiv 2503.14476; the
 examples of verl and TRL), and 5e-4 for the models of half a million parameters that agentrl trains from scratch. Rates
-of sizes in between are interpolated linearly on logarithmic axes. Adapters need ten times as much ("LoRA Without
-Regret", Schulman et al., 2025).
+of sizes in between are interpolated linearly on logarithmic axes. Adapters need ten times as much, and
+fifteen times in very short runs ("LoRA Without Regret", Schulman et al., 2025).
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ from agentrl.config.estimate import EstimateRow, model_size
 LARGE, USUAL = 5e8, 1e-6
 SMALL, USUAL_SMALL = 5e5, 5e-4
 SLOPE = math.log(USUAL / USUAL_SMALL) / math.log(LARGE / SMALL)
-LORA_FACTOR = 10.0
+LORA_FACTOR, SHORT_LORA_FACTOR = 10.0, 15.0
+SHORT_RUN = 50
+"""Maximum number of training steps of a very short run."""
 FAR = 8.0
 """Minimum ratio between a learning rate and the usual one, in either direction, for a warning."""
 BASIS = "published runs of 0.5B to 32B models use 1e-6, LoRA needs ten times as much, and smaller models need more"
 
 
-def usual_learning_rate(parameters: float, *, lora: bool) -> float:
+def usual_learning_rate(parameters: float, *, lora: bool, steps: int = SHORT_RUN + 1) -> float:
     """Return the learning rate that is usual for reinforcement learning of a model.
 
     >>> f"{usual_learning_rate(7e9, lora=False):.1e}", f"{usual_learning_rate(494e6, lora=True):.1e}"
     ('1.0e-06', '1.0e-05')
     """
     size = min(max(parameters, SMALL), LARGE)
-    return float(USUAL * (size / LARGE) ** SLOPE * (LORA_FACTOR if lora else 1.0))
+    factor = 1.0 if not lora else SHORT_LORA_FACTOR if steps <= SHORT_RUN else LORA_FACTOR
+    return float(USUAL * (size / LARGE) ** SLOPE * factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,7 @@ def check_learning_rates(config: Config) -> list[RateCheck]:
         return []
     lora = config.model.lora is not None
     model = f"{'LoRA training' if lora else 'full fine-tuning'} of {_short(parameters)} parameters"
-    usual = usual_learning_rate(parameters, lora=lora)
+    usual = usual_learning_rate(parameters, lora=lora, steps=config.trainer.steps)
     trainers: Mapping[str, Config] = {
         f"adapters.{name}.learning_rate": adapter_config(config, name)
         for name, section in config.named_adapters.items()

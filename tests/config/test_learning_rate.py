@@ -36,6 +36,13 @@ def test_the_usual_rate(parameters, lora, expected):
     assert usual_learning_rate(parameters, lora=lora) == pytest.approx(expected, rel=0.02)
 
 
+def test_adapters_take_more_in_very_short_runs(half_billion):
+    lora = ("model.lora.rank=8", "trainer.learning_rate=1e-4")
+    assert rate_warnings(config_of(half_billion, *lora, "trainer.steps=50")) == []
+    (said,) = rate_warnings(config_of(half_billion, *lora, "trainer.steps=51"))
+    assert "LoRA training of 494M parameters is about 1e-05" in said
+
+
 def test_smaller_models_take_more():
     rates = [usual_learning_rate(size, lora=False) for size in (1e5, 5e5, 1e7, 135e6, 494e6, 1e9)]
     assert rates == sorted(rates, reverse=True)
