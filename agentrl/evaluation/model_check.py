@@ -64,7 +64,7 @@ class TemplateFacts:
     family: str
     """Recognised family of models."""
     tool_parser: str | None
-    """How tool calls are written; ``None`` if the template has none."""
+    """Notation of tool calls; ``None`` if the template has none."""
     end_of_turn: list[str]
     """Tokens at which sampling stops."""
     faults: list[str]
@@ -159,7 +159,7 @@ async def check_model(
     config = resolve_model(config)
     renderer = start_renderer(config)
     if renderer is None:
-        raise UsageError("there is no model to check", got=config.model.path, expected="a model that has files")
+        raise UsageError("model check needs a model with files", got=config.model.path)
     facts = template_facts(renderer)
     tried = [loop for loop in loops if loop != TOOL_LOOP or calls_tools(config)]
     shares: list[AnswerShare] = []
@@ -188,7 +188,7 @@ async def check_model(
 
 
 class CheckProgress:
-    """Progress of a check, told before and after each choice of settings.
+    """Progress of a check, reported before and after each choice of settings.
 
     Args:
         settings: All that may be tried, in their order; those that turn out to be unnecessary are left out.
@@ -208,7 +208,7 @@ class CheckProgress:
         self._began = self._spent = 0.0
 
     def begin(self, settings: PlaySettings) -> None:
-        """Say which settings are tried now, and how long the rest takes at most."""
+        """Report the settings that are tried now, and the maximum remaining time."""
         del self._left[: self._left.index(settings) + 1]
         left = ""
         if self._number:
@@ -219,14 +219,14 @@ class CheckProgress:
         self._say(f"{self._place}: {settings}{left}")
 
     def end(self, share: AnswerShare) -> None:
-        """Say what the settings came to."""
+        """Report the result of the settings."""
         seconds = self._clock() - self._began
         self._spent += seconds
         usable = f"{share.usable:.0%} of {share.answers} first answers usable"
         self._say(f"{self._place}: {usable} ({shown_duration(seconds)})")
 
     def refuse(self, error: UsageError) -> None:
-        """Say why the settings could not be tried."""
+        """Report why the settings could not be tried."""
         self._say(f"{self._place}: not tried: {error}")
 
     @property
@@ -235,7 +235,7 @@ class CheckProgress:
 
 
 def shown_duration(seconds: float) -> str:
-    """Write a duration for people.
+    """Format a duration.
 
     >>> shown_duration(3.2), shown_duration(100), shown_duration(9000)
     ('3 s', '2 min', '2.5 h')
