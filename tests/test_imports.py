@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -165,6 +166,21 @@ def test_core_imports_go_downward() -> None:
         if imported in OUTSIDE_THE_LEVELS or imported in CATALOGUE or level_of(imported) >= level_of(importer):
             wrong.append(str(found))
     assert wrong == []
+
+
+def module_of(path: Path) -> str:
+    names = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(names if names[0] == "agentrl" else ("agentrl", *names))
+
+
+def test_no_files_import_one_another_in_a_circle() -> None:
+    imports: dict[str, set[str]] = {module_of(path): set() for path in sources() if path.name != "__init__.py"}
+    for found in filter(is_ours, ALL_IMPORTS):
+        importer = module_of(found.path)
+        if importer in imports and found.module in imports:  # imports for annotations only count, too
+            imports[importer].add(found.module)
+    assert sum(map(len, imports.values())) > 1000
+    graphlib.TopologicalSorter(imports).prepare()  # raises CycleError
 
 
 def test_the_catalogue_folders_never_import_one_another_or_the_insides() -> None:

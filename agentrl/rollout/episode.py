@@ -35,9 +35,9 @@ from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, e
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, RESTORE, SNAPSHOT, STATE_KEY, STEP
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.environment_roles import EnvironmentRoles
+from agentrl.rollout.few_shot import with_shots
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.role_tools import RoleTool, ask_role
-from agentrl.rollout.shots import with_shots
 from agentrl.rollout.tools import EpisodeTools, ToolCallResult, ToolLimits, all_of, batches
 from agentrl.rollout.turns import TurnLog
 from agentrl.sandbox import Sandbox

@@ -23,7 +23,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from agentrl.agent_loop import AgentLoop, AgentRole, EpisodeEnd
 from agentrl.config.derived import agent_loop_class
@@ -42,6 +42,7 @@ from agentrl.errors import (
     is_addressed_to,
     running_task,
 )
+from agentrl.message import Message
 from agentrl.reward import (
     EnvironmentReward,
     GroupScorer,
@@ -55,7 +56,6 @@ from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.episode import RuntimeEpisode, outcome_of
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.role_tools import RoleTool
-from agentrl.rollout.shots import Shots
 from agentrl.rollout.tools import ToolLimits
 from agentrl.rollout.turns import EpisodeLimits, TurnLog, derive_seed
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind
@@ -85,6 +85,13 @@ class RoleSetup:
 def role_names(loop: AgentLoop, called: Sequence[str]) -> list[str]:
     """Return the roles of an episode: those of the loop or its only agent, then `called`; empty for a single agent."""
     return [*(loop.roles or [SOLE_ROLE]), *called] if loop.roles or called else []
+
+
+class FewShotExamples(Protocol):
+    """Source of the examples that every prompt begins with."""
+
+    async def messages(self, runner: EpisodeRunner, task: Task) -> Sequence[Message]:
+        """Return the messages of the examples for a task; the runner may play the episodes that they come from."""
 
 
 class EpisodeRunner:
@@ -122,7 +129,7 @@ class EpisodeRunner:
         counters: RolloutCounters | None = None,
         tool_limits: ToolLimits | None = None,
         make_sandbox: Callable[[], Sandbox] | None = None,
-        shots: Shots | None = None,
+        shots: FewShotExamples | None = None,
         roles: Sequence[RoleSetup] = (),
     ) -> None:
         self.pool = pool

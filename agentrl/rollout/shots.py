@@ -1,23 +1,21 @@
-"""Few-shot examples (``agent.few_shot_turns``): turns of the environment's expert before the task in the prompt."""
+"""Few-shot examples (``agent.few_shot_turns``): turns of the environment's expert that every prompt begins with."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from agentrl.errors import TemplateError, UsageError
-from agentrl.message import Content, ContentPart, Message, TextPart, system, user
+from agentrl.message import Message, user
 from agentrl.render.renderer import Renderer
 from agentrl.reward import EnvironmentReward
+from agentrl.rollout.few_shot import join_messages
+from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.waits import RolloutObserver
 from agentrl.task import Task, TaskSource
 from agentrl.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from agentrl.rollout.runner import EpisodeRunner
 
 MAX_EPISODES = 20
 """Maximum number of the expert's episodes to search for turns."""
@@ -72,7 +70,7 @@ class Shots:
             await expert.run(task, group_id=f"shots/{number}", member=0, seed=0)
             for conversation in recorder.take():
                 turns = _turns(conversation, self.count - _answers(found))
-                found = _join(found, _close(turns, renderer))
+                found = join_messages(found, _close(turns, renderer))
             if _answers(found) == self.count:
                 return found
         raise UsageError(
@@ -132,31 +130,3 @@ def _turns(conversation: Sequence[Message], count: int) -> list[Message]:
         if message.role != "system":
             found.append(message)
     return found if _answers(found) else []
-
-
-def _join(first: Sequence[Message], then: Sequence[Message]) -> list[Message]:
-    """Concatenate messages; two adjacent user messages become one, because chat templates expect alternating roles."""
-    if not (first and then and first[-1].role == then[0].role == "user"):
-        return [*first, *then]
-    last, following = first[-1].content, then[0].content
-    parts = [*_parts(last), TextPart(text=f"\n\n{NEXT}\n"), *_parts(following)]
-    texts = [part.text for part in parts if isinstance(part, TextPart)]
-    return [*first[:-1], user("".join(texts) if len(texts) == len(parts) else tuple(parts)), *then[1:]]
-
-
-def _parts(content: Content) -> tuple[ContentPart, ...]:
-    return (TextPart(text=content),) if isinstance(content, str) else content
-
-
-NEXT = "Here is the next task."
-"""Text between the end of an example and the following task."""
-ANNOUNCED = "Here are some examples from other tasks. Your own task comes after them."
-
-
-def with_shots(messages: Sequence[Message], shots: Sequence[Message]) -> Sequence[Message]:
-    """Insert examples after a conversation's system message, which then announces them."""
-    if not shots:
-        return messages
-    opening = [message for message in messages[:1] if message.role == "system"]
-    announced = [system(f"{message.text}\n\n{ANNOUNCED}") for message in opening]
-    return [*announced, *_join(shots, messages[len(opening) :])]

@@ -6,8 +6,9 @@ from support.tokenizers import TOKENIZER_FAMILIES, build_tokenizer
 from agentrl.errors import Outcome, UsageError
 from agentrl.message import ImagePart, Message, TextPart, system, user
 from agentrl.render.renderer import Renderer
+from agentrl.rollout.few_shot import ANNOUNCED, NEXT, with_shots
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
-from agentrl.rollout.shots import ANNOUNCED, NEXT, Shots, with_shots
+from agentrl.rollout.shots import Shots
 from agentrl.task import SeedTasks, Task
 from agentrl.trajectory import Source
 
