@@ -218,22 +218,22 @@ class JudgeClient:
         counters.judge_cost += cost
         if is_readable and self._settings.cache != "off":
             self._known[key] = answer.message.text
+        self._append(key, answer.message.text, answer.prompt_tokens, answer.answer_tokens, is_readable=is_readable)
+
+    def _note_withdrawn(self, request_id: str) -> None:
+        """Record a request that was withdrawn before its answer: the service may have received it and may bill it."""
+        self._append(request_id, "", 0, 0, is_readable=False)
+
+    def _append(self, key: str, answer: str, prompt_tokens: int, answer_tokens: int, *, is_readable: bool) -> None:
         if self._file is not None:
             self._file.append(
                 {
                     "key": key,
                     "readable": is_readable,
-                    "answer": answer.message.text,
-                    "prompt_tokens": answer.prompt_tokens,
-                    "answer_tokens": answer.answer_tokens,
+                    "answer": answer,
+                    "prompt_tokens": prompt_tokens,
+                    "answer_tokens": answer_tokens,
                 }
-            )
-
-    def _note_withdrawn(self, request_id: str) -> None:
-        """Record a request that was withdrawn before its answer: the service may have received it and may bill it."""
-        if self._file is not None:
-            self._file.append(
-                {"key": request_id, "readable": False, "answer": "", "prompt_tokens": 0, "answer_tokens": 0}
             )
 
     def _cost_of_answer(self, answer: ChatAnswer) -> float:
