@@ -22,6 +22,10 @@ LONGEST = 512 * 1024
 STOP_S = 5.0
 START_S = 20.0
 """Seconds to start and fill a sandbox."""
+SLOW_S = 0.5
+"""Seconds of a trivial command from which on the machine counts as slow."""
+LONGEST_S = 30.0
+"""Maximum seconds of a program on a slow machine."""
 
 
 class ProgramFailure(Exception):
@@ -124,7 +128,10 @@ class Pipe:
 
 
 class Deadline:
-    """Time limit of a program inside an ``async with`` block; a check of the sandbox decides which of them was late.
+    """Time limit of a program inside an ``async with`` block, with more time while the machine is slow.
+
+    When `seconds` are over, a trivial command runs in the sandbox. If it takes longer than `SLOW_S`, the program may have
+    waited for a busy machine, so it gets the same time again, up to `LONGEST_S` in all.
 
     Args:
         sandbox: The sandbox of the program.
@@ -138,16 +145,41 @@ class Deadline:
     def __init__(self, sandbox: Sandbox, seconds: float) -> None:
         self._sandbox = sandbox
         self._seconds = seconds
-        self._scope = asyncio.timeout(seconds)
+        self._scope = asyncio.timeout(None)
+        self._watch: asyncio.Task[DeadlineExceeded | SandboxError] | None = None
 
     async def __aenter__(self) -> None:
         await self._scope.__aenter__()
+        self._watch = asyncio.create_task(self._expire())
+
+    async def _expire(self) -> DeadlineExceeded | SandboxError:
+        """Cancel the block once its time is over; return the error to raise."""
+        error: DeadlineExceeded | SandboxError = DeadlineExceeded(f"it did not end within {self._seconds:g} seconds")
+        loop = asyncio.get_running_loop()
+        end = loop.time() + LONGEST_S
+        while True:
+            await asyncio.sleep(self._seconds)
+            probed = loop.time()
+            try:
+                await require_life(self._sandbox)
+            except SandboxError as lost:
+                error = lost
+                break
+            if loop.time() - probed < SLOW_S or loop.time() + self._seconds > end:
+                break
+        self._scope.reschedule(loop.time())
+        return error
 
     async def __aexit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None and not watch.done():
+            watch.cancel()
+            await asyncio.wait([watch])
         try:
             await self._scope.__aexit__(error_type, error, trace)
         except TimeoutError as late:
-            await require_life(self._sandbox)
-            raise DeadlineExceeded(f"it did not end within {self._seconds:g} seconds") from late
+            if watch is None or watch.cancelled():
+                raise
+            raise watch.result() from late

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
+from agentrl.envs.programs import pipes
 from agentrl.envs.programs.judging import Case, Solution, Verdict, judge
 from agentrl.envs.programs.sameness import is_same, show
+from plain_sandbox import PlainSandbox
 
 from agentrl.errors import EnvironmentFailure
-from agentrl.sandbox import SandboxSpec
+from agentrl.sandbox import Command, ExecResult, SandboxSpec
 
 SPEC = SandboxSpec(type="plain")
 CASES = (
@@ -98,6 +103,24 @@ async def test_tricks_pass_no_test_that_is_code(trick: str) -> None:
 async def test_an_endless_loop_is_the_solutions_own_fault() -> None:
     judged = await verdict(RIGHT.replace("return", "while b == 9: pass\n    return"), cases=CASES, seconds=0.7)
     assert [problem[:14] for problem in judged.problems] == ["", "it did not end", "it did not end"]
+
+
+@pytest.mark.parametrize(("probe_s", "longest_s", "right"), [(0.0, 30.0, False), (0.8, 30.0, True), (0.8, 0.9, False)])
+async def test_a_right_solution_gets_more_time_while_the_machine_is_slow(
+    probe_s: float, longest_s: float, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = PlainSandbox.exec
+
+    async def slow(self: PlainSandbox, command: Command, **options: Any) -> ExecResult:
+        if command == ["true"]:
+            await asyncio.sleep(probe_s)
+        return await execute(self, command, **options)
+
+    monkeypatch.setattr(PlainSandbox, "exec", slow)
+    monkeypatch.setattr(pipes, "LONGEST_S", longest_s)
+    waiting = RIGHT.replace("return", "b == 9 and __import__('time').sleep(1.7)\n    return")
+    judged = await verdict(waiting, cases=CASES, seconds=0.6)
+    assert judged.is_right is right, judged.problems
 
 
 async def test_what_a_solution_prints_is_nobodys_answer() -> None:
