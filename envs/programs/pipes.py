@@ -130,8 +130,8 @@ class Pipe:
 class Deadline:
     """Time limit of a program inside an ``async with`` block, with more time while the machine is slow.
 
-    When `seconds` are over, a trivial command runs in the sandbox. If it takes longer than `SLOW_S`, the program may have
-    waited for a busy machine, so it gets the same time again, up to `LONGEST_S` in all.
+    When `seconds` are over, a trivial command runs in the sandbox. If it takes longer than `SLOW_S`, the program may
+    have waited for a busy machine, so it gets the same time again, up to `LONGEST_S` in all.
 
     Args:
         sandbox: The sandbox of the program.
