@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from types import TracebackType
@@ -22,6 +23,8 @@ LONGEST = 512 * 1024
 STOP_S = 5.0
 START_S = 20.0
 """Seconds to start and fill a sandbox."""
+TICK_S = 0.1
+"""Seconds of a blocked event loop that count towards a time limit, per block."""
 SLOW_S = 0.5
 """Seconds of a trivial command from which on the machine counts as slow."""
 LONGEST_S = 30.0
@@ -127,11 +130,19 @@ class Pipe:
         return self._process
 
 
-class Deadline:
-    """Time limit of a program inside an ``async with`` block, with more time while the machine is slow.
+async def _sleep_unblocked(seconds: float) -> None:
+    """Sleep until the event loop was free to run for this many seconds."""
+    ticks = max(1, math.ceil(seconds / TICK_S))
+    for _ in range(ticks):
+        await asyncio.sleep(seconds / ticks)
 
-    When `seconds` are over, a trivial command runs in the sandbox. If it takes longer than `SLOW_S`, the program may
-    have waited for a busy machine, so it gets the same time again, up to `LONGEST_S` in all.
+
+class Deadline:
+    """Time limit of a program inside an ``async with`` block, which does not count waiting for a busy machine.
+
+    Time in which this process's event loop is blocked does not count: the local engine blocks it for a second and more
+    per step. When `seconds` are over, a trivial command runs in the sandbox. If it takes longer than `SLOW_S`, the
+    program may have waited for the machine, so it gets the same time again, up to `LONGEST_S` in all.
 
     Args:
         sandbox: The sandbox of the program.
@@ -156,16 +167,18 @@ class Deadline:
         """Cancel the block once its time is over; return the error to raise."""
         error: DeadlineExceeded | SandboxError = DeadlineExceeded(f"it did not end within {self._seconds:g} seconds")
         loop = asyncio.get_running_loop()
-        end = loop.time() + LONGEST_S
+        total = 0.0
         while True:
-            await asyncio.sleep(self._seconds)
+            await _sleep_unblocked(self._seconds)
             probed = loop.time()
             try:
                 await require_life(self._sandbox)
             except SandboxError as lost:
                 error = lost
                 break
-            if loop.time() - probed < SLOW_S or loop.time() + self._seconds > end:
+            took = loop.time() - probed
+            total += self._seconds + took
+            if took < SLOW_S or total + self._seconds > LONGEST_S:
                 break
         self._scope.reschedule(loop.time())
         return error

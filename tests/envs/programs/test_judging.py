@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -121,6 +122,15 @@ async def test_a_right_solution_gets_more_time_while_the_machine_is_slow(
     waiting = RIGHT.replace("return", "b == 9 and __import__('time').sleep(1.7)\n    return")
     judged = await verdict(waiting, cases=CASES, seconds=0.6)
     assert judged.is_right is right, judged.problems
+
+
+async def test_a_blocked_event_loop_is_not_the_solutions_fault() -> None:
+    judging = asyncio.create_task(verdict(RIGHT, cases=CASES * 4, seconds=1.5))
+    while not judging.done():
+        time.sleep(0.25)  # noqa: ASYNC251 - as a step of the local engine blocks
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert judging.result().is_right, judging.result().problems
 
 
 async def test_what_a_solution_prints_is_nobodys_answer() -> None:
