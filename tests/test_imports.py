@@ -19,11 +19,11 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            {"control_tokens", "errors", "json_schema", "tool_docstring"},
-            {"data_file", "routed_experts"},
-            {"message", "registry", "tool_schema", "remote.retrieval"},
-            {"chat_rows", "image", "task", "tool_value"},
-            {"env", "tool", "trajectory"},
+            {"control_tokens", "errors", "tool.json_schema"},
+            {"routed_experts"},
+            {"message", "registry"},
+            {"data_file", "image", "task"},
+            {"env", "remote.retrieval", "tool", "trajectory"},
             {"engine", "reward", "trl_environment"},
             {"agent_loop", "remote.chat"},
             {"observe", "remote"},
