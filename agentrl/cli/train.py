@@ -30,7 +30,7 @@ from agentrl.config.estimate import EstimateRow, rows, run_size
 from agentrl.config.learning_rate import rate_rows, rate_warnings
 from agentrl.config.load import names_environment
 from agentrl.config.overrides import PROMPTS, reward_words, task_words
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note, out
 from agentrl.observe.learning import steps_without_learning

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.errors import EngineError, UsageError
-from agentrl.image import ImageReader
+from agentrl.message.image import ImageReader
 from agentrl.models.moe import ChosenExperts, routers
 from agentrl.models.products import float32_linear, has_float32_head
 from agentrl.models.vision import forward_with_images
