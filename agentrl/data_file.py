@@ -1,8 +1,8 @@
-"""Rows of users' data files: JSON Lines, a JSON array of objects, or Parquet.
+"""Users' data files (JSON Lines, a JSON array of objects, or Parquet): their rows, and the chat messages in a row.
 
 Lines end only at line feeds: the separators U+2028, U+2029 and U+0085 may occur in a JSON text. Byte order marks,
-UTF-16 with its mark, and gzip are supported. A null counts as a missing column, because merged data sets fill missing
-columns with nulls.
+UTF-16 with its mark, and gzip are supported. Merged data sets fill missing columns and keys with nulls, so a null
+counts as missing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import codecs
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, get_args
 
 from agentrl.errors import UsageError
+from agentrl.message import Message, Role, ToolCall
+from agentrl.tool.json_schema import accepts_null
 
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
 _WIDE = (
@@ -26,6 +28,15 @@ _WIDE = (
 )
 """Encodings with a byte order mark at the start of a file; longer marks first."""
 _EXPECTED = "one JSON object per line, an array of objects, or Parquet"
+ToolSchema = Mapping[str, Any]
+MEDIA_COLUMNS = (
+    *("images", "image", "videos", "video", "audios", "audio"),
+    *("multi_modal_data", "multi_modal_inputs"),
+)
+"""Columns of a row, and keys of a message, with media that the model would not see."""
+TEXT_TYPES = (None, "text", "input_text", "output_text")
+MEDIA_KEYS = (*MEDIA_COLUMNS, "image_url", "video_url", "audio_url", "input_audio", "file")
+"""Keys of a message part, next to its ``text``, with other media."""
 
 
 class Row(NamedTuple):
@@ -155,3 +166,141 @@ def _object(value: Any, place: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(f"{place} is not an object", got=type(value).__name__, expected='{"column": value, …}')
     return value
+
+
+def refuse_media(values: Mapping[str, Any], place: str) -> None:
+    """Check that a row has no images, videos or sounds, which the model would not see.
+
+    Raises:
+        UsageError: a column holds some.
+    """
+    for name in MEDIA_COLUMNS:
+        if _is_filled(values.get(name)):
+            raise UsageError(
+                f"{place} has a column {name}",
+                got=f"{name}, which the model would not see",
+                expected="messages with text only",
+                hint=f"remove the column {name} and the rows that need it; environments can show images",
+            )
+
+
+def _is_filled(value: Any) -> bool:
+    """Return True if a value is more than the nulls that merging data sets leaves."""
+    if isinstance(value, dict | list):
+        return any(map(_is_filled, value.values() if isinstance(value, dict) else value))
+    return bool(value)
+
+
+def read_tools(found: Any, place: str) -> tuple[ToolSchema, ...]:
+    """Read the schemas of a conversation's tools: a list, or its JSON text.
+
+    Raises:
+        UsageError: neither of them.
+    """
+    try:
+        tools = json.loads(found) if isinstance(found, str) and found else found or []
+        schemas = [_without_nulls(tool) for tool in tools]
+        if isinstance(tools, list) and all(isinstance(schema["function"]["name"], str) for schema in schemas):
+            return tuple(schemas)
+    except (KeyError, TypeError, ValueError, RecursionError):
+        pass
+    expected = '[{"function": {"name": …}}]'
+    raise UsageError(f"{place}: tools are not a list of schemas", got=str(found)[:80], expected=expected)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Remove the keys of a schema whose values are null because data sets were merged."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def read_messages(rows: Sequence[Any], place: str, *, tools: Sequence[ToolSchema] = ()) -> Iterator[Message]:
+    """Read messages.
+
+    Args:
+        rows: Messages as in the file.
+        place: File and line, for error messages.
+        tools: Schemas of the tools that may be called.
+
+    Raises:
+        UsageError: a message is not valid.
+    """
+    names: dict[str, str] = {}
+    for row in rows:
+        if not isinstance(row, dict) or row.get("role") not in get_args(Role):
+            raise UsageError(f"{place}: a message has no known role", got=str(row)[:80], expected=get_args(Role))
+        refuse_media(row, f"{place}: a message")
+        if row.get("function_call"):
+            raise UsageError(f"{place}: a message has a function_call", got="function_call", expected="tool_calls")
+        given = row.get("tool_calls") or []
+        if not isinstance(given, list):
+            raise UsageError(f"{place}: tool_calls are not a list", got=str(given)[:80], expected="a list of calls")
+        calls = tuple(_call(call, tools, place) for call in given)
+        names |= {call.id: call.name for call in calls}
+        answered = _optional_text(row, "tool_call_id", place)
+        name = _optional_text(row, "name", place) or names.get(answered or "")
+        reasoning = _optional_text(row, "reasoning_content", place) or _optional_text(row, "reasoning", place)
+        yield Message(
+            role=row["role"],
+            content=_text(row.get("content"), place),
+            tool_calls=calls,
+            tool_call_id=answered,
+            name=name if row["role"] == "tool" else None,
+            reasoning=reasoning,
+        )
+
+
+def _optional_text(row: Mapping[str, Any], name: str, place: str) -> str | None:
+    value = row.get(name)
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"{place}: {name} of a message is not text", got=str(value)[:80], expected="text")
+    return value
+
+
+def _text(content: Any, place: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    if not all(map(_is_text, parts)):
+        raise UsageError(
+            f"{place}: a message is not text",
+            got=str(content)[:80],
+            expected="text, or parts with text: images in data files are not supported",
+        )
+    return "".join(part["text"] for part in parts)
+
+
+def _is_text(part: Any) -> bool:
+    """Return True if the type of a message part is text; other parts may have a ``text``, too."""
+    if not isinstance(part, dict) or part.get("type") not in TEXT_TYPES or not isinstance(part.get("text"), str):
+        return False
+    return not any(_is_filled(part.get(name)) for name in MEDIA_KEYS)
+
+
+def _call(call: Any, tools: Sequence[ToolSchema], place: str) -> ToolCall:
+    """Read a tool call, with arguments as JSON text or as an object."""
+    try:
+        function: Mapping[str, Any] = call["function"]
+        name, arguments = function["name"], function.get("arguments") or {}
+        parsed = dict(json.loads(arguments) if isinstance(arguments, str) else arguments)
+        if not isinstance(name, str):
+            raise TypeError("the name is not text")
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{place}: a tool call cannot be read", got=str(call)[:80], expected='{"function": {"name", "arguments"}}'
+        ) from error
+    return ToolCall(name=name, arguments=_drop_nulls(parsed, name, tools), id=str(call.get("id") or ""))
+
+
+def _drop_nulls(arguments: dict[str, Any], tool: str, tools: Sequence[ToolSchema]) -> dict[str, Any]:
+    """Drop nulls that the tool does not accept, which come from columns of other rows in merged data sets."""
+    parameters = next((one["function"].get("parameters") for one in tools if one["function"]["name"] == tool), None)
+    if not isinstance(parameters, dict):
+        return arguments
+    properties = parameters.get("properties") or {}
+    return {
+        name: value
+        for name, value in arguments.items()
+        if value is not None or (name in properties and accepts_null(properties[name], parameters))
+    }

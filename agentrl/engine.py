@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from agentrl.image import PlacedImage
+    from agentrl.message.image import PlacedImage
     from agentrl.routed_experts import RoutedExperts
 
 

@@ -44,7 +44,6 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import LedgerError, Outcome, UsageError
-from agentrl.image import PlacedImage, image_from_record, image_record, place_from_record, place_record
 from agentrl.message import (
     ImagePart,
     Message,
@@ -54,6 +53,7 @@ from agentrl.message import (
     transcript_from_record,
     transcript_record,
 )
+from agentrl.message.image import PlacedImage, image_from_record, image_record, place_from_record, place_record
 from agentrl.routed_experts import RoutedExperts, concatenate, routed_experts_from_record, routed_experts_record
 
 NOT_SAMPLED = -1

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from agentrl.env import AsyncEnv
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.task import Task
 
 STEPS = 2000

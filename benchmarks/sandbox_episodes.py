@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agentrl.env import EnvironmentSpec
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import Outcome, SandboxError
 from agentrl.message import Content
 from agentrl.registry import Kind, register, unregister

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.config import load_config
 from agentrl.env import EnvironmentSpec
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import AgentRLError
 from agentrl.evaluation.prompt_preview import preview_prompts
 from agentrl.registry import Kind, names

@@ -6,8 +6,7 @@ from typing import Any
 
 import gymnasium
 
-from agentrl.chat_rows import read_messages, refuse_media
-from agentrl.data_file import Row, read_rows
+from agentrl.data_file import Row, read_messages, read_rows, refuse_media
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
 from agentrl.message import Message

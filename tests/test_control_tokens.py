@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.control_tokens import TokenBreaker
 from agentrl.message import Message, TextPart, broken_up, broken_up_message, user
+from agentrl.message.control_tokens import TokenBreaker
 
 TOKENS = {
     "Llama 2": "<s> </s> <unk> [INST] [/INST] <<SYS>> <</SYS>>",

@@ -10,9 +10,9 @@ from typing import Any
 import gymnasium
 import pytest
 
-from agentrl import env_lookup, registry
-from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.env_lookup import check_split, make_gymnasium, parse_env_name, resolve_environment
+from agentrl import registry
+from agentrl.env import EnvironmentSpec, Isolation, lookup
+from agentrl.env.lookup import check_split, make_gymnasium, parse_env_name, resolve_environment
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.registry import Kind
 
@@ -177,9 +177,9 @@ def broken_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return [_BrokenPackage(error) for error in errors] if asked == {"group": "gymnasium.envs"} else real(**asked)
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
-    env_lookup._load_gymnasium_plugins.cache_clear()
+    lookup._load_gymnasium_plugins.cache_clear()
     yield
-    env_lookup._load_gymnasium_plugins.cache_clear()
+    lookup._load_gymnasium_plugins.cache_clear()
 
 
 @pytest.mark.usefixtures("broken_plugins")

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import LedgerError
-from agentrl.image import PlacedImage, common_tokens, rope_positions
 from agentrl.message import ImagePart, TextPart, text_of
+from agentrl.message.image import PlacedImage, common_tokens, rope_positions
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
 from agentrl.training.batch import turn_states
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn

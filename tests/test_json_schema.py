@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.json_schema import accepts_null, declared_types, describe, follow_pointer, property_schema, resolve
+from agentrl.tool.json_schema import accepts_null, declared_types, describe, follow_pointer, property_schema, resolve
 
 ROOT = {
     "$defs": {

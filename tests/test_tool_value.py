@@ -31,7 +31,7 @@ from pydantic import BaseModel, RootModel, SecretStr
 import agentrl
 from agentrl.message import ImagePart, TextPart, ToolCall
 from agentrl.rollout.tools import tool_session
-from agentrl.tool_value import CUT, LONGEST_TEXT, MOST_PARTS, as_json, as_text
+from agentrl.tool.results import CUT, LONGEST_TEXT, MOST_PARTS, as_json, as_text
 
 
 class Colour(enum.Enum):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import LedgerError, Outcome, UsageError
-from agentrl.image import PlacedImage
 from agentrl.message import ImagePart, Message, ToolCall
+from agentrl.message.image import PlacedImage
 from agentrl.routed_experts import RoutedExperts
 from agentrl.trajectory import NOT_SAMPLED, Source, TokenSequence, Trajectory, Turn, TurnTimings, first_difference
 

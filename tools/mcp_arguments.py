@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from agentrl.json_schema import as_list, as_mapping, follow_pointer
 from agentrl.registry import Extra
-from agentrl.tool_schema import WrongArguments, refuse_depth
+from agentrl.tool.json_schema import as_list, as_mapping, follow_pointer
+from agentrl.tool.schema import WrongArguments, refuse_depth
 
 EXTRA = Extra(name="mcp", module="mcp")
 LONGEST_PROBLEM = 300

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.errors import ToolError, UsageError
 from agentrl.tool import TOOL_NAME, Tool, ToolDependencies, ToolResult, ToolRules, Toolset
-from agentrl.tool_schema import WrongArguments
+from agentrl.tool.schema import WrongArguments
 
 from .mcp_arguments import EXTRA, LONGEST_PROBLEM, Checker, InputSchema
 from .mcp_results import NOTHING, result_text

@@ -11,8 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from agentrl.chat_rows import ToolSchema, read_messages, read_tools, refuse_media
-from agentrl.data_file import Row, read_rows
+from agentrl.data_file import Row, ToolSchema, read_messages, read_rows, read_tools, refuse_media
 from agentrl.errors import Outcome, UsageError
 from agentrl.message import Message, Role
 from agentrl.render.check import check_template

@@ -22,7 +22,7 @@ from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ServerEngineConfig
 from agentrl.config.environment import HorizonConfig, PooledBy, PoolsConfig
 from agentrl.engine import PolicyEngine
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.lora import PEFT
 from agentrl.serving.launch import usable_gpus

@@ -20,7 +20,7 @@ from agentrl.config.derived import per_environment_configs
 from agentrl.config.environment import AgentConfig
 from agentrl.config.section import Section
 from agentrl.env import AnyEnv, optional_part
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import TemplateError
 from agentrl.observe.files import replace_file, writing
 from agentrl.observe.model_folder import find_model, models_folder

@@ -11,7 +11,7 @@ from agentrl.config.config import Config
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.data_file import read_rows
 from agentrl.env import EnvironmentSpec
-from agentrl.env_lookup import check_split, resolve_environment
+from agentrl.env.lookup import check_split, resolve_environment
 from agentrl.errors import ConfigError, UsageError
 from agentrl.task import Task, TaskSource
 

@@ -19,7 +19,7 @@ from agentrl.config.engines import EngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig, CurriculumConfig
 from agentrl.engine import SamplingParams
 from agentrl.env import EnvironmentSpec
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.judges.client import JudgeClient

@@ -24,7 +24,7 @@ from agentrl.builders.scratch import ignore, write_scratch_model
 from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.section import Section
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, TemplateError, UsageError, did_you_mean
 from agentrl.message import Role
 from agentrl.models.load import load_model

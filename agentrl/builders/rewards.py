@@ -16,7 +16,7 @@ from agentrl.config.config import Config, ModelConfig
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.environment import AgentConfig, RewardModelConfig
 from agentrl.config.judge import JudgeConfig
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.observe.model_folder import find_model
 from agentrl.registry import Kind, lookup

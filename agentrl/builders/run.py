@@ -32,7 +32,7 @@ from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config, load_config
 from agentrl.env import Isolation
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import AgentRLError, ConfigError, UsageError
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.console import html_table

@@ -15,7 +15,7 @@ from agentrl.config.config import Config, ScratchModelConfig
 from agentrl.config.derived import per_environment_configs
 from agentrl.engine import StopReason
 from agentrl.env import EnvironmentSpec, optional_part
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import EnvironmentFailure, UsageError
 from agentrl.message import Message, system, user
 from agentrl.models.scratch import build_scratch_model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from agentrl.control_tokens import TokenBreaker
+from agentrl.message.control_tokens import TokenBreaker
 from agentrl.render.renderer import Renderer
 
 TOKENIZER_FILE = "tokenizer.json"

@@ -20,7 +20,7 @@ from agentrl.builders.tools import build_tools
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.observe.model_folder import find_model
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import read_chat_template

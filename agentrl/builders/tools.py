@@ -16,7 +16,7 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.registry import Kind, lookup
 from agentrl.sandbox import Sandbox, open_sandbox, read_spec
 from agentrl.tool import Tool, Toolset, tool
-from agentrl.tool_schema import Arguments, WrongArguments
+from agentrl.tool.schema import Arguments, WrongArguments
 
 LIMITS = ("timeout_s", "max_tokens", "max_concurrent", "max_per_second")
 """Limits of a tool that a config may change."""

@@ -21,7 +21,7 @@ from agentrl.cli.play import play_in_browser, play_in_terminal, tool_line
 from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_until_stopped
 from agentrl.config import load_config
 from agentrl.env import EnvironmentSpec, optional_part
-from agentrl.env_lookup import check_split, parse_env_name, resolve_environment
+from agentrl.env.lookup import check_split, parse_env_name, resolve_environment
 from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError
 from agentrl.evaluation.prompt_preview import preview_prompts
 from agentrl.observe.console import note, out

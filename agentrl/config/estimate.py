@@ -14,7 +14,7 @@ from agentrl.config.derived import EnvironmentConfigs, agent_loop_class, per_env
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig
 from agentrl.config.trainer import CriticConfig, LoraConfig
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
 from agentrl.observe.model_folder import find_model
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from agentrl.env_lookup import parse_env_name
+from agentrl.env.lookup import parse_env_name
 from agentrl.errors import ConfigError
 
 KeyPath: TypeAlias = tuple[str, ...]

@@ -19,7 +19,7 @@ from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.config.environment import AgentConfig
 from agentrl.config.section import Section
-from agentrl.env_lookup import ADDRESS, GYMNASIUM_ID, resolve_environment
+from agentrl.env.lookup import ADDRESS, GYMNASIUM_ID, resolve_environment
 from agentrl.observe.code_identity import CodeIdentity, is_own_module
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.source_names import split_command

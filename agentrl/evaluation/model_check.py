@@ -32,7 +32,7 @@ from agentrl.builders.models import load_tokenizer, pad_id, resolve_model
 from agentrl.builders.start_checks import start_renderer
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_policy
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel

@@ -12,7 +12,7 @@ from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.builders.start_checks import start_renderer
 from agentrl.config.config import Config, ScratchModelConfig
 from agentrl.engine import StopReason
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
 from agentrl.message import Message
 from agentrl.models.scratch import build_scratch_tokenizer

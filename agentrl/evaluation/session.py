@@ -23,7 +23,7 @@ from agentrl.builders.tools import check_tools
 from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.env import EnvironmentSpec
-from agentrl.env_lookup import check_split, resolve_environment
+from agentrl.env.lookup import check_split, resolve_environment
 from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, ignore, open_policy
 from agentrl.evaluation.identity import code_identity, model_identity, reward_model_identity, served_models
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel

@@ -11,7 +11,7 @@ from agentrl.config import Config, load_config
 from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.config.load import ConfigSource
 from agentrl.config.overrides import prompts_environment, prompts_words
-from agentrl.env_lookup import parse_env_name, resolve_environment
+from agentrl.env.lookup import parse_env_name, resolve_environment
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.observe.model_folder import find_model

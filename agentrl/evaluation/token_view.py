@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import jinja2
 
-from agentrl.image import PlacedImage
 from agentrl.message import ImagePart
+from agentrl.message.image import PlacedImage
 from agentrl.trajectory import SOLE_ROLE, Source, TokenSequence, Trajectory, Turn
 
 Decode: TypeAlias = Callable[[int], str]

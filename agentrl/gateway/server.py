@@ -26,10 +26,10 @@ from agentrl.gateway.anthropic_messages import AnthropicMessages
 from agentrl.gateway.chat_completions import ChatCompletions
 from agentrl.gateway.dialect import BadRequest, Dialect, Event, Reply
 from agentrl.gateway.fields import refuse_unknown, short_repr, take
-from agentrl.gateway.pending import NO_SIDE_CALLS, PendingRequest, UntrainedRequestRules, off_loop
+from agentrl.gateway.history import chain_of
+from agentrl.gateway.pending import NO_SIDE_CALLS, PendingRequest, UntrainedRequestRules, digest_of, off_loop
 from agentrl.gateway.refusals import SessionOver, Unavailable
 from agentrl.gateway.responses import Responses
-from agentrl.gateway.routing import session_of_history
 from agentrl.gateway.session import GatewaySession
 from agentrl.message import text_of
 from agentrl.remote.listening import (
@@ -408,3 +408,40 @@ async def _unknown(request: web.Request) -> web.Response:
     routes = ", ".join(dialect.path for dialect in DIALECTS)
     text = f"unknown route {request.method} {request.path}: expected POST to one of {routes}"
     return _json(DIALECTS[0].error(404, text, code="not_found"), status=404)
+
+
+async def session_of_history(
+    sessions: Sequence[GatewaySession], dialect: Dialect, body: Mapping[str, Any], raw: bytes, *, is_retry: bool
+) -> GatewaySession:
+    """Return the session whose conversation a request continues; the first session for a new conversation.
+
+    Args:
+        sessions: Candidate sessions.
+        dialect: The client's dialect.
+        body: JSON of the request.
+        raw: Bytes of the request.
+        is_retry: True if the client marks the request as a retry.
+    """
+    first = sessions[0]
+    if len(sessions) == 1:
+        return first
+    if is_retry:
+        digest = await off_loop(len(raw), digest_of, dialect.path, raw)
+        if sent := next((session for session in sessions if session.has_request(digest)), None):
+            return sent
+    found = await off_loop(len(raw), _find_continued, sessions, dialect, body)
+    return first if found is None else found
+
+
+def _find_continued(
+    sessions: Sequence[GatewaySession], dialect: Dialect, body: Mapping[str, Any]
+) -> GatewaySession | None:
+    reply = body.get("previous_response_id")
+    if isinstance(reply, str):
+        return next((session for session in sessions if session.has_reply(reply)), None)
+    try:
+        request = dialect.read(body, {})
+        chain = chain_of(request.messages, request.tools)
+    except (BadRequest, RecursionError):
+        return None
+    return next((session for session in sessions if session.has_answer_of(chain, request)), None)

@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.errors import UsageError
-from agentrl.image import ImageReader, PlacedImage, rope_positions
 from agentrl.message import ImagePart
+from agentrl.message.image import ImageReader, PlacedImage, rope_positions
 
 MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl")
 """Supported values of `model_type`."""

@@ -1,7 +1,7 @@
 """The worst problems of a run or an evaluation, with counts, file and line.
 
 `Evidence` counts over episodes, `agentrl.observe.incidents` counts failures of the user's code, and
-`agentrl.observe.signs` reads the metrics of the steps. `top_problems` returns the worst three.
+`agentrl.observe.diagnosis` reads the metrics of the steps. `top_problems` returns the worst three.
 """
 
 from __future__ import annotations

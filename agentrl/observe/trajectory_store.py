@@ -24,8 +24,8 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from agentrl.errors import UsageError
-from agentrl.image import image_from_record, image_record
 from agentrl.message import ImagePart
+from agentrl.message.image import image_from_record, image_record
 from agentrl.observe.files import (
     UNREADABLE,
     JsonLinesWriter,

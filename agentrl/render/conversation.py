@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from agentrl.agent_loop import Answer, AnswerSoFar
 from agentrl.engine import Generation, StopReason
 from agentrl.errors import LedgerError, TemplateError
-from agentrl.image import PlacedImage, common_tokens
 from agentrl.message import Message
+from agentrl.message.image import PlacedImage, common_tokens
 from agentrl.render.check import is_same_history
 from agentrl.render.content_guard import unbroken
 from agentrl.render.progress import AnswerProgress

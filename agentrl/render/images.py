@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from agentrl.errors import EnvironmentFailure, LedgerError, boundary
-from agentrl.image import Patches, PlacedImage
 from agentrl.message import ImagePart, Message
+from agentrl.message.image import Patches, PlacedImage
 
 if TYPE_CHECKING:
     from transformers.image_processing_utils import BaseImageProcessor

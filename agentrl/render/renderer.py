@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, TypeVar
 from agentrl.agent_loop import Answer, AnswerForm, UnsupportedOption
 from agentrl.engine import StopReason
 from agentrl.errors import LedgerError, TemplateError
-from agentrl.image import PlacedImage
 from agentrl.message import Message, ToolCall, encodable, system, user
+from agentrl.message.image import PlacedImage
 from agentrl.render.answers import AnswerReader
 from agentrl.render.call_form import PROBE_NAME, PROBE_TOOL, reads_json_arguments
 from agentrl.render.content_guard import ContentGuard, unbroken

@@ -35,7 +35,7 @@ from agentrl.rollout.turns import EpisodeLimits, TurnLog
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
 from agentrl.sandbox import Sandbox, open_sandbox
 from agentrl.tool import Tool, ToolContext, ToolDependencies, ToolFault, ToolResult, contain_exceptions, ended_in_time
-from agentrl.tool_schema import WrongArguments, refuse_depth
+from agentrl.tool.schema import WrongArguments, refuse_depth
 from agentrl.trajectory import Trajectory
 
 _log = logging.getLogger(__name__)

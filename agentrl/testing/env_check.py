@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.env import AnyEnv, EnvironmentSpec
-from agentrl.env_lookup import check_split, parse_env_name, resolve_environment, spec_of
+from agentrl.env.lookup import check_split, parse_env_name, resolve_environment, spec_of
 from agentrl.errors import UsageError
 from agentrl.rollout.env_adapter import WrongReturn
 from agentrl.testing.env_rules import blind, contract, determinism, leaks, resources, rewards

@@ -23,7 +23,7 @@ from agentrl.algorithms.traits import other_input
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import TrainerConfig
 from agentrl.errors import ConfigError, TrainingError, UsageError
-from agentrl.image import ImageReader
+from agentrl.message.image import ImageReader
 from agentrl.registry import Kind, lookup
 from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.distributed import Ranks

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from agentrl.config.config import TrainerConfig
 from agentrl.config.trainer import SFTConfig
 from agentrl.errors import TrainingError
-from agentrl.image import ImageReader
+from agentrl.message.image import ImageReader
 from agentrl.models.lora import adapter_dropout
 from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.distributed import Ranks

@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.trainer import NumericsConfig
-from agentrl.image import ImageReader
+from agentrl.message.image import ImageReader
 from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, select, step_batch
 from agentrl.training.checkpoint import TrainerCheckpoint, TrainerState
 from agentrl.training.compile import checkpoint_activations, compile_layers

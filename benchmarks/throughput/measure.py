@@ -26,7 +26,7 @@ from agentrl.builders.servers import ServedModel, check_served, open_pool
 from agentrl.config.config import Config
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.engine import GenerateRequest, PolicyEngine
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import AgentRLError
 from agentrl.models.load import load_model
 from agentrl.observe.console import note

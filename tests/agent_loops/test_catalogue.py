@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import agentrl
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import Outcome
 from agentrl.rollout.runner import make_agent_loop
 

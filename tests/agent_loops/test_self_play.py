@@ -10,7 +10,7 @@ import agentrl
 from agentrl.agent_loop import AgentRole
 from agentrl.builders.run import resume_run
 from agentrl.engine import SamplingParams
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, Outcome, UsageError
 from agentrl.observe.metrics import read_metrics
 from agentrl.rollout.env_pool import EnvPool

@@ -21,7 +21,7 @@ from agentrl.builders.scratch import has_expert
 from agentrl.cli import env as env_commands
 from agentrl.config import Config, load_config
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation, optional_part
-from agentrl.env_lookup import resolve_environment, spec_of
+from agentrl.env.lookup import resolve_environment, spec_of
 from agentrl.errors import EnvironmentFailure, UsageError
 
 DEADLINE_S = 0.05

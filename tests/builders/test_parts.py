@@ -28,7 +28,7 @@ from agentrl.builders.tools import find_tool
 from agentrl.config import load_config, shipped_configs
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import all_keys
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, TemplateError, UnknownNameError, UsageError
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.trajectory_store import read_trajectories

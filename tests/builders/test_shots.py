@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.builders.episodes import _shots
 from agentrl.config import load_config
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 
 
 def shots_of(*words):

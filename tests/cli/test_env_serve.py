@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.cli import main
 from agentrl.cli.server import read_token
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
 
 PROGRAM = "from agentrl.cli import main; main()"

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from agentrl.cli import env as env_command
 from agentrl.cli.play import make_application, play_in_browser
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
 
 Open = Callable[..., Any]

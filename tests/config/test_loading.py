@@ -15,7 +15,7 @@ from agentrl.config.load import (
 from agentrl.config.near_names import OTHER_NAMES, WHOLE_KEYS
 from agentrl.config.overrides import parse_override
 from agentrl.config.reference import config_reference
-from agentrl.env_lookup import parse_env_name
+from agentrl.env.lookup import parse_env_name
 from agentrl.errors import ConfigError
 
 

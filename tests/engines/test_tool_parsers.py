@@ -19,12 +19,12 @@ from support.tokenizers import build_tokenizer
 from support.tool_notations import NOTATIONS
 from support.tool_outputs import TOOLS, Output, tool_outputs
 
-from agentrl.json_schema import fits
 from agentrl.registry import Kind, lookup
 from agentrl.render.answers import split_channels
 from agentrl.serving.launch import engine_python
 from agentrl.serving.launch.resources import engines_folder
 from agentrl.serving.sglang.launch import CPU_MODULES
+from agentrl.tool.json_schema import fits
 
 SCRIPT = Path(__file__).with_name("server_parsers.py")
 DAMAGED = json.loads(Path(__file__).with_name("damaged_call_differences.json").read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ from agentrl.envs.splits import split_of_seed, split_of_text
 
 from agentrl import registry
 from agentrl.cli import main
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
 from agentrl.registry import Extra, Kind
 from agentrl.testing.env_check import check_env

@@ -9,10 +9,10 @@ import pkgutil
 import agentrl.envs
 import pytest
 
-import agentrl.env_lookup
+import agentrl.env.lookup
 
 MODULES = [
-    agentrl.env_lookup.__name__,
+    agentrl.env.lookup.__name__,
     *(module.name for module in pkgutil.walk_packages(agentrl.envs.__path__, prefix="agentrl.envs.")),
 ]
 

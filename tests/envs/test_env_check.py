@@ -13,7 +13,7 @@ import pytest
 
 from agentrl import registry
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UnknownNameError
 from agentrl.registry import Kind
 from agentrl.rollout.env_adapter import RANDOM_CHARACTERS

@@ -8,7 +8,7 @@ import re
 import pytest
 from agentrl.envs.household.spec import INSTRUCTIONS, TOOL_INSTRUCTIONS
 
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.registry import Kind, names
 
 NOT_ENGLISH = re.compile(

@@ -13,7 +13,7 @@ from agentrl.envs.frozen_lake import MOVES, FrozenLake
 from agentrl.envs.puzzles.hanoi import Hanoi
 from agentrl.envs.puzzles.tic_tac_toe import CAREFUL, TicTacToe
 
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
 from agentrl.testing import CheckDepth, check_env
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from agentrl.envs.option_types import typed_options
 
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
 
 

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 import agentrl as package
 from agentrl.cli import main
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.message import system, user

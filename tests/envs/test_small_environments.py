@@ -9,7 +9,7 @@ from agentrl.envs.guess_number import SPEC as GUESSING
 from agentrl.envs.guess_number import GuessNumber
 from gymnasium.utils.env_checker import check_env
 
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
 
 

@@ -9,8 +9,8 @@ import re
 from agentrl.cli.view import episode_text
 from agentrl.errors import Outcome
 from agentrl.evaluation.token_view import page_html, segments, trajectory_html, turn_words
-from agentrl.image import PlacedImage
 from agentrl.message import ImagePart
+from agentrl.message.image import PlacedImage
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 TEXTS = {0: "<s>", 1: "You see ", 2: "a <b>bold</b> box.\n", 3: "open", 4: " it", 5: "\n", 6: "Done."}

@@ -18,7 +18,7 @@ from agentrl.builders.chat_file import read_chats
 from agentrl.cli import main
 from agentrl.config import load_config
 from agentrl.engine import SamplingParams
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
 from agentrl.evaluation.live_traffic import LiveTraffic
 from agentrl.evaluation.panel import read_episodes

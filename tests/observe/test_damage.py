@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from agentrl.errors import AgentRLError, Outcome
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, read_episodes
-from agentrl.image import PlacedImage
 from agentrl.message import ImagePart
+from agentrl.message.image import PlacedImage
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import MetricsFile, read_metrics
 from agentrl.observe.run_folder import logging_to

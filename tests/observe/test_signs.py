@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl.observe.signs import signs
+from agentrl.observe.diagnosis import signs
 
 
 def lines_of(**columns):

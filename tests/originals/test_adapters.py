@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.testing.env_check import LAZY, check_env

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from agentrl.envs.openenv import SPEC, OpenEnvironment
 
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.rollout.env_pool import EnvPool
 
 pytestmark = [pytest.mark.originals, pytest.mark.timeout(300)]

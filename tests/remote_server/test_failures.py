@@ -11,7 +11,7 @@ from aiohttp import web
 from served_worlds import STAIRS, WAITING, Stairs, Waiting
 
 from agentrl.env import optional_part
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import EnvironmentFailure, ToolError, UsageError
 from agentrl.message import ImagePart
 from agentrl.remote.client import RemoteEnvironment

@@ -10,7 +10,7 @@ import pytest
 from served_worlds import STAIRS, WAITING, Waiting
 
 from agentrl.env import EnvironmentSpec, Isolation, optional_part
-from agentrl.env_lookup import check_split, resolve_environment
+from agentrl.env.lookup import check_split, resolve_environment
 from agentrl.errors import ToolError, UsageError
 from agentrl.remote.env_methods import (
     ADMISSIBLE_ACTIONS,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.json_schema import fits
 from agentrl.registry import Kind, lookup, names
 from agentrl.render.tool_parsers.repair import REPAIRS
+from agentrl.tool.json_schema import fits
 
 DEFINITIONS = {
     "Filter": {"type": "object", "properties": {"field": {"type": "string"}, "min": {"type": "integer"}}},

@@ -6,8 +6,8 @@ import pytest
 from judge_parts import TASK, client_of, config_of, decode, episode, group_of, judge_at
 from support.judge_service import agents_words, attempts_in, judge_service, mark_of
 
-from agentrl.control_tokens import TokenBreaker
 from agentrl.message import broken_up
+from agentrl.message.control_tokens import TokenBreaker
 from agentrl.rollout.judges.scorers import make_judge
 from agentrl.rollout.judges.transcripts import TranscriptPiece, marked_transcript, pieces_of
 from agentrl.task import Task

@@ -1,7 +1,6 @@
 """What goes wrong in a call of a tool: the policy's mistakes and the tool's own are text, and stop nothing else."""
 
 import asyncio
-import importlib
 import json
 import sys
 
@@ -15,7 +14,7 @@ from agentrl.remote.chat import decode_answer
 from agentrl.rollout.env_adapter import call_own_tool
 from agentrl.rollout.tools import tool_session
 from agentrl.rollout.turns import EpisodeLimits
-from agentrl.tool import Tool
+from agentrl.tool import Tool, results
 
 
 @agentrl.tool(pure=True)
@@ -178,7 +177,7 @@ async def test_an_answer_after_the_deadline_does_not_count():
 
 
 async def test_a_call_that_never_ends_is_left_behind(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("agentrl.tool"), "GRACE_S", 0.01)  # agentrl.tool is the decorator
+    monkeypatch.setattr(results, "GRACE_S", 0.01)
     released, ended = asyncio.Event(), asyncio.Event()
 
     @agentrl.tool

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from agentrl.env import Isolation
-from agentrl.env_lookup import resolve_environment, spec_of
+from agentrl.env.lookup import resolve_environment, spec_of
+from agentrl.env.trl import is_trl_environment, tool_methods
 from agentrl.errors import EnvironmentFailure, Outcome, ToolError, UsageError
-from agentrl.trl_environment import is_trl_environment, tool_methods
 
 
 class EchoToolEnv:

@@ -10,9 +10,8 @@ from agentrl.config.trainer import LoraConfig
 from agentrl.models import products
 from agentrl.models.lora import adapted_layers, add_adapters
 from agentrl.serving.local.cache import RowStore
-from agentrl.serving.local.decoder import PackedDecoder, can_pack
 from agentrl.serving.local.forward import ForwardStep, SequenceChunk
-from agentrl.serving.local.runner import LocalModelRunner
+from agentrl.serving.local.runner import LocalModelRunner, PackedDecoder, can_pack
 
 PACKED = ("llama", "mistral", "qwen2", "qwen3")
 ANSWER = 3
@@ -138,5 +137,5 @@ def test_other_models_keep_their_own_layers(change):
 
 def test_a_model_too_large_for_a_second_copy_keeps_its_own_layers(monkeypatch):
     model = tiny_model("llama")
-    monkeypatch.setattr("agentrl.serving.local.decoder.LARGEST_SHARE", 1e-12)
+    monkeypatch.setattr("agentrl.serving.local.runner.LARGEST_SHARE", 1e-12)
     assert not can_pack(model)

@@ -10,7 +10,7 @@ pytest.importorskip("mcp")
 
 from agentrl.tools.mcp_arguments import InputSchema
 
-from agentrl.tool_schema import WrongArguments
+from agentrl.tool.schema import WrongArguments
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 TEXT = {"type": "string"}

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.engine import GenerateRequest, Generation, SamplingParams
 from agentrl.errors import UsageError
-from agentrl.image import PlacedImage, rope_positions
 from agentrl.message import TextPart, user
+from agentrl.message.image import PlacedImage, rope_positions
 from agentrl.render.conversation import LedgerConversation
 from agentrl.serving.local import LocalEngine
 from agentrl.trajectory import TokenSequence, Trajectory

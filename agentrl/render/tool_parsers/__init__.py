@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from agentrl.json_schema import as_mapping
 from agentrl.message import ToolCall
+from agentrl.tool.json_schema import as_mapping
 
 ToolSchemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Schemas of the offered tools by name, in the form for chat templates."""

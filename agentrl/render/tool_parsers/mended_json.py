@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.render.tool_parsers import MalformedCall
 from agentrl.render.tool_parsers.values import read_json, skip_space
-from agentrl.tool_schema import DEEPEST
+from agentrl.tool.schema import DEEPEST
 
 UNCLOSED = "missing closing brackets"
 COMMA = "a trailing comma"

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from agentrl.json_schema import fits
 from agentrl.render.tool_parsers import (
     LISTED,
     UNCLOSED_TAG,
@@ -54,6 +53,7 @@ from agentrl.render.tool_parsers.untagged import (
     take_intended,
 )
 from agentrl.render.tool_parsers.values import after_block, first_of
+from agentrl.tool.json_schema import fits
 
 
 def repair_hermes(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:

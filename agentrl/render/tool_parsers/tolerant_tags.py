@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from agentrl.json_schema import fits
 from agentrl.message import ToolCall
 from agentrl.render.tool_parsers import (
     CollectedCalls,
@@ -23,6 +22,7 @@ from agentrl.render.tool_parsers import (
     parameters_of,
 )
 from agentrl.render.tool_parsers.values import first_of
+from agentrl.tool.json_schema import fits
 
 DAMAGED = "damaged tags"
 _TWICE = re.compile(r"(<[^<>]+>)\s*\1")

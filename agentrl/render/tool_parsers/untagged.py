@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.json_schema import fits
 from agentrl.message import ToolCall
 from agentrl.render.tool_parsers import (
     LISTED,
@@ -25,6 +24,7 @@ from agentrl.render.tool_parsers import (
 )
 from agentrl.render.tool_parsers.mended_json import read_mended
 from agentrl.render.tool_parsers.values import skip_space
+from agentrl.tool.json_schema import fits
 
 UNTAGGED = "no tags"
 FENCED = "a code fence"

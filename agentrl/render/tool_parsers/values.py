@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from agentrl.json_schema import declared_types, is_of_type, literals, property_schema
 from agentrl.render.tool_parsers import MalformedCall, ToolSchemas, parameters_of
+from agentrl.tool.json_schema import declared_types, is_of_type, literals, property_schema
 
 _SPACE = re.compile(r"\s*")
 

@@ -14,7 +14,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from agentrl.image import PlacedImage
+from agentrl.message.image import PlacedImage
 from agentrl.routed_experts import RoutedExperts
 
 STEP = 128

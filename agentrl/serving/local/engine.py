@@ -40,7 +40,7 @@ from agentrl.engine import (
     StopReason,
 )
 from agentrl.errors import EngineError, UsageError, async_boundary
-from agentrl.image import ImageReader
+from agentrl.message.image import ImageReader
 from agentrl.models.threads import ThreadWorkers, check_lanes
 from agentrl.serving.local.cache import RowStore
 from agentrl.serving.local.forward import ForwardStep, SequenceChunk

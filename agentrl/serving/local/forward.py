@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from agentrl.errors import UsageError
-from agentrl.image import rope_positions
+from agentrl.message.image import rope_positions
 from agentrl.models.vision import View, find_views
 from agentrl.routed_experts import RoutedExperts
 from agentrl.serving.local.cache import CacheBlock, CacheRow

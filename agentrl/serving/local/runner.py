@@ -1,22 +1,153 @@
-"""Model of the local engine: computes the logits after each chunk's last token."""
+"""Model of the local engine: computes the logits after each chunk's last token.
+
+On the CPU, models of the Llama family run in a `PackedDecoder`: for small batches, the modules of transformers spend
+more time between matrix products than in them. There a layer is five products and a few operations between them;
+weights are packed for oneDNN if that is faster. Results differ from the model's by rounding only.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from agentrl.errors import EngineError, UsageError
-from agentrl.image import ImageReader
+from agentrl.message.image import ImageReader
+from agentrl.models.lora import factors, frozen_weight, has_adapters, product
+from agentrl.models.memory import memory_limit
 from agentrl.models.moe import ChosenExperts, routers
-from agentrl.models.products import float32_linear, has_float32_head
+from agentrl.models.products import PackedProduct, float32_linear, has_float32_head
 from agentrl.models.vision import forward_with_images
-from agentrl.serving.local.decoder import PackedDecoder, can_pack
 from agentrl.serving.local.forward import ATTENTION, ForwardStep
+
+FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+FORMATS = (torch.float32, torch.bfloat16)
+LARGEST_SHARE = 1 / 8
+"""Maximum share of this process's memory limit for a second copy of the weights."""
+
+
+def can_pack(model: PreTrainedModel, *, copies: int = 1) -> bool:
+    """Return True if `PackedDecoder` supports a model and its copies fit into memory.
+
+    It supports models of `FAMILY` on the CPU, with adapters in float32 only. The answer depends only on the model and
+    the machine, so that runs are reproducible.
+    """
+    config = model.config
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    return (
+        type(model) in FAMILY
+        and model.device.type == "cpu"
+        and model.dtype in FORMATS
+        and copies * size <= LARGEST_SHARE * memory_limit()
+        and config.hidden_act == "silu"
+        and all(type(p) is nn.Parameter and p.dtype is model.dtype for p in model.parameters())
+        and (model.dtype is torch.float32 or not has_adapters(model))
+    )
+
+
+class PackedDecoder:
+    """Decoder that copies a model's matrices and shares its embedding and norms. Build a new one after an update."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        decoder: Any = model.model
+        self._embed: nn.Module = decoder.embed_tokens
+        self._rotary: nn.Module = decoder.rotary_emb
+        self._layers = [_PackedLayer(layer) for layer in decoder.layers]
+        self._norm = decoder.norm
+        head = model.get_output_embeddings()
+        self._head = _join_layers([head])
+        if has_float32_head(model.config) and model.dtype is not torch.float32:
+            self._head = _Float32Head(_weight(head).float(), head.bias)
+
+    def logits(self, step: ForwardStep) -> Tensor:
+        """Return the logits after each chunk's last token, [chunks, vocabulary]."""
+        hidden: Tensor = self._embed(step.input_ids[0])
+        cos, sin = self._rotary(hidden, step.positions)
+        cos, sin = cos[0, :, None], sin[0, :, None].clone()
+        sin[..., : sin.shape[-1] // 2].neg_()
+        for layer in self._layers:
+            hidden = layer.compute(hidden, cos, sin, step)
+        return self._head(_apply_norm(hidden[step.last_tokens], self._norm))
+
+
+class _Float32Head(PackedProduct):
+    """Output head of a bfloat16 model whose logits are computed in float32."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return float32 [n, vocabulary] for rows [n, in]."""
+        return super().__call__(rows.float())
+
+
+class _PackedLayer:
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._number = cast("int", attention.layer_idx)
+        self._size = cast("int", attention.head_dim)
+        self._scale = cast("float", attention.scaling)
+        config = attention.config
+        self._queries, self._keys = config.num_attention_heads, config.num_key_value_heads
+        window = getattr(attention, "sliding_window", None)
+        self._window = getattr(config, "sliding_window", None) if config.model_type == "mistral" else window
+        self._heads_norm = _heads_norm(attention, self._queries, self._keys)
+        self._before, self._after = layer.input_layernorm, layer.post_attention_layernorm
+        self._qkv = _join_layers([attention.q_proj, attention.k_proj, attention.v_proj])
+        self._out = _join_layers([attention.o_proj])
+        self._gate, self._up, self._down = (_join_layers([p]) for p in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+
+    def compute(self, hidden: Tensor, cos: Tensor, sin: Tensor, step: ForwardStep) -> Tensor:
+        """Return the layer's output, [tokens, size]."""
+        heads = self._qkv(_apply_norm(hidden, self._before)).view(len(hidden), -1, self._size)
+        rotated = heads[:, : self._queries + self._keys]
+        if self._heads_norm is not None:
+            weight, epsilon = self._heads_norm
+            rotated = weight * functional.rms_norm(rotated, (self._size,), None, epsilon)
+        rotated = (rotated * cos).addcmul_(rotated.roll(self._size // 2, -1), sin)
+        query, key = torch.split(rotated, [self._queries, self._keys], 1)
+        value = heads[:, self._queries + self._keys :]
+        attended = step.attend(
+            self._number,
+            query.transpose(0, 1),
+            key.transpose(0, 1),
+            value.transpose(0, 1),
+            self._scale,
+            self._window,
+        )
+        hidden = self._out.plus(attended.reshape(len(hidden), -1), hidden)
+        normed = _apply_norm(hidden, self._after)
+        return self._down.plus(self._up.times(normed, self._gate.silu(normed)), hidden)
+
+
+def _apply_norm(hidden: Tensor, norm: Any) -> Tensor:
+    return functional.rms_norm(hidden, hidden.shape[-1:], norm.weight, norm.variance_epsilon)
+
+
+def _heads_norm(attention: Any, queries: int, keys: int) -> tuple[Tensor, float] | None:
+    """Return the weights of the query and key norms, [queries + keys, head_dim], and their epsilon."""
+    if not hasattr(attention, "q_norm"):
+        return None
+    by_query, by_key = attention.q_norm.weight, attention.k_norm.weight
+    weight = torch.cat([by_query.expand(queries, -1), by_key.expand(keys, -1)])
+    return weight, cast("float", attention.q_norm.variance_epsilon)
+
+
+def _join_layers(layers: Sequence[Any]) -> PackedProduct:
+    """Return one product for several layers with the same input; adapters are merged."""
+    biases = [layer.bias for layer in layers]
+    return PackedProduct(
+        torch.cat([_weight(layer) for layer in layers]), None if biases[0] is None else torch.cat(biases)
+    )
+
+
+def _weight(layer: Any) -> Tensor:
+    if not hasattr(layer, "lora_A"):
+        return cast("Tensor", layer.weight)
+    up, down = factors(layer)
+    return frozen_weight(layer) + product(layer, up=up, down=down)
 
 
 class LocalModelRunner:

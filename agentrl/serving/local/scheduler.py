@@ -24,7 +24,7 @@ import numpy as np
 
 from agentrl.config.engines import FEWEST_PER_LANE
 from agentrl.engine import GenerateRequest, Generation, StopReason
-from agentrl.image import common_tokens
+from agentrl.message.image import common_tokens
 from agentrl.routed_experts import RoutedExperts
 from agentrl.serving.local.cache import CacheRow, RowStore
 from agentrl.serving.local.forward import SequenceChunk

@@ -18,7 +18,7 @@ from agentrl.algorithms.types import LossInput
 from agentrl.config.config import Config
 from agentrl.config.load import config_from
 from agentrl.errors import UsageError
-from agentrl.image import ImageReader
+from agentrl.message.image import ImageReader
 from agentrl.models.load import make_model
 from agentrl.models.lora import add_adapters
 from agentrl.models.threads import ThreadWorkers

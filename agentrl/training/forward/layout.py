@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from agentrl.config.config import LOGITS_MEGABYTES, TrainerConfig
 from agentrl.errors import ConfigError, UsageError
-from agentrl.image import ImageReader
+from agentrl.message.image import ImageReader
 from agentrl.models.threads import BATCH_DEPENDENT
 from agentrl.models.vision import MODEL_TYPES, hidden_states
 from agentrl.training.distributed import Ranks

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from agentrl.image import ImageReader
+from agentrl.message.image import ImageReader
 from agentrl.models.lora import head_product
 from agentrl.models.products import float32_linear, has_float32_head, linear
 from agentrl.training.distributed.fsdp import within_forward

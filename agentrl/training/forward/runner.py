@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from agentrl.config.config import Checkpointing, TrainerConfig
 from agentrl.errors import UsageError
-from agentrl.image import ImageReader
+from agentrl.message.image import ImageReader
 from agentrl.models.lora import disable_adapters
 from agentrl.models.threads import ThreadWorkers, check_lanes
 from agentrl.training.distributed import Ranks

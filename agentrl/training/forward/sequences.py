@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from agentrl.errors import LedgerError
-from agentrl.image import PlacedImage
+from agentrl.message.image import PlacedImage
 from agentrl.routed_experts import RoutedExperts
 
 

@@ -30,7 +30,7 @@ from agentrl.envs.webshop.tasks import WebShopTasks, split_goals
 from gymnasium.utils.env_checker import check_env
 
 from agentrl.config import load_config
-from agentrl.env_lookup import resolve_environment
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
 
 GOLDEN = Path(__file__).parent / "data"

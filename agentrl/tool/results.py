@@ -1,33 +1,56 @@
-"""Conversion of Python tools' results to JSON values and to text for the policy.
+"""Results of Python tools: awaited to the end, and converted to JSON values and to text for the policy.
 
 >>> as_text({"when": datetime.date(2026, 5, 1), "who": {"moss", "fern"}, (1, 2): Decimal("1.50")})
 '{"when": "2026-05-01", "who": ["fern", "moss"], "(1, 2)": "1.50"}'
 
 Every value has a text: values that JSON does not support become readable texts, and values that cannot be shown (an
-image, a circular or very deep part, an object that fails) become a short notice in brackets. Nothing here raises.
+image, a circular or very deep part, an object that fails) become a short notice in brackets; `as_text` and `as_json`
+never raise.
 """
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import dataclasses
 import datetime
 import enum
+import functools
 import inspect
 import json
 import math
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    MappingView,
+    Sequence,
+)
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import PurePath
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar, get_origin
 from uuid import UUID
 
+from agentrl.errors import is_addressed_to, running_task
 from agentrl.message import ImagePart, TextPart
+from agentrl.tool.schema import inner_function
 
+T = TypeVar("T")
+GRACE_S = 1.0
+"""Seconds for a cancelled call to end, before it is abandoned."""
+MOST_AWAITED = 8
+"""Maximum number of awaitables that return one another."""
+_AWAITABLES = (Awaitable, Coroutine, asyncio.Future, asyncio.Task)
 DEEPEST = 64
 """Maximum nesting of lists and objects that is shown."""
 MOST_PARTS = 100_000
@@ -41,6 +64,101 @@ _HALF = re.compile("[\ud800-\udfff]")
 _AS_STR = (datetime.timedelta, Decimal, Fraction, UUID, PurePath, complex)
 _SHORT_FLOATS = ("float32", "float16", "bfloat16")
 CUT = "[more is left out]"
+
+
+class ToolFault(Exception):
+    """An exception of a tool, `cause`, that has a meaning for Python or the event loop."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.cause = cause
+
+
+@contextmanager
+def contain_exceptions() -> Iterator[None]:
+    """Contain the exceptions of a tool; a cancellation of the running task and Ctrl-C pass.
+
+    Raises:
+        ToolFault: the tool raised an exception that would stop more than its call, such as ``SystemExit``.
+    """
+    task = running_task()
+    try:
+        yield
+    except StopIteration as error:
+        raise ToolFault(error) from error
+    except Exception:
+        raise
+    except BaseException as error:
+        if is_addressed_to(task, error):
+            raise
+        raise ToolFault(error) from error
+
+
+def returns_awaitable(function: Callable[..., Any], result: Any) -> bool:
+    """Return True if a function returns an awaitable, according to its kind and its type hint."""
+    inner = inspect.unwrap(inner_function(function))
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(inner):
+        return True
+    return get_origin(result) in _AWAITABLES or result in _AWAITABLES
+
+
+async def result_of(call: Callable[[], Any], *, in_loop: bool) -> Any:
+    """Call a function in the event loop or in a thread, and return its final value; raises as `contain_exceptions`."""
+    with contain_exceptions():  # here, because a StopIteration that leaves a coroutine becomes a RuntimeError
+        value = call() if in_loop else await asyncio.to_thread(_contained_call, functools.partial(_read_out, call))
+        return await _resolve(value)
+
+
+async def _resolve(value: Any) -> Any:
+    """Return the final value: awaitables of any kind are awaited, and async iterators read to their end."""
+    for _ in range(MOST_AWAITED):
+        if isinstance(value, concurrent.futures.Future):
+            value = asyncio.wrap_future(value)
+        if isinstance(value, AsyncIterator):
+            return await _all_parts(value)
+        if not inspect.isawaitable(value):
+            return value
+        value = await value
+    raise TypeError(f"awaiting gave another awaitable {MOST_AWAITED} times")
+
+
+async def _all_parts(parts: AsyncIterator[Any]) -> list[Any]:
+    """Read an async iterator to its end, or until it has more parts than are shown."""
+    found: list[Any] = []
+    async for part in parts:
+        found.append(part)
+        if len(found) > MOST_PARTS:
+            break
+    return found
+
+
+def _read_out(call: Callable[[], Any]) -> Any:
+    """Call a function, and read an iterator that it returns to its end, which may be slow."""
+    value = call()
+    return as_json(value) if isinstance(value, Iterator) and not inspect.isawaitable(value) else value
+
+
+def _contained_call(call: Callable[[], T]) -> T:
+    with contain_exceptions():
+        return call()
+
+
+async def ended_in_time(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`. If this task is cancelled, `work` is cancelled too, and its result is ignored."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        task.add_done_callback(_look_at)
+        await asyncio.wait({task}, timeout=GRACE_S)
+        raise
+    return task.result()
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def as_text(value: Any) -> str:

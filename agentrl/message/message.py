@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from agentrl.control_tokens import TokenBreaker
+from agentrl.message.control_tokens import TokenBreaker
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 

@@ -1,6 +1,6 @@
 """The arguments of a tool: their JSON schema, and their validation for a policy or a config.
 
-The description of an argument comes from the docstring (`agentrl.tool_docstring`) or from its type, as in
+The description of an argument comes from the docstring (`agentrl.tool.docstring`) or from its type, as in
 ``Annotated[int, "Smallest candidate."]`` and ``Annotated[int, Field(description=...)]``.
 """
 
@@ -30,8 +30,8 @@ from typing import (
 )
 
 from agentrl.errors import UsageError
-from agentrl.json_schema import describe, shorten_json
-from agentrl.tool_docstring import Docstring, read_docstring
+from agentrl.tool.docstring import Docstring, read_docstring
+from agentrl.tool.json_schema import describe, shorten_json
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

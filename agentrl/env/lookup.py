@@ -30,12 +30,12 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator, namespace
 
 from agentrl import registry
-from agentrl.env import AnyEnv, AsyncEnv, EnvironmentSpec, Isolation
+from agentrl.env.contract import AnyEnv, AsyncEnv, EnvironmentSpec, Isolation
+from agentrl.env.trl import TRLEnvironment, is_trl_environment
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.registry import Kind
 from agentrl.remote.client import remote_spec
 from agentrl.task import SeedTasks, seed_tasks
-from agentrl.trl_environment import TRLEnvironment, is_trl_environment
 
 GYMNASIUM_ID = re.compile(r"(?:(?P<namespace>[\w-]+)/)?(?P<name>[\w.-]+)-v(?P<version>\d+)")
 

@@ -233,7 +233,7 @@ def is_of_type(value: Any, types: frozenset[str]) -> bool:
 def fits(value: Any, schema: Any, root: Mapping[str, Any], depth: int = 0) -> bool:
     """Return True if a tool with this schema accepts the value.
 
-    The check is as lenient as the tools are (`agentrl.tool_schema.Arguments.read`): a number may be text and text a
+    The check is as lenient as the tools are (`agentrl.tool.schema.Arguments.read`): a number may be text and text a
     number, a list or an object may be JSON text, and null represents a missing optional argument.
     """
     schema = resolve(schema, root)

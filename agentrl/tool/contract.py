@@ -22,8 +22,6 @@ its call, not the program, the event loop or the episode's task.
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import copy
 import dataclasses
 import functools
@@ -31,10 +29,10 @@ import inspect
 import re
 import types
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, get_origin, overload
+from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, overload
 
 from agentrl.errors import (
     A_REWARD,
@@ -44,111 +42,12 @@ from agentrl.errors import (
     UsageError,
     bounded_reward,
     did_you_mean,
-    is_addressed_to,
-    running_task,
     shortened,
 )
-from agentrl.tool_schema import Arguments, WrongArguments, documentation, inner_function
-from agentrl.tool_value import MOST_PARTS, as_json, as_text
+from agentrl.tool.results import as_json, as_text, contain_exceptions, result_of, returns_awaitable
+from agentrl.tool.schema import Arguments, WrongArguments, documentation, inner_function
 
 T = TypeVar("T")
-GRACE_S = 1.0
-"""Seconds for a cancelled call to end, before it is abandoned."""
-
-
-class ToolFault(Exception):
-    """An exception of a tool, `cause`, that has a meaning for Python or the event loop."""
-
-    def __init__(self, cause: BaseException) -> None:
-        super().__init__(f"{type(cause).__name__}: {cause}")
-        self.cause = cause
-
-
-@contextmanager
-def contain_exceptions() -> Iterator[None]:
-    """Contain the exceptions of a tool; a cancellation of the running task and Ctrl-C pass.
-
-    Raises:
-        ToolFault: the tool raised an exception that would stop more than its call, such as ``SystemExit``.
-    """
-    task = running_task()
-    try:
-        yield
-    except StopIteration as error:
-        raise ToolFault(error) from error
-    except Exception:
-        raise
-    except BaseException as error:
-        if is_addressed_to(task, error):
-            raise
-        raise ToolFault(error) from error
-
-
-MOST_AWAITED = 8
-"""Maximum number of awaitables that return one another."""
-_AWAITABLES = (Awaitable, Coroutine, asyncio.Future, asyncio.Task)
-
-
-def _is_async(function: Callable[..., Any], result: Any) -> bool:
-    """Return True if a function returns an awaitable, according to its kind and its type hint."""
-    inner = inspect.unwrap(inner_function(function))
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(inner):
-        return True
-    return get_origin(result) in _AWAITABLES or result in _AWAITABLES
-
-
-async def _resolve(value: Any) -> Any:
-    """Return the final value: awaitables of any kind are awaited, and async iterators read to their end."""
-    for _ in range(MOST_AWAITED):
-        if isinstance(value, concurrent.futures.Future):
-            value = asyncio.wrap_future(value)
-        if isinstance(value, AsyncIterator):
-            return await _all_parts(value)
-        if not inspect.isawaitable(value):
-            return value
-        value = await value
-    raise TypeError(f"awaiting gave another awaitable {MOST_AWAITED} times")
-
-
-async def _all_parts(parts: AsyncIterator[Any]) -> list[Any]:
-    """Read an async iterator to its end, or until it has more parts than are shown."""
-    found: list[Any] = []
-    async for part in parts:
-        found.append(part)
-        if len(found) > MOST_PARTS:
-            break
-    return found
-
-
-def _read_out(call: Callable[[], Any]) -> Any:
-    """Call a function, and read an iterator that it returns to its end, which may be slow."""
-    value = call()
-    return as_json(value) if isinstance(value, Iterator) and not inspect.isawaitable(value) else value
-
-
-def _contained_call(call: Callable[[], T]) -> T:
-    with contain_exceptions():
-        return call()
-
-
-async def ended_in_time(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. If this task is cancelled, `work` is cancelled too, and its result is ignored."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.wait({task})
-    except asyncio.CancelledError:
-        task.cancel()
-        task.add_done_callback(_look_at)
-        await asyncio.wait({task}, timeout=GRACE_S)
-        raise
-    return task.result()
-
-
-def _look_at(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 _WHOLE = ("max_tokens", "max_concurrent")
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -220,7 +119,7 @@ class ToolResult:
     """Result of a tool with more than a plain value: ``ToolResult("3 rows", reward=0.1, metrics={"rows": 3})``."""
 
     value: Any
-    """Value for the policy: a text, or a value that is converted to JSON (see `agentrl.tool_value`)."""
+    """Value for the policy: a text, or a value that is converted to JSON (see `agentrl.tool.results`)."""
     _: dataclasses.KW_ONLY
     reward: float = 0.0
     """Reward, which is added to the calling turn, and to the reward component ``tool/NAME``."""
@@ -349,7 +248,7 @@ class Tool:
     @functools.cached_property
     def _runs_in_loop(self) -> bool:
         """True if the function is called in the event loop: it is inline, async, or returns an awaitable."""
-        return self.rules.inline or _is_async(self._function, self._arguments.result)
+        return self.rules.inline or returns_awaitable(self._function, self._arguments.result)
 
     @functools.cached_property
     def schema(self) -> dict[str, Any]:
@@ -433,11 +332,7 @@ class Tool:
         """
         call = functools.partial(bound, **checked)
         with contain_exceptions():
-            if self._runs_in_loop:
-                value = call()
-            else:
-                value = await asyncio.to_thread(_contained_call, functools.partial(_read_out, call))
-            value = await _resolve(value)
+            value = await result_of(call, in_loop=self._runs_in_loop)
             return (value if isinstance(value, ToolResult) else ToolResult(value)).normalize(self.name)
 
     async def call(self, bound: Callable[..., Any], arguments: Mapping[str, Any]) -> str:

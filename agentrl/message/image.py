@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.message import ImagePart
+from agentrl.message.message import ImagePart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,27 @@
+"""Environments: their contract, and their lookup by name."""
+
+from agentrl.env.contract import (
+    AnyEnv,
+    AsyncEnv,
+    EnvironmentSpec,
+    Expert,
+    ExpertAction,
+    FallibleExpert,
+    Isolation,
+    StepResult,
+    maybe_await,
+    optional_part,
+)
+
+__all__ = [
+    "AnyEnv",
+    "AsyncEnv",
+    "EnvironmentSpec",
+    "Expert",
+    "ExpertAction",
+    "FallibleExpert",
+    "Isolation",
+    "StepResult",
+    "maybe_await",
+    "optional_part",
+]
