@@ -11,7 +11,6 @@ import typer
 
 from agentrl.builders.checks import check_preferences, check_reward_training, check_warm_start
 from agentrl.builders.pairs import check_sources, first_run
-from agentrl.builders.run import RunResult, start_run
 from agentrl.builders.start_checks import DPO, REWARD_MODEL, SFT, check_start
 from agentrl.builders.workers import serve_launched_rank
 from agentrl.cli.arguments import EnvName, ModelName, Words, config_words, read_config, shortcut
@@ -26,6 +25,7 @@ from agentrl.observe.console import note, out
 from agentrl.observe.terminal import watching
 from agentrl.runs.preferences import learn_preferences, train_reward
 from agentrl.runs.sft import warm_start
+from agentrl.runs.start import RunResult, start_run
 
 app = typer.Typer()
 
