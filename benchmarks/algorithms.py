@@ -21,7 +21,6 @@ import orjson
 import torch
 
 import agentrl
-from agentrl.builders.run import resume_run, start_run
 from agentrl.config import Config, load_config
 from agentrl.errors import TrainingError, UsageError
 from agentrl.observe.files import replace_file
@@ -29,6 +28,7 @@ from agentrl.observe.metrics import read_metrics
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.runs.rl import RunResult, train
 from agentrl.runs.sft import warm_start
+from agentrl.runs.start import resume_run, start_run
 
 RESULT = "result.json"
 EDGE = 5

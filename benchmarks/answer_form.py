@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.builders.models import load_tokenizer
 from agentrl.config import Config
 from agentrl.errors import Outcome
 from agentrl.evaluation.evaluate import PolicyKind
@@ -28,6 +27,7 @@ from agentrl.evaluation.panel import EvaluatedEpisode
 from agentrl.evaluation.session import EvaluationRequest, FinishedEvaluation, run_evaluation
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note
+from agentrl.render.tokenizers import load_tokenizer
 
 TEXT: dict[str, list[str]] = {
     "guess_number": [],

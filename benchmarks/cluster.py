@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from statistics import fmean
 from typing import Any
 
-from agentrl.builders.run import start_run
 from agentrl.config import load_config
 from agentrl.observe.metrics import read_metrics
 from agentrl.registry import Extra
 from agentrl.runs.rl import train
 from agentrl.runs.sft import warm_start
+from agentrl.runs.start import start_run
 
 RAY = Extra(name="ray", module="ray")
 LAST = 10

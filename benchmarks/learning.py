@@ -21,12 +21,12 @@ import torch
 import yaml
 
 import agentrl
-from agentrl.builders.run import start_run
 from agentrl.config import load_config
 from agentrl.errors import UsageError
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.observe.progress import RunWatcher
 from agentrl.runs.sft import warm_start
+from agentrl.runs.start import start_run
 
 EVALUATED = {"tasks": 192, "samples": 1}
 """Tasks of an evaluation, and episodes of each."""

@@ -28,14 +28,14 @@ from engine import generate_padded, make_sessions, serve
 from throughput.sessions import Session, Turn
 from throughput.trainer_steps import Dtype, StepKind, load_unmodified, measure_alone
 
-from agentrl.builders.models import embedding_rows, load_tokenizer
 from agentrl.config.engines import LocalEngineConfig, VLLMEngineConfig
 from agentrl.config.number_format import fastest_format
 from agentrl.engine import GenerateRequest, SamplingParams
 from agentrl.errors import UsageError
-from agentrl.models.load import load_model
+from agentrl.models.load import embedding_rows, load_model
 from agentrl.observe.console import note
 from agentrl.observe.model_folder import find_model
+from agentrl.render.tokenizers import load_tokenizer
 from agentrl.serving.launch import ServerProcess, engine_python
 from agentrl.serving.launch.resources import reserve_port
 from agentrl.serving.local import LocalEngine

@@ -18,11 +18,11 @@ from environment_pages import generated_pages, index_table, page_path, reads_pag
 from typer.testing import CliRunner
 
 from agentrl.algorithms.traits import needed_inputs, other_input
-from agentrl.builders.resume_rules import RULES as RESUME_RULES
 from agentrl.cli.application import build
 from agentrl.cli.commands import COMMANDS
 from agentrl.config import shipped_configs
 from agentrl.config.reference import config_reference
+from agentrl.config.resume_rules import RULES as RESUME_RULES
 from agentrl.registry import Kind, lookup, names
 from agentrl.testing.env_check import INTEGRITY, RULES
 from agentrl.testing.report import Rule

@@ -13,9 +13,9 @@ import torch
 from support.reference import model_reference
 
 from agentrl.builders import scratch
-from agentrl.builders.run import start_run
 from agentrl.config import load_config
 from agentrl.engine import GenerateRequest, SamplingParams
+from agentrl.runs.start import start_run
 
 # Sums in the same order everywhere, and as many busy threads as tests that run at the same time.
 torch.set_num_threads(1)

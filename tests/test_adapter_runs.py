@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from agentrl.builders.checks import check_training
-from agentrl.builders.run import resume_run
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.lora import ADAPTER_WEIGHTS, adapter_folder
@@ -21,6 +20,7 @@ from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import train
+from agentrl.runs.start import resume_run
 
 LOOP = ("agent={loop: 'two_agents:Telling', options: {}}", "agent.max_answer_tokens=6", "agent.max_tokens=256")
 ADAPTERS = (
@@ -70,7 +70,7 @@ def test_two_adapters_train_and_go_on_bit_for_bit(tiny_run):
 def test_a_killed_process_resumes_bit_for_bit(tiny_run):
     expected, killed = tiny_run(*ADAPTERS, name="expected"), tiny_run(*ADAPTERS, name="killed")
     train(expected)
-    command = "import sys; from agentrl.builders.run import resume_run; from agentrl.runs.rl import train; "
+    command = "import sys; from agentrl.runs.start import resume_run; from agentrl.runs.rl import train; "
     path = os.pathsep.join([str(Path(__file__).parent / "worlds"), os.environ.get("PYTHONPATH", "")])
     child = subprocess.Popen(
         [sys.executable, "-c", command + "train(resume_run(sys.argv[1]))", str(killed.folder.path)],

@@ -14,12 +14,12 @@ from agentrl import registry
 from agentrl.agent_loop import AgentLoop
 from agentrl.algorithms.advantages import centred_returns
 from agentrl.algorithms.types import unclipped
-from agentrl.builders.run import RunResult
 from agentrl.config import load_config
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.message import Message, user
 from agentrl.observe.progress import RunWatcher
 from agentrl.registry import Kind
+from agentrl.runs.start import RunResult
 
 SMALL = {
     "trainer.tasks_per_step": 1,

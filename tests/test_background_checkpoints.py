@@ -6,13 +6,13 @@ import shutil
 import pytest
 import torch
 
-from agentrl.builders.run import Run, resume_run
 from agentrl.errors import UsageError
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.runs.rl import Orchestrator, train
+from agentrl.runs.start import Run, resume_run
 from agentrl.training.checkpoint import load_state
 
 

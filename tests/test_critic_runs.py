@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.builders.run import resume_run
 from agentrl.errors import UsageError
 from agentrl.observe.metrics import read_metrics
 from agentrl.runs.rl import train
+from agentrl.runs.start import resume_run
 
 PPO = ("algorithm={advantage: gae, group_size: 1}", "trainer.tasks_per_step=6", "trainer.max_kl=1.0")
 

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from agentrl.builders.run import resume_run
 from agentrl.errors import UsageError
 from agentrl.observe.metrics import read_metrics
 from agentrl.runs.rl import train
+from agentrl.runs.start import resume_run
 
 
 @contextmanager

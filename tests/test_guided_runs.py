@@ -7,12 +7,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from agentrl.builders.run import resume_run
 from agentrl.errors import ConfigError, Outcome, UsageError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.preferences import learn_preferences, train_reward
 from agentrl.runs.rl import train
+from agentrl.runs.start import resume_run
 
 DISTILL = ("algorithm={advantage: reinforce, loss: distill}", "trainer.mini_batches=1")
 LUFFY = ("algorithm={loss: luffy, expert: {members: 1}, group_size: 3}",)

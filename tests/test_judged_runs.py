@@ -7,12 +7,12 @@ import pytest
 from support.judge_service import agents_words, attempts_in, judge_service, mark_of
 
 from agentrl.builders.checks import check_training
-from agentrl.builders.run import resume_run
 from agentrl.config import load_config
 from agentrl.errors import BudgetSpent, ConfigError, Outcome, TrainingError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import train
+from agentrl.runs.start import resume_run
 
 ALL_MEMBERS = "algorithm={advantage: grpo, dynamic_sampling: false}"
 

@@ -5,8 +5,7 @@ import signal
 
 import pytest
 
-from agentrl.builders.models import build_renderer, load_tokenizer, prepare_model
-from agentrl.builders.run import Run, resume_run
+from agentrl.builders.models import build_renderer, prepare_model
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.report import curves
@@ -16,8 +15,10 @@ from agentrl.observe.progress import RunWatcher
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.terminal import step_words
 from agentrl.observe.trajectory_store import read_trajectories
+from agentrl.render.tokenizers import load_tokenizer
 from agentrl.runs.rl import train
 from agentrl.runs.sft import collect_demonstrations
+from agentrl.runs.start import Run, resume_run
 
 TWO = (
     "environments={vowels: {name: 'letters:Letters', isolation: inline, weight: 2}, "

@@ -4,12 +4,12 @@ import pytest
 from support.models import tiny_model
 from support.tokenizers import build_tokenizer
 
-from agentrl.builders.run import resume_run
 from agentrl.config.load import warn_once
 from agentrl.errors import ConfigError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import train
+from agentrl.runs.start import resume_run
 
 
 @pytest.fixture

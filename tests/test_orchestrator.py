@@ -6,7 +6,6 @@ import signal
 
 import pytest
 
-from agentrl.builders.run import Run, resume_run, start_run
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, Outcome, TemplateError, TrainingError, UnknownNameError, UsageError
 from agentrl.observe.metrics import read_metrics
@@ -15,6 +14,7 @@ from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import Orchestrator, train
 from agentrl.runs.sft import warm_start
+from agentrl.runs.start import Run, resume_run, start_run
 from agentrl.serving.local.runner import LocalModelRunner
 from agentrl.weights import InProcessSync
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.builders.run import resume_run
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.progress import RunWatcher
 from agentrl.runs.rl import train
+from agentrl.runs.start import resume_run
 from agentrl.training.distributed.launch import RankProcesses, open_ranks
 
 DEADLINE_S = 60

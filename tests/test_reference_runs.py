@@ -1,8 +1,8 @@
 """A whole run with an implicit process reward model and a reference that is refreshed."""
 
-from agentrl.builders.run import resume_run
 from agentrl.observe.metrics import read_metrics
 from agentrl.runs.rl import train
+from agentrl.runs.start import resume_run
 
 SETTINGS = (
     "algorithm={advantage: prime, group_size: 3, kl_coef: 0.1, reference: {refresh_every: 2}}",

@@ -10,18 +10,18 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from agentrl.builders.run import Run, resume_run
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import train
+from agentrl.runs.start import Run, resume_run
 
 SETTINGS = ("trainer.steps=5", "evaluation={every: 2, tasks: 3, split: test}", "algorithm.kl_coef=0.01")
 
 CHILD = """
 import sys
-from agentrl.builders.run import resume_run
+from agentrl.runs.start import resume_run
 from agentrl.runs.rl import train
 train(resume_run(sys.argv[1]))
 """

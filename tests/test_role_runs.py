@@ -4,13 +4,13 @@ from statistics import fmean
 
 import pytest
 
-from agentrl.builders.run import resume_run
 from agentrl.cli.view import episode_text
 from agentrl.errors import ConfigError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import train
 from agentrl.runs.sft import warm_start
+from agentrl.runs.start import resume_run
 
 LOOP = ("agent={loop: 'two_agents:Telling', options: {}}", "agent.max_answer_tokens=6", "agent.max_tokens=256")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from agentrl.algorithms.traits import Input, needed_inputs
-from agentrl.builders.environments import roles_of_environment
 from agentrl.config.config import LABEL, Config
 from agentrl.config.derived import adapter_config, per_environment_configs
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig, VLLMEngineConfig
 from agentrl.config.environment import BASE
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.registry import Kind, lookup
+from agentrl.rollout.environment_roles import roles_of_environment
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.training.signals import check_signals
 from agentrl.trajectory import SOLE_ROLE

@@ -7,17 +7,13 @@ from collections.abc import Callable
 
 from agentrl.builders.adapter_roles import check_role_adapters, refuse_role_adapters
 from agentrl.builders.adapters import check_adapter_sync
-from agentrl.builders.chat_file import read_chats
-from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_loop
-from agentrl.builders.models import SCRATCH
 from agentrl.builders.pairs import check_sources
 from agentrl.builders.ray.connection import RAY
 from agentrl.builders.rewards import check_comparison, check_reward_weights
-from agentrl.builders.scratch import has_expert
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.cluster import ClusterConfig
-from agentrl.config.config import Config
+from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ServerEngineConfig
 from agentrl.config.environment import HorizonConfig, PooledBy, PoolsConfig
@@ -25,8 +21,11 @@ from agentrl.engine import PolicyEngine
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.lora import PEFT
+from agentrl.rollout.environment_probe import has_expert
+from agentrl.rollout.task_source import task_source
 from agentrl.serving.launch import usable_gpus
 from agentrl.serving.launch.process import RETURN_ROUTES
+from agentrl.training.chat_file import read_chats
 from agentrl.training.objective import Objective
 from agentrl.training.preferences import preference_loss
 from agentrl.training.rewards import RewardShaping

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.builders.models import load_images, load_tokenizer
+from agentrl.builders.models import load_images
 from agentrl.builders.ray import (
     ActorServer,
     Cluster,
@@ -51,6 +51,7 @@ from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import InferenceServer, ServerLost
 from agentrl.errors import TrainingError, UsageError
 from agentrl.models.load import load_model, use_gpu
+from agentrl.render.tokenizers import load_tokenizer
 from agentrl.render.tokens import TextEncoder
 from agentrl.serving.launch import Launcher
 from agentrl.serving.launch.resources import VISIBLE_GPUS as VISIBLE

@@ -12,20 +12,20 @@ from typing import Any
 
 import orjson
 
-from agentrl.builders.environment_probe import EnvironmentTimeout, probe_environment
-from agentrl.builders.model_identity import weights
-from agentrl.builders.models import SCRATCH, load_tokenizer
-from agentrl.config.config import Config
+from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.environment import AgentConfig
 from agentrl.config.section import Section
 from agentrl.env import AnyEnv, optional_part
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import TemplateError
+from agentrl.models.identity import weights
 from agentrl.observe.files import replace_file, writing
 from agentrl.observe.model_folder import find_model, models_folder
 from agentrl.render.renderer import Renderer
+from agentrl.render.tokenizers import load_tokenizer
 from agentrl.render.tokens import find_chat_template, read_chat_template
+from agentrl.rollout.environment_probe import EnvironmentTimeout, probe_environment
 
 TOOL_LOOP = "tool_calling"
 TEXT_LOOP = "react_text"

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentrl.agent_loop import AgentLoop
-from agentrl.builders.environments import task_source
 from agentrl.builders.rewards import build_judge, build_scorer
 from agentrl.builders.roles import build_roles, check_roles
 from agentrl.builders.tools import build_tools, check_tools, sandbox_maker
@@ -28,6 +27,7 @@ from agentrl.rollout.reward_functions import WeightedSum
 from agentrl.rollout.runner import EpisodeRunner, make_agent_loop, role_names
 from agentrl.rollout.shots import Shots
 from agentrl.rollout.task_order import TaskSampler
+from agentrl.rollout.task_source import task_source
 from agentrl.rollout.tools import ToolLimits
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitTracker

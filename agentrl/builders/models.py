@@ -8,27 +8,26 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from huggingface_hub import snapshot_download
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
-    AutoTokenizer,
     PreTrainedTokenizerFast,
 )
 from transformers.utils.hub import CHAT_TEMPLATE_FILE
 
 from agentrl.agent_loop import AgentLoop
 from agentrl.builders.scratch import ignore, write_scratch_model
-from agentrl.config.config import Config
+from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.section import Section
 from agentrl.env.lookup import resolve_environment
-from agentrl.errors import ConfigError, TemplateError, UsageError, did_you_mean
+from agentrl.errors import TemplateError, UsageError
 from agentrl.message import Role
 from agentrl.models.load import load_model
-from agentrl.models.lora import adapter_folder, adapters_in, check_one_model, is_adapter_folder
+from agentrl.models.lora import check_one_model, find_adapter, is_adapter_folder
 from agentrl.models.products import FLOAT32_HEAD
 from agentrl.models.vision import MODEL_TYPES
 from agentrl.observe.files import writing
@@ -37,6 +36,7 @@ from agentrl.render.call_form import PROBE_TOOL
 from agentrl.render.check import RewrittenHistory, check_template
 from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
+from agentrl.render.tokenizers import check_same_tokens, load_tokenizer
 from agentrl.render.tokens import find_chat_template, read_chat_template
 from agentrl.render.tool_check import check_calls_shown
 from agentrl.rollout.runner import make_agent_loop
@@ -44,8 +44,6 @@ from agentrl.training.checkpoint import save_model_folder, system_errors
 
 SHARD_SIZE = "5GB"
 """Maximum size of a file of an exported model."""
-SCRATCH = "scratch"
-"""`model.path` of a model with random initial weights."""
 
 
 def resolve_model(config: Config, *, several: bool = False) -> Config:
@@ -180,62 +178,6 @@ def write_merged(
     save_model_folder(model, load_tokenizer(adapter), folder, load_images(adapter), shard_size=shard_size)
 
 
-def find_adapter(path: str, name: str) -> Path:
-    """Find the folder of an adapter.
-
-    Args:
-        path: Folder of an adapter, or a run or checkpoint with one or several adapters.
-        name: Name of the adapter if there are several.
-
-    Raises:
-        UsageError: no adapter of that name is found.
-    """
-    found = Path(find_model(path))
-    if is_adapter_folder(found):
-        return found
-    names = adapters_in(found)
-    if name not in names:
-        raise UsageError(
-            f"no adapter {name} found in {path}",
-            got=", ".join(names) or "a whole model",
-            expected="a run with model.lora, or a folder in peft's format",
-            hint=did_you_mean(name, names) or ("set source to the name of one of them" if names else None),
-        )
-    return adapter_folder(found, name)
-
-
-def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
-    """Load the tokenizer of a model folder or of a model on the Hugging Face hub.
-
-    Raises:
-        UsageError: the tokenizer cannot be loaded.
-    """
-    try:
-        return cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(path, use_fast=True))
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(
-            f"cannot load the tokenizer of {path}",
-            got=str(error).strip().splitlines()[0],
-            expected="a folder with a Hugging Face tokenizer, or a model on the hub and a connection to it",
-        ) from error
-
-
-def embedding_rows(path: str) -> int:
-    """Return the number of rows of a model's embedding, which is its number of token ids.
-
-    Raises:
-        UsageError: the model does not exist.
-    """
-    try:
-        return int(AutoConfig.from_pretrained(path).get_text_config().vocab_size)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(
-            f"cannot read the config of {path}",
-            got=str(error).strip().splitlines()[0],
-            expected="a Hugging Face model folder, or a model on the hub and a connection to it",
-        ) from error
-
-
 def load_images(path: str) -> ImageProcessor | None:
     """Load the image processor of a vision-language model; ``None`` for other models.
 
@@ -266,44 +208,6 @@ def build_renderer(config: Config, path: str, tokenizer: PreTrainedTokenizerFast
     return Renderer(
         tokenizer, enable_thinking=agent.enable_thinking, tool_parser=agent.tool_parser, images=load_images(path)
     )
-
-
-def pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
-    """Return the id used for padding. Any id works, as results do not depend on it."""
-    return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0)
-
-
-def check_same_tokens(what: str, path: str, model_path: str) -> None:
-    """Check that a model has the policy's vocabulary: the same ids for the same pieces of text.
-
-    Args:
-        what: Description of the model for the error, such as ``the teacher``.
-        path: Folder or name of the model.
-        model_path: Folder or name of the policy's model.
-
-    Raises:
-        ConfigError: the vocabularies differ; shows the first difference.
-        UsageError: a model has no tokenizer.
-    """
-    if path == model_path:
-        return
-    own, other = (
-        {number: piece for piece, number in load_tokenizer(at).get_vocab().items()} for at in (model_path, path)
-    )
-    apart = sorted(number for number in own.keys() | other.keys() if own.get(number) != other.get(number))
-    if apart:
-        first = apart[0]
-        raise ConfigError(
-            f"{what} has another tokenizer than the policy",
-            got=f"{len(apart)} ids that differ; id {first} is {_piece(other.get(first))} for {path} "
-            f"and {_piece(own.get(first))} for {model_path}",
-            expected="the same pieces under the same ids",
-            hint="use a model of the policy's family, or a run that started from the same model",
-        )
-
-
-def _piece(piece: str | None) -> str:
-    return "nothing" if piece is None else repr(piece)
 
 
 def check_tokens(config: Config, model_path: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from agentrl.builders.models import check_same_tokens, load_images
+from agentrl.builders.models import load_images
 from agentrl.builders.trainers import load_policy
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import Config
@@ -16,6 +16,7 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import read_trajectories, step_files
+from agentrl.render.tokenizers import check_same_tokens
 from agentrl.training.distributed import Ranks
 from agentrl.training.optimizer import LearningProgress
 from agentrl.training.preferences import Pair, make_pairs, train_preferences

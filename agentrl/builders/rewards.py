@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.algorithms.traits import Input, needed_inputs
-from agentrl.builders.environments import task_source
-from agentrl.builders.service_tokens import token_breaker
 from agentrl.config.config import Config, ModelConfig
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.environment import AgentConfig, RewardModelConfig
@@ -22,6 +20,7 @@ from agentrl.observe.model_folder import find_model
 from agentrl.registry import Kind, lookup
 from agentrl.remote.chat import ChatService, ServiceSettings
 from agentrl.render.renderer import Renderer
+from agentrl.render.tokenizers import token_breaker
 from agentrl.reward import Score, Scorer
 from agentrl.rollout.env_pool import EnvPool, ThreadWorker
 from agentrl.rollout.judges.client import JudgeClient
@@ -31,6 +30,7 @@ from agentrl.rollout.judges.transcripts import Decode, require_tokens, transcrip
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.reward_functions import FunctionReward, WeightedReward, WeightedSum
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy
+from agentrl.rollout.task_source import task_source
 from agentrl.rollout.waits import RolloutCounters
 from agentrl.task import Task, TaskSource
 from agentrl.training.reward_model import RewardModel

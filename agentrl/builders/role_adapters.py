@@ -14,15 +14,15 @@ from transformers import PreTrainedModel
 
 from agentrl.builders.adapter_roles import check_role_adapters, roles_of_adapters, trained_roles
 from agentrl.builders.adapters import adapter_transport
-from agentrl.builders.models import embedding_rows, find_adapter, load_images
+from agentrl.builders.models import load_images
 from agentrl.builders.servers import ServedModel, open_pool
 from agentrl.config.config import Config
 from agentrl.config.derived import adapter_config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import AdapterVersions, PolicyEngine
 from agentrl.errors import UsageError
-from agentrl.models.load import load_model
-from agentrl.models.lora import adapter_folder, adapters_in, find_base, read_lora_config, with_adapter
+from agentrl.models.load import embedding_rows, load_model
+from agentrl.models.lora import adapter_folder, adapters_in, find_adapter, find_base, read_lora_config, with_adapter
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.policies import RoleAdapters
 from agentrl.rollout.turns import derive_seed

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrl.agent_loop import AgentLoop, AgentRole
-from agentrl.builders.environments import roles_of_environment
-from agentrl.builders.service_tokens import token_breaker
 from agentrl.builders.tools import build_tools, without_roles
 from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
@@ -16,6 +14,8 @@ from agentrl.config.environment import AgentConfig, RoleConfig, RoleToolConfig
 from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.message import Message, broken_up, broken_up_message
+from agentrl.render.tokenizers import token_breaker
+from agentrl.rollout.environment_roles import roles_of_environment
 from agentrl.rollout.policies import ChatEpisodePolicy, EpisodePolicy
 from agentrl.rollout.role_tools import RoleTool
 from agentrl.rollout.runner import RoleSetup, make_agent_loop, role_names

@@ -8,20 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from agentrl.agent_loop import PLAIN_TURN, AgentLoop, Answer, Conversation, Episode, TurnOptions
-from agentrl.builders.environment_probe import probe_environment
-from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.config.config import Config, ScratchModelConfig
 from agentrl.config.derived import per_environment_configs
 from agentrl.engine import StopReason
-from agentrl.env import EnvironmentSpec, optional_part
 from agentrl.env.lookup import resolve_environment
-from agentrl.errors import EnvironmentFailure, UsageError
+from agentrl.errors import UsageError
 from agentrl.message import Message, system, user
 from agentrl.models.scratch import build_scratch_model
 from agentrl.reward import EnvironmentReward
+from agentrl.rollout.environment_probe import has_expert
 from agentrl.rollout.policies import EpisodePolicy, EpisodeView, append_textual_turn, cut_characters, split_characters
 from agentrl.rollout.scripted_policies import ScriptedPolicy, demonstration
+from agentrl.rollout.task_source import task_source
 from agentrl.rollout.turns import derive_seed
 from agentrl.task import TaskCursor
 from agentrl.tool import Tool
@@ -171,22 +170,3 @@ async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> l
             hint=f"run: agentrl env check {shlex.quote(spec.name)}",
         )
     return collector.texts
-
-
-def has_expert(spec: EnvironmentSpec, config: Config) -> bool:
-    """Check whether the environment has an expert.
-
-    Raises:
-        UsageError: it cannot be made.
-    """
-    environment = config.sole_environment
-    try:
-        return probe_environment(
-            spec,
-            environment.options,
-            lambda env: optional_part(env, "expert") is not None,
-            isolation=environment.isolation,
-            deadline_s=environment.reset_timeout_s,
-        )
-    except EnvironmentFailure as error:
-        raise UsageError(str(error), hint=f"run: agentrl env check {shlex.quote(spec.name)}") from error

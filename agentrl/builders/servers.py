@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from agentrl.builders.machine import server_gpus
-from agentrl.builders.models import load_tokenizer
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import InferenceServer
 from agentrl.errors import EngineError, TrainingError, UsageError, async_boundary
 from agentrl.models.load import load_model
 from agentrl.models.lora import is_adapter_folder
+from agentrl.render.tokenizers import load_tokenizer
 from agentrl.serving import server_kind
 from agentrl.serving.launch import (
     CommandMaker,
@@ -30,6 +29,7 @@ from agentrl.serving.launch import (
     engine_python,
     usable_gpus,
 )
+from agentrl.serving.launch.placement import server_gpus
 from agentrl.serving.launch.process import THIS_MACHINE
 from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.training.weights import ModelWeights

@@ -8,23 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from agentrl.builders.chat_file import check_chats, read_chats
-from agentrl.builders.environments import roles_of_environment
 from agentrl.builders.episodes import build_loop
 from agentrl.builders.group_extras import check_extra_rollouts
-from agentrl.builders.models import SCRATCH, build_renderer, check_rendering, check_tokens, load_tokenizer
+from agentrl.builders.models import build_renderer, check_rendering, check_tokens
 from agentrl.builders.pairs import check_pair_tokens
 from agentrl.builders.roles import build_roles, check_roles
 from agentrl.builders.scratch import ignore
 from agentrl.builders.tools import build_tools
 from agentrl.config.algorithm import PreferencesConfig
-from agentrl.config.config import Config
+from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.env.lookup import resolve_environment
 from agentrl.observe.model_folder import find_model
 from agentrl.render.renderer import Renderer
+from agentrl.render.tokenizers import load_tokenizer
 from agentrl.render.tokens import read_chat_template
+from agentrl.rollout.environment_roles import roles_of_environment
 from agentrl.tool import Tool
+from agentrl.training.chat_file import check_chats, read_chats
 
 SFT, DPO, REWARD_MODEL = "sft", "dpo", "reward-model"
 """Kinds of runs that train on fixed data."""

@@ -20,7 +20,7 @@ from agentrl.builders.episodes import (
     sampling_params,
 )
 from agentrl.builders.group_extras import GroupExtras, build_group_extras, extras_of, policy_group_size
-from agentrl.builders.models import build_renderer, check_rendering, check_tokens, load_tokenizer, pad_id
+from agentrl.builders.models import build_renderer, check_rendering, check_tokens
 from agentrl.builders.role_adapters import (
     AdaptersSync,
     adapters_probe,
@@ -36,6 +36,7 @@ from agentrl.config.derived import adapter_config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import AdapterVersions, PolicyEngine
 from agentrl.render.renderer import Renderer
+from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.policies import EngineEpisodePolicy, RoleAdapters
 from agentrl.rollout.scheduler import Group, GroupScheduler
 from agentrl.rollout.task_order import TaskSampler

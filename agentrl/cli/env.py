@@ -12,14 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.builders.default_loop import select_default_loop
-from agentrl.builders.environment_probe import EnvironmentTimeout, probe_environment
-from agentrl.builders.models import SCRATCH, resolve_model
+from agentrl.builders.models import resolve_model
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.check import Look, check_all, check_one
 from agentrl.cli.help import examples
 from agentrl.cli.play import play_in_browser, play_in_terminal, tool_line
 from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_until_stopped
 from agentrl.config import load_config
+from agentrl.config.config import SCRATCH
 from agentrl.env import EnvironmentSpec, optional_part
 from agentrl.env.lookup import check_split, parse_env_name, resolve_environment
 from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError
@@ -28,6 +28,7 @@ from agentrl.observe.console import note, out
 from agentrl.registry import Kind, names
 from agentrl.remote.server import EnvironmentServer, ServerSettings
 from agentrl.remote.wire import TOKEN_VARIABLE
+from agentrl.rollout.environment_probe import EnvironmentTimeout, probe_environment
 from agentrl.testing.env_check import INTEGRITY, RULES, check_env, reward_integrity
 from agentrl.testing.env_subject import CheckDepth
 from agentrl.testing.report import choose_rules

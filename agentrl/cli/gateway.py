@@ -14,7 +14,6 @@ import orjson
 import typer
 
 from agentrl.builders.models import resolve_model
-from agentrl.builders.run import stop_signals
 from agentrl.cli.help import examples
 from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
@@ -25,6 +24,7 @@ from agentrl.evaluation.session import RESULT_FILE
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note, out
 from agentrl.observe.files import replace_file, writing
+from agentrl.runs.stop import stop_signals
 
 app = typer.Typer()
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from agentrl.builders.models import load_tokenizer
 from agentrl.errors import AgentRLError
 from agentrl.evaluation.report import (
     CURVE_FILE,
@@ -26,6 +25,7 @@ from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory, find_run
 from agentrl.observe.terminal import repeating, step_words
 from agentrl.observe.trajectory_store import read_trajectories, step_files
+from agentrl.render.tokenizers import load_tokenizer
 
 DRAWN_EVERY_S = 60.0
 """Seconds between two updates of the learning curve."""

@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 
 from agentrl.builders.checks import refuse_cluster
-from agentrl.builders.run import stop_signals
 from agentrl.builders.servers import LOGS, SERVED_MODEL, make_launcher
 from agentrl.cli.arguments import shortcut
 from agentrl.cli.help import examples
@@ -24,6 +23,7 @@ from agentrl.config.engines import ServerEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.observe.console import note, out
 from agentrl.observe.model_folder import check_fetchable, find_model
+from agentrl.runs.stop import stop_signals
 from agentrl.serving.launch import Launcher, ServerProcess
 
 app = typer.Typer()

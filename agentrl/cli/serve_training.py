@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from agentrl.builders.models import load_tokenizer
 from agentrl.cli.help import examples
 from agentrl.cli.server import LOCAL, Host, Port, read_token, serve_until_stopped
 from agentrl.config import Config, load_config
@@ -17,6 +16,7 @@ from agentrl.errors import UsageError, did_you_mean
 from agentrl.models.lora import PEFT
 from agentrl.observe.model_folder import check_fetchable, find_model
 from agentrl.remote.server import ServerSettings
+from agentrl.render.tokenizers import load_tokenizer
 from agentrl.training_service.runs import ALPHA, BaseWeights
 from agentrl.training_service.server import KEY_PREFIX, KEY_VARIABLE, TrainingServer
 from agentrl.training_service.service import TrainingServiceSettings

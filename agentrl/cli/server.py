@@ -9,10 +9,10 @@ from typing import Annotated, Protocol
 
 import typer
 
-from agentrl.builders.run import stop_signals
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, out
 from agentrl.remote.server import ServerSettings
+from agentrl.runs.stop import stop_signals
 
 Host = Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all addresses.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 for a free port.")]

@@ -13,12 +13,8 @@ from rich.table import Table
 
 from agentrl.builders.checks import check_preferences, check_reward_training, check_training, check_warm_start
 from agentrl.builders.default_loop import select_default_loop
-from agentrl.builders.environments import task_source
-from agentrl.builders.machine import check_machine, gpu_rows
-from agentrl.builders.models import SCRATCH
 from agentrl.builders.pairs import check_sources, first_run
 from agentrl.builders.rewards import judge_rows
-from agentrl.builders.run import Run, RunResult, check_environments, check_tasks, resume_run, start_run
 from agentrl.builders.start_checks import DPO, REWARD_MODEL, SFT, check_start
 from agentrl.builders.workers import serve_launched_rank
 from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
@@ -27,6 +23,7 @@ from agentrl.cli.help import examples
 from agentrl.cli.reports import updated_curve, write_run_report
 from agentrl.config import Config, dump_config, load_config, shipped_configs
 from agentrl.config.algorithm import PreferencesConfig
+from agentrl.config.config import SCRATCH
 from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.config.estimate import EstimateRow, rows, run_size, warm_start_rows
 from agentrl.config.learning_rate import rate_rows, rate_warnings
@@ -40,10 +37,14 @@ from agentrl.observe.metrics import check_trackers, read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.terminal import watching
+from agentrl.rollout.environment_probe import check_environments
+from agentrl.rollout.task_source import task_source
 from agentrl.runs.preferences import learn_preferences, train_reward
 from agentrl.runs.rl import train as train_run
 from agentrl.runs.sft import warm_start
+from agentrl.runs.start import Run, RunResult, check_tasks, resume_run, start_run
 from agentrl.serving.launch import usable_gpus
+from agentrl.serving.launch.placement import check_machine, gpu_rows
 from agentrl.training.objective import learns_from_rewards
 
 app = typer.Typer()

@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from agentrl.builders.models import SCRATCH
 from agentrl.cli.help import examples
 from agentrl.cli.reports import decoder
 from agentrl.config import load_config
+from agentrl.config.config import SCRATCH
 from agentrl.errors import UsageError
 from agentrl.evaluation.panel import read_episodes
 from agentrl.evaluation.session import EPISODES_FILE, FOLDER, RESULT_FILE

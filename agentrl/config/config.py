@@ -60,8 +60,12 @@ class ScratchModelConfig(Section):
     """Maximum number of tokens in a sequence."""
 
 
+SCRATCH = "scratch"
+"""`model.path` of a model with random initial weights."""
+
+
 class ModelConfig(Section):
-    path: str = "scratch"
+    path: str = SCRATCH
     """Hugging Face name or folder, a run folder, or ``scratch`` for a new small model (see ``model.scratch``)."""
     scratch: ScratchModelConfig | None = None
     """Sizes of the new model; only with ``path: scratch``."""
@@ -86,11 +90,11 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _scratch_is_used(self) -> Self:
-        if self.scratch is not None and self.path != "scratch":
+        if self.scratch is not None and self.path != SCRATCH:
             raise ValueError(
                 f"model.scratch is ignored with model.path {self.path}: remove it, or set model.path: scratch"
             )
-        if self.chat_template is not None and self.path == "scratch":
+        if self.chat_template is not None and self.path == SCRATCH:
             raise ValueError("model.chat_template is ignored with model.path scratch, which has its own template")
         return self
 

@@ -21,7 +21,7 @@ import orjson
 
 from agentrl.builders.checks import check_images
 from agentrl.builders.episodes import sampling_params
-from agentrl.builders.models import build_renderer, check_rendering, embedding_rows, load_tokenizer, prepare_model
+from agentrl.builders.models import build_renderer, check_rendering, prepare_model
 from agentrl.builders.role_adapters import open_adapters
 from agentrl.builders.servers import ServedModel, check_served, open_pool
 from agentrl.config.config import Config
@@ -31,11 +31,12 @@ from agentrl.errors import EngineError, UsageError
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel, assignments, choose_tasks, task_digest
 from agentrl.evaluation.result import EvaluationResult, find_problems, summarise
 from agentrl.message import Message
-from agentrl.models.load import load_model
+from agentrl.models.load import embedding_rows, load_model
 from agentrl.observe.files import replace_file
 from agentrl.observe.incidents import Incidents
 from agentrl.remote.chat import error_message
 from agentrl.render.renderer import Renderer
+from agentrl.render.tokenizers import load_tokenizer
 from agentrl.rollout.policies import ChatEpisodePolicy, EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy

@@ -13,13 +13,13 @@ from typing import Any
 import aiohttp
 import gymnasium
 
-from agentrl.builders.model_identity import model_files, weights
 from agentrl.builders.tools import agents_of
 from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.config.environment import AgentConfig
 from agentrl.config.section import Section
 from agentrl.env.lookup import ADDRESS, GYMNASIUM_ID, resolve_environment
+from agentrl.models.identity import model_files, weights
 from agentrl.observe.code_identity import CodeIdentity, is_own_module
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.source_names import split_command

@@ -26,9 +26,8 @@ from agentrl.builders.default_loop import (
     calls_tools,
     save_recommendation,
 )
-from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner, sampling_params
-from agentrl.builders.models import load_tokenizer, pad_id, resolve_model
+from agentrl.builders.models import resolve_model
 from agentrl.builders.start_checks import start_renderer
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
@@ -40,7 +39,9 @@ from agentrl.models.load import load_model
 from agentrl.render.call_form import PROBE_TOOL
 from agentrl.render.check import template_faults
 from agentrl.render.renderer import Renderer
+from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.policies import EngineEpisodePolicy
+from agentrl.rollout.task_source import task_source
 from agentrl.training.diagnostics.agreement import Agreement, measure_agreement
 from agentrl.trajectory import Trajectory, Turn
 

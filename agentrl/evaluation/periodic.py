@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
-from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import RunEnvironment, build_run_environments, close_run_environments, sampling_params
 from agentrl.builders.training import TrainingParts
 from agentrl.config.config import Config
@@ -20,6 +19,7 @@ from agentrl.evaluation.result import EvaluationResult
 from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.policies import EngineEpisodePolicy
+from agentrl.rollout.task_source import task_source
 from agentrl.serving.local import LocalEngine
 
 

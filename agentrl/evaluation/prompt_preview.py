@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, TurnOptions
-from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.builders.start_checks import start_renderer
 from agentrl.config.config import Config, ScratchModelConfig
@@ -20,6 +19,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.reward import EnvironmentReward
 from agentrl.rollout.policies import EpisodePolicy, EpisodeView, append_textual_turn
 from agentrl.rollout.scripted_policies import ScriptedConversation, ScriptedEpisodePolicy, ScriptedPolicy
+from agentrl.rollout.task_source import task_source
 from agentrl.rollout.waits import RolloutObserver
 from agentrl.tool import Tool
 from agentrl.trajectory import Source, TokenSequence, Trajectory

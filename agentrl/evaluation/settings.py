@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 
 from agentrl.builders.checks import refuse_cluster
-from agentrl.builders.models import SCRATCH
 from agentrl.config import Config, load_config
+from agentrl.config.config import SCRATCH
 from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.config.load import ConfigSource
 from agentrl.config.overrides import prompts_environment, prompts_words

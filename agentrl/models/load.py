@@ -260,3 +260,19 @@ def use_gpu(position: int) -> None:
     """Select the GPU at this position among those visible to the process as ``cuda``, if there are any."""
     if torch.cuda.is_available():
         torch.cuda.set_device(position)
+
+
+def embedding_rows(path: str) -> int:
+    """Return the number of rows of a model's embedding, which is its number of token ids.
+
+    Raises:
+        UsageError: the model does not exist.
+    """
+    try:
+        return int(AutoConfig.from_pretrained(path).get_text_config().vocab_size)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"cannot read the config of {path}",
+            got=str(error).strip().splitlines()[0],
+            expected="a Hugging Face model folder, or a model on the hub and a connection to it",
+        ) from error

@@ -24,7 +24,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from agentrl.config.trainer import LoraConfig
-from agentrl.errors import ConfigError, UsageError
+from agentrl.errors import ConfigError, UsageError, did_you_mean
+from agentrl.observe.model_folder import find_model
 from agentrl.registry import Extra
 
 PEFT = Extra(name="lora", module="peft")
@@ -421,3 +422,27 @@ def _quiet() -> Iterator[None]:
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", "(Model has `tie_word_embeddings=True`|Input and output embeddings)")
         yield
+
+
+def find_adapter(path: str, name: str) -> Path:
+    """Find the folder of an adapter.
+
+    Args:
+        path: Folder of an adapter, or a run or checkpoint with one or several adapters.
+        name: Name of the adapter if there are several.
+
+    Raises:
+        UsageError: no adapter of that name is found.
+    """
+    found = Path(find_model(path))
+    if is_adapter_folder(found):
+        return found
+    names = adapters_in(found)
+    if name not in names:
+        raise UsageError(
+            f"no adapter {name} found in {path}",
+            got=", ".join(names) or "a whole model",
+            expected="a run with model.lora, or a folder in peft's format",
+            hint=did_you_mean(name, names) or ("set source to the name of one of them" if names else None),
+        )
+    return adapter_folder(found, name)

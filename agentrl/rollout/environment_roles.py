@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrl.agent_loop import AgentRole, Conversation, TurnOptions
+from agentrl.config.config import Config
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import EngineError, EnvironmentFailure, UsageError
 from agentrl.message import Content, Message, system, user
 
@@ -109,3 +111,9 @@ class EnvironmentRoles:
         prompt = "\n\n".join(part for part in (role.system_prompt, self._instructions.get(name)) if part)
         self._said[name] = [*([system(prompt)] if prompt else []), message]
         self._conversations[name] = self._open(role, list(self._said[name]))
+
+
+def roles_of_environment(config: Config) -> tuple[str, ...]:
+    """Return the roles that the runtime plays for the environment of a config, such as its user."""
+    environment = config.sole_environment
+    return resolve_environment(environment.name).roles_under(environment.options)

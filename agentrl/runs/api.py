@@ -19,8 +19,6 @@ from typing import Any, TypeAlias, TypeVar
 
 from agentrl.agent_loop import AgentLoop
 from agentrl.builders.checks import check_training, check_warm_start
-from agentrl.builders.machine import check_machine
-from agentrl.builders.run import RunResult, StopRequest, resume_run, start_run
 from agentrl.config import Config, load_config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.estimate import evaluation_size, run_size
@@ -41,6 +39,9 @@ from agentrl.reward import Scorer
 from agentrl.rollout.waits import RolloutCounters
 from agentrl.runs.rl import train as train_run
 from agentrl.runs.sft import warm_start
+from agentrl.runs.start import RunResult, resume_run, start_run
+from agentrl.runs.stop import StopRequest
+from agentrl.serving.launch.placement import check_machine
 from agentrl.tool import Tool
 
 T = TypeVar("T")

@@ -14,9 +14,8 @@ from typing import Any
 
 import orjson
 
-from agentrl.builders.models import SCRATCH, load_tokenizer
-from agentrl.builders.run import RunResult, start_run
 from agentrl.config import Config, load_config
+from agentrl.config.config import SCRATCH
 from agentrl.errors import TrainingError, UsageError
 from agentrl.evaluation.report import Report, ReportFiles, choose_examples, write_report
 from agentrl.evaluation.result import EvaluationResult, MeanInterval, estimate_text
@@ -24,9 +23,11 @@ from agentrl.observe.files import replace_file, writing
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.progress import RunWatcher
+from agentrl.render.tokenizers import load_tokenizer
 from agentrl.runs.api import evaluate
 from agentrl.runs.rl import train
 from agentrl.runs.sft import warm_start
+from agentrl.runs.start import RunResult, start_run
 
 RECIPE = "quickstart"
 JSON_FILE = "demo.json"

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 from agentrl.builders.models import prepare_model
-from agentrl.builders.record import UpdateLog
-from agentrl.builders.run import Run, RunResult
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
 from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import logging_to
+from agentrl.runs.record import UpdateLog
+from agentrl.runs.start import Run, RunResult
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.launch import open_ranks
 from agentrl.training.optimizer import LearningProgress

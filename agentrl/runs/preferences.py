@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from agentrl.builders.models import build_renderer, load_tokenizer, pad_id
+from agentrl.builders.models import build_renderer
 from agentrl.builders.pairs import (
     build_preferences,
     build_reward_model,
@@ -17,13 +17,14 @@ from agentrl.builders.pairs import (
     load_pairs,
     policy_of,
 )
-from agentrl.builders.run import Run, RunResult
 from agentrl.builders.trainers import build_on_ranks
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.observe.progress import Phase, RunWatcher
+from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.render.tokens import TextEncoder
 from agentrl.rollout.judges.transcripts import transcript
 from agentrl.runs.learning_run import Learner, LearningRun
+from agentrl.runs.start import Run, RunResult
 from agentrl.training.distributed import Ranks
 from agentrl.training.preferences import Pair
 from agentrl.training.reward_model import TextPair

@@ -32,12 +32,10 @@ from typing import Any, TypeVar
 from agentrl.builders.group_extras import check_extra_rollouts
 from agentrl.builders.models import prepare_model
 from agentrl.builders.processes import open_processes
-from agentrl.builders.record import EpisodeRecorder, StepClock
-from agentrl.builders.resume_rules import rule_of
-from agentrl.builders.run import Run, RunResult, StopRequest, stop_signals
 from agentrl.builders.training import build_training
 from agentrl.config.learning_rate import rate_warnings
 from agentrl.config.load import dump_config
+from agentrl.config.resume_rules import rule_of
 from agentrl.errors import BudgetSpent, TrainingError, UsageError, described_error
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
@@ -57,6 +55,9 @@ from agentrl.runs.checkpoint import (
     restore,
     write_checkpoint,
 )
+from agentrl.runs.record import EpisodeRecorder, StepClock
+from agentrl.runs.start import Run, RunResult
+from agentrl.runs.stop import StopRequest, stop_signals
 from agentrl.training.objective import learns_from_rewards
 from agentrl.training.report import StepReport
 from agentrl.weights import SyncReport

@@ -13,16 +13,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from agentrl.builders.chat_file import build_sft_dataset, read_chats
 from agentrl.builders.episodes import RunEnvironment, build_run_environments, build_task_sampler, close_run_environments
-from agentrl.builders.models import (
-    build_renderer,
-    check_rendering,
-    load_tokenizer,
-    pad_id,
-)
-from agentrl.builders.record import EpisodeRecorder
-from agentrl.builders.run import Run, RunResult
+from agentrl.builders.models import build_renderer, check_rendering
 from agentrl.builders.trainers import LearnerParts, build_learner, build_on_ranks
 from agentrl.config.config import Config
 from agentrl.errors import UsageError
@@ -31,12 +23,16 @@ from agentrl.models.load import load_model
 from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.render.renderer import Renderer
+from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.runner import Assignment, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.turns import derive_seed
 from agentrl.rollout.waits import RolloutObserver
 from agentrl.runs.learning_run import Learner, LearningRun, ProgressCallback
+from agentrl.runs.record import EpisodeRecorder
+from agentrl.runs.start import Run, RunResult
 from agentrl.task import Task
+from agentrl.training.chat_file import build_sft_dataset, read_chats
 from agentrl.training.distributed import Ranks
 from agentrl.training.optimizer import LearningProgress
 from agentrl.training.sft import train_supervised

@@ -11,30 +11,25 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner, sampling_params
-from agentrl.builders.models import (
-    SCRATCH,
-    build_renderer,
-    embedding_rows,
-    load_tokenizer,
-    resolve_model,
-)
-from agentrl.builders.record import EpisodeRecorder
+from agentrl.builders.models import build_renderer, resolve_model
 from agentrl.builders.scratch import write_scratch_model
 from agentrl.builders.servers import ServedModel, check_served, open_pool
-from agentrl.config.config import Config
+from agentrl.config.config import SCRATCH, Config
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.engine import GenerateRequest, PolicyEngine
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import AgentRLError
-from agentrl.models.load import load_model
+from agentrl.models.load import embedding_rows, load_model
 from agentrl.observe.console import note
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.trajectory_store import TrajectoryStore
+from agentrl.render.tokenizers import load_tokenizer
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import Assignment, play_all
+from agentrl.rollout.task_source import task_source
 from agentrl.rollout.waits import settled_heap
+from agentrl.runs.record import EpisodeRecorder
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import TaskCursor
 from throughput.bare_client import WIRES, forget, play

@@ -5,11 +5,11 @@ import pytest
 from agentrl.envs.puzzles.long_qa import SPEC
 
 import agentrl
-from agentrl.builders.run import resume_run
 from agentrl.errors import ConfigError, Outcome
 from agentrl.observe.metrics import read_metrics
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.runs.rl import train
+from agentrl.runs.start import resume_run
 from agentrl.tool import tool
 
 STORY = {"parts": 2, "sentences": 2, "people": 2}

@@ -8,7 +8,6 @@ from agentrl.envs.puzzles.tic_tac_toe import SPEC, TicTacToe
 
 import agentrl
 from agentrl.agent_loop import AgentRole
-from agentrl.builders.run import resume_run
 from agentrl.engine import SamplingParams
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, Outcome, UsageError
@@ -18,6 +17,7 @@ from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner, RoleSetup, make_agent_loop
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.runs.rl import train
+from agentrl.runs.start import resume_run
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import Task
 

@@ -111,7 +111,7 @@ WHOLE_RUN = """
 import sys
 sys.path.insert(0, {worlds!r})
 import agentrl.cli, agentrl.builders.ray
-from agentrl.builders.run import start_run
+from agentrl.runs.start import start_run
 from agentrl.config import load_config
 from agentrl.runs.rl import train
 train(start_run(load_config(None, {overrides!r}), kind="test"))

@@ -11,32 +11,28 @@ from support.tokenizers import build_tokenizer
 from agentrl.agent_loop import AgentLoop
 from agentrl.builders import scratch
 from agentrl.builders.checks import check_curriculum
-from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
-from agentrl.builders.models import (
-    build_renderer,
-    check_rendering,
-    load_tokenizer,
-    prepare_model,
-    resolve_model,
-)
-from agentrl.builders.resume_rules import RULES, rule_of
-from agentrl.builders.run import resume_run, start_run, stop_signals
-from agentrl.builders.scratch import MAX_FAILED, has_expert, scratch_corpus
-from agentrl.builders.service_tokens import token_breaker
+from agentrl.builders.models import build_renderer, check_rendering, prepare_model, resolve_model
+from agentrl.builders.scratch import MAX_FAILED, scratch_corpus
 from agentrl.builders.tools import find_tool
 from agentrl.config import load_config, shipped_configs
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import all_keys
+from agentrl.config.resume_rules import RULES, rule_of
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, TemplateError, UnknownNameError, UsageError
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.registry import Kind, name_of
 from agentrl.render.renderer import Renderer
+from agentrl.render.tokenizers import load_tokenizer, token_breaker
+from agentrl.rollout.environment_probe import has_expert
 from agentrl.rollout.runner import make_agent_loop
+from agentrl.rollout.task_source import task_source
 from agentrl.runs.rl import train
 from agentrl.runs.sft import collect_demonstrations
+from agentrl.runs.start import resume_run, start_run
+from agentrl.runs.stop import stop_signals
 from agentrl.task import Task
 from agentrl.training.objective import Objective
 from agentrl.trajectory import Source

@@ -99,7 +99,7 @@ def ray_processes(mark):
 STOPPED_RUN = """
 import sys
 sys.path.insert(0, {worlds!r})
-from agentrl.builders.run import start_run
+from agentrl.runs.start import start_run
 from agentrl.config import load_config
 from agentrl.observe.progress import RunWatcher
 from agentrl.runs.rl import train

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from agentrl.builders.role_adapters import adapters_probe
-from agentrl.builders.run import resume_run, start_run
 from agentrl.config import load_config
 from agentrl.config.engines import VLLMEngineConfig
 from agentrl.config.trainer import LoraConfig
@@ -19,6 +18,7 @@ from agentrl.errors import TrainingError, UsageError
 from agentrl.models.lora import add_adapters, save_adapter, with_adapter
 from agentrl.observe.metrics import read_metrics
 from agentrl.runs.rl import train
+from agentrl.runs.start import resume_run, start_run
 from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.serving.vllm import VLLMServer
 from agentrl.serving.vllm import launch_command as vllm_command

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.builders.run import start_run
 from agentrl.config import load_config
 from agentrl.observe.metrics import read_metrics
 from agentrl.runs.rl import train
+from agentrl.runs.start import start_run
 
 ray_cluster = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: make ray")
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]

@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentrl.builders.models import load_tokenizer
 from agentrl.cli import main
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.engine import GenerateRequest, SamplingParams
@@ -23,6 +22,7 @@ from agentrl.evaluation.settings import evaluation_config
 from agentrl.models.load import load_model
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
+from agentrl.render.tokenizers import load_tokenizer
 from agentrl.runs.api import train
 from agentrl.serving.local import LocalEngine
 from agentrl.weights import write_served_model

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.builders.run import start_run
 from agentrl.config import load_config
 from agentrl.observe.metrics import read_metrics
 from agentrl.runs.rl import train
+from agentrl.runs.start import start_run
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 WORLDS = Path(__file__).parent.parent / "worlds"

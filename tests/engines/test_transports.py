@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.builders.run import start_run
 from agentrl.config import load_config
 from agentrl.engine import GenerateRequest, SamplingParams
 from agentrl.errors import TrainingError
 from agentrl.observe.metrics import read_metrics
 from agentrl.runs.rl import train
+from agentrl.runs.start import start_run
 from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.serving.sglang import SGLangServer
 from agentrl.serving.vllm import VLLMServer

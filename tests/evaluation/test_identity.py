@@ -16,12 +16,12 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from agentrl.builders.model_identity import weights
-from agentrl.builders.models import SCRATCH
 from agentrl.config import Config, load_config
+from agentrl.config.config import SCRATCH
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.evaluation.identity import code_identity, served_model, served_models
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, task_digest
+from agentrl.models.identity import weights
 from agentrl.observe import file_identity
 from agentrl.observe.code_identity import CodeIdentity
 from agentrl.observe.file_identity import file_digest, folder_digest
@@ -237,7 +237,7 @@ def test_every_file_of_a_model_is_part_of_it(name: str, tmp_path: Path) -> None:
 def test_a_name_on_the_hub_is_its_revision_and_not_its_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The branch main of a repository may move to other weights under the same name."""
     in_cache = functools.partial(huggingface_hub.try_to_load_from_cache, cache_dir=tmp_path)
-    monkeypatch.setattr("agentrl.builders.model_identity.try_to_load_from_cache", in_cache)
+    monkeypatch.setattr("agentrl.models.identity.try_to_load_from_cache", in_cache)
     repository = tmp_path / "models--owner--name"
     found = [weights("owner/name", small_config())]
     for revision in ("aaa", "bbb"):

@@ -3,10 +3,10 @@
 import pytest
 from agentrl.agent_loops.external import MOST_ALIKE, External, FirstAttempts
 
-from agentrl.builders.record import MOST_SHOWN, EpisodeRecorder
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.terminal import status_words
+from agentrl.runs.record import MOST_SHOWN, EpisodeRecorder
 from agentrl.trajectory import Trajectory
 
 BROKEN = """

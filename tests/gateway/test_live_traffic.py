@@ -14,7 +14,6 @@ from support.gateway_client import post
 from support.models import tiny_model
 from support.tokenizers import build_tokenizer
 
-from agentrl.builders.chat_file import read_chats
 from agentrl.cli import main
 from agentrl.config import load_config
 from agentrl.engine import SamplingParams
@@ -26,6 +25,7 @@ from agentrl.message import ImagePart, Message, TextPart
 from agentrl.remote.chat import as_openai
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.serving.scripted import ScriptedEngine
+from agentrl.training.chat_file import read_chats
 from agentrl.weights import write_served_model
 
 CHAT = "/v1/chat/completions"

@@ -77,8 +77,8 @@ ROOMS = {
     ),
     "training_service": Room(sources=("agentrl/training_service",), tests=("tests/training_service",), goal=0.90),
     "data_files": Room(
-        sources=("agentrl/data_file.py", "agentrl/builders/chat_file.py"),
-        tests=("tests/test_data_file.py", "tests/builders/test_chat_file.py", "tests/rollout/test_task_file.py"),
+        sources=("agentrl/data_file.py", "agentrl/training/chat_file.py"),
+        tests=("tests/test_data_file.py", "tests/training/test_chat_file.py", "tests/rollout/test_task_file.py"),
         goal=0.95,
     ),
     "rollout": Room(sources=("agentrl/rollout",), tests=("tests/rollout",), goal=0.90),
@@ -170,10 +170,7 @@ ROOMS = {
             "tests/test_role_runs.py",
             "tests/training/test_lora.py",
         ),
-        left_out=(
-            "agentrl/builders/chat_file.py",
-            "agentrl/builders/ray/",
-        ),
+        left_out=("agentrl/builders/ray/",),
         goal=0.90,
     ),
     "losses": Room(

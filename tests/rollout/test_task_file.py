@@ -1,7 +1,7 @@
 import pytest
 
-from agentrl.builders.environments import read_tasks
 from agentrl.errors import UsageError
+from agentrl.rollout.task_source import read_tasks
 from agentrl.task import Task
 
 

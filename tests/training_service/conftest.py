@@ -15,8 +15,8 @@ import pytest
 from support.models import tiny_model
 from support.tokenizers import build_tokenizer
 
-from agentrl.builders.models import load_tokenizer
 from agentrl.cli.serve_training import read_service_config
+from agentrl.render.tokenizers import load_tokenizer
 from agentrl.training_service.runs import BaseWeights
 from agentrl.training_service.server import TrainingServer
 from agentrl.training_service.service import TrainingServiceSettings

@@ -14,7 +14,6 @@ from support.vision import FAMILIES, save_vision_model
 
 from agentrl.builders.checks import check_training
 from agentrl.builders.models import build_renderer, check_rendering
-from agentrl.builders.run import Run, start_run
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, LedgerError, UsageError
 from agentrl.message import TextPart, user
@@ -24,6 +23,7 @@ from agentrl.render.conversation import LedgerConversation
 from agentrl.runs.api import evaluate
 from agentrl.runs.rl import train
 from agentrl.runs.sft import warm_start
+from agentrl.runs.start import Run, start_run
 from agentrl.training.forward.logprobs import score
 from agentrl.training.forward.sequences import scored_sequence
 from agentrl.trajectory import Source, TokenSequence, Trajectory

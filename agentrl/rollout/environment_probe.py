@@ -12,8 +12,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
+from agentrl.config.config import Config
+from agentrl.config.derived import per_environment_configs
 from agentrl.config.environment import EnvironmentConfig
-from agentrl.env import AnyEnv, EnvironmentSpec, Isolation, maybe_await
+from agentrl.env import AnyEnv, EnvironmentSpec, Isolation, maybe_await, optional_part
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError, boundary
 
 _log = logging.getLogger(__name__)
@@ -91,3 +94,55 @@ async def _ask(make: Callable[[], AnyEnv], question: Callable[[AnyEnv], T], answ
         answer.set_result(question(env))
     finally:
         await maybe_await(env.close())
+
+
+def check_environments(config: Config) -> None:
+    """Create and close each environment once, to report failures before the run starts.
+
+    Environments in separate processes are skipped: a process takes seconds to start, and their first episode reports
+    the same failure.
+
+    Raises:
+        UsageError: an environment cannot be created.
+    """
+    for part in per_environment_configs(config):
+        spec, environment = resolve_environment(part.config.sole_environment.name), part.config.sole_environment
+        isolation = environment.isolation or spec.isolation_under(environment.options)
+        if isolation is Isolation.PROCESS:
+            continue
+        try:
+            probe_environment(
+                spec,
+                environment.options,
+                lambda _: None,
+                isolation=isolation,
+                deadline_s=environment.reset_timeout_s,
+            )
+        except AgentRLError as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(
+                f"environment {spec.name} cannot be created",
+                got=error.got,
+                expected="a constructor that accepts environment.options",
+                hint=f"try: agentrl env check {shlex.quote(spec.name)}",
+            ) from error
+
+
+def has_expert(spec: EnvironmentSpec, config: Config) -> bool:
+    """Check whether the environment has an expert.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    environment = config.sole_environment
+    try:
+        return probe_environment(
+            spec,
+            environment.options,
+            lambda env: optional_part(env, "expert") is not None,
+            isolation=environment.isolation,
+            deadline_s=environment.reset_timeout_s,
+        )
+    except EnvironmentFailure as error:
+        raise UsageError(str(error), hint=f"run: agentrl env check {shlex.quote(spec.name)}") from error

@@ -7,11 +7,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.config import Config
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.data_file import read_rows
 from agentrl.env import EnvironmentSpec
-from agentrl.env.lookup import check_split, resolve_environment
+from agentrl.env.lookup import check_split
 from agentrl.errors import ConfigError, UsageError
 from agentrl.task import Task, TaskSource
 
@@ -58,12 +57,6 @@ def _task(row: Mapping[str, Any], place: str, number: int, environment: str) -> 
     if given.get("max_turns", 1) < 1:
         raise UsageError(f"max_turns of {place} is too small", got=given["max_turns"], expected="at least 1")
     return Task(**{"environment": environment, **given, "id": str(given.get("id", number))})
-
-
-def roles_of_environment(config: Config) -> tuple[str, ...]:
-    """Return the roles that the runtime plays for the environment of a config, such as its user."""
-    environment = config.sole_environment
-    return resolve_environment(environment.name).roles_under(environment.options)
 
 
 def task_source(spec: EnvironmentSpec, config: EnvironmentConfig, *, split: str | None = None) -> TaskSource:

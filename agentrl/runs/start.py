@@ -1,44 +1,35 @@
-"""Start, resume and end of a run: folder, stop signals and result.
-
-The first Ctrl-C or SIGTERM asks the run to stop; the second one ends it at once.
-"""
+"""Start, resume and result of a run: its checks and its folder."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import shlex
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
-from agentrl.builders.chat_file import ENVIRONMENT
 from agentrl.builders.checks import check_curriculum, check_training
 from agentrl.builders.default_loop import select_default_loop
-from agentrl.builders.environment_probe import probe_environment
-from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_loop
-from agentrl.builders.machine import check_machine
-from agentrl.builders.models import SCRATCH, load_tokenizer, resolve_model
-from agentrl.builders.resume_rules import Change, changes, check_same_run
+from agentrl.builders.models import resolve_model
 from agentrl.builders.rewards import check_columns, check_rewards
 from agentrl.builders.start_checks import check_start
 from agentrl.builders.tools import check_tools
-from agentrl.config.config import Config
+from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config, load_config
-from agentrl.env import Isolation
+from agentrl.config.resume_rules import Change, changes, check_same_run
 from agentrl.env.lookup import resolve_environment
-from agentrl.errors import AgentRLError, ConfigError, UsageError
+from agentrl.errors import ConfigError, UsageError
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.console import html_table
 from agentrl.observe.metrics import check_trackers
 from agentrl.observe.problems import Problem
 from agentrl.observe.run_folder import RunDirectory
+from agentrl.render.tokenizers import load_tokenizer
+from agentrl.rollout.environment_probe import check_environments
+from agentrl.rollout.task_source import task_source
+from agentrl.serving.launch.placement import check_machine
+from agentrl.training.chat_file import ENVIRONMENT
 
 _log = logging.getLogger(__name__)
 
@@ -100,39 +91,6 @@ def check_tasks(config: Config) -> str:
     _check_panels(config)
     check_curriculum(config)
     return MIXED if config.environments else spec.name
-
-
-def check_environments(config: Config) -> None:
-    """Create and close each environment once, to report failures before the run starts.
-
-    Environments in separate processes are skipped: a process takes seconds to start, and their first episode reports
-    the same failure.
-
-    Raises:
-        UsageError: an environment cannot be created.
-    """
-    for part in per_environment_configs(config):
-        spec, environment = resolve_environment(part.config.sole_environment.name), part.config.sole_environment
-        isolation = environment.isolation or spec.isolation_under(environment.options)
-        if isolation is Isolation.PROCESS:
-            continue
-        try:
-            probe_environment(
-                spec,
-                environment.options,
-                lambda _: None,
-                isolation=isolation,
-                deadline_s=environment.reset_timeout_s,
-            )
-        except AgentRLError as error:
-            if isinstance(error, UsageError):
-                raise
-            raise UsageError(
-                f"environment {spec.name} cannot be created",
-                got=error.got,
-                expected="a constructor that accepts environment.options",
-                hint=f"try: agentrl env check {shlex.quote(spec.name)}",
-            ) from error
 
 
 def _check_panels(config: Config) -> None:
@@ -225,70 +183,3 @@ class RunResult:
     def _results(self) -> list[str]:
         shown = {"success": "success/mean", "reward": "reward/mean", "loss": "sft/loss"}
         return [f"{word} {self.metrics[name]:.3f}" for word, name in shown.items() if name in self.metrics]
-
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-@contextmanager
-def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on the first stop signal inside the block; the second one is handled as before the block.
-
-    The second signal also works while code blocks the event loop and `stop` cannot run. Only the main thread receives
-    signals; in other threads, this does nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-
-    def put_back() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def first(number: int, frame: FrameType | None) -> None:
-        put_back()  # at once, so that the second signal can end code that blocks the event loop
-        loop.call_soon_threadsafe(stop)
-
-    for number in _SIGNALS:
-        signal.signal(number, first)
-    try:
-        yield
-    finally:
-        put_back()
-
-
-class StopRequest:
-    """Ctrl-C handler for work in another thread's event loop: the first call asks it to stop, the second cancels it."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: Callable[[], object] = lambda: None
-        self._cancel: Callable[[], object] = lambda: None
-
-    @contextmanager
-    def stops(self, stop: Callable[[], object] | None = None) -> Iterator[None]:
-        """Make the running task the target of interruptions inside the block.
-
-        Args:
-            stop: Function that asks the work to stop; by default the first call cancels it.
-        """
-        task = asyncio.current_task()
-        assert task is not None
-        self._loop, self._cancel, self._stop = asyncio.get_running_loop(), task.cancel, stop or task.cancel
-        try:
-            if self.count:
-                self._stop()
-            yield
-        finally:
-            self._loop = None
-
-    def __call__(self) -> None:
-        """Interrupt the work; may be called from any thread."""
-        self.count += 1
-        loop = self._loop
-        if loop is not None:
-            with suppress(RuntimeError):  # the loop has closed meanwhile
-                loop.call_soon_threadsafe(self._stop if self.count == 1 else self._cancel)

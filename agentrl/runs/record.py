@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from agentrl.builders.run import Run
 from agentrl.builders.training import TrainingParts
 from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, Trackers, trajectory_metrics
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.rollout.scheduler import Group, environment_metrics, extra_rollout_metrics
 from agentrl.rollout.waits import RolloutObserver, WaitKind
+from agentrl.runs.start import Run
 from agentrl.training.report import StepReport
 from agentrl.trajectory import Trajectory, Turn
 from agentrl.weights import SyncReport

@@ -16,7 +16,7 @@ from agentrl.config.estimate import EstimateRow, derive, shown_bytes
 from agentrl.errors import ConfigError
 from agentrl.models.load import accelerators
 from agentrl.models.memory import memory_limit
-from agentrl.serving.launch import assign_gpus, usable_gpus
+from agentrl.serving.launch.resources import assign_gpus, usable_gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

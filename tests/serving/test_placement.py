@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from agentrl.builders.machine import check_machine, gpu_rows, place_on_gpus
 from agentrl.config import load_config, shipped_configs
 from agentrl.config.estimate import derive
 from agentrl.errors import ConfigError, UsageError
+from agentrl.serving.launch.placement import check_machine, gpu_rows, place_on_gpus
 
 QWEN_7B = {
     "model_type": "qwen2",

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
 
-from agentrl.builders.models import SCRATCH
-from agentrl.config.config import Config
+from agentrl.config.config import SCRATCH, Config
 from agentrl.models.lora import ADAPTERS
 from agentrl.observe.file_identity import file_digest
 

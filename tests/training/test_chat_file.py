@@ -7,11 +7,11 @@ import pytest
 from pyarrow import parquet
 from support.tokenizers import build_tokenizer
 
-from agentrl.builders.chat_file import build_sft_dataset, read_chats
 from agentrl.data_file import read_rows
 from agentrl.errors import UsageError
 from agentrl.evaluation.live_traffic import _append
 from agentrl.render.renderer import Renderer
+from agentrl.training.chat_file import build_sft_dataset, read_chats
 from agentrl.training.sft import _examples
 from agentrl.trajectory import Source
 
