@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 	engine-sglang engine-harmony real-model add-real-model instruct-model add-instruct-model test-real-model \
 	test-engines test-engines-cluster ray \
 	test-cluster originals original-alfworld original-openenv test-originals agents add-agents test-agents \
-	proxies bench-proxies \
+	proxies bench-proxies bench-check \
 	mutants clean
 
 setup: $(STAMP)
@@ -237,6 +237,12 @@ proxies:
 
 bench-proxies: setup proxies
 	AGENTRL_PROXIES=$(PROXIES) $(BIN)/agentrl bench gateway --versus agentlightning
+
+# Measures the ratios of docs/benchmarks.json again, and fails if one fell by 15 % or more or cannot be measured. It takes a
+# while; use an otherwise idle machine. make bench-check ONLY="engine train" runs these benchmarks only.
+bench-check: setup $(if $(ONLY),,engines proxies)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench]"
+	AGENTRL_ENGINES=$(ENGINES) AGENTRL_PROXIES=$(PROXIES) $(BIN)/python benchmarks/_check.py $(ONLY)
 
 # A missing agent is a failure.
 test-agents: setup agents

@@ -81,6 +81,8 @@ async def _measure(engine: str, model: PreTrainedModel, folder: Path, repeats: i
         copy_s, reload_s = await _parts(pool.servers[0], model, repeats)
         figures: dict[str, Any] = {"copy_s": copy_s, "reload_s": reload_s, "bound_s": 3 * copy_s + reload_s}
         for transport in TRANSPORTS[engine]:
+            if transport == "cuda_ipc" and not torch.cuda.is_available():
+                continue
             chosen = ENGINES[engine](max_context=MAX_CONTEXT, transport=transport)
             reports = await _syncs(pool, model, chosen, folder, repeats)
             figures[transport] = _medians(reports, bound_s=figures["bound_s"])

@@ -4,7 +4,6 @@ import pytest
 from support.models import tiny_model
 from support.tokenizers import build_tokenizer
 
-from agentrl.config.load import warn_once
 from agentrl.errors import ConfigError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories
@@ -44,18 +43,15 @@ def test_a_run_replays_what_the_engine_did(moe_run, staleness):
             assert sequence.routed_tokens >= max((turn.end for turn in sequence.turns), default=0) - 1
 
 
-def test_a_run_from_before_keys_were_renamed_goes_on(moe_run, caplog):
+def test_a_run_from_before_keys_were_renamed_resumes_once_its_config_names_the_new_ones(moe_run):
     run = moe_run()
     train(run)
     config = run.folder.path / "config.yaml"
-    old = config.read_text().replace("  moe:", "  mixture:").replace("router_replay:", "replay:")
-    config.write_text(old.replace("aux_loss_coef:", "balance:"))
-    warn_once.cache_clear()
-    resumed = resume_run(run.folder.path, ["trainer.steps=3"])
-    assert resumed.config.trainer.moe.router_replay
-    (warning,) = [message for message in caplog.messages if message.startswith("renamed config keys")]
-    assert "trainer.mixture.replay is now trainer.moe.router_replay" in warning
-    assert train(resumed).step == 3
+    config.write_text(config.read_text().replace("  moe:", "  mixture:").replace("router_replay:", "replay:"))
+    with pytest.raises(ConfigError, match=r"config.yaml line \d+: renamed key: trainer.mixture is now trainer.moe; .*"):
+        resume_run(run.folder.path, ["trainer.steps=3"])
+    config.write_text(config.read_text().replace("  mixture:", "  moe:").replace("replay:", "router_replay:"))
+    assert train(resume_run(run.folder.path, ["trainer.steps=3"])).step == 3
 
 
 def test_servers_without_a_gpu_do_not_tell(moe_run, monkeypatch):

@@ -20,7 +20,7 @@ from agentrl.render.tokenizers import load_tokenizer
 from agentrl.training_service.runs import ALPHA, BaseWeights
 from agentrl.training_service.server import KEY_PREFIX, KEY_VARIABLE, TrainingServer
 from agentrl.training_service.service import TrainingServiceSettings
-from agentrl.training_service.wire import PROTOBUF
+from agentrl.training_service.wire import TINKER
 
 app = typer.Typer()
 
@@ -79,7 +79,7 @@ def serve_training(
     Prints the address for TINKER_BASE_URL. Checkpoints outlive the server, but runs do not.
     """
     config = read_service_config(overrides)
-    PROTOBUF.load()
+    TINKER.load()
     PEFT.load()
     key = _read_key(token_file, host)
     path = find_model(config.model.path)

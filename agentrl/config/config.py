@@ -12,7 +12,7 @@ from agentrl.config.cluster import ClusterConfig
 from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig, CurriculumConfig, EnvironmentConfig, MixedEnvironmentConfig
 from agentrl.config.number_format import AUTO, fastest_format
-from agentrl.config.section import Finite, LearningRate, Section, implausible_values, without_old_key
+from agentrl.config.section import Finite, LearningRate, Section, implausible_values
 from agentrl.config.trainer import (
     AdamConfig,
     AdapterConfig,
@@ -217,15 +217,6 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_what_was_a_key(cls, data: Any) -> Any:
-        """Move ``kl_estimator`` of an older run's config.yaml to ``reference``."""
-        rest = without_old_key(data, "kl_estimator", "k3")
-        if rest is not data and rest.get("kl_coef") and rest.get("reference") is None:
-            return {**rest, "reference": {"kl_estimator": "k3"}}
-        return rest
-
-    @model_validator(mode="before")
-    @classmethod
     def _aggregation_of_the_loss(cls, data: Any) -> Any:
         if isinstance(data, dict) and "aggregation" not in data and data.get("loss") in SEQUENCE_LOSSES:
             return {**data, "aggregation": "seq-mean-token-mean"}
@@ -246,8 +237,8 @@ class AlgorithmConfig(Section):
             )
         if needs_length and self.norm_length is None:
             raise ValueError("aggregation seq-mean-token-sum-norm divides by algorithm.norm_length: set it, in tokens")
-        ignored = self.reference is not None and self.reference.kl_estimator not in ("k3", "k3+")
-        if ignored and self.kl_coef == 0:  # k3 was the default of older runs
+        ignored = self.reference is not None and self.reference.kl_estimator != "k3+"  # the default
+        if ignored and self.kl_coef == 0:
             raise ValueError(
                 "algorithm.reference.kl_estimator is ignored while algorithm.kl_coef is 0: set kl_coef, or remove it"
             )
@@ -257,10 +248,6 @@ class AlgorithmConfig(Section):
                 "group of one: set it to false, or raise algorithm.group_size"
             )
         return self
-
-
-OLDER = {"logprob_chunk": 2048, "betas": [0.9, 0.95], "weight_decay": 0.0, "compile": False, "router_balance": 0.0}
-"""Keys of ``trainer`` in older runs, and their defaults."""
 
 
 class TrainerConfig(Section):
@@ -335,14 +322,6 @@ class TrainerConfig(Section):
     def router_replay(self) -> bool:
         """``moe.router_replay``; False without ``moe``."""
         return self.moe is not None and self.moe.router_replay
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_what_was_a_key(cls, data: Any) -> Any:
-        """Drop removed keys, with their defaults, of an older run's config.yaml."""
-        for key, value in OLDER.items():
-            data = without_old_key(data, key, value)
-        return data
 
     @model_validator(mode="after")
     def _ranks_fit(self) -> Self:

@@ -205,14 +205,6 @@ def _environments_own() -> list[RewardEntry]:
 RewardEntries: TypeAlias = Annotated[list[RewardEntry], BeforeValidator(_reward_entries)]
 
 
-def _with_reward(data: Any) -> Any:
-    """Read ``scorer`` in the config.yaml of an older run as ``reward``."""
-    if not isinstance(data, dict) or "scorer" not in data:
-        return data
-    rest = {name: value for name, value in data.items() if name != "scorer"}
-    return rest if data["scorer"] is None else {"reward": data["scorer"], **rest}
-
-
 PROMPT_FILE = "file:"
 
 
@@ -371,11 +363,6 @@ class AgentConfig(Section):
         """Names of the roles that others call as tools."""
         return [name for name, role in (self.roles or {}).items() if role.as_tool is not None]
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_what_was_a_key(cls, data: Any) -> Any:
-        return _with_reward(data)
-
 
 class AgentChanges(Section):
     """Changes of ``agent`` for one of several environments; keys that are not set keep the run's value."""
@@ -396,11 +383,6 @@ class AgentChanges(Section):
     """Maximum number of tokens in an answer."""
     reward: RewardEntries | None = None
     """Replacement of ``agent.reward``."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_what_was_a_key(cls, data: Any) -> Any:
-        return _with_reward(data)
 
 
 class MixedEnvironmentConfig(EnvironmentConfig):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import importlib.resources
 import logging
 import re
@@ -26,7 +25,7 @@ from pydantic_core import ErrorDetails
 from agentrl import registry
 from agentrl.config.config import Config
 from agentrl.config.environment import MixedEnvironmentConfig
-from agentrl.config.near_names import nearest_key
+from agentrl.config.near_names import describe_renaming, nearest_key
 from agentrl.config.overrides import (
     ANNOUNCED,
     MAIN_KEYS,
@@ -35,12 +34,9 @@ from agentrl.config.overrides import (
     YamlSource,
     apply,
     expand_all,
-    new_names,
     overrides_of,
     parse_override,
     parse_source,
-    renamed_override,
-    renamed_source,
 )
 from agentrl.config.trainer import FSDPOptions
 from agentrl.errors import ConfigError
@@ -109,7 +105,8 @@ def _explain(details: ErrorDetails, path: KeyPath) -> str:
         case "unexpected_keyword_argument":
             return f"unknown key {key}; known keys here: {', '.join(field.name for field in fields(FSDPOptions))}"
         case "extra_forbidden":
-            return f"unknown key {key}{_suggestion(path)}"
+            renaming = describe_renaming(key)
+            return f"unknown key {key}{_suggestion(path)}" if renaming is None else f"renamed key: {renaming}"
         case "missing" if path[:1] == ("environment",):
             return "no environment is named: give environment=household/train, or --env NAME on the command line"
         case "missing":
@@ -229,13 +226,11 @@ def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> C
             message names the line or the override.
     """
     sources = _as_list(source)
-    old_names: dict[str, str] = {}
     name, text = _read(sources[0]) if sources else ("defaults", "")
-    parsed = renamed_source(parse_source(text, name), old_names)
+    parsed = parse_source(text, name)
     data = expand_all(parsed.data)
-    layers = [override for other in sources[1:] for override in _layer(other, old_names)]
-    chosen = [*layers, *(renamed_override(parse_override(override), old_names) for override in overrides)]
-    _warn_of_old_names(old_names)
+    layers = [override for other in sources[1:] for override in _layer(other)]
+    chosen = [*layers, *map(parse_override, overrides)]
     replaced = []
     for number, override in enumerate(chosen):
         before = {section: data.get(section) for section in ANNOUNCED}
@@ -291,10 +286,7 @@ def config_from(data: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: as `load_config`.
     """
-    old_names: dict[str, str] = {}
-    renamed = new_names(dict(data), (), old_names)
-    _warn_of_old_names(old_names)
-    return _validate(expand_all(renamed), "config", YamlSource({}), [])
+    return _validate(expand_all(data), "config", YamlSource({}), [])
 
 
 def shipped_configs() -> list[str]:
@@ -343,20 +335,9 @@ def _as_list(source: ConfigSource) -> list[str | Path]:
     return [source] if isinstance(source, str | Path) else list(source)
 
 
-def _layer(source: str | Path, old_names: dict[str, str]) -> list[Override]:
+def _layer(source: str | Path) -> list[Override]:
     name, text = _read(source)
-    return overrides_of(renamed_source(parse_source(text, name), old_names), name)
-
-
-def _warn_of_old_names(old_names: Mapping[str, str]) -> None:
-    if old_names:
-        warn_once(", ".join(f"{old} is now {new}" for old, new in old_names.items()))
-
-
-@functools.cache
-def warn_once(pairs: str) -> None:
-    """Warn about renamed keys, once per process: a resumed run reads its config twice."""
-    _log.warning("renamed config keys: %s; the next release no longer reads the old names", pairs)
+    return overrides_of(parse_source(text, name), name)
 
 
 def _read(source: str | Path) -> tuple[str, str]:

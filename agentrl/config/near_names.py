@@ -1,4 +1,4 @@
-"""Suggestions for unknown keys: misspelt keys, keys of another section, and names of other frameworks."""
+"""Suggestions for unknown keys: renamed and misspelt keys, keys of another section, and names of other frameworks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,21 @@ from agentrl.registry import Kind, lookup, names
 
 LIKE_IT = 0.8
 """Minimum similarity of names in different sections."""
+
+RENAMED_KEYS: Mapping[str, str] = {
+    "agent.shots": "agent.few_shot_turns",
+    "agent.max_refused": "agent.max_rejected_actions",
+    "agent.max_invalid": "agent.max_parse_failures",
+    "engine.slots": "engine.max_num_seqs",
+    "engine.max_running": "engine.max_num_seqs",
+    "trainer.mixture": "trainer.moe",
+    "trainer.mixture.balance": "trainer.moe.aux_loss_coef",
+    "trainer.mixture.replay": "trainer.moe.router_replay",
+    "trainer.numerics.most_skipped": "trainer.numerics.max_skipped",
+    "model.lora.targets": "model.lora.target_modules",
+    "model.lora.whole": "model.lora.modules_to_save",
+}
+"""Former and current names of keys; the keys of a renamed section are listed, too."""
 
 WHOLE_KEYS: Mapping[str, str] = {
     "sampling.max_tokens": "agent.max_answer_tokens",
@@ -99,6 +114,16 @@ OTHER_NAMES: Mapping[str, str] = {
 
 _OPTIONS = (("loss_options", Kind.LOSS), ("advantage_options", Kind.ADVANTAGE))
 """Option sections, and the kind of function that accepts the options."""
+
+
+def describe_renaming(key: str) -> str | None:
+    """Return the current names of a renamed key and of the keys of a renamed section; ``None`` for any other key.
+
+    >>> describe_renaming("agent.shots")
+    'agent.shots is now agent.few_shot_turns'
+    """
+    found = [f"{old} is now {new}" for old, new in RENAMED_KEYS.items() if f"{old}.".startswith(f"{key}.")]
+    return "; ".join(found) if key in RENAMED_KEYS else None
 
 
 def nearest_key(path: KeyPath, section: Sequence[str], keys: Sequence[KeyPath]) -> str | None:

@@ -1,4 +1,4 @@
-"""Config sources: YAML text with the line of every key, overrides ``key.sub=value``, and renamed keys."""
+"""Config sources: YAML text with the line of every key, and overrides ``key.sub=value``."""
 
 from __future__ import annotations
 
@@ -40,64 +40,6 @@ class YamlSource:
 
     data: dict[str, Any]
     lines: dict[KeyPath, int] = field(default_factory=dict)
-
-
-RENAMED_KEYS: Mapping[str, str] = {
-    "agent.shots": "agent.few_shot_turns",
-    "agent.max_refused": "agent.max_rejected_actions",
-    "agent.max_invalid": "agent.max_parse_failures",
-    "engine.slots": "engine.max_num_seqs",
-    "engine.max_running": "engine.max_num_seqs",
-    "trainer.mixture": "trainer.moe",
-    "trainer.mixture.balance": "trainer.moe.aux_loss_coef",
-    "trainer.mixture.replay": "trainer.moe.router_replay",
-    "trainer.numerics.most_skipped": "trainer.numerics.max_skipped",
-    "model.lora.targets": "model.lora.target_modules",
-    "model.lora.whole": "model.lora.modules_to_save",
-}
-"""Old and new names of keys, in the same section; the keys of a renamed section are listed, too."""
-
-
-def new_path(path: KeyPath) -> KeyPath:
-    """Replace the old names in the path of a key.
-
-    >>> new_path(("trainer", "mixture", "replay"))
-    ('trainer', 'moe', 'router_replay')
-    """
-    for length in range(len(path), 0, -1):
-        if new := RENAMED_KEYS.get(".".join(path[:length])):
-            return (*new.split("."), *path[length:])
-    return path
-
-
-def new_names(value: Any, path: KeyPath, old_names: dict[str, str]) -> Any:
-    """Rename the keys of a section and of its nested sections.
-
-    Args:
-        value: A section; anything else is returned unchanged.
-        path: Path of the section as written; empty for a whole config.
-        old_names: Receives each old key with a value, and its new name. Nulls are not added: they are the defaults in
-            the config.yaml of an older run.
-
-    Raises:
-        ConfigError: a key occurs under both its old and its new name.
-    """
-    if not isinstance(value, dict):
-        return value
-    renamed: dict[str, Any] = {}
-    for key, inner in value.items():
-        here = (*path, str(key))
-        new = new_path(here)
-        if new != here and new[:-1] == new_path(path):
-            if new[-1] in value:
-                raise ConfigError(
-                    f"{'.'.join(here)} is the old name of {'.'.join(new)}, and both are set", expected="the new name"
-                )
-            if inner is not None:
-                old_names[".".join(here)] = ".".join(new)
-            key = new[-1]
-        renamed[key] = new_names(inner, here, old_names)
-    return renamed
 
 
 def parse_value(text: str) -> Any:
@@ -218,20 +160,6 @@ def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
     first = MAIN_KEYS.get(path[0]) if len(path) == 1 else None
     for key in sorted(value, key=lambda key: key != first):
         yield from _leaves((*path, key), value[key])
-
-
-def renamed_source(source: YamlSource, old_names: dict[str, str]) -> YamlSource:
-    """Rename the old keys of a config file; see `new_names`."""
-    data = new_names(source.data, (), old_names)
-    return YamlSource(data, {new_path(path): line for path, line in source.lines.items()})
-
-
-def renamed_override(override: Override, old_names: dict[str, str]) -> Override:
-    """Rename the old keys of an override; see `new_names`."""
-    path = new_path(override.path)
-    if path != override.path and override.value is not None:
-        old_names[".".join(override.path)] = ".".join(path)
-    return Override(override.place, path, new_names(override.value, override.path, old_names))
 
 
 def expand(section: str, value: Any) -> Any:

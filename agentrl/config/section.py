@@ -38,13 +38,6 @@ Decay: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 """Decay rate of a moving average: the share of the average that remains after each new value."""
 
 
-def without_old_key(data: Any, key: str, default: Any) -> Any:
-    """Return a section without a removed key, if the key has its old default."""
-    if isinstance(data, dict) and data.get(key) == default:
-        return {name: value for name, value in data.items() if name != key}
-    return data
-
-
 def implausible_values(section: Section, path: str = "") -> Iterator[str]:
     """Yield a message for each count and deadline that is implausibly large, with the largest accepted value.
 

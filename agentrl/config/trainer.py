@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from agentrl.config.section import Decay, LearningRate, Section, without_old_key
+from agentrl.config.section import Decay, LearningRate, Section
 
 
 class AdamConfig(Section):
@@ -205,12 +205,6 @@ class SFTConfig(Section):
     """Optimizer steps between two measurements for ``stop_at``; none during the warm-up of the learning rate."""
     check_tasks: int = Field(128, ge=1)
     """Tasks per measurement for ``stop_at``."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_what_was_a_key(cls, data: Any) -> Any:
-        """Drop ``min_lr_ratio``, with its default, of an older run's config.yaml."""
-        return without_old_key(data, "min_lr_ratio", 0.1)
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:

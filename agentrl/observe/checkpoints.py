@@ -165,13 +165,13 @@ def damage(folder: Path) -> str | None:
 
 
 def _listed_files(manifest: bytes) -> dict[str, dict[str, Any]]:
-    """Return the files that a manifest lists; the manifest of an older run holds only these, without a checksum.
+    """Return the files that a manifest lists.
 
     Raises:
         DamagedRecord: the manifest is damaged, or does not list files.
     """
     record = decode_record(manifest)
-    files = record.get("files") if record.keys() == {"files"} else record
+    files = record.get("files")
     if not isinstance(files, dict) or not files:
         raise DamagedRecord("it lists no files")
     if not all(isinstance(entry, dict) and entry.keys() == {"bytes", "crc32"} for entry in files.values()):

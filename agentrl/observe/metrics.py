@@ -25,14 +25,6 @@ _log = logging.getLogger(__name__)
 TIMING_PREFIX = "time/"
 """Prefix of measured times; two equal runs differ only there."""
 
-RENAMED_METRICS: Mapping[str, str] = {
-    "mismatch/routes": "mismatch/routed_experts",
-    "mismatch/routes_known": "mismatch/routed_experts_known",
-    "train/busiest_expert": "train/moe_max_load",
-    "train/round": "train/reference_round",
-}
-"""Old names of metrics, in files of older runs, and their new names."""
-
 ENVIRONMENT_PREFIX = "env/"
 """Prefix of metrics of one of several environments: ``env/LABEL/success``."""
 
@@ -51,14 +43,14 @@ class MetricsFile(JsonLinesWriter):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the metrics of all steps, with old names replaced; none if the file does not exist.
+    """Read the metrics of all steps; none if the file does not exist.
 
     Damaged lines are skipped with a warning.
     """
     lines, damaged = [], list[int]()
     for number, record in numbered_records(path, damaged) if path.exists() else ():
         if isinstance(record.get("step"), int):
-            lines.append({RENAMED_METRICS.get(name, name): value for name, value in record.items()})
+            lines.append(record)
         else:
             damaged.append(number)
     warn_damaged(path, damaged)

@@ -323,7 +323,7 @@ def read_served(url: str, info: Mapping[str, Any]) -> ServedEnvironment:
 def spec_facts(served: ServedEnvironment) -> dict[str, Any]:
     """Return the keyword arguments of a served environment's `EnvironmentSpec`, without its factories."""
     facts = {name: served.spec[name] for name in _SPEC_FIELDS if name != "name" and name in served.spec}
-    roles = tuple(served.spec.get("roles", ()))  # an older server has none
+    roles = tuple(served.spec["roles"])
     return {
         **facts,
         "splits": tuple(served.spec["splits"]),

@@ -287,8 +287,7 @@ class Trainer:
     def _restore_progress(self, progress: Mapping[str, Any]) -> None:
         self._generator.set_state(progress["generator"])
         self.steps = int(progress["steps"])
-        if "numerics" in progress:  # missing in older checkpoints
-            self.watch.restore(progress["numerics"])
+        self.watch.restore(progress["numerics"])
         if self._shaping.kl is not None:
             self._shaping.kl.coef = float(progress.get("reward_kl_coef", self._shaping.kl.coef))
 

@@ -1,7 +1,6 @@
-"""Protocol buffer messages of forward and backward passes and of samples.
+"""Protocol buffer messages of forward and backward passes and of samples, as the client's version 0.38 defines them.
 
-Field numbers are those of the client's version 0.38. Messages with unknown fields are refused, because training would
-otherwise ignore a part of the request.
+Messages with unknown fields are refused, because training would otherwise ignore a part of the request.
 """
 
 from __future__ import annotations
@@ -18,75 +17,8 @@ import numpy.typing as npt
 from agentrl.errors import UsageError, shortened
 from agentrl.registry import Extra
 
-PROTOBUF = Extra(name="training-service", module="google.protobuf")
+TINKER = Extra(name="training-service", module="tinker")
 MEDIA_TYPE = "application/x-protobuf"
-DOUBLE, INT64, INT32, BOOL, STRING, BYTES, UINT32, MESSAGE = 1, 3, 5, 8, 9, 12, 13, 11
-"""Type numbers of fields in descriptors; enumerations are read as int32, which has the same encoding."""
-FIELDS: dict[str, tuple[tuple[int, str, int | str, str], ...]] = {
-    "ForwardBackwardRequest": (
-        (1, "model_id", STRING, ""),
-        (2, "seq_id", INT32, ""),
-        (3, "data", "Datum", "repeated"),
-        (4, "loss_fn", STRING, ""),
-        (5, "loss_fn_config", DOUBLE, "map"),
-        (6, "forward_only", BOOL, ""),
-        (7, "loss_fn_config_v2", "LossConfigValue", "map"),
-    ),
-    "LossConfigValue": ((1, "number", DOUBLE, "value"), (2, "text", STRING, "value")),
-    "Datum": (
-        (1, "model_input", "Chunk", "repeated"),
-        (2, "loss_fn_inputs", "Tensor", "map"),
-        (3, "model_input_spans", "Unread", "repeated"),
-        (4, "loss_fn_input_spans", "Unread", "repeated"),
-    ),
-    "Unread": (),
-    "Chunk": (
-        (1, "encoded_text", "EncodedText", "chunk"),
-        (2, "image", "Unread", "chunk"),
-        (3, "dmel", "Unread", "chunk"),
-    ),
-    "EncodedText": ((1, "tokens", BYTES, ""),),
-    "Tensor": (
-        (1, "dense", BYTES, "encoding"),
-        (2, "sparse_csr", "SparseCsr", "encoding"),
-        (3, "dtype", INT32, ""),
-        (4, "shape", INT64, "repeated"),
-    ),
-    "SparseCsr": ((1, "values", BYTES, ""), (2, "crow_indices", BYTES, ""), (3, "col_indices", BYTES, "")),
-    "ForwardBackwardOutput": (
-        (1, "loss_fn_output_type", STRING, ""),
-        (2, "loss_fn_outputs", "ArrayRecord", "repeated"),
-        (3, "metrics", DOUBLE, "map"),
-    ),
-    "ArrayRecord": ((1, "type_tag", STRING, ""), (2, "fields", "BatchedTensor", "map"), (3, "num_datums", INT64, "")),
-    "BatchedTensor": (
-        (1, "data", BYTES, ""),
-        (2, "offsets", BYTES, ""),
-        (3, "dtype", INT32, ""),
-        (4, "trailing_shape", INT64, "repeated"),
-    ),
-    "SampleResponse": (
-        (1, "sequences", "SampledSequence", "repeated"),
-        (2, "prompt_logprobs", BYTES, "_prompt_logprobs"),
-        (3, "topk_prompt_logprobs", "TopkLogprobs", ""),
-        (4, "prompt_cache_hit_tokens", INT32, ""),
-    ),
-    "SampledSequence": (
-        (1, "stop_reason", INT32, ""),
-        (2, "tokens", BYTES, ""),
-        (3, "logprobs", BYTES, "_logprobs"),
-        (4, "topk_sampled_logprobs", "TopkLogprobs", ""),
-    ),
-    "TopkLogprobs": (
-        (1, "token_ids", BYTES, ""),
-        (2, "logprobs", BYTES, ""),
-        (3, "k", UINT32, ""),
-        (4, "length", UINT32, ""),
-    ),
-}
-"""Fields of each message: number, name, type or message, and ``repeated``, ``map`` or the name of its oneof."""
-PACKAGE = "agentrl_training_service"
-REQUEST = "ForwardBackwardRequest"
 FLOAT32 = 1
 DTYPES: Mapping[int, str] = {FLOAT32: "<f4", 2: "<i8", 3: "<i4"}
 MOST_ENTRIES = 1 << 25
@@ -133,8 +65,7 @@ class TopTokenTable:
     def message(self) -> Any:
         """Return the table as a message."""
         length, k = self.ids.shape
-        return make(
-            "TopkLogprobs",
+        return _messages().TopkLogprobs(
             token_ids=self.ids.astype("<i4").tobytes(),
             logprobs=self.logprobs.astype("<f4").tobytes(),
             k=k,
@@ -143,49 +74,9 @@ class TopTokenTable:
 
 
 @functools.cache
-def _messages() -> Mapping[str, Any]:
-    """Make the message classes."""
-    descriptors = PROTOBUF.load("google.protobuf.descriptor_pb2")
-    file = descriptors.FileDescriptorProto(name=f"{PACKAGE}.proto", package=PACKAGE, syntax="proto3")
-    for name, fields in FIELDS.items():
-        message = file.message_type.add(name=name)
-        for number, own, kind, role in fields:
-            _add_field(message, name, number, own, kind, role)
-    pool = PROTOBUF.load("google.protobuf.descriptor_pool").DescriptorPool()
-    pool.Add(file)
-    factory = PROTOBUF.load("google.protobuf.message_factory")
-    return {name: factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in FIELDS}
-
-
-def _add_field(message: Any, owner: str, number: int, name: str, kind: int | str, role: str) -> None:
-    added = message.field.add(name=name, number=number, label=3 if role in ("repeated", "map") else 1)
-    if role == "map":
-        entry_name = "".join(part.capitalize() for part in name.split("_")) + "Entry"
-        entry = message.nested_type.add(name=entry_name)
-        entry.options.map_entry = True
-        entry.field.add(name="key", number=1, type=STRING, label=1)
-        _set_type(entry.field.add(name="value", number=2, label=1), kind)
-        _set_type(added, f"{owner}.{entry_name}")
-        return
-    _set_type(added, kind)
-    if role not in ("", "repeated"):
-        choices = [choice.name for choice in message.oneof_decl]
-        if role not in choices:
-            message.oneof_decl.add(name=role)
-        added.oneof_index = choices.index(role) if role in choices else len(choices)
-        added.proto3_optional = role.startswith("_")
-
-
-def _set_type(added: Any, kind: int | str) -> None:
-    if isinstance(kind, str):
-        added.type, added.type_name = MESSAGE, f".{PACKAGE}.{kind}"
-    else:
-        added.type = kind
-
-
-def make(name: str, **values: Any) -> Any:
-    """Make a message."""
-    return _messages()[name](**values)
+def _messages() -> Any:
+    """Return the client's module of message classes."""
+    return TINKER.load("tinker.proto.tinker_public_pb2")
 
 
 def parse_pass(raw: bytes) -> Any:
@@ -194,7 +85,7 @@ def parse_pass(raw: bytes) -> Any:
     Raises:
         UsageError: the bytes are malformed, or `model_id` or `seq_id` is missing.
     """
-    message = make(REQUEST)
+    message = _messages().ForwardBackwardRequest()
     try:
         message.ParseFromString(raw)
     except Exception as error:  # each implementation of the library has its own errors
@@ -246,7 +137,7 @@ def _check_size(message: Any) -> None:
 
 
 def _refuse_unknown(message: Any, where: str) -> None:
-    unknown = PROTOBUF.load("google.protobuf.unknown_fields").UnknownFieldSet(message)
+    unknown = TINKER.load("google.protobuf.unknown_fields").UnknownFieldSet(message)
     if len(unknown):
         numbers = sorted({field.field_number for field in unknown})
         raise UsageError(
@@ -325,12 +216,11 @@ def write_pass(logprobs: Sequence[Array], metrics: Mapping[str, float]) -> bytes
         if not records or records[-1][0].shape[1:] != array.shape[1:]:
             records.append([])
         records[-1].append(array)
-    output = make("ForwardBackwardOutput", loss_fn_output_type="ArrayRecord", metrics=dict(metrics))
+    output = _messages().ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=dict(metrics))
     for record in records:
         arrays = [np.ascontiguousarray(array, dtype="<f4") for array in record]
         offsets = np.cumsum([0, *(array.nbytes for array in arrays)]).astype("<i8")
-        batched = make(
-            "BatchedTensor",
+        batched = _messages().BatchedTensor(
             data=b"".join(array.tobytes() for array in arrays),
             offsets=offsets.tobytes(),
             dtype=FLOAT32,
@@ -359,7 +249,7 @@ def write_samples(
     cached_tokens: int = 0,
 ) -> bytes:
     """Write samples of one prompt and the prompt's log-probabilities, [prompt]; NaN where not computed."""
-    response = make("SampleResponse", prompt_cache_hit_tokens=cached_tokens)
+    response = _messages().SampleResponse(prompt_cache_hit_tokens=cached_tokens)
     for sample in samples:
         sequence = response.sequences.add(
             stop_reason=STOPPED if sample.is_stopped else LENGTH,

@@ -1,4 +1,3 @@
-import json
 import logging
 import shutil
 import subprocess
@@ -148,13 +147,3 @@ def test_what_lies_where_a_checkpoint_goes_is_renamed(checkpoints, kind):
     found = checkpoints.folder / "step-000002-found-1"
     assert found.is_symlink() if kind == "link" else found.read_text() == "mine"
     assert (checkpoints.folder / "step-000001" / "state").read_text() == "aa"
-
-
-def test_a_checkpoint_of_an_older_run_is_whole(checkpoints):
-    checkpoint = checkpoints.save(1, writer("a"))
-    manifest = checkpoint.path / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text())["files"]))
-    assert checkpoints.newest() == checkpoint
-    (checkpoint.path / "state").write_text("ab")
-    with pytest.raises(UsageError, match="all checkpoints"):
-        checkpoints.newest()

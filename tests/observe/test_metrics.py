@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.observe.metrics import RENAMED_METRICS, MetricsFile, read_metrics
+from agentrl.observe.metrics import MetricsFile, read_metrics
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
@@ -42,12 +42,3 @@ def test_a_line_cut_short_is_left_out(tmp_path):
     writer.append_step(2, {})
     writer.close()
     assert [line["step"] for line in read_metrics(tmp_path / "m.jsonl")] == [1, 2]
-
-
-def test_old_names_of_metrics_are_read_as_the_new_ones(tmp_path):
-    metrics = MetricsFile(tmp_path / "m.jsonl")
-    metrics.append_step(1, {**dict.fromkeys(RENAMED_METRICS, 0.5), "train/loss": 1.0})
-    metrics.close()
-    assert read_metrics(tmp_path / "m.jsonl") == [
-        {"step": 1, **dict.fromkeys(RENAMED_METRICS.values(), 0.5), "train/loss": 1.0}
-    ]

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from tinker.proto import tinker_public_pb2 as proto
 
 from agentrl.errors import UsageError
 from agentrl.training_service import wire
@@ -70,23 +71,21 @@ class Raw:
 
 def tensor(values: Any, dtype: str = "<f4") -> Any:
     array = np.asarray(values, dtype=dtype)
-    return wire.make("Tensor", dense=array.tobytes(), dtype=1 if dtype == "<f4" else 2, shape=array.shape)
+    return proto.Tensor(dense=array.tobytes(), dtype=1 if dtype == "<f4" else 2, shape=array.shape)
 
 
 def datum(*ids: int, **inputs: Any) -> Any:
-    chunk = wire.make(
-        "Chunk", encoded_text=wire.make("EncodedText", tokens=np.asarray(ids[:-1], dtype="<i4").tobytes())
-    )
+    chunk = proto.Chunk(encoded_text=proto.EncodedTextChunk(tokens=np.asarray(ids[:-1], dtype="<i4").tobytes()))
     given = {"target_tokens": tensor(ids[1:], "<i8"), "weights": tensor([1.0] * (len(ids) - 1)), **inputs}
-    made = wire.make("Datum", model_input=[chunk])
+    made = proto.Datum(model_input=[chunk])
     for name, value in given.items():
         made.loss_fn_inputs[name].CopyFrom(value)
     return made
 
 
 def pass_body(model: str, number: int, *data: Any, loss: str = "cross_entropy", **fields: Any) -> bytes:
-    message = wire.make(
-        wire.REQUEST, model_id=model, seq_id=number, data=data or [datum(1, 2, 3)], loss_fn=loss, **fields
+    message = proto.ForwardBackwardRequest(
+        model_id=model, seq_id=number, data=data or [datum(1, 2, 3)], loss_fn=loss, **fields
     )
     return bytes(message.SerializeToString())
 
@@ -156,24 +155,22 @@ BROKEN: dict[str, tuple[Callable[[str], bytes], str]] = {
     "a number below 1": (lambda model: pass_body(model, 0), "has no model_id or no seq_id"),
     "an unknown field": (lambda model: pass_body(model, 1) + b"\x9a\x3e\x01x", "has unknown fields"),
     "a tensor without its end": (
-        lambda model: pass_body(model, 1, datum(1, 2, weights=wire.make("Tensor", dense=b"123", dtype=1, shape=[1]))),
+        lambda model: pass_body(model, 1, datum(1, 2, weights=proto.Tensor(dense=b"123", dtype=1, shape=[1]))),
         "is truncated",
     ),
     "another shape": (
-        lambda model: pass_body(
-            model, 1, datum(1, 2, weights=wire.make("Tensor", dense=b"1234", dtype=1, shape=[1 << 20]))
-        ),
+        lambda model: pass_body(model, 1, datum(1, 2, weights=proto.Tensor(dense=b"1234", dtype=1, shape=[1 << 20]))),
         "does not fit its shape",
     ),
     "a negative shape": (
-        lambda model: pass_body(model, 1, datum(1, 2, weights=wire.make("Tensor", dense=b"", dtype=1, shape=[-1]))),
+        lambda model: pass_body(model, 1, datum(1, 2, weights=proto.Tensor(dense=b"", dtype=1, shape=[-1]))),
         "negative length",
     ),
     "a small body that would be large": (
         lambda model: pass_body(
             model,
             1,
-            datum(1, 2, weights=wire.make("Tensor", sparse_csr=wire.make("SparseCsr"), dtype=1, shape=[1 << 40, 8])),
+            datum(1, 2, weights=proto.Tensor(sparse_csr=proto.SparseCsr(), dtype=1, shape=[1 << 40, 8])),
         ),
         "too large",
     ),
@@ -190,28 +187,42 @@ BROKEN: dict[str, tuple[Callable[[str], bytes], str]] = {
         "not finite",
     ),
     "an unknown dtype": (
-        lambda model: pass_body(model, 1, datum(1, 2, weights=wire.make("Tensor", dense=b"12", dtype=4, shape=[1]))),
+        lambda model: pass_body(model, 1, datum(1, 2, weights=proto.Tensor(dense=b"12", dtype=4, shape=[1]))),
         "unknown dtype",
     ),
     "text in the loss's numbers": (
-        lambda model: pass_body(model, 1, loss_fn_config_v2={"a": wire.make("LossConfigValue", text="x")}),
+        lambda model: pass_body(model, 1, loss_fn_config_v2={"a": proto.LossConfigValue(text="x")}),
         "loss_fn_config.a is not a number",
     ),
     "spans": (
-        lambda model: pass_body(model, 1, wire.make("Datum", model_input_spans=[wire.make("Unread")])),
+        lambda model: pass_body(model, 1, proto.Datum(model_input_spans=[proto.ProvenanceSpan()])),
         "provenance spans",
     ),
 }
 
 
+def test_no_field_of_a_request_is_ignored() -> None:
+    """A field of a new version of the client would be parsed, and not read."""
+    read = {
+        proto.ForwardBackwardRequest: "model_id seq_id data loss_fn loss_fn_config forward_only loss_fn_config_v2",
+        proto.LossConfigValue: "number text",
+        proto.Datum: "model_input loss_fn_inputs model_input_spans loss_fn_input_spans",
+        proto.Chunk: "encoded_text image dmel",
+        proto.EncodedTextChunk: "tokens",
+        proto.Tensor: "dense sparse_csr dtype shape",
+        proto.SparseCsr: "values crow_indices col_indices",
+    }
+    for message, fields in read.items():
+        assert [field.name for field in message.DESCRIPTOR.fields] == fields.split(), message
+
+
 def _sparse(*, rows: list[int], columns: list[int], values: list[float]) -> Any:
-    matrix = wire.make(
-        "SparseCsr",
+    matrix = proto.SparseCsr(
         values=np.asarray(values, "<f4").tobytes(),
         crow_indices=np.asarray(rows, "<i8").tobytes(),
         col_indices=np.asarray(columns, "<i8").tobytes(),
     )
-    return wire.make("Tensor", sparse_csr=matrix, dtype=1, shape=[len(rows) - 1, 2])
+    return proto.Tensor(sparse_csr=matrix, dtype=1, shape=[len(rows) - 1, 2])
 
 
 def test_broken_passes_are_refused_by_name_and_the_run_goes_on(raw: Raw) -> None:

@@ -180,7 +180,7 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: I
     layout = Layout(**state["layout"])
     values: dict[str, Any] = {
         name: value.to(model.device) if isinstance(value, torch.Tensor) and name != "sample_counts" else value
-        for name, value in _rename_values(state["values"]).items()
+        for name, value in state["values"].items()
     }
     lanes = ThreadWorkers(state["lanes"])
     passes = RunnerSettings(layout=layout, lanes=lanes, image_processor=image_processor)
@@ -228,11 +228,6 @@ def _batch(state: Mapping[str, Any], config: Config) -> StepBatch:
         routes=config.trainer.router_replay,
     )
     return replace(batch, needs_forward=state["reads"], temperature=state["temperature"], pad_id=state["pad_id"])
-
-
-def _rename_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace names of values from older dumps by the current names."""
-    return {"sample_counts" if name == "draws" else name: value for name, value in values.items()}
 
 
 def _device(asked: str, recorded: str) -> torch.device:

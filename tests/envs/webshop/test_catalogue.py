@@ -26,9 +26,8 @@ from agentrl.envs.webshop.manifest import build_manifest
 from agentrl.envs.webshop.official import products_of, read_products
 from agentrl.envs.webshop.options import GENERATED_PRODUCTS, parse_options
 from agentrl.envs.webshop.records import Product
-from agentrl.envs.webshop.reward import ALIKE
+from agentrl.envs.webshop.reward import ALIKE, token_set_ratio
 from agentrl.envs.webshop.shop import CatalogueSource, open_shop
-from agentrl.envs.webshop.similarity import token_set_ratio
 from agentrl.envs.webshop.tables import Texts
 from agentrl.envs.webshop.tasks import SPLITS, WebShopTasks, goal_number, split_goals
 from agentrl.envs.webshop.vocabulary import load_vocabulary
@@ -314,9 +313,7 @@ def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path: Path, monkeyp
 
 
 SCRIPT = """
-from agentrl.envs.webshop.reward import ALIKE
 from agentrl.envs.webshop.shop import CatalogueSource, open_shop
-from agentrl.envs.webshop.similarity import token_set_ratio
 shop = open_shop(CatalogueSource(data=None, products=80))
 print([shop.product(int(row)).title for row in shop.search(["lotion"], "")[:3]])
 """

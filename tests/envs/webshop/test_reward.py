@@ -17,8 +17,7 @@ from agentrl.envs.webshop import nouns
 from agentrl.envs.webshop.environment import WebShopEnv
 from agentrl.envs.webshop.nouns import NounTagger, find_tagger, nouns_by_rule
 from agentrl.envs.webshop.records import Goal, Product
-from agentrl.envs.webshop.reward import is_same_value, judge, match_type
-from agentrl.envs.webshop.similarity import ratio, token_set_ratio
+from agentrl.envs.webshop.reward import ALIKE, is_same_value, judge, match_type, token_set_ratio
 from agentrl.envs.webshop.vocabulary import load_vocabulary
 
 from agentrl.errors import UsageError
@@ -325,9 +324,31 @@ def test_rewards_by_the_rule_seldom_differ_from_those_by_spacy(product: Any, goa
     assert differing <= 0.012 * len(pairs)
 
 
-def test_ratio_of_whole_texts() -> None:
-    assert ratio("", "") == ratio("a", "") == 0
-    assert ratio("abc", "abc") == 100
+@pytest.mark.parametrize(
+    ("one", "other", "percent"),
+    [
+        ("", "", 0),
+        ("a", "", 0),
+        ("!?", "★", 0),
+        ("abc", "ABC!", 100),
+        ("café crème", "CAF CRME", 100),  # characters 128 to 255 are dropped
+        ("é", "è", 0),
+        ("日本 語", "語 日本", 100),
+        ("λόγος", "ΛΌΓΟΣ", 100),
+        ("fl_oz", "fl oz", 80),
+    ],
+)
+def test_similarity_of_empty_and_foreign_texts(one: str, other: str, percent: int) -> None:
+    assert token_set_ratio(one, other) == token_set_ratio(other, one) == percent
+
+
+def test_similarity_of_random_foreign_texts_is_what_the_tables_say() -> None:
+    rng = random.Random(3)
+    characters = "abcdefg  éßñİĸﬁ日本語λς_★½٣й\u0301\u00a0\u2003-'(.7"
+    for _ in range(2000):
+        one, other = ("".join(rng.choices(characters, k=rng.randint(0, 25))) for _ in range(2))
+        assert abs(token_set_ratio(one, other) - table_set_ratio(one, other)) <= 1  # halves may round either way
+        assert (token_set_ratio(one, other) > ALIKE) == (table_set_ratio(one, other) > ALIKE)
 
 
 class FakeTagger:
