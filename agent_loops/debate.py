@@ -54,7 +54,7 @@ class _Debate:
     own: dict[str, tuple[str, int | None]] = field(default_factory=dict)
     """Action of each debater that earns its own reward, and the turn of the action."""
     script: str | None = None
-    """The step's first answer: scripted policies repeat it, because an expert is asked once per step."""
+    """First answer of a scripted policy in the step; the others repeat it, because an expert is asked once per step."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -152,7 +152,8 @@ class Debate(TextLoop):
         script = debate.script
         options = TurnOptions() if script is None else TurnOptions(demonstration=lambda: script)
         answer = await conversations[name].generate(prefill=self.prefill, options=options)
-        debate.script = answer.text if script is None else script
+        if script is None and answer.is_scripted:
+            debate.script = answer.text
         return answer
 
     async def _ask_judge(self, episode: Episode, conversations: dict[str, Conversation], debate: _Debate) -> str:

@@ -118,6 +118,8 @@ class Answer:
     """Text of the whole answer, without special tokens."""
     opening: str = ""
     """Thinking mark at the end of the prompt, which precedes `raw_text`."""
+    is_scripted: bool = False
+    """True if a scripted policy wrote the answer; False if a model sampled it."""
     problems: tuple[str, ...] = ()
     """Descriptions of malformed parts for the model; empty for a valid answer."""
     repairs: tuple[str, ...] = ()

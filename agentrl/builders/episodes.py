@@ -21,11 +21,11 @@ from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.few_shot import FewShotExamples
 from agentrl.rollout.judges.client import JudgeClient
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.reward_functions import WeightedSum
 from agentrl.rollout.runner import EpisodeRunner, make_agent_loop, role_names
-from agentrl.rollout.shots import Shots
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.task_source import task_source
 from agentrl.rollout.tools import ToolLimits
@@ -87,7 +87,7 @@ def build_runner(
         tools=tools,
         tool_limits=tool_limits,
         make_sandbox=sandbox_maker(config.agent),
-        shots=_shots(config, pool.spec),
+        few_shot=_few_shot(config, pool.spec),
         scorer=scorer,
         system_prompt=config.agent.system_prompt,
         retries=config.rollout.retries if retries is None else retries,
@@ -96,14 +96,14 @@ def build_runner(
     )
 
 
-def _shots(config: Config, spec: EnvironmentSpec) -> Shots | None:
+def _few_shot(config: Config, spec: EnvironmentSpec) -> FewShotExamples | None:
     """Return the few-shot examples of the prompt, from tasks of the training split if the environment has one."""
     if not config.agent.few_shot_turns:
         return None
     environment = config.sole_environment
     if environment.tasks is None and TRAIN in spec.splits:
         environment = environment.model_copy(update={"split": TRAIN})
-    return Shots(config.agent.few_shot_turns, task_source(spec, environment))
+    return FewShotExamples(config.agent.few_shot_turns, task_source(spec, environment))
 
 
 def _answer_timeout_s(engine: EngineConfig) -> float:

@@ -80,7 +80,7 @@ class _RecordedConversation(Conversation):
         turn = append_textual_turn(turns, StopReason.STOP, options.role)
         turns.take(turn, prompt_tokens=0, answer_tokens=0, trained=options.trained)
         self.add(message)
-        return Answer(message=message, raw_text=message.text)
+        return Answer(message=message, raw_text=message.text, is_scripted=True)
 
 
 class RawActionLoop(AgentLoop):

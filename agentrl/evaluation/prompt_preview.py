@@ -149,7 +149,8 @@ class _WrongConversation(ScriptedConversation):
         turns = self._episode.turns
         turns.begin()
         turns.take(append_textual_turn(turns, StopReason.STOP), prompt_tokens=0, answer_tokens=0)
-        return Answer(message=Message(role="assistant", content=WRONG_ANSWER), raw_text=WRONG_ANSWER)
+        message = Message(role="assistant", content=WRONG_ANSWER)
+        return Answer(message=message, raw_text=WRONG_ANSWER, is_scripted=True)
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
         return self

@@ -35,7 +35,6 @@ from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, e
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, RESTORE, SNAPSHOT, STATE_KEY, STEP
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.environment_roles import EnvironmentRoles
-from agentrl.rollout.few_shot import with_shots
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.role_tools import RoleTool, ask_role
 from agentrl.rollout.tools import EpisodeTools, ToolCallResult, ToolLimits, all_of, batches
@@ -63,7 +62,6 @@ class RuntimeEpisode(Episode):
         turns: TurnLog,
         tool_limits: ToolLimits,
         make_sandbox: Callable[[], Sandbox] | None = None,
-        shots: Sequence[Message] = (),
         roles: Mapping[str, AgentRole] | None = None,
         role_policies: Mapping[str, EpisodePolicy] | None = None,
         environment_roles: Mapping[str, AgentRole] | None = None,
@@ -94,7 +92,6 @@ class RuntimeEpisode(Episode):
         """Sum of the rewards of configured tools, without those of the environment's own tools."""
         self._ended_by_tool: Outcome | None = None
         self._policy = policy
-        self._shots = shots
         opens_with_task = task.messages and loop.opens_with_task and not self.roles
         self._history = task.messages[:-1] if opens_with_task else None
         """Messages of the task before its last one, if conversations begin with them."""
@@ -317,14 +314,13 @@ class RuntimeEpisode(Episode):
                 hint=f"pass tools=() for a conversation without tools, or set {name}.offers_tools = False",
             )
         messages = with_history(messages, self._history)
-        shown = with_shots(messages, self._shots)
-        opened = self._policy.open(self, shown, tools or ())
-        return RecordedConversation(opened, self.turns.trajectory, messages, self._shots, history=self._history)
+        opened = self._policy.open(self, messages, tools or ())
+        return RecordedConversation(opened, self.turns.trajectory, messages, history=self._history)
 
     def _open_for(
         self, role: AgentRole, messages: Sequence[Message], tools: Sequence[Tool] | None
     ) -> RecordedConversation:
-        """Start a conversation of one of several roles, without the examples of ``agent.few_shot_turns``."""
+        """Start a conversation of one of several roles."""
         if role.system_prompt is not None:
             rest = messages[1:] if messages and messages[0].role == "system" else messages
             messages = [system(role.system_prompt), *rest]
@@ -466,14 +462,13 @@ class RuntimeEpisode(Episode):
 
 
 class RecordedConversation(Conversation):
-    """Conversation whose messages, without examples, are kept on the trajectory for the episode's scorer."""
+    """Conversation whose messages are kept on the trajectory for the episode's scorer."""
 
     def __init__(
         self,
         conversation: Conversation,
         trajectory: Trajectory,
         messages: Sequence[Message],
-        shots: Sequence[Message] = (),
         role: AgentRole | None = None,
         is_kept: bool = True,
         history: Sequence[Message] | None = None,
@@ -482,7 +477,6 @@ class RecordedConversation(Conversation):
         self._history = history
         self._is_kept = is_kept
         self._role = role
-        self._shots = shots
         self._trajectory = trajectory
         self._messages = list(messages)
         if is_kept:
@@ -509,11 +503,11 @@ class RecordedConversation(Conversation):
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """Return a conversation with a rewritten history."""
         messages = with_history(messages, self._history)
-        forked = self._conversation.fork(with_shots(messages, self._shots))
+        forked = self._conversation.fork(messages)
         if list(messages[: len(self._messages)]) == self._messages:  # the fork contains this conversation
             self._hide()
         return RecordedConversation(
-            forked, self._trajectory, messages, self._shots, self._role, self._is_kept, history=self._history
+            forked, self._trajectory, messages, self._role, self._is_kept, history=self._history
         )
 
     def _hide(self) -> None:

@@ -42,7 +42,6 @@ from agentrl.errors import (
     is_addressed_to,
     running_task,
 )
-from agentrl.message import Message
 from agentrl.reward import (
     EnvironmentReward,
     GroupScorer,
@@ -87,11 +86,11 @@ def role_names(loop: AgentLoop, called: Sequence[str]) -> list[str]:
     return [*(loop.roles or [SOLE_ROLE]), *called] if loop.roles or called else []
 
 
-class FewShotExamples(Protocol):
-    """Source of the examples that every prompt begins with."""
+class PolicyWrapper(Protocol):
+    """Wrapper of the policy of each episode, such as `agentrl.rollout.few_shot.FewShotExamples`."""
 
-    async def messages(self, runner: EpisodeRunner, task: Task) -> Sequence[Message]:
-        """Return the messages of the examples for a task; the runner may play the episodes that they come from."""
+    async def wrap(self, runner: EpisodeRunner, task: Task) -> EpisodePolicy:
+        """Return the policy of an episode of `task`; the runner may play other episodes for it."""
 
 
 class EpisodeRunner:
@@ -110,7 +109,7 @@ class EpisodeRunner:
         counters: Counts of events; several runners may share one.
         tool_limits: Rate limits and cached results of tools; several runners may share one.
         make_sandbox: Makes the sandbox of an episode whose tools need one.
-        shots: Examples for every prompt.
+        few_shot: Adds examples to the prompts of the policy.
         roles: Setups of roles; roles without a setup use the run's tools and policy.
     """
 
@@ -129,7 +128,7 @@ class EpisodeRunner:
         counters: RolloutCounters | None = None,
         tool_limits: ToolLimits | None = None,
         make_sandbox: Callable[[], Sandbox] | None = None,
-        shots: FewShotExamples | None = None,
+        few_shot: PolicyWrapper | None = None,
         roles: Sequence[RoleSetup] = (),
     ) -> None:
         self.pool = pool
@@ -148,7 +147,7 @@ class EpisodeRunner:
         self.observer = observer or RolloutObserver()
         self.tool_limits = tool_limits or ToolLimits(pool.waits.clock)
         self.make_sandbox = make_sandbox
-        self.shots = shots
+        self.few_shot = few_shot
         self._role_setups = {setup.role.name: setup for setup in roles}
         self._unscored: set[str] = set()
         """Ids of episodes that this runner played and whose group is not scored yet."""
@@ -255,7 +254,7 @@ class EpisodeRunner:
             self._fail(trajectory, outcome, error)
 
     async def _play(self, trajectory: Trajectory, task: Task, seed: int) -> Outcome:
-        shots = () if self.shots is None else await self.shots.messages(self, task)
+        policy = self.policy if self.few_shot is None else await self.few_shot.wrap(self, task)
         async with self.pool.borrow(trajectory.id) as environment:
             limits = self.limits.for_task(task)
             turns = TurnLog(trajectory, limits, seed, self.waits, self.counters, self.observer)
@@ -263,13 +262,12 @@ class EpisodeRunner:
                 task=task,
                 spec=self.spec,
                 environment=environment,
-                policy=self.policy,
+                policy=policy,
                 loop=self.loop,
                 tools=await _list_tools(self.tools),
                 turns=turns,
                 tool_limits=self.tool_limits,
                 make_sandbox=self.make_sandbox,
-                shots=shots,
                 roles={name: await self._make_role(name) for name in self.role_names},
                 role_policies=self._role_policies(),
                 environment_roles={name: await self._make_role(name, trained=False) for name in self.pool.roles},
@@ -280,7 +278,7 @@ class EpisodeRunner:
                 try:
                     turns.close()
                 finally:
-                    await self.policy.end(episode)
+                    await policy.end(episode)
                     for policy in self._role_policies().values():
                         await policy.end(episode)
                     await self._close_tools(episode)

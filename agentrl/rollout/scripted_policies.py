@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, TurnOptions
 from agentrl.engine import StopReason
@@ -124,7 +125,7 @@ class ScriptedConversation(Conversation):
         if self.ledger is None or policy.renderer is None:
             turn = append_textual_turn(turns, StopReason.STOP, options.role)
             turns.take(turn, prompt_tokens=0, answer_tokens=0, trained=options.trained)
-            return Answer(message=message, raw_text=plainly_written(message))
+            return Answer(message=message, raw_text=plainly_written(message), is_scripted=True)
         text = _answer_text(message, policy.renderer, self.ledger)
         if not text.startswith(prefill):
             raise UsageError(
@@ -137,7 +138,7 @@ class ScriptedConversation(Conversation):
         turn = self.ledger.sequence.turns[-1]
         self._check_length(text, turn.end - turn.start)
         turns.take(turn, prompt_tokens=prompt_tokens, answer_tokens=turn.end - turn.start)
-        return answer
+        return replace(answer, is_scripted=True)
 
     def _check_tools(self, message: Message, role: str) -> None:
         missing = [call.name for call in message.tool_calls if call.name not in self._tools]

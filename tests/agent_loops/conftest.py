@@ -39,6 +39,7 @@ def play(renderer):
         *answers,
         options=None,
         tools=(),
+        roles=(),
         instructions="",
         tool_instructions="",
         seed=0,
@@ -67,11 +68,14 @@ def play(renderer):
             loop=make_agent_loop(loop, options or {}),
             policy=EngineEpisodePolicy(engine, renderer, SamplingParams()),
             tools=tools,
+            roles=roles,
             limits=EpisodeLimits(**limits),
         )
         trajectory = await runner.run(Task(id="t", environment="w", seed=seed), group_id="g", member=0, seed=0)
         await pool.close()
         for sequence in trajectory.sequences:
+            if not len(sequence):
+                continue  # a role without tokens
             for turn in sequence.turns:
                 prompt = sent[turn.index]
                 assert prompt == sequence.ids_list()[: len(prompt)]

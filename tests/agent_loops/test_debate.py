@@ -7,8 +7,10 @@ import pytest
 from agentrl.agent_loops.debate import quote_answers
 
 import agentrl
+from agentrl.agent_loop import AgentRole
 from agentrl.errors import ConfigError, Outcome, UsageError
-from agentrl.rollout.runner import make_agent_loop
+from agentrl.rollout.runner import RoleSetup, make_agent_loop
+from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.training.roles import role_members
 
 
@@ -176,6 +178,46 @@ def test_scripted_policies_debate_with_one_action_per_step(tmp_path, monkeypatch
     overrides = ["agent.loop=debate", f"agent.options={{decide: {decide}, own_reward: last}}", "agent.max_turns=200"]
     result = agentrl.evaluate("guess_number/valid", policy="expert", tasks=4, samples=1, overrides=overrides)
     assert result.success.mean == 1.0
+
+
+class Solved(Sum):
+    """An expert whose answers are 1, 2, 3, …: it tells how often it was asked."""
+
+    def expert(self):
+        self.consulted = 0
+        return self
+
+    def act(self, observation):
+        self.consulted += 1
+        return str(self.consulted)
+
+
+def scripted(role):
+    return RoleSetup(role=AgentRole(name=role, trained=False), policy=ScriptedEpisodePolicy(ScriptedPolicy.EXPERT))
+
+
+async def actions_of(play, *roles):
+    """Return the actions of an episode in which `roles` are played by the expert, and a model says 5 for the others."""
+    actions = []
+
+    class Watched(Solved):
+        def step(self, action):
+            actions.append(action)
+            return super().step(action)
+
+    played = await play(Watched, "debate", "5", options=loop(rounds=1), roles=[scripted(role) for role in roles])
+    assert played.trajectory.outcome is Outcome.FINISHED, played.trajectory.error
+    return actions
+
+
+async def test_a_scripted_role_does_not_repeat_what_a_model_said(play):
+    assert await actions_of(play, "judge") == ["1"]
+    assert await actions_of(play, "debater_2") == ["5"]
+
+
+async def test_scripted_roles_repeat_the_first_scripted_answer(play):
+    assert await actions_of(play, "debater_1", "judge") == ["1"]
+    assert await actions_of(play, "debater_2", "judge") == ["1"]
 
 
 async def test_stalling_earns_nothing_of_its_own(play):

@@ -71,10 +71,10 @@ async def test_examples_come_from_the_file_of_tasks_where_there_is_one(tmp_path:
     assert await shown("environment=spoken", f"environment.tasks={tmp_path}/tasks.jsonl") == ["41", "43"]
 
 
-async def test_without_shots_there_are_no_examples() -> None:
+async def test_without_few_shot_turns_there_are_no_examples() -> None:
     config = load_config(None, ["environment=guess_number/valid", "agent.loop=react_text"])
     pool = build_env_pool(config)
-    assert build_runner(config, pool, ScriptedEpisodePolicy(ScriptedPolicy.RANDOM)).shots is None
+    assert build_runner(config, pool, ScriptedEpisodePolicy(ScriptedPolicy.RANDOM)).few_shot is None
     await pool.close()
 
 
@@ -84,7 +84,7 @@ async def shown(*words: str) -> list[str]:
     config = load_config(None, [*words, *settings])
     pool = build_env_pool(config)
     runner = build_runner(config, pool, ScriptedEpisodePolicy(ScriptedPolicy.EXPERT))
-    assert runner.shots is not None
-    messages = await runner.shots.messages(runner, Task(id="other", environment="spoken", seed=5))
+    assert runner.few_shot is not None
+    messages = await runner.few_shot.messages(runner, Task(id="other", environment="spoken", seed=5))
     await pool.close()
     return [message.text for message in messages if message.role == "assistant"]

@@ -6,9 +6,8 @@ from support.tokenizers import TOKENIZER_FAMILIES, build_tokenizer
 from agentrl.errors import Outcome, UsageError
 from agentrl.message import ImagePart, Message, TextPart, system, user
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.few_shot import ANNOUNCED, NEXT, with_shots
+from agentrl.rollout.few_shot import ANNOUNCED, NEXT, FewShotExamples, with_examples
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
-from agentrl.rollout.shots import Shots
 from agentrl.task import SeedTasks, Task
 from agentrl.trajectory import Source
 
@@ -19,19 +18,19 @@ def tasks():
 
 
 def test_examples_stand_between_the_system_message_and_the_task():
-    shots = [user("1 + 1"), Message(role="assistant", content="2")]
-    found = with_shots([system("Add."), user("2 + 3")], shots)
+    examples = [user("1 + 1"), Message(role="assistant", content="2")]
+    found = with_examples([system("Add."), user("2 + 3")], examples)
     assert [message.text for message in found] == [f"Add.\n\n{ANNOUNCED}", "1 + 1", "2", "2 + 3"]
-    assert [message.text for message in with_shots([user("2 + 3")], shots)] == ["1 + 1", "2", "2 + 3"]
-    assert with_shots([user("2 + 3")], ()) == [user("2 + 3")]
+    assert [message.text for message in with_examples([user("2 + 3")], examples)] == ["1 + 1", "2", "2 + 3"]
+    assert with_examples([user("2 + 3")], ()) == [user("2 + 3")]
 
 
 def test_what_the_last_example_led_to_begins_the_message_of_the_task():
-    shots = [user("1 + 1"), Message(role="assistant", content="2"), user("Right.")]
-    found = with_shots([system("Add."), user("2 + 3")], shots)
+    examples = [user("1 + 1"), Message(role="assistant", content="2"), user("Right.")]
+    found = with_examples([system("Add."), user("2 + 3")], examples)
     assert [message.text for message in found[1:]] == ["1 + 1", "2", f"Right.\n\n{NEXT}\n2 + 3"]
     picture = ImagePart(data=b"png")
-    (*_, last) = with_shots([user((picture, TextPart(text="?")))], shots)
+    (*_, last) = with_examples([user((picture, TextPart(text="?")))], examples)
     assert (last.content[-2], last.text) == (picture, f"Right.\n\n{NEXT}\n?")
 
 
@@ -41,7 +40,9 @@ async def test_examples_show_what_each_turn_led_to(make_runner, play, worlds, ta
         def step(self, action):
             return ("You go on.", *super().step(action)[1:])
 
-    runner = make_runner(Walk, "forward", loop="react_text", options={"format": "plain"}, shots=Shots(count, tasks))
+    runner = make_runner(
+        Walk, "forward", loop="react_text", options={"format": "plain"}, few_shot=FewShotExamples(count, tasks)
+    )
     first = (await play(runner)).sequences[0]
     prompt = renderer.encoder.decode(first.ids_list()[: first.turns[0].start])
     assert prompt.count("You go on.") == led_to
@@ -58,7 +59,7 @@ async def test_examples_show_what_each_turn_led_to(make_runner, play, worlds, ta
     ],
 )
 async def test_every_prompt_shows_turns_of_the_expert(make_runner, play, worlds, tasks, renderer, loop, options, count):
-    runner = make_runner(worlds.Corridor, "forward", loop=loop, options=options, shots=Shots(count, tasks))
+    runner = make_runner(worlds.Corridor, "forward", loop=loop, options=options, few_shot=FewShotExamples(count, tasks))
     trajectory = await play(runner)
     first = trajectory.sequences[0]
     prompt = renderer.encoder.decode(first.ids_list()[: first.turns[0].start])
@@ -81,7 +82,7 @@ async def test_the_scorer_reads_the_episode_without_examples(make_runner, play, 
 
             return Score(reward=0.0)
 
-    runner = make_runner(worlds.Corridor, "forward", scorer=Reading(), shots=Shots(4, tasks))
+    runner = make_runner(worlds.Corridor, "forward", scorer=Reading(), few_shot=FewShotExamples(4, tasks))
     await play(runner)
     assert read == [["system", "user", *["assistant", "user"] * 2, "assistant"]]
 
@@ -91,18 +92,20 @@ async def test_an_environment_without_an_expert_has_no_examples(make_runner, pla
         expert = None
 
     with pytest.raises(UsageError, match="the environment has no expert"):
-        await play(make_runner(Alone, "forward", shots=Shots(1, tasks)))
+        await play(make_runner(Alone, "forward", few_shot=FewShotExamples(1, tasks)))
 
 
 async def test_too_few_turns_are_named(make_runner, play, worlds, tasks):
     with pytest.raises(UsageError, match=r"too few turns to show: got 60 in 20 episodes.*agent.few_shot_turns=61"):
-        await play(make_runner(worlds.Corridor, "forward", shots=Shots(61, tasks)))
+        await play(make_runner(worlds.Corridor, "forward", few_shot=FewShotExamples(61, tasks)))
 
 
 @pytest.mark.parametrize("family", [name for name in TOKENIZER_FAMILIES if name not in ("gemma", "qwen2.5-vl")])
 async def test_examples_of_tool_calls_are_written_in_each_familys_way(make_runner, play, worlds, tasks, family):
     policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, Renderer(build_tokenizer(family)))
-    played = await play(make_runner(worlds.Corridor, policy=policy, loop="tool_calling", shots=Shots(2, tasks)))
+    played = await play(
+        make_runner(worlds.Corridor, policy=policy, loop="tool_calling", few_shot=FewShotExamples(2, tasks))
+    )
     assert (played.outcome, played.success, len(played.turns)) == (Outcome.FINISHED, True, 3)
 
 
@@ -113,7 +116,7 @@ async def test_no_prompt_shows_turns_of_its_own_task(make_runner, play, worlds, 
             return f"This is corridor {seed}.", info
 
     tasks = [Task(id=f"task {seed}", environment="world", seed=seed) for seed in range(3)]
-    runner = make_runner(Numbered, "forward", shots=Shots(4, tasks))
+    runner = make_runner(Numbered, "forward", few_shot=FewShotExamples(4, tasks))
     for task in tasks:
         trajectory = await runner.run(task, group_id="g", member=0, seed=0)
         text = renderer.encoder.decode(trajectory.sequences[0].ids_list())
