@@ -114,7 +114,7 @@ def test_images_and_routes_follow_their_tokens_through_forks_and_storage(data: s
             pictures[index] += show(data, sequence)
             sequence.extend_sampled([7] * 2, logprobs=[-1.0] * 2, versions=[0] * 2)
         if len(sequence) - sequence.shared > written and data.draw(st.booleans()):
-            sequence.extend_routed_experts(expert_pairs(routed(index), len(sequence) - 1))
+            sequence.routes.append(expert_pairs(routed(index), len(sequence) - 1), computed=len(sequence) - 1)
             told[index] = len(sequence) - 1
         assert sequence.own_images(written) == [image.image for image in pictures[index][known:]]
         arrays = json.loads(json.dumps(sequence.own_arrays(written)))
@@ -124,8 +124,8 @@ def test_images_and_routes_follow_their_tokens_through_forks_and_storage(data: s
         for sequence in sequences:
             assert list(sequence.images) == pictures[number]
             assert sequence.token_ids.tolist() == trajectory.sequences[number].token_ids.tolist()
-            assert sequence.routed_tokens == routed(number)
-            found = [] if sequence.routed_experts is None else sequence.routed_experts.tolist()
+            assert len(sequence.routes) == routed(number)
+            found = [] if sequence.routes.experts is None else sequence.routes.experts.tolist()
             assert found == expert_pairs(0, routed(number)).tolist()
 
 
@@ -151,13 +151,13 @@ def expert_pairs(start: int, end: int) -> RoutedExperts:
 def test_routes_that_lack_those_before_them_are_not_read() -> None:
     sequence = TokenSequence()
     sequence.extend([1] * 9, Source.PROMPT)
-    sequence.extend_routed_experts(expert_pairs(0, 2))
-    sequence.extend_routed_experts(expert_pairs(2, 4))
+    sequence.routes.append(expert_pairs(0, 2), computed=len(sequence) - 1)
+    sequence.routes.append(expert_pairs(2, 4), computed=len(sequence) - 1)
     arrays = sequence.own_arrays()
     del arrays["routes"][0]
     copy = TokenSequence()
     copy.load_arrays(arrays)
-    assert (copy.routed_tokens, copy.routed_experts) == (0, None)
+    assert (len(copy.routes), copy.routes.experts) == (0, None)
 
 
 @pytest.mark.parametrize("routed_experts", [expert_pairs(0, 3)[:, 0], expert_pairs(0, 3), expert_pairs(0, 4)])
@@ -165,11 +165,11 @@ def test_routed_experts_of_tokens_that_were_not_computed_are_refused(routed_expe
     sequence = TokenSequence()
     sequence.extend([1] * 3, Source.PROMPT)
     with pytest.raises(LedgerError, match="from token 0 on, expected at most 2 tokens"):
-        sequence.extend_routed_experts(routed_experts)
-    sequence.extend_routed_experts(expert_pairs(0, 0))
-    assert sequence.routed_experts is None
-    sequence.extend_routed_experts(expert_pairs(0, 2))
-    assert sequence.routed_tokens == 2
+        sequence.routes.append(routed_experts, computed=len(sequence) - 1)
+    sequence.routes.append(expert_pairs(0, 0), computed=len(sequence) - 1)
+    assert sequence.routes.experts is None
+    sequence.routes.append(expert_pairs(0, 2), computed=len(sequence) - 1)
+    assert len(sequence.routes) == 2
 
 
 def test_a_fork_of_a_fork_hangs_on_the_sequence_that_stores_the_tokens() -> None:

@@ -56,7 +56,7 @@ ROOMS = {
         goal=0.90,
     ),
     "ledger": Room(
-        sources=("agentrl/trajectory.py",),
+        sources=("agentrl/trajectory.py", "agentrl/routed_experts.py"),
         tests=(
             "tests/test_trajectory.py",
             "tests/test_images.py",
