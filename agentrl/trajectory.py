@@ -33,8 +33,8 @@ import copy
 import enum
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -42,15 +42,13 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import LedgerError, Outcome, UsageError
-from agentrl.image import PlacedImage, image_from_record, image_record, place_from_record, place_record
+from agentrl.image import PlacedImage, place_from_record, place_record
 from agentrl.message import (
     ImagePart,
     Message,
     ToolCall,
     Transcript,
     transcript,
-    transcript_from_record,
-    transcript_record,
 )
 from agentrl.routed_experts import SequenceRoutes
 
@@ -295,11 +293,6 @@ class TokenSequence:
         self.routes.load(arrays.get("routes", ()))
 
 
-def first_difference(expected: Sequence[object], got: Sequence[object]) -> int | None:
-    """Return the first index at which two lists of ids differ; ``None`` if one is a prefix of the other."""
-    return next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
-
-
 @dataclass(slots=True, kw_only=True)
 class Trajectory:
     """The ledger of one episode."""
@@ -440,69 +433,3 @@ class Trajectory:
                 adapter = sequence.turns[0].adapter if sequence.turns else None
                 ages.append((version if adapter is None else adapters[adapter]) - int(own.min()))
         return max(ages, default=None)
-
-    def to_record(self) -> dict[str, Any]:
-        """Return this trajectory as plain JSON types; `from_record` restores it exactly. Images are stored once."""
-        index = {id(sequence): i for i, sequence in enumerate(self.sequences)}
-        images = {image.checksum: image_record(image) for s in self.sequences for image in s.own_images()}
-        return {
-            **{name: getattr(self, name) for name in _PLAIN_FIELDS},
-            **({"images": images} if images else {}),
-            **({"log": self.log} if self.log else {}),
-            **({"transcript": transcript_record(self.transcript)} if self.transcript else {}),
-            "outcome": None if self.outcome is None else self.outcome.value,
-            "sequences": [
-                {
-                    "parent": None if s.parent is None else index[id(s.parent)],
-                    "shared": s.shared,
-                    "turns": [_turn_record(turn) for turn in s.turns],
-                    **s.own_arrays(),
-                }
-                for s in self.sequences
-            ],
-        }
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
-        """Restore a trajectory from `to_record`."""
-        sequences: list[TokenSequence] = []
-        images = {checksum: image_from_record(row) for checksum, row in record.get("images", {}).items()}
-        for row in record["sequences"]:
-            parent = None if row["parent"] is None else sequences[row["parent"]]
-            sequence = TokenSequence(parent=parent, shared=row["shared"])
-            sequence.load_arrays(row, images)
-            sequence.turns.extend(_turns(row["turns"]))
-            sequences.append(sequence)
-        outcome = None if record["outcome"] is None else Outcome(record["outcome"])
-        plain = {name: record[name] for name in _PLAIN_FIELDS}
-        text = transcript_from_record(record.get("transcript", ()))
-        return cls(**plain, outcome=outcome, sequences=sequences, log=record.get("log", ""), transcript=text)
-
-
-_PLAIN_FIELDS = tuple(
-    one.name
-    for one in fields(Trajectory)
-    if one.name not in {"sequences", "outcome", "log", "transcript", "conversations", "answers", "completions"}
-)
-_TURN_FIELDS = tuple(one.name for one in fields(Turn) if one.name != "timings")
-_TIMING_FIELDS = tuple(one.name for one in fields(TurnTimings))
-
-
-def _turn_record(turn: Turn) -> dict[str, Any]:
-    timings = {name: getattr(turn.timings, name) for name in _TIMING_FIELDS}
-    record = {**{name: getattr(turn, name) for name in _TURN_FIELDS}, "timings": timings}
-    if not turn.own_reward:
-        del record["own_reward"]
-    if not turn.repaired_calls:
-        del record["repaired_calls"]
-    if turn.adapter is None:
-        del record["adapter"]
-    if turn.counted_tokens is None:
-        del record["counted_tokens"]
-    return record
-
-
-def _turns(rows: Iterable[Mapping[str, Any]]) -> Iterator[Turn]:
-    for row in rows:
-        fields = {name: row[name] for name in _TURN_FIELDS if name in row}
-        yield Turn(**fields, timings=TurnTimings(**row["timings"]))

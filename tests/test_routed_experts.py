@@ -5,6 +5,7 @@ import pytest
 
 from agentrl.engine import Generation, StopReason
 from agentrl.errors import LedgerError, Outcome
+from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
 from agentrl.routed_experts import concatenate, routed_experts_from_record, routed_experts_record, small
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
@@ -67,7 +68,7 @@ def test_routes_survive_storage_turn_by_turn(tmp_path):
     store.end(trajectory)
     store.close()
     (read,) = read_trajectories(tmp_path)
-    for found in (read.trajectory, Trajectory.from_record(trajectory.to_record())):
+    for found in (read.trajectory, trajectory_from_record(trajectory_record(trajectory))):
         for own, expected in zip(found.sequences, trajectory.sequences, strict=True):
             assert len(own.routes) == len(expected.routes)
             assert own.routes.experts.dtype == np.uint8
