@@ -335,9 +335,9 @@ PLUGINS: dict[str, dict[str, str]] = {
         "top_entropy": "agentrl.algorithms.correction:top_entropy",
     },
     "shaping": {
-        "invalid": "agentrl.algorithms.rewards:invalid",
-        "repaired": "agentrl.algorithms.rewards:repaired",
-        "unfinished": "agentrl.algorithms.rewards:unfinished",
+        "invalid": "agentrl.algorithms.rewards:invalid_penalty",
+        "repaired": "agentrl.algorithms.rewards:repair_penalty",
+        "unfinished": "agentrl.algorithms.rewards:unfinished_penalty",
         "format": "agentrl.algorithms.rewards:format_reward",
         "length": "agentrl.algorithms.rewards:length",
         "overlong": "agentrl.algorithms.rewards:overlong",

@@ -25,8 +25,6 @@ answers with one token; then the policy samples one more:
 >>> branch.extend([9, 9], Source.OBSERVATION)
 >>> branch.token_ids.tolist(), branch.loss_mask.any().item()
 ([5, 6, 7, 8, 2, 9, 9], False)
-
-A sequence also holds the routed experts of its tokens, if the engine reports them.
 """
 
 from __future__ import annotations
@@ -35,8 +33,8 @@ import copy
 import enum
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -50,11 +48,9 @@ from agentrl.message import (
     ToolCall,
     Transcript,
     transcript,
-    transcript_from_record,
-    transcript_record,
 )
-from agentrl.message.image import PlacedImage, image_from_record, image_record, place_from_record, place_record
-from agentrl.routed_experts import RoutedExperts, concatenate, routed_experts_from_record, routed_experts_record
+from agentrl.message.image import PlacedImage, place_from_record, place_record
+from agentrl.routed_experts import SequenceRoutes
 
 NOT_SAMPLED = -1
 """Version of a token that was not sampled."""
@@ -135,11 +131,10 @@ class TokenSequence:
         "_ids",
         "_images",
         "_logprobs",
-        "_routed_experts",
-        "_routed_experts_start",
         "_sources",
         "_versions",
         "parent",
+        "routes",
         "shared",
         "turns",
     )
@@ -153,8 +148,7 @@ class TokenSequence:
         self._logprobs = array("f")
         self._versions = array("i")
         self._images: list[PlacedImage] = []
-        self._routed_experts: list[RoutedExperts] = []
-        self._routed_experts_start = 0
+        self.routes: SequenceRoutes = SequenceRoutes(None if parent is None else parent.routes, shared)
 
     def __len__(self) -> int:
         return self.shared + len(self._ids)
@@ -186,40 +180,6 @@ class TokenSequence:
         self._sources.extend([Source.SAMPLED] * len(token_ids))
         self._logprobs.extend(logprobs)
         self._versions.extend(versions)
-
-    @property
-    def routed_tokens(self) -> int:
-        """Number of leading tokens whose experts are known."""
-        if self._routed_experts:
-            return self._routed_experts_start + sum(map(len, self._routed_experts))
-        return 0 if self.parent is None else min(self.parent.routed_tokens, self.shared)
-
-    @property
-    def routed_experts(self) -> RoutedExperts | None:
-        """Experts of the first `routed_tokens` tokens: see `agentrl.routed_experts`; ``None`` if none are known."""
-        found = None
-        if self.parent is not None and (before := self.parent.routed_experts) is not None:
-            found = before[: self._routed_experts_start if self._routed_experts else self.shared]
-        for routed_experts in self._routed_experts:
-            found = concatenate(found, routed_experts)
-        return found
-
-    def extend_routed_experts(self, routed_experts: RoutedExperts) -> None:
-        """Append the experts of the tokens after the first `routed_tokens`: [tokens, layers x chosen].
-
-        Raises:
-            LedgerError: the sequence has no such tokens, or the last one is among them, which was not computed yet.
-        """
-        start = self.routed_tokens
-        if routed_experts.ndim != 2 or start + len(routed_experts) >= len(self):
-            raise LedgerError(
-                "experts of tokens that the engine has not computed",
-                got=f"shape {routed_experts.shape}, from token {start} on",
-                expected=f"at most {len(self) - 1 - start} tokens",
-            )
-        if len(routed_experts):
-            self._routed_experts_start = self._routed_experts_start if self._routed_experts else start
-            self._routed_experts.append(routed_experts)
 
     def place(self, image: PlacedImage) -> None:
         """Mark appended tokens that were not sampled as an image.
@@ -303,30 +263,19 @@ class TokenSequence:
     def own_arrays(self, start: int = 0) -> dict[str, list[Any]]:
         """Return the sequence's own tokens (without shared ones) from their index `start` on, as plain lists.
 
-        NaN becomes ``None``. ``images``, if any, are the placed images among them; ``routes`` are the experts reported
-        since those tokens were appended.
+        NaN becomes ``None``. ``images`` and ``routes``, if any, are the placed images among them and the routed experts
+        reported since they were appended.
         """
         images = [place_record(image) for image in self._images if image.start >= self.shared + start]
+        routes = self.routes.records(self.shared + start if start else 0)
         return {
             **({"images": images} if images else {}),
-            **({"routes": routed_experts} if (routed_experts := self._own_routed_experts(start)) else {}),
+            **({"routes": routes} if routes else {}),
             "token_ids": self._ids[start:].tolist(),
             "sources": self._sources[start:].tolist(),
             "logprobs": [value if value == value else None for value in self._logprobs[start:]],
             "versions": self._versions[start:].tolist(),
         }
-
-    def _own_routed_experts(self, start: int) -> list[dict[str, Any]]:
-        """Return the routed experts with tokens after `start`.
-
-        Each record ends at the last token but one of its time, and so after all earlier records.
-        """
-        found, first = [], self._routed_experts_start
-        for routed_experts in self._routed_experts:
-            if start == 0 or first + len(routed_experts) >= self.shared + start:
-                found.append(routed_experts_record(first, routed_experts))
-            first += len(routed_experts)
-        return found
 
     def own_images(self, start: int = 0) -> list[ImagePart]:
         """Return the images among the tokens of `own_arrays`."""
@@ -341,16 +290,7 @@ class TokenSequence:
         self._sources.extend(arrays["sources"])
         self._logprobs.extend(float("nan") if v is None else v for v in arrays["logprobs"])
         self._versions.extend(arrays["versions"])
-        for record in arrays.get("routes", ()):
-            if record["start"] > self.routed_tokens:  # earlier ones were never written
-                break
-            self._routed_experts_start = self._routed_experts_start if self._routed_experts else record["start"]
-            self._routed_experts.append(routed_experts_from_record(record))
-
-
-def first_difference(expected: Sequence[object], got: Sequence[object]) -> int | None:
-    """Return the first index at which two lists of ids differ; ``None`` if one is a prefix of the other."""
-    return next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
+        self.routes.load(arrays.get("routes", ()))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -493,69 +433,3 @@ class Trajectory:
                 adapter = sequence.turns[0].adapter if sequence.turns else None
                 ages.append((version if adapter is None else adapters[adapter]) - int(own.min()))
         return max(ages, default=None)
-
-    def to_record(self) -> dict[str, Any]:
-        """Return this trajectory as plain JSON types; `from_record` restores it exactly. Images are stored once."""
-        index = {id(sequence): i for i, sequence in enumerate(self.sequences)}
-        images = {image.checksum: image_record(image) for s in self.sequences for image in s.own_images()}
-        return {
-            **{name: getattr(self, name) for name in _PLAIN_FIELDS},
-            **({"images": images} if images else {}),
-            **({"log": self.log} if self.log else {}),
-            **({"transcript": transcript_record(self.transcript)} if self.transcript else {}),
-            "outcome": None if self.outcome is None else self.outcome.value,
-            "sequences": [
-                {
-                    "parent": None if s.parent is None else index[id(s.parent)],
-                    "shared": s.shared,
-                    "turns": [_turn_record(turn) for turn in s.turns],
-                    **s.own_arrays(),
-                }
-                for s in self.sequences
-            ],
-        }
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
-        """Restore a trajectory from `to_record`."""
-        sequences: list[TokenSequence] = []
-        images = {checksum: image_from_record(row) for checksum, row in record.get("images", {}).items()}
-        for row in record["sequences"]:
-            parent = None if row["parent"] is None else sequences[row["parent"]]
-            sequence = TokenSequence(parent=parent, shared=row["shared"])
-            sequence.load_arrays(row, images)
-            sequence.turns.extend(_turns(row["turns"]))
-            sequences.append(sequence)
-        outcome = None if record["outcome"] is None else Outcome(record["outcome"])
-        plain = {name: record[name] for name in _PLAIN_FIELDS}
-        text = transcript_from_record(record.get("transcript", ()))
-        return cls(**plain, outcome=outcome, sequences=sequences, log=record.get("log", ""), transcript=text)
-
-
-_PLAIN_FIELDS = tuple(
-    one.name
-    for one in fields(Trajectory)
-    if one.name not in {"sequences", "outcome", "log", "transcript", "conversations", "answers", "completions"}
-)
-_TURN_FIELDS = tuple(one.name for one in fields(Turn) if one.name != "timings")
-_TIMING_FIELDS = tuple(one.name for one in fields(TurnTimings))
-
-
-def _turn_record(turn: Turn) -> dict[str, Any]:
-    timings = {name: getattr(turn.timings, name) for name in _TIMING_FIELDS}
-    record = {**{name: getattr(turn, name) for name in _TURN_FIELDS}, "timings": timings}
-    if not turn.own_reward:
-        del record["own_reward"]
-    if not turn.repaired_calls:
-        del record["repaired_calls"]
-    if turn.adapter is None:
-        del record["adapter"]
-    if turn.counted_tokens is None:
-        del record["counted_tokens"]
-    return record
-
-
-def _turns(rows: Iterable[Mapping[str, Any]]) -> Iterator[Turn]:
-    for row in rows:
-        fields = {name: row[name] for name in _TURN_FIELDS if name in row}
-        yield Turn(**fields, timings=TurnTimings(**row["timings"]))

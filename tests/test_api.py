@@ -13,7 +13,7 @@ import agentrl
 from agentrl import registry
 from agentrl.agent_loop import AgentLoop
 from agentrl.algorithms.advantages import centred_returns
-from agentrl.algorithms.types import unclipped
+from agentrl.algorithms.types import plain_loss
 from agentrl.config import load_config
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.message import Message, user
@@ -75,7 +75,7 @@ def make_objects():
         return episodes.to_tokens(centred_returns(episodes))
 
     def plain(tokens):
-        return unclipped(-tokens.advantage * tokens.logp)
+        return plain_loss(-tokens.advantage * tokens.logp)
 
     return {
         "env": Game,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agentrl.errors import LedgerError
 from agentrl.message import ImagePart, TextPart, text_of
 from agentrl.message.image import PlacedImage, common_tokens, rope_positions
+from agentrl.observe.trajectory_record import trajectory_record
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
 from agentrl.training.batch import turn_states
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
@@ -144,7 +145,7 @@ def test_a_store_keeps_an_image_once_in_a_file(tmp_path: Path) -> None:
     assert lines == [2, 1]
     read = {s.trajectory.id: s.trajectory for s in read_trajectories(tmp_path, unfinished=True)}
     for trajectory in (first, second):
-        assert read[trajectory.id].to_record() == trajectory.to_record()
+        assert trajectory_record(read[trajectory.id]) == trajectory_record(trajectory)
     assert read["c"].sequences[0].images == shown(B).images
 
 

@@ -37,10 +37,9 @@ def test_a_run_replays_what_the_engine_did(moe_run, staleness):
     for stored in read_trajectories(run.folder.trajectories):
         for sequence in stored.trajectory.sequences:
             assert (
-                sequence.routed_experts.shape == (len(sequence) - 1, 2 * 2)
-                or sequence.routed_tokens < len(sequence) - 1
+                sequence.routes.experts.shape == (len(sequence) - 1, 2 * 2) or len(sequence.routes) < len(sequence) - 1
             )
-            assert sequence.routed_tokens >= max((turn.end for turn in sequence.turns), default=0) - 1
+            assert len(sequence.routes) >= max((turn.end for turn in sequence.turns), default=0) - 1
 
 
 def test_a_run_from_before_keys_were_renamed_resumes_once_its_config_names_the_new_ones(moe_run):

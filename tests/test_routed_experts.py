@@ -5,16 +5,10 @@ import pytest
 
 from agentrl.engine import Generation, StopReason
 from agentrl.errors import LedgerError, Outcome
+from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
-from agentrl.routed_experts import concatenate, small
-from agentrl.trajectory import (
-    Source,
-    TokenSequence,
-    Trajectory,
-    Turn,
-    routed_experts_from_record,
-    routed_experts_record,
-)
+from agentrl.routed_experts import concatenate, routed_experts_from_record, routed_experts_record, small
+from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 
 def numbered(first, last, dtype=np.uint8):
@@ -28,7 +22,7 @@ def answered(sequence, prompt, answer):
     start = len(sequence)
     sequence.extend_sampled(answer, logprobs=[-1.0] * len(answer), versions=[0] * len(answer))
     sequence.turns.append(Turn(index=len(sequence.turns), start=start, end=len(sequence)))
-    sequence.extend_routed_experts(numbered(sequence.routed_tokens, len(sequence) - 1))
+    sequence.routes.append(numbered(len(sequence.routes), len(sequence) - 1), computed=len(sequence) - 1)
 
 
 def two_turns():
@@ -40,25 +34,25 @@ def two_turns():
 
 def test_routes_reach_to_the_last_token_but_one():
     sequence = two_turns()
-    assert (sequence.routed_tokens, len(sequence)) == (9, 10)
-    assert sequence.routed_experts.tolist() == numbered(0, 9).tolist()
-    assert TokenSequence().routed_experts is None
+    assert (len(sequence.routes), len(sequence)) == (9, 10)
+    assert sequence.routes.experts.tolist() == numbered(0, 9).tolist()
+    assert TokenSequence().routes.experts is None
     with pytest.raises(LedgerError, match=r"not computed: got shape \(1, 2\), from token 9 on, expected at most 0"):
-        sequence.extend_routed_experts(numbered(9, 10))
+        sequence.routes.append(numbered(9, 10), computed=len(sequence) - 1)
 
 
 def test_a_fork_has_its_parents_routes_and_goes_on_where_they_end():
     parent = two_turns()
     child = parent.fork(10)
-    assert child.routed_tokens == 9
+    assert len(child.routes) == 9
     answered(child, [7], [8, 8])
-    assert child.routed_experts.tolist() == numbered(0, 12).tolist()
+    assert child.routes.experts.tolist() == numbered(0, 12).tolist()
     early = parent.fork(4)
-    assert early.routed_tokens == 4
+    assert len(early.routes) == 4
     answered(early, [7], [8])
-    assert early.routed_experts.tolist() == numbered(0, 5).tolist()
+    assert early.routes.experts.tolist() == numbered(0, 5).tolist()
     answered(parent, [1], [2])
-    assert child.routed_experts.tolist() == numbered(0, 12).tolist()
+    assert child.routes.experts.tolist() == numbered(0, 12).tolist()
 
 
 def test_routes_survive_storage_turn_by_turn(tmp_path):
@@ -74,11 +68,11 @@ def test_routes_survive_storage_turn_by_turn(tmp_path):
     store.end(trajectory)
     store.close()
     (read,) = read_trajectories(tmp_path)
-    for found in (read.trajectory, Trajectory.from_record(trajectory.to_record())):
+    for found in (read.trajectory, trajectory_from_record(trajectory_record(trajectory))):
         for own, expected in zip(found.sequences, trajectory.sequences, strict=True):
-            assert own.routed_tokens == expected.routed_tokens
-            assert own.routed_experts.dtype == np.uint8
-            assert np.array_equal(own.routed_experts, expected.routed_experts)
+            assert len(own.routes) == len(expected.routes)
+            assert own.routes.experts.dtype == np.uint8
+            assert np.array_equal(own.routes.experts, expected.routes.experts)
 
 
 def test_the_routes_of_later_turns_alone_say_where_they_begin():

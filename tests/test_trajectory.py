@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from agentrl.errors import LedgerError, Outcome, UsageError
 from agentrl.message import ImagePart, Message, ToolCall
 from agentrl.message.image import PlacedImage
+from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.routed_experts import RoutedExperts
-from agentrl.trajectory import NOT_SAMPLED, Source, TokenSequence, Trajectory, Turn, TurnTimings, first_difference
+from agentrl.trajectory import NOT_SAMPLED, Source, TokenSequence, Trajectory, Turn, TurnTimings
 
 NOT_BY_POLICY = [source for source in Source if source is not Source.SAMPLED]
 RED, BLUE = ImagePart(data=b"red"), ImagePart(data=b"blue")
@@ -69,7 +70,7 @@ def test_sequences_behave_like_lists_under_any_interleaving(data: st.DataObject)
             models.append([(*row[:4], False) for row in models[parent][:shared]])
         index = data.draw(st.integers(0, len(models) - 1))
         grow(data, trajectory.sequences[index], models[index])
-    restored = Trajectory.from_record(json.loads(json.dumps(trajectory.to_record())))
+    restored = trajectory_from_record(json.loads(json.dumps(trajectory_record(trajectory))))
     for sequence, copy, rows in zip(trajectory.sequences, restored.sequences, models, strict=True):
         check(sequence, rows)
         check(copy, rows)
@@ -114,18 +115,18 @@ def test_images_and_routes_follow_their_tokens_through_forks_and_storage(data: s
             pictures[index] += show(data, sequence)
             sequence.extend_sampled([7] * 2, logprobs=[-1.0] * 2, versions=[0] * 2)
         if len(sequence) - sequence.shared > written and data.draw(st.booleans()):
-            sequence.extend_routed_experts(expert_pairs(routed(index), len(sequence) - 1))
+            sequence.routes.append(expert_pairs(routed(index), len(sequence) - 1), computed=len(sequence) - 1)
             told[index] = len(sequence) - 1
         assert sequence.own_images(written) == [image.image for image in pictures[index][known:]]
         arrays = json.loads(json.dumps(sequence.own_arrays(written)))
         stored[index].load_arrays(arrays, {image.checksum: image for image in (RED, BLUE)})
-    restored = Trajectory.from_record(json.loads(json.dumps(trajectory.to_record())))
+    restored = trajectory_from_record(json.loads(json.dumps(trajectory_record(trajectory))))
     for number, sequences in enumerate(zip(trajectory.sequences, restored.sequences, stored, strict=True)):
         for sequence in sequences:
             assert list(sequence.images) == pictures[number]
             assert sequence.token_ids.tolist() == trajectory.sequences[number].token_ids.tolist()
-            assert sequence.routed_tokens == routed(number)
-            found = [] if sequence.routed_experts is None else sequence.routed_experts.tolist()
+            assert len(sequence.routes) == routed(number)
+            found = [] if sequence.routes.experts is None else sequence.routes.experts.tolist()
             assert found == expert_pairs(0, routed(number)).tolist()
 
 
@@ -151,13 +152,13 @@ def expert_pairs(start: int, end: int) -> RoutedExperts:
 def test_routes_that_lack_those_before_them_are_not_read() -> None:
     sequence = TokenSequence()
     sequence.extend([1] * 9, Source.PROMPT)
-    sequence.extend_routed_experts(expert_pairs(0, 2))
-    sequence.extend_routed_experts(expert_pairs(2, 4))
+    sequence.routes.append(expert_pairs(0, 2), computed=len(sequence) - 1)
+    sequence.routes.append(expert_pairs(2, 4), computed=len(sequence) - 1)
     arrays = sequence.own_arrays()
     del arrays["routes"][0]
     copy = TokenSequence()
     copy.load_arrays(arrays)
-    assert (copy.routed_tokens, copy.routed_experts) == (0, None)
+    assert (len(copy.routes), copy.routes.experts) == (0, None)
 
 
 @pytest.mark.parametrize("routed_experts", [expert_pairs(0, 3)[:, 0], expert_pairs(0, 3), expert_pairs(0, 4)])
@@ -165,11 +166,11 @@ def test_routed_experts_of_tokens_that_were_not_computed_are_refused(routed_expe
     sequence = TokenSequence()
     sequence.extend([1] * 3, Source.PROMPT)
     with pytest.raises(LedgerError, match="from token 0 on, expected at most 2 tokens"):
-        sequence.extend_routed_experts(routed_experts)
-    sequence.extend_routed_experts(expert_pairs(0, 0))
-    assert sequence.routed_experts is None
-    sequence.extend_routed_experts(expert_pairs(0, 2))
-    assert sequence.routed_tokens == 2
+        sequence.routes.append(routed_experts, computed=len(sequence) - 1)
+    sequence.routes.append(expert_pairs(0, 0), computed=len(sequence) - 1)
+    assert sequence.routes.experts is None
+    sequence.routes.append(expert_pairs(0, 2), computed=len(sequence) - 1)
+    assert len(sequence.routes) == 2
 
 
 def test_a_fork_of_a_fork_hangs_on_the_sequence_that_stores_the_tokens() -> None:
@@ -230,8 +231,8 @@ def test_a_trajectory_comes_back_from_its_record_exactly() -> None:
         metrics={"tool_calls": 2.0},
         task_type="clean",
     )
-    restored = Trajectory.from_record(json.loads(json.dumps(trajectory.to_record())))
-    assert restored.to_record() == trajectory.to_record()
+    restored = trajectory_from_record(json.loads(json.dumps(trajectory_record(trajectory))))
+    assert trajectory_record(restored) == trajectory_record(trajectory)
     assert restored.turns == trajectory.turns
     assert restored.outcome is Outcome.TRUNCATED_TURNS
     assert restored.sequences[0].logprobs[2] == np.float32(-0.1)
@@ -244,14 +245,6 @@ def test_turns_are_ordered_over_all_sequences() -> None:
     second.turns += [Turn(index=1, start=0, end=0)]
     trajectory = Trajectory(id="t", task_id="t", environment="e", seed=0, group_id="g", sequences=[first, second])
     assert [turn.index for turn in trajectory.turns] == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("expected", "got", "index"),
-    [([1, 2], [1, 2], None), ([1, 2], [1], None), ([1, 2, 3], [1, 9, 3], 1), ([], [1], None)],
-)
-def test_first_difference(expected: list[int], got: list[int], index: int | None) -> None:
-    assert first_difference(expected, got) == index
 
 
 def test_what_was_said_can_be_read_until_it_is_forgotten() -> None:
@@ -293,15 +286,15 @@ def test_the_text_of_an_episode_without_tokens_is_kept_and_stored() -> None:
     answer = Message(role="assistant", content="Well.", tool_calls=(look,), reasoning="hm")
     trajectory = Trajectory(id="t", task_id="t", environment="e", seed=0, group_id="g", sequences=[sequence])
     trajectory.conversations, trajectory.answers = [[Message(role="user", content=(RED,)), answer]], [answer]
-    with_tokens = Trajectory.from_record(trajectory.to_record())
+    with_tokens = trajectory_from_record(trajectory_record(trajectory))
     with_tokens.sequences[0].extend([1], Source.PROMPT)
     for one in (trajectory, with_tokens):
         one.forget_messages()
-    restored = Trajectory.from_record(json.loads(json.dumps(trajectory.to_record())))
+    restored = trajectory_from_record(json.loads(json.dumps(trajectory_record(trajectory))))
     asked, said = restored.transcript[0]
     assert (asked.role, asked.turn) == ("user", None)
     assert (said.turn, said.text) == (0, '<think>hm</think>\nWell.\n{"name": "look", "arguments": {"at": "a"}}')
-    assert "transcript" not in with_tokens.to_record()
+    assert "transcript" not in trajectory_record(with_tokens)
 
 
 def test_a_mere_call_is_no_final_text() -> None:

@@ -24,7 +24,7 @@ from agentrl.algorithms.traits import (
     needs,
     takes,
 )
-from agentrl.algorithms.types import EpisodeBatch, LossInput, TokenLoss, log_ratio, require, unclipped
+from agentrl.algorithms.types import EpisodeBatch, LossInput, TokenLoss, log_ratio, plain_loss, require
 
 
 @advantage_weighted
@@ -39,7 +39,7 @@ def topr(tokens: LossInput) -> TokenLoss:
 def kimi(tokens: LossInput, *, tau: Positive = 0.1) -> TokenLoss:
     """-A log pi + (tau / 2)(log pi - log pi_old)^2, tau = 0.1 (Kimi k1.5, arXiv 2501.12599, section 2.3.2)."""
     penalty = log_ratio(tokens.logp, tokens.old_logp).square()
-    return unclipped(-tokens.advantage * tokens.logp + tau / 2 * penalty)
+    return plain_loss(-tokens.advantage * tokens.logp + tau / 2 * penalty)
 
 
 @needs(Input.EXPERT)
@@ -74,7 +74,7 @@ def sppo(tokens: LossInput, *, eta: Positive = 1.0) -> TokenLoss:
     """
     difference = tokens.logp - require(tokens.reference_logp, Input.REFERENCE)
     total = segment_sum(difference, tokens.sequence, tokens.sequences)[tokens.sequence]
-    return unclipped((total - eta * (tokens.episode_return - 0.5)).square())
+    return plain_loss((total - eta * (tokens.episode_return - 0.5)).square())
 
 
 LEAST_REST = 1e-6
@@ -104,7 +104,7 @@ def sft(tokens: LossInput, *, above: float | None = None) -> TokenLoss:
 @ignores_advantage
 def distill(tokens: LossInput) -> TokenLoss:
     """KL(pi, teacher) at the student's own tokens: the value of k1, the gradient of k2 (GKD, arXiv 2306.13649)."""
-    return unclipped(kl_divergence(KLEstimator.K1_PLUS, tokens.logp, require(tokens.teacher_logp, Input.TEACHER)))
+    return plain_loss(kl_divergence(KLEstimator.K1_PLUS, tokens.logp, require(tokens.teacher_logp, Input.TEACHER)))
 
 
 @needs(Input.TEACHER_TOP)
@@ -118,7 +118,7 @@ def distill_top_k(tokens: LossInput) -> TokenLoss:
     """
     teacher = with_rest(require(tokens.teacher_top_logp, Input.TEACHER_TOP))
     own = with_rest(require(tokens.top_logp, Input.TEACHER_TOP))
-    return unclipped((teacher.exp() * (teacher - own)).sum(-1))
+    return plain_loss((teacher.exp() * (teacher - own)).sum(-1))
 
 
 def with_rest(logp: torch.Tensor) -> torch.Tensor:

@@ -65,8 +65,12 @@ OUT_OF_RANGE = frozenset({"greater_than", "greater_than_equal", "less_than", "le
 """Pydantic's types of errors for numbers outside their range."""
 
 
-def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def check_options(
+    function: Callable[..., Any], options: Mapping[str, Any], *, name: str | None = None
+) -> dict[str, Any]:
     """Check options of `function`, and convert them to the types of its keyword-only parameters.
+
+    Errors call the function `name`, by default its own name.
 
     Raises:
         ConfigError: an option is unknown (the message suggests the nearest name), missing, of the wrong type, outside
@@ -77,7 +81,7 @@ def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> d
         for name, parameter in inspect.signature(function, eval_str=True).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
-    name = getattr(function, "__name__", repr(function))
+    name = name or str(getattr(function, "__name__", repr(function)))
     for option in options:
         if option not in parameters:
             raise _unknown(name, option, list(parameters))

@@ -7,7 +7,7 @@ import torch
 from agentrl.algorithms.options import ClipRange, NotNegative, Positive, Share, clip_range
 from agentrl.algorithms.segments import segment_mean, segment_sum, tied_blocks, top_shares
 from agentrl.algorithms.traits import advantage_weighted, chooses, weighs_behaviour
-from agentrl.algorithms.types import MEAN_LOG_RATIO_LIMIT, LossInput, TokenLoss, log_ratio, unclipped
+from agentrl.algorithms.types import MEAN_LOG_RATIO_LIMIT, LossInput, TokenLoss, log_ratio, plain_loss
 
 PPO_CLIP = ClipRange(low=0.2, high=0.2)
 DAPO_CLIP = ClipRange(low=0.2, high=0.28)
@@ -74,7 +74,7 @@ def cispo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float 
 @advantage_weighted
 def reinforce(tokens: LossInput) -> TokenLoss:
     """-A log pi (Williams, 1992; also the loss of GPG, arXiv 2504.02546)."""
-    return unclipped(-tokens.advantage * tokens.logp)
+    return plain_loss(-tokens.advantage * tokens.logp)
 
 
 @advantage_weighted
@@ -84,7 +84,7 @@ def sapo(tokens: LossInput, *, tau_positive: Positive = 1.0, tau_negative: Posit
     At a ratio of 1 the gradient is that of PPO; for distant ratios it decreases smoothly instead of being clipped.
     """
     tau = torch.full_like(tokens.logp, tau_negative).masked_fill(tokens.advantage > 0, tau_positive)
-    return unclipped(-tokens.advantage * (4 / tau) * (tau * (tokens.ratio - 1)).sigmoid())
+    return plain_loss(-tokens.advantage * (4 / tau) * (tau * (tokens.ratio - 1)).sigmoid())
 
 
 @advantage_weighted
@@ -193,7 +193,7 @@ def kl_cov(tokens: LossInput, *, share: Share = 2e-4, coef: NotNegative = 1.0) -
     """
     chosen = top_covariance(tokens, share=share) if tokens.chosen is None else tokens.chosen
     difference = log_ratio(tokens.logp, tokens.old_logp)
-    return unclipped(-tokens.advantage * difference.exp() + chosen * coef * difference.abs())
+    return plain_loss(-tokens.advantage * difference.exp() + chosen * coef * difference.abs())
 
 
 def random_in_band(

@@ -61,13 +61,13 @@ class EpisodeRewards:
         return dataclasses.replace(self, final=self.final + added)
 
 
-def invalid(rewards: EpisodeRewards, *, penalty: float) -> EpisodeRewards:
+def invalid_penalty(rewards: EpisodeRewards, *, penalty: float) -> EpisodeRewards:
     """Add `penalty`, which is at most 0, to each turn that was not valid."""
     _check("invalid", penalty <= 0, "penalty", penalty, "at most 0")
     return rewards.with_turns((~rewards.turn_valid).double() * penalty)
 
 
-def repaired(rewards: EpisodeRewards, *, penalty: float) -> EpisodeRewards:
+def repair_penalty(rewards: EpisodeRewards, *, penalty: float) -> EpisodeRewards:
     """Add `penalty`, which is at most 0, to each turn with a repaired tool call."""
     _check("repaired", penalty <= 0, "penalty", penalty, "at most 0")
     if rewards.turn_repaired is None:
@@ -75,7 +75,7 @@ def repaired(rewards: EpisodeRewards, *, penalty: float) -> EpisodeRewards:
     return rewards.with_turns(rewards.turn_repaired.double() * penalty)
 
 
-def unfinished(rewards: EpisodeRewards, *, penalty: float) -> EpisodeRewards:
+def unfinished_penalty(rewards: EpisodeRewards, *, penalty: float) -> EpisodeRewards:
     """Add `penalty`, which is at most 0, to each episode that ended before the environment ended it.
 
     It is for environments with negative rewards, in which exhausting a budget would otherwise pay better than losing.

@@ -227,7 +227,7 @@ def log_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tenso
     return (numerator - denominator).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-def unclipped(values: torch.Tensor) -> TokenLoss:
+def plain_loss(values: torch.Tensor) -> TokenLoss:
     """Make a `TokenLoss` without a clip."""
     return TokenLoss(values=values, clipped=torch.zeros_like(values, dtype=torch.bool))
 

@@ -142,7 +142,7 @@ def build_training(
     engine, trainer = learning.engine.engine, learning.trainer
     policy = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling), adapters=learning.roles)
     environments = build_run_environments(config, policy, observer=observer, folder=folder)
-    in_step = config.rollout.max_staleness == 0 and isinstance(engine, LocalEngine)
+    in_step = config.rollout.is_synchronous and isinstance(engine, LocalEngine)
     if config.trainer.deterministic and in_step and isinstance(engine, LocalEngine):
         engine.callers = environments[0].pool.waits
     extras = build_group_extras(config, environments, policy, model_path)
@@ -223,7 +223,7 @@ def _build_adapters(
         engine, inner = pool, RemoteSync(built.source, pool.group, transport, probe)
     else:
         assert isinstance(config.engine, LocalEngineConfig)
-        shared = config.rollout.max_staleness == 0
+        shared = config.rollout.is_synchronous
         models = built.models if shared else copy_adapters(built.models)
         engine = LocalEngine(
             models.base,
@@ -341,7 +341,7 @@ def _local_engine(
 ) -> EngineParts:
     assert isinstance(config.engine, LocalEngineConfig), "an engine with servers needs a pool"
     trainer, source = built.trainer, built.source
-    shared = config.rollout.max_staleness == 0 and not trainer.ranks.is_distributed
+    shared = config.rollout.is_synchronous and not trainer.ranks.is_distributed
     model = trainer.model
     if not shared:
         model = load() if trainer.ranks.is_distributed else copy.deepcopy(trainer.model)

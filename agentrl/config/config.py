@@ -389,6 +389,11 @@ class RolloutConfig(Section):
     stall_report_s: float = Field(60.0, gt=0)
     """Seconds without progress after which the run prints which parts wait for what."""
 
+    @property
+    def is_synchronous(self) -> bool:
+        """True if no episode runs while the trainer trains, so that a local engine can share the trainer's weights."""
+        return self.max_staleness == 0
+
 
 class EvaluationConfig(Section):
     every: int = Field(0, ge=0)
@@ -550,7 +555,7 @@ class Config(Section):
                 f"trainer.mini_batches ({self.trainer.mini_batches}) exceeds the {episodes} episodes of a step "
                 "(trainer.tasks_per_step x algorithm.group_size)"
             )
-        if isinstance(self.engine, ServerEngineConfig) and self.engine.sleep and self.rollout.max_staleness:
+        if isinstance(self.engine, ServerEngineConfig) and self.engine.sleep and not self.rollout.is_synchronous:
             raise ValueError(
                 "engine.sleep suspends the servers while the trainer trains, and with rollout.max_staleness "
                 f"{self.rollout.max_staleness} episodes continue then: remove one of them"

@@ -300,7 +300,7 @@ def _memory(config: Config, size: ModelSize) -> Memory:
         else 0,
         critic=_critic_bytes(config, size, width),
         process_reward=_process_reward_bytes(config, size, width),
-        engine_copy=copied if local and config.rollout.max_staleness else 0,
+        engine_copy=copied if local and not config.rollout.is_synchronous else 0,
         cache=config.engine.cache_tokens * size.cache_values_per_token * width
         if isinstance(config.engine, LocalEngineConfig)
         else 0,

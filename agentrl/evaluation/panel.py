@@ -14,6 +14,7 @@ import orjson
 
 from agentrl.errors import UsageError
 from agentrl.observe.files import UNREADABLE, JsonLinesWriter, first_free, numbered_records, warn_damaged
+from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.rollout.runner import Assignment
 from agentrl.rollout.turns import derive_seed
 from agentrl.task import Task, TaskSource
@@ -118,7 +119,7 @@ class EvaluatedEpisode:
     def to_record(self) -> dict[str, Any]:
         """Return the episode as plain JSON types."""
         own = {"task_id": self.task_id, "sample": self.sample, "task": self.task, "played_at": self.played_at}
-        return {**own, "trajectory": self.trajectory.to_record()}
+        return {**own, "trajectory": trajectory_record(self.trajectory)}
 
 
 def task_digest(task: Task) -> str:
@@ -163,7 +164,7 @@ def read_episodes(path: Path) -> Iterator[EvaluatedEpisode]:
     damaged: list[int] = []
     for number, record in numbered_records(path, damaged):
         try:
-            trajectory = Trajectory.from_record(record.pop("trajectory"))
+            trajectory = trajectory_from_record(record.pop("trajectory"))
             yield EvaluatedEpisode(**record, trajectory=trajectory)
         except UNREADABLE:
             damaged.append(number)

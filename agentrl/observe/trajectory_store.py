@@ -36,6 +36,7 @@ from agentrl.observe.files import (
     writing,
 )
 from agentrl.observe.run_folder import step_name, step_of
+from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class TrajectoryStore:
     def start(self, trajectory: Trajectory) -> None:
         """Write the start of an attempt."""
         self._written[trajectory.id] = []
-        self._file.append({"kind": "start", "id": trajectory.id, "trajectory": _header(trajectory.to_record())})
+        self._file.append({"kind": "start", "id": trajectory.id, "trajectory": _header(trajectory_record(trajectory))})
 
     def turn(self, trajectory: Trajectory, turn: Turn) -> None:
         """Write a complete turn."""
@@ -77,7 +78,7 @@ class TrajectoryStore:
         """Write the end of an attempt."""
         tokens = self._new_tokens(trajectory)
         del self._written[trajectory.id]
-        record = trajectory.to_record()
+        record = trajectory_record(trajectory)
         turns = [sequence["turns"] for sequence in record["sequences"]]
         lengths = [len(sequence) - sequence.shared for sequence in trajectory.sequences]
         end = {"trajectory": _header(record), "sequences": tokens, "turns": turns, "lengths": lengths}
@@ -326,4 +327,4 @@ class _Parts:
         rows = [{**row, "turns": turns[i] if i < len(turns) else []} for i, row in enumerate(self._sequences)]
         places = (place for row in rows for place in row.get("images", ()))
         images = {place["checksum"]: image_record(self._images[place["checksum"]]) for place in places}
-        return Trajectory.from_record({**header, "sequences": rows, "images": images})
+        return trajectory_from_record({**header, "sequences": rows, "images": images})

@@ -156,7 +156,7 @@ class LedgerConversation:
         else:
             self.sequence.extend(generation.token_ids, Source.FORCED)
         if generation.routed_experts is not None:
-            self.sequence.extend_routed_experts(generation.routed_experts)
+            self.sequence.routes.append(generation.routed_experts, computed=len(self.sequence) - 1)
         timings = TurnTimings(queue=generation.queue_s, prefill=generation.prefill_s, decode=generation.decode_s)
         return self._end_turn(start, role, generation.stop_reason, timings)
 

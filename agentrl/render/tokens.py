@@ -16,7 +16,7 @@ from agentrl.message import ImagePart, Message, TextPart, user
 from agentrl.render.call_form import with_json_arguments
 from agentrl.render.content_guard import BREAK, ContentGuard
 from agentrl.render.named_templates import choose_chat_template
-from agentrl.trajectory import Source, TokenSequence, first_difference
+from agentrl.trajectory import Source, TokenSequence
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -369,8 +369,8 @@ _NEIGHBOURS = 6
 
 def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
     """Return the number of leading items (tokens, characters) that two sequences share."""
-    differing = first_difference(first, second)
-    return min(len(first), len(second)) if differing is None else differing
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def require_prefix(sequence: TokenSequence, length: int, sent_ids: Sequence[int], encoder: TextEncoder) -> None:

@@ -254,7 +254,7 @@ class EngineConversation(Conversation):
             adapter=self._policy.adapter,
             images=self.ledger.sequence.images,
             on_tokens=self.ledger.progress(params.stop, options.on_progress) if options.on_progress else None,
-            routed_experts_from=self.ledger.sequence.routed_tokens
+            routed_experts_from=len(self.ledger.sequence.routes)
             if self._policy.engine.capabilities.routed_experts
             else None,
         )

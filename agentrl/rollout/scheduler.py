@@ -25,6 +25,7 @@ from typing import Any
 
 from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, TrainingError, UsageError, boundary
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
+from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.rollout.curriculum import GroupOutcome
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import StoredExpert
@@ -129,8 +130,8 @@ class Group:
             "environment": self.draw.environment,
             "place": self.draw.place,
             "horizon": self.draw.horizon,
-            "members": [[member, trajectory.to_record()] for member, trajectory in sorted(self.members.items())],
-            "beside": {name: trajectory.to_record() for name, trajectory in self.extra_rollouts.items()},
+            "members": [[member, trajectory_record(trajectory)] for member, trajectory in sorted(self.members.items())],
+            "beside": {name: trajectory_record(trajectory) for name, trajectory in self.extra_rollouts.items()},
         }
 
     @classmethod
@@ -138,14 +139,14 @@ class Group:
         cls, record: Mapping[str, Any], *, draw: SampledTask, size: int, extra_names: tuple[str, ...] = ()
     ) -> Group:
         """Restore a group from `to_record`; missing extra rollouts are played later."""
-        members = {int(member): Trajectory.from_record(row) for member, row in record["members"]}
+        members = {int(member): trajectory_from_record(row) for member, row in record["members"]}
         return cls(
             position=record["position"],
             draw=draw,
             size=size,
             members=members,
             extra_names=extra_names,
-            extra_rollouts={name: Trajectory.from_record(row) for name, row in record.get("beside", {}).items()},
+            extra_rollouts={name: trajectory_from_record(row) for name, row in record.get("beside", {}).items()},
         )
 
 

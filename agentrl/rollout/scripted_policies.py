@@ -15,6 +15,7 @@ from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, TurnOptions
 from agentrl.engine import StopReason
 from agentrl.errors import UsageError
 from agentrl.message import Message, plainly_written
+from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.remote.env_methods import EXPERT_ACTION, RANDOM_ACTION, TOOL_MESSAGE
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
@@ -224,11 +225,11 @@ class StoredExpert:
 
 def expert_copy(trajectory: Trajectory, *, id: str, group: str) -> Trajectory:
     """Copy a stored episode under another id and group, with its sampled tokens marked as forced."""
-    record = trajectory.to_record()
+    record = trajectory_record(trajectory)
     for row in record["sequences"]:
         row["sources"] = [Source.FORCED if source == Source.SAMPLED else source for source in row["sources"]]
         row["logprobs"] = [None] * len(row["logprobs"])
         row["versions"] = [NOT_SAMPLED] * len(row["versions"])
-    other = Trajectory.from_record(record)
+    other = trajectory_from_record(record)
     other.id, other.group_id = id, group
     return other

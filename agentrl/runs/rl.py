@@ -279,7 +279,7 @@ class Orchestrator:
         self._store.rotate(self.step + 1)
         if synced is None:
             raise _Interrupted
-        if self.config.rollout.max_staleness:
+        if not self.config.rollout.is_synchronous:
             parts.scheduler.start_episodes()
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         seen = [] if self._diagnosis is None else self._diagnosis.look(self.step, self._pending, trajectories)

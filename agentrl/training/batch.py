@@ -243,7 +243,7 @@ def _trained_tokens(
                 expected="a finite number that is at most 0",
                 hint="use an engine that returns log-probabilities",
             )
-        scored = scored_sequence(sequence.token_ids, mask, sequence.images, sequence.routed_experts if routes else None)
+        scored = scored_sequence(sequence.token_ids, mask, sequence.images, sequence.routes.experts if routes else None)
         yield scored, (logprobs, sequence.versions[mask], turn[mask])
 
 

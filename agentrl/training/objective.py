@@ -104,7 +104,7 @@ def bind(kind: str, name: str, function: Callable[..., Any], options: dict[str, 
         ConfigError: `function` is not a function, does not take one argument, or does not accept the options.
     """
     if ":" not in name:
-        return functools.partial(function, **check_options(function, options))
+        return functools.partial(function, **check_options(function, options, name=name))
     _check_callable(kind, name, function)
     return _report_failures(kind, name, functools.partial(function, **check_options(function, options)))
 
@@ -114,7 +114,7 @@ def _check_loss_values(name: str, given: Any, tokens: LossInput) -> None:
         raise TrainingError(
             f"the loss {name} did not return a TokenLoss",
             got=type(given).__name__,
-            expected="agentrl.algorithms.types.unclipped(values), where values has one number for each token",
+            expected="agentrl.algorithms.types.plain_loss(values), where values has one number for each token",
         )
     for part, found in (("values", given.values), ("clipped", given.clipped)):
         if not isinstance(found, torch.Tensor) or found.shape != tokens.logp.shape:

@@ -66,7 +66,7 @@ class ModelWeights:
         tensors = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
         return GatheredWeights(list(tensors), self._gather_from_ranks) if self.ranks.is_distributed else tensors
 
-    def trained(self) -> Mapping[str, torch.Tensor]:
+    def trained_tensors(self) -> Mapping[str, torch.Tensor]:
         """Return the trained tensors, by the model's own parameter names."""
         return GatheredWeights(trained_names(self.model), self._gather_from_ranks)
 
@@ -112,8 +112,8 @@ class TrainedWeights:
         self._weights = weights
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """Return the trained tensors; see `ModelWeights.trained`."""
-        return self._weights.trained()
+        """Return the trained tensors; see `ModelWeights.trained_tensors`."""
+        return self._weights.trained_tensors()
 
     def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
         """Score an answer; see `ModelWeights.token_logprobs`."""
@@ -134,7 +134,9 @@ class AdaptersWeights:
     def weights(self) -> Mapping[str, torch.Tensor]:
         """Return the tensors of all adapters, not copied."""
         return {
-            f"{name}/{key}": tensor for name, source in self.sources.items() for key, tensor in source.trained().items()
+            f"{name}/{key}": tensor
+            for name, source in self.sources.items()
+            for key, tensor in source.trained_tensors().items()
         }
 
     def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
@@ -181,7 +183,7 @@ def save_policy_folder(
         return
     model = source.model
     if has_adapters(model):
-        save_adapter_folder(model, tokenizer, folder, images, trained=source.trained())
+        save_adapter_folder(model, tokenizer, folder, images, trained=source.trained_tensors())
     else:
         weights = source.weights() if source.ranks.is_distributed else None
         save_model_folder(model, tokenizer, folder, images, weights=weights)
@@ -204,7 +206,7 @@ def copy_policy(
         return write
     model = source.model
     if has_adapters(model):
-        trained = {name: tensor.detach().to("cpu", copy=True) for name, tensor in source.trained().items()}
-        return lambda folder: save_adapter_folder(model, tokenizer, folder, images, trained=trained)
+        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in source.trained_tensors().items()}
+        return lambda folder: save_adapter_folder(model, tokenizer, folder, images, trained=tensors)
     weights = whole_on_cpu(model, source.weights())
     return lambda folder: save_model_folder(model, tokenizer, folder, images, weights=weights)

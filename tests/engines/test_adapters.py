@@ -118,7 +118,7 @@ async def test_what_was_cached_with_an_old_adapter_is_not_used_again(world):
 
 
 async def test_an_adapter_that_is_not_the_trainers_is_caught(world):
-    stale = {name: tensor.clone() for name, tensor in world.trainer.trained().items()}
+    stale = {name: tensor.clone() for name, tensor in world.trainer.trained_tensors().items()}
     version = world.pool.version + 1
     world.trainer.learn(version)
     await world.sync.deliver(stale, version)

@@ -14,6 +14,7 @@ from agentrl.message.image import PlacedImage
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import MetricsFile, read_metrics
 from agentrl.observe.run_folder import logging_to
+from agentrl.observe.trajectory_record import trajectory_record
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
@@ -69,7 +70,7 @@ def read_all_episodes(folder):
 KINDS = {
     "trajectories": (
         write_trajectories,
-        lambda folder: {s.trajectory.id: s.trajectory.to_record() for s in read_trajectories(folder)},
+        lambda folder: {s.trajectory.id: trajectory_record(s.trajectory) for s in read_trajectories(folder)},
     ),
     "metrics": (write_metrics, lambda folder: {line["step"]: line for line in read_metrics(folder / "metrics.jsonl")}),
     "evaluation": (write_episodes, read_all_episodes),

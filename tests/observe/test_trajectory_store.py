@@ -3,6 +3,7 @@ import time
 import pytest
 
 from agentrl.errors import Outcome
+from agentrl.observe.trajectory_record import trajectory_record
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories, void_after
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
@@ -47,7 +48,7 @@ def test_a_trajectory_is_restored_exactly(tmp_path, branch):
     store.close()
     (stored,) = read_trajectories(tmp_path)
     assert stored.complete
-    assert stored.trajectory.to_record() == trajectory.to_record()
+    assert trajectory_record(stored.trajectory) == trajectory_record(trajectory)
 
 
 def test_episodes_interleave_and_cross_files(tmp_path):
@@ -65,7 +66,7 @@ def test_episodes_interleave_and_cross_files(tmp_path):
         ("t0", 2, True),
         ("t2", 2, False),
     ]
-    assert stored[1].trajectory.to_record() == episodes[0].to_record()
+    assert trajectory_record(stored[1].trajectory) == trajectory_record(episodes[0])
     assert stored[2].trajectory.sequences[0].ids_list() == episodes[2].sequences[0].ids_list()
 
 
@@ -106,7 +107,7 @@ def test_a_new_attempt_voids_the_tokens_of_the_old_one(tmp_path):
     store.close()
     (stored,) = read_trajectories(tmp_path, unfinished=True)
     assert stored.trajectory.attempt == 1
-    assert stored.trajectory.to_record() == second.to_record()
+    assert trajectory_record(stored.trajectory) == trajectory_record(second)
 
 
 def test_a_turn_costs_little(tmp_path):

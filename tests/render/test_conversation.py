@@ -15,8 +15,10 @@ from support.tokenizers import TOKENIZER_FAMILIES, assemble_tokenizer, build_tok
 from agentrl.engine import Generation, StopReason
 from agentrl.errors import LedgerError, TemplateError
 from agentrl.message import Message, system, user
+from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
+from agentrl.render.tokens import common_prefix
 from agentrl.trajectory import NOT_SAMPLED, Source, TokenSequence, Trajectory
 
 texts = st.text(st.sampled_from("aest\n >_é…<|"), max_size=10)
@@ -106,9 +108,9 @@ def check_ledger(trajectory: Trajectory, recorder: Recorder) -> None:
 
 
 def check_round_trip(trajectory: Trajectory) -> None:
-    record = trajectory.to_record()
-    restored = Trajectory.from_record(json.loads(json.dumps(record)))
-    assert restored.to_record() == record
+    record = trajectory_record(trajectory)
+    restored = trajectory_from_record(json.loads(json.dumps(record)))
+    assert trajectory_record(restored) == record
     for mine, theirs in zip(trajectory.sequences, restored.sequences, strict=True):
         for name in ("token_ids", "sources", "logprobs", "versions", "loss_mask"):
             np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
@@ -288,3 +290,11 @@ def test_where_nothing_is_dropped_a_forking_renderer_goes_on_in_one_sequence() -
         conversation.accept(generation([*answer, renderer.boundary.end_id]))
         conversation.add([user(f"seen {turn}")])
     assert len(trajectory.sequences) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "length"),
+    [([1, 2], [1, 2], 2), ([1, 2], [1], 1), ([1, 2, 3], [1, 9, 3], 1), ([], [1], 0)],
+)
+def test_the_common_prefix_ends_at_the_first_difference(first: list[int], second: list[int], length: int) -> None:
+    assert common_prefix(first, second) == length

@@ -9,7 +9,7 @@ def compute_logprobs(trainer, sequences):
     """Of the sampled tokens of each sequence at temperature 1: float32 [sampled] each."""
     policy = trainer._policy
     scored = [
-        scored_sequence(s.token_ids, s.loss_mask, s.images, s.routed_experts if policy.replays_routes else None)
+        scored_sequence(s.token_ids, s.loss_mask, s.images, s.routes.experts if policy.replays_routes else None)
         for s in sequences
     ]
     flat = policy.logprobs(scored, temperature=1.0, pad_id=0)

@@ -189,7 +189,7 @@ def test_what_is_saved_is_small_and_read_back_by_agentrl_and_peft(tmp_path, lora
     base, folder = tmp_path / "base", tmp_path / "adapter"
     tiny_model().save_pretrained(base)
     model = moved(adapted(lora, base))
-    save_adapter_folder(model, NoTokenizer(), folder, trained=ModelWeights(model).trained())
+    save_adapter_folder(model, NoTokenizer(), folder, trained=ModelWeights(model).trained_tensors())
     expected = scores(model)
 
     again = adapted(lora, base)
@@ -217,7 +217,9 @@ def test_a_step_after_a_resume_is_the_step_without_one(tmp_path, trajectories):
     step(first, trajectories)
     folder.mkdir()
     first.checkpoint.save(folder)
-    save_adapter_folder(first.model, NoTokenizer(), folder / "model", trained=ModelWeights(first.model).trained())
+    save_adapter_folder(
+        first.model, NoTokenizer(), folder / "model", trained=ModelWeights(first.model).trained_tensors()
+    )
     second = trainer_of(load_policy(config, str(folder / "model"), base_path=str(base)))
     second.checkpoint.load(folder)
     for trainer in (first, second):
@@ -260,14 +262,14 @@ def test_layers_that_cannot_be_adapted(lora, message):
 
 def test_another_rank_than_the_file_has(tmp_path):
     model = adapted()
-    save_adapter_folder(model, NoTokenizer(), tmp_path, trained=ModelWeights(model).trained())
+    save_adapter_folder(model, NoTokenizer(), tmp_path, trained=ModelWeights(model).trained_tensors())
     with pytest.raises(UsageError, match=r"does not fit the model and model.lora.*rank 2"):
         load_adapter(adapted(LoraConfig(rank=2)), tmp_path)
 
 
 def test_a_base_that_is_gone(tmp_path):
     model = adapted(base=tmp_path / "gone")
-    save_adapter_folder(model, NoTokenizer(), tmp_path, trained=ModelWeights(model).trained())
+    save_adapter_folder(model, NoTokenizer(), tmp_path, trained=ModelWeights(model).trained_tensors())
     with pytest.raises(UsageError, match=r"base of an adapter was not found.*gone.*base_model_name_or_path"):
         load_model(tmp_path, dtype="float32")
     settings = tmp_path / "adapter_config.json"

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from agentrl.algorithms.types import TokenLoss, unclipped
+from agentrl.algorithms.types import TokenLoss, plain_loss
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.training.trainer import Trainer
@@ -27,7 +27,7 @@ def a_list(given):
 
 
 def mean(tokens):
-    return unclipped((-tokens.advantage * tokens.logp).mean())
+    return plain_loss((-tokens.advantage * tokens.logp).mean())
 
 
 def bare_tensor(tokens):
@@ -35,7 +35,7 @@ def bare_tensor(tokens):
 
 
 def detached(tokens):
-    return unclipped(-tokens.advantage * tokens.logp.detach())
+    return plain_loss(-tokens.advantage * tokens.logp.detach())
 
 
 def scalar_clip(tokens):
@@ -68,7 +68,7 @@ def step(model, trajectories, **settings):
         ({"loss": "mean"}, "returned values of the wrong shape: got float32 of shape (), 0 not finite, expected shape"),
         (
             {"loss": "bare_tensor"},
-            "did not return a TokenLoss: got Tensor, expected agentrl.algorithms.types.unclipped",
+            "did not return a TokenLoss: got Tensor, expected agentrl.algorithms.types.plain_loss",
         ),
         ({"loss": "scalar_clip"}, "returned clipped of the wrong shape"),
         ({"loss": "detached"}, "has no gradient: got values that do not depend on logp"),

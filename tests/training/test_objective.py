@@ -231,6 +231,7 @@ def test_settings_that_clash_are_found_before_training(settings, message):
         ({"invalid": {"penalti": -1}}, "Did you mean 'penalty'"),
         ({"kl": {"coef": 0.1, "target": 1.0}}, "target and horizon must be set together"),
         ({"pf_ppo": {"seed": 1}}, "pf_ppo does not take this option"),
+        ({"unfinished": {"seed": 1}}, "unfinished does not take this option"),
     ],
 )
 def test_shapings_are_checked_before_training(shaping, message):

@@ -10,6 +10,7 @@ from support.trainers import state_of
 from agentrl.algorithms.advantages import dr_grpo, grpo, reinforce
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import LedgerError, Outcome
+from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.training.batch import StepExtras, select, step_batch
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.roles import role_extras, role_members
@@ -132,10 +133,10 @@ def test_several_roles_in_one_sequence_are_refused():
 
 def test_members_leave_the_episode_as_it_was(trajectories):
     played = episode(0, ("planner", 0.0, 0.5), ("worker", 1.0, -1.0))
-    before = played.to_record()
+    before = trajectory_record(played)
     role_members([played])
-    assert played.to_record() == before
-    assert Trajectory.from_record(before).to_record() == before
+    assert trajectory_record(played) == before
+    assert trajectory_record(trajectory_from_record(before)) == before
     assert all(a is b for a, b in zip(role_members(trajectories), trajectories, strict=True))
 
 

@@ -135,7 +135,7 @@ def routed(trajectories, model):
     chosen = ChosenExperts(routers(engine))
     for sequence in (s for trajectory in trajectories for s in trajectory.sequences):
         engine(input_ids=torch.from_numpy(sequence.token_ids.astype(np.int64))[None])
-        sequence.extend_routed_experts(chosen.take()[sequence.routed_tokens : -1])
+        sequence.routes.append(chosen.take()[len(sequence.routes) : -1], computed=len(sequence) - 1)
     return trajectories
 
 
@@ -203,7 +203,8 @@ def test_what_cannot_be_replayed_is_refused(trajectories):
     with pytest.raises(ValueError, match=r"moe.router_replay needs access to layers"):
         TrainerConfig(moe={"router_replay": True}, kernels="compiled")
     for sequence in (s for trajectory in trajectories for s in trajectory.sequences):
-        sequence.extend_routed_experts(np.full((len(sequence) - 1 - sequence.routed_tokens, 6), 1, dtype=np.uint8))
+        rest = len(sequence) - 1 - len(sequence.routes)
+        sequence.routes.append(np.full((rest, 6), 1, dtype=np.uint8), computed=len(sequence) - 1)
     with pytest.raises(
         TrainingError, match=r"experts do not fit the trainer's model: got 6 numbers per token.*expected 4"
     ):

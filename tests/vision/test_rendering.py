@@ -16,6 +16,7 @@ from transformers import ProcessorMixin, Qwen2_5_VLProcessor, Qwen3VLProcessor
 from agentrl.engine import Generation, StopReason
 from agentrl.errors import EnvironmentFailure, LedgerError, TemplateError
 from agentrl.message import Content, ImagePart, Message, TextPart, system, user
+from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.render.check import check_template
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.images import images_of
@@ -153,11 +154,11 @@ def test_a_trajectory_with_images_is_restored_exactly(eyes: Eyes) -> None:
     image = noise(60, 60)
     conversation = told(eyes, (image,), (TextPart(text="again"), image))
     trajectory = conversation._trajectory
-    record = trajectory.to_record()
+    record = trajectory_record(trajectory)
     assert list(record["images"]) == [image.checksum]
-    restored = Trajectory.from_record(record)
+    restored = trajectory_from_record(record)
     assert restored.sequences[0].images == conversation.sequence.images
-    assert restored.to_record() == record
+    assert trajectory_record(restored) == record
 
 
 def test_what_was_sent_is_compared_with_the_ledger(eyes: Eyes) -> None:

@@ -196,7 +196,7 @@ class _Lines:
             share = whole if self._ranks == 1 else FULL * -(-self._parameters // self._shards)
             yield MemoryItem("reference", share, "frozen, for KL")
         if isinstance(config.engine, LocalEngineConfig):
-            if config.rollout.max_staleness or self._ranks > 1:
+            if not config.rollout.is_synchronous or self._ranks > 1:
                 yield MemoryItem("engine", whole, "the local engine's own weights, on rank 0")
             yield MemoryItem(
                 "key-value cache",

@@ -22,6 +22,7 @@ from agentrl.message.image import ImageReader
 from agentrl.models.load import make_model
 from agentrl.models.lora import add_adapters
 from agentrl.models.threads import ThreadWorkers
+from agentrl.observe.trajectory_record import trajectory_from_record
 from agentrl.training.batch import StepBatch, step_batch
 from agentrl.training.compile import checkpoint_activations
 from agentrl.training.diagnostics.watch import UpdateNumbers, prepare_repeatable, recorded_numbers, repeatable
@@ -34,7 +35,6 @@ from agentrl.training.moe import moe_hooks
 from agentrl.training.objective import Objective, TokenObjective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.rewards import RewardShaping
-from agentrl.trajectory import Trajectory
 
 
 class ModuleWatch:
@@ -222,7 +222,7 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: I
 def _batch(state: Mapping[str, Any], config: Config) -> StepBatch:
     shaping = RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
     batch = step_batch(
-        [Trajectory.from_record(record) for record in json.loads(state["trajectories"])],
+        [trajectory_from_record(record) for record in json.loads(state["trajectories"])],
         shaping,
         experts=frozenset(state.get("experts", ())),
         routes=config.trainer.router_replay,

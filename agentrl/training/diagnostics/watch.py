@@ -24,6 +24,7 @@ from torch import nn
 from agentrl.config.trainer import NumericsConfig
 from agentrl.errors import AgentRLError, TrainingError, UsageError
 from agentrl.observe.files import writing
+from agentrl.observe.trajectory_record import trajectory_record
 from agentrl.training.checkpoint import load_state, save_state
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import computing_dtype, whole
@@ -213,7 +214,7 @@ def _write_dump(
         "model_config": gradient.model.config.to_json_string(use_diff=False),
         "dtype": str(computing_dtype(gradient.model)).removeprefix("torch."),
         "device": gradient.model.device.type,
-        "trajectories": json.dumps([trajectory.to_record() for trajectory in gradient.batch.trajectories]),
+        "trajectories": json.dumps([trajectory_record(trajectory) for trajectory in gradient.batch.trajectories]),
         "experts": sorted(gradient.batch.extras.expert_ids),
         "config": json.dumps(run),
         "generator": generator.get_state(),

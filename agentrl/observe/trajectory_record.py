@@ -1,0 +1,72 @@
+"""A trajectory as plain JSON types, as run folders, checkpoints and dumps of updates store it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from agentrl.errors import Outcome
+from agentrl.message import transcript_from_record, transcript_record
+from agentrl.message.image import image_from_record, image_record
+from agentrl.trajectory import TokenSequence, Trajectory, Turn, TurnTimings
+
+_PLAIN_FIELDS = tuple(
+    one.name
+    for one in fields(Trajectory)
+    if one.name not in {"sequences", "outcome", "log", "transcript", "conversations", "answers", "completions"}
+)
+_TURN_FIELDS = tuple(one.name for one in fields(Turn) if one.name != "timings")
+_TIMING_FIELDS = tuple(one.name for one in fields(TurnTimings))
+_LEFT_OUT = {"own_reward": 0.0, "repaired_calls": 0, "adapter": None, "counted_tokens": None}
+"""Fields of a turn that are not written if they have these values."""
+
+
+def trajectory_record(trajectory: Trajectory) -> dict[str, Any]:
+    """Return a trajectory as plain JSON types; `trajectory_from_record` restores it exactly. Images are stored once."""
+    index = {id(sequence): i for i, sequence in enumerate(trajectory.sequences)}
+    images = {image.checksum: image_record(image) for s in trajectory.sequences for image in s.own_images()}
+    return {
+        **{name: getattr(trajectory, name) for name in _PLAIN_FIELDS},
+        **({"images": images} if images else {}),
+        **({"log": trajectory.log} if trajectory.log else {}),
+        **({"transcript": transcript_record(trajectory.transcript)} if trajectory.transcript else {}),
+        "outcome": None if trajectory.outcome is None else trajectory.outcome.value,
+        "sequences": [
+            {
+                "parent": None if s.parent is None else index[id(s.parent)],
+                "shared": s.shared,
+                "turns": [_turn_record(turn) for turn in s.turns],
+                **s.own_arrays(),
+            }
+            for s in trajectory.sequences
+        ],
+    }
+
+
+def trajectory_from_record(record: Mapping[str, Any]) -> Trajectory:
+    """Restore a trajectory from `trajectory_record`."""
+    sequences: list[TokenSequence] = []
+    images = {checksum: image_from_record(row) for checksum, row in record.get("images", {}).items()}
+    for row in record["sequences"]:
+        parent = None if row["parent"] is None else sequences[row["parent"]]
+        sequence = TokenSequence(parent=parent, shared=row["shared"])
+        sequence.load_arrays(row, images)
+        sequence.turns.extend(_turns(row["turns"]))
+        sequences.append(sequence)
+    outcome = None if record["outcome"] is None else Outcome(record["outcome"])
+    plain = {name: record[name] for name in _PLAIN_FIELDS}
+    text = transcript_from_record(record.get("transcript", ()))
+    return Trajectory(**plain, outcome=outcome, sequences=sequences, log=record.get("log", ""), transcript=text)
+
+
+def _turn_record(turn: Turn) -> dict[str, Any]:
+    values = {name: getattr(turn, name) for name in _TURN_FIELDS}
+    written = {name: value for name, value in values.items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
+    return {**written, "timings": {name: getattr(turn.timings, name) for name in _TIMING_FIELDS}}
+
+
+def _turns(rows: Iterable[Mapping[str, Any]]) -> Iterator[Turn]:
+    for row in rows:
+        values = {name: row[name] for name in _TURN_FIELDS if name in row}
+        yield Turn(**values, timings=TurnTimings(**row["timings"]))
