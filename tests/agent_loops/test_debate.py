@@ -136,6 +136,21 @@ async def test_with_one_round_the_first_answer_is_the_last_and_earns_once(play, 
     assert played.trajectory.success is False
 
 
+class Costly(Sum):
+    """Takes points for wrong answers, more for greater ones."""
+
+    def step(self, action):
+        observation, reward, *more = super().step(action)
+        return observation, reward if action == "4" else -float(action), *more
+
+
+@pytest.mark.parametrize(("said", "lowest"), [(("", "5", "3", "4"), -5.0), (("", "4", "4", "4"), 0.0)])
+async def test_an_answer_that_cannot_be_read_earns_the_lowest_reward(play, said, lowest):
+    played = await play(Costly, "debate", *said, options=loop(own_reward="first", rounds=1, debaters=3))
+    own = [turn.own_reward for turn in played.trajectory.turns]
+    assert own == [lowest, *(1.0 if word == "4" else -float(word) for word in said[1:3]), 0.0]
+
+
 async def test_with_one_round_and_a_vote_own_answers_and_the_decision_both_pay(play):
     answers = ("4", "5", "4")
     played = await play(Sum, "debate", *answers, options=loop(own_reward="last", rounds=1, debaters=3, decide="vote"))

@@ -1,11 +1,14 @@
 """Memories and summaries that the policy writes: what it then sees, what trains, and what an empty one costs."""
 
+import itertools
+
 import gymnasium
 import pytest
 from agentrl.envs.puzzles.long_qa import SPEC
 
 import agentrl
 from agentrl.errors import ConfigError, Outcome
+from agentrl.evaluation.token_view import conversations
 from agentrl.observe.metrics import read_metrics
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.runs.rl import train
@@ -126,6 +129,37 @@ async def test_a_long_conversation_goes_on_from_the_policy_s_summary(play):
     assert first in begun
     assert second not in begun
     assert played.texts[0].count("This conversation has become too long") == 1
+
+
+@pytest.mark.parametrize("room", [0, -1])
+async def test_the_latest_answer_counts_for_the_length_of_a_conversation(play, room):
+    """A summary is due above the limit, not at it."""
+    said = ["next", "All is quiet.", "rome"]
+    free = await play(story, "react_text", *said, options=PLAIN, max_tokens=4000)
+    options = {**PLAIN, "compact": {"above": free.trajectory.turns[0].end + room}}
+    played = await play(story, "react_text", *said, options=options, max_tokens=4000)
+    before, _, _ = played.texts[0].partition("All is quiet.")
+    assert ("This conversation has become too long" in before) == (room < 0)
+    assert "This conversation has become too long" in played.texts[0]
+
+
+async def test_a_summary_ends_with_its_tokens(play):
+    options = {**PLAIN, "compact": {"above": 60, "tokens": 7}}
+    played = await play(story, "react_text", "next", "word " * 60, "rome", options=options, max_tokens=4000)
+    sizes = [(turn.end - turn.start, turn.stop_reason) for turn in played.trajectory.turns]
+    assert sizes[1] == (7, "length")
+    assert sizes[0][0] != 7
+
+
+def test_the_experts_memory_keeps_what_it_knew(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    overrides = ["agent.loop=memory", "agent.options={memory_tokens: 4000}", "environment.options={parts: 3}"]
+    result = agentrl.evaluate("long_qa/valid", policy="expert", tasks=1, samples=1, overrides=overrides)
+    (episode,) = result.episodes
+    said = itertools.chain(*conversations(episode.trajectory))
+    written = [text for who, text in said if who.startswith("assistant")][:6:2]
+    for part in (1, 2, 3):
+        assert [f"Part {part} of 3" in text for text in written] == [number >= part for number in (1, 2, 3)]
 
 
 async def test_an_empty_summary_remembers_nothing_and_is_counted(play):

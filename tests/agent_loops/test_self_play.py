@@ -16,6 +16,7 @@ from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner, RoleSetup, make_agent_loop
 from agentrl.rollout.turns import EpisodeLimits
+from agentrl.rollout.waits import WaitTracker
 from agentrl.runs.rl import train
 from agentrl.runs.start import resume_run
 from agentrl.serving.scripted import ScriptedEngine
@@ -39,12 +40,17 @@ def game(renderer):
     """Plays tic-tac-toe from the empty board; the players say the given texts in turn, the last one again and again."""
 
     async def run(*answers, seed=0, options=None, roles=(), env_options=None, **limits):
+        seconds = [0.0]  # of a clock that goes on with every move
+
         def script(request):
+            seconds[0] += 1
             turn = int(request.request_id.rpartition("-")[2])
             return [*renderer.encoder.encode(answers[min(turn, len(answers) - 1)]), renderer.boundary.end_id]
 
         pool = EnvPool(
-            replace(SPEC, make=EmptyBoard), options={"opponent": "self"} if env_options is None else env_options
+            replace(SPEC, make=EmptyBoard),
+            options={"opponent": "self"} if env_options is None else env_options,
+            waits=WaitTracker(lambda: seconds[0]),
         )
         runner = EpisodeRunner(
             pool=pool,
@@ -111,6 +117,12 @@ async def test_a_game_that_runs_out_of_turns_is_lost_for_both(game):
     assert trajectory.role_returns == {"player_1": -1.0, "player_2": -1.0}
     lenient = await game("1", "4", "2", max_turns=3, options={"unfinished": 0})
     assert lenient.role_returns == {"player_1": 0.0, "player_2": 0.0}
+
+
+async def test_a_game_that_runs_out_of_time_is_lost_for_both(game):
+    trajectory = await game("1", "4", "2", max_seconds=2.5)
+    assert (trajectory.outcome, len(trajectory.turns)) == (Outcome.TRUNCATED_TIME, 3)
+    assert trajectory.role_returns == {"player_1": -1.0, "player_2": -1.0}
 
 
 async def test_seats_rotate_by_the_task_s_seed(game):

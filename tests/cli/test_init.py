@@ -93,6 +93,15 @@ def test_the_command_says_what_it_made_and_never_overwrites(agentrl: Cli, workpl
     assert "already exists" in again.err
 
 
+def test_a_project_with_tools_is_made_where_it_is_wanted(agentrl: Cli, workplace: Path) -> None:
+    made = agentrl("init", "wide_desk", "--tools", "--folder", "projects")
+    assert made.code == 0
+    environment = (workplace / "projects" / "wide_desk" / "wide_desk" / "environment.py").read_text()
+    assert "Tool(self.read_lamps)" in environment
+    assert agentrl("init", "wide_desk", "--folder", "plain").code == 0
+    assert (workplace / "plain" / "wide_desk" / "wide_desk" / "environment.py").read_text() != environment
+
+
 def test_a_place_that_cannot_be_written_is_named(agentrl: Cli, workplace: Path) -> None:
     (workplace / "file").write_text("")
     ended = agentrl("init", "lost_quest", "--folder", "file")

@@ -65,6 +65,51 @@ def test_a_check_is_written_as_json(agentrl: Cli, workplace: Path) -> None:
     assert json.loads((workplace / "report.json").read_text())["environment"] == "guess_number"
 
 
+SLOW_WORLD = """
+import time
+
+import gymnasium as gym
+
+
+class Slow(gym.Env):
+    observation_space = action_space = gym.spaces.Text(50)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        time.sleep(0.4)
+        return "number", {}
+
+    def step(self, action):
+        return "end", 0.0, True, False, {}
+"""
+
+
+@pytest.mark.parametrize("command", ["check", "integrity"])
+def test_a_call_has_the_time_that_is_given(
+    agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    (workplace / "slow_world.py").write_text(SLOW_WORLD)
+    monkeypatch.syspath_prepend(str(workplace))
+    ended = agentrl("env", command, "slow_world:Slow", "--episodes", "1", "--call-timeout", "0.1")
+    assert ended.code == 1
+    assert "0.1 s" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("command", "rules"),
+    [
+        ("check", ("has tasks", "keeps splits apart", "is deterministic")),
+        ("integrity", ("silence earns nothing", "handing in earns nothing", "repeating earns nothing")),
+    ],
+)
+def test_rules_are_chosen_and_skipped(agentrl: Cli, command: str, rules: tuple[str, ...]) -> None:
+    only = [word for rule in rules for word in ("--only", rule)]
+    ended = agentrl("env", command, "guess_number", "--episodes", "1", *only, "--skip", rules[1], "--json", "-")
+    assert ended.code == 0, ended.err
+    statuses = {row["check"]: row["status"] for row in json.loads(ended.out)["rows"]}
+    assert {rule for rule, status in statuses.items() if status != "skipped"} == {rules[0], rules[2]}
+
+
 def test_the_integrity_of_a_reward_is_reported(agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = agentrl("env", "integrity", "guess_number/valid", "--episodes", "3", "--json", "report.json")
     assert ended.code == 0, ended.err
@@ -179,6 +224,12 @@ def test_tools_take_options_and_are_checked(agentrl: Cli, tmp_path: Path) -> Non
     assert failed.code
     assert "failed   examples succeed" in failed.out
     assert "tool bash needs a sandbox" in agentrl("tool", "call", "bash", "command=ls").err
+    nowhere = agentrl("tool", "call", "bash", "command=ls", "--sandbox", "nowhere")
+    assert "unknown sandbox: got 'nowhere'" in nowhere.err
+    checked = agentrl("tool", "check", "bash", "command=ls", "--sandbox", "nowhere").out
+    assert "unknown sandbox" in " ".join(checked.split())
+    shown = agentrl("tool", "show", "sql", "-o", "name_of_no_option=1")
+    assert "name_of_no_option" in shown.err
     assert "database is missing" in agentrl("tool", "call", "sql", "query=select 1").err
 
 
@@ -233,6 +284,13 @@ def test_benchmarks_are_found_and_run(agentrl: Cli, workplace: Path) -> None:
     assert (
         "benchmark sums has no such option: got engine, expected terms" in agentrl("bench", "sums", "engine=vllm").err
     )
+    (folder / "words.py").write_text(
+        "def run(*, engine='a', model='b', url='c', versus='d'):\n"
+        "    return {'engine': engine, 'model': model, 'url': url, 'versus': versus}\n"
+    )
+    given = ("--engine", "vllm", "--model", "m", "--url", "http://u", "--versus", "trl")
+    for name, value in zip(given[::2], given[1::2], strict=True):
+        assert re.search(rf"{name[2:]} +{value} *$", agentrl("bench", "words", name, value).out, re.MULTILINE)
     assert "no function run()" in agentrl("bench", "empty").err
     assert "expected one of empty, sums" in agentrl("bench", "other").err
 

@@ -117,6 +117,20 @@ def test_servers_are_started_named_and_ended_by_ctrl_c(
     assert sorted(path.name for path in (workplace / "served" / "logs").iterdir()) == ["server-0.log", "server-1.log"]
 
 
+def test_the_longest_context_and_the_first_port_are_those_that_are_given(
+    agentrl: Cli, workplace: Path, python: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    when_ready(monkeypatch, lambda server: os.kill(os.getpid(), signal.SIGINT))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    words = ("--python", python, "--folder", "served", "--max-context", "77", "--port", str(port))
+    ended = agentrl("serve", "--engine", "vllm", "--model", str(model), *words)
+    assert ended.code == 0, ended.err
+    (started_with,) = started(workplace).values()
+    assert started_with[started_with.index("--max-model-len") + 1] == "77"
+    assert ended.out.split() == [f"http://127.0.0.1:{port}"]
+
+
 def test_ctrl_c_before_they_are_ready_ends_them_too(
     agentrl: Cli, workplace: Path, python: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +187,7 @@ def test_a_tied_model_is_served_with_a_head_of_its_own(
     ("words", "message"),
     [
         ("--gpus 0", "cannot use any GPU"),
+        ("--tensor-parallel 3", "this process cannot use any: got 3"),
         ("engine.servers=[http://a]", "ignored with addresses in engine.servers"),
         ("engine=local", "no server to launch"),
         ("engine.max_num_seq=3", "did you mean engine.max_num_seqs?"),

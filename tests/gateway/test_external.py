@@ -30,6 +30,7 @@ async def test_the_task_stands_in_variables_and_in_a_file(run_loop, program):
     command = program("""
         task = json.load(open(os.environ["AGENTRL_TASK"]))
         assert task["prompt"] == os.environ["AGENTRL_PROMPT"] == "What is 6 times 7?", task
+        assert (task["id"], task["instructions"]) == ("t", ""), task
         print(ask(task["prompt"]))
     """)
     trajectory, _ = await run_loop(External(command=command), "42")
@@ -57,7 +58,14 @@ async def test_a_program_has_the_packages_of_the_environment_whose_python_runs_i
     assert trajectory.reward == 1.0, trajectory.error
 
 
-@pytest.mark.parametrize(("options", "has"), [({"reward_file": "reward"}, False), ({"answer": "none"}, True)])
+@pytest.mark.parametrize(
+    ("options", "has"),
+    [
+        ({"reward_file": "reward"}, False),
+        ({"answer": "none"}, True),
+        ({"answer": "none", "reward_file": "reward"}, True),
+    ],
+)
 async def test_the_secret_is_given_to_programs_that_need_it(run_loop, program, options, has):
     command = program("""
         ask("hm")
@@ -88,6 +96,7 @@ async def test_a_file_gives_the_reward(run_loop, program):
     ("lines", "options", "outcome", "says"),
     [
         ('ask("hm")\nsys.exit(3)', {}, Outcome.POLICY_ERROR, "the program ended with 3"),
+        ('ask("hm")\nsys.exit(3)', {"reward_file": "none.json"}, Outcome.POLICY_ERROR, "the program ended with 3"),
         (
             'ask("hm")\nraise ValueError("broken")',
             {"crash": "environment_error"},
@@ -105,15 +114,60 @@ async def test_a_program_that_fails_says_whose_fault_it_is(run_loop, program, li
     assert says is None or says in trajectory.error
 
 
-async def test_a_users_own_variables_come_before_the_gateways(run_loop, program):
-    told = {"AGENTRL_PROMPT": "my own", "MINE": "5", "OPENAI_API_BASE": "http://127.0.0.1:9/v1"}
+async def test_a_users_own_task_file_comes_before_the_written_one(run_loop, program):
+    command = program('ask("hm")\nprint(os.environ["AGENTRL_TASK"])')
+    trajectory, _ = await run_loop(External(command=command, variables={"AGENTRL_TASK": "my own"}), "42")
+    assert trajectory.log == "my own\n"
+
+
+async def test_a_program_inherits_the_language_and_no_secrets(run_loop, program, monkeypatch):
+    monkeypatch.setenv("LC_OF_TEST", "de_DE")
+    monkeypatch.setenv("SECRET_OF_TEST", "hidden")
     command = program("""
         ask("hm")
-        names = ("AGENTRL_PROMPT", "MINE", "OPENAI_API_BASE")
-        print("|".join(os.environ[name] for name in names), "AGENTRL_SECRET" in os.environ)
+        print(os.environ.get("LC_OF_TEST"), os.environ.get("SECRET_OF_TEST"), "PATH" in os.environ)
     """)
-    trajectory, _ = await run_loop(External(command=command, variables=told), "42")
-    assert trajectory.log.strip() == "my own|5|http://127.0.0.1:9/v1 True"
+    trajectory, _ = await run_loop(External(command=command), "42")
+    assert trajectory.log == "de_DE None True\n"
+
+
+async def test_the_end_of_a_long_output_is_kept(run_loop, program, monkeypatch):
+    monkeypatch.setattr("agentrl.agent_loops.external_programs.LONGEST_LOG", 9)
+    command = program('ask("hm")\nprint("abcdefghij")\nprint("xyz", file=sys.stderr)')
+    trajectory, _ = await run_loop(External(command=command), "42")
+    assert trajectory.log == "ghij\nxyz\n"
+
+
+async def test_waits_for_answers_do_not_count_as_the_programs_time(run_loop, renderer):
+    ids = [*renderer.encoder.encode("it is 42"), renderer.boundary.end_id]
+    late = ScriptedAnswer(token_ids=ids, first_delay_s=2.2)
+    trajectory, _ = await run_loop(External(function=f"{__name__}:plays", seconds=2.0), late)
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.FINISHED, 1.0)
+
+
+async def asks_on_the_side(task):
+    async with openai.AsyncOpenAI(base_url=task.openai_url, api_key=task.api_key) as client:
+        for model, system in (("small", "Play."), ("policy", "Now make a title."), ("policy", "Play.")):
+            messages = [{"role": "system", "content": system}, {"role": "user", "content": task.prompt}]
+            reply = await client.chat.completions.create(model=model, messages=messages)
+        return reply.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("options", "trained"),
+    [
+        ({}, [True, True, True]),
+        ({"side_models": ["tiny", "small"]}, [False, True, True]),
+        ({"side_markers": ["nothing", "make a title"]}, [True, False, True]),
+    ],
+)
+async def test_side_calls_are_chosen_by_model_and_by_text(run_loop, options, trained):
+    trajectory, _ = await run_loop(External(function=f"{__name__}:asks_on_the_side", **options), "42")
+    masks = {}
+    for sequence in trajectory.sequences:
+        for turn in sequence.turns:
+            masks[turn.index] = bool(sequence.loss_mask[turn.start : turn.end].any())
+    assert [masks[index] for index in range(3)] == trained
 
 
 async def test_a_program_that_gives_up_on_a_lost_engine_has_not_failed_by_itself(run_loop, program):

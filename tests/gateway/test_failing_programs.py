@@ -100,6 +100,7 @@ def test_attempts_fail_alike_whatever_numbers_and_folders_they_name(words, is_al
             "ended with 5: " + "\n".join(map(str, range(22, 30))),
         ),
         ('print("on standard output")\nsys.exit(5)', "ended with 5: on standard output"),
+        ('print("output")\nprint("the error", file=sys.stderr)\nsys.exit(5)', "ended with 5: the error"),
         ("sys.exit(5)", "ended with 5, and wrote nothing"),
         ('print("x" * 5000, file=sys.stderr)\nprint("the end", file=sys.stderr)\nsys.exit(5)', "ended with 5: the end"),
     ],

@@ -136,3 +136,12 @@ def test_model_add_says_what_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "tied the output head to the embedding again" in said
     assert "stored in bfloat16 (the file has 6." in said
     assert json.loads((tmp_path / "models" / "small" / "config.json").read_text())["tie_word_embeddings"] is True
+
+
+def test_model_add_stores_the_format_that_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTRL_MODELS", str(tmp_path / "models"))
+    write_gguf(tmp_path / "m.gguf", weights=Q5, head=None)
+    with pytest.raises(SystemExit) as ended:
+        main(["model", "add", str(tmp_path / "m.gguf"), "wide", "--dtype", "float32"])
+    assert not ended.value.code
+    assert json.loads((tmp_path / "models" / "wide" / "config.json").read_text())["dtype"] == "float32"

@@ -114,6 +114,10 @@ def test_the_command_shows_what_was_found(overflowing, trajectories, tmp_path, c
     with pytest.raises(SystemExit):
         main(["replay-step", str(file), "--json"])
     assert json.loads(capsys.readouterr().out)["repeats"] is True
+    with pytest.raises(SystemExit) as end:
+        main(["replay-step", str(file), "--device", "nowhere"])
+    assert end.value.code
+    assert "nowhere" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("text", "message"), [(None, "not found"), ("nothing", "cannot be read")])
