@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import huggingface_hub
 import pytest
 
@@ -186,6 +187,48 @@ def test_a_folder_that_holds_the_results_is_not_data(tmp_path: Path, monkeypatch
     before = code_identity(config, tmp_path / "runs" / "evaluations")
     (tmp_path / "runs" / "log.txt").write_text("more")
     assert code_identity(config, tmp_path / "runs" / "evaluations") == before
+
+
+class Registered(gymnasium.Env[str, str]):
+    """An environment with one step."""
+
+    observation_space = action_space = gymnasium.spaces.Text(9)
+
+    def __init__(self, word: str = "a") -> None:
+        self.word = word
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        return self.word, {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return "", 1.0, True, False, {}
+
+
+class RegisteredToo(Registered):
+    """Another one."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kwargs": {"word": "b"}},
+        {"max_episode_steps": 4},
+        {"reward_threshold": 0.75},
+        {"entry_point": RegisteredToo},
+    ],
+)
+def test_what_is_registered_with_an_environment_belongs_to_it(change: dict[str, Any], tmp_path: Path) -> None:
+    found = []
+    for more in ({}, {}, change):
+        fields = {"entry_point": Registered, "max_episode_steps": 3, "reward_threshold": 0.5, **more}
+        gymnasium.register("tests/Registered-v0", **fields)
+        try:
+            config = load_config(None, ["environment=tests/Registered-v0"])
+            found.append(code_identity(config, tmp_path))
+        finally:
+            del gymnasium.registry["tests/Registered-v0"]
+    assert found[0] == found[1]
+    assert found[0] != found[2]
 
 
 def test_the_roles_own_tools_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
