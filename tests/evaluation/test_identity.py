@@ -21,7 +21,7 @@ from agentrl.builders.model_identity import weights
 from agentrl.builders.models import SCRATCH
 from agentrl.config import Config, load_config
 from agentrl.config.engines import OpenAIEngineConfig
-from agentrl.evaluation.identity import code_identity, served_model, served_models
+from agentrl.evaluation.identity import code_identity, model_identity, served_model, served_models
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, task_digest
 from agentrl.observe import file_identity
 from agentrl.observe.code_identity import CodeIdentity
@@ -275,6 +275,20 @@ def test_every_file_of_a_model_is_part_of_it(name: str, tmp_path: Path) -> None:
     before = weights(str(tmp_path), config)
     (tmp_path / name).write_text("2")
     assert weights(str(tmp_path), config) != before
+
+
+def test_every_adapter_is_part_of_the_model(tmp_path: Path) -> None:
+    words = [f"model.path={tmp_path}/base", "model.lora={rank: 4}", "agent.loop=planner_worker"]
+    for name in ("base", "planner", "worker"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").write_text("1")
+    words += [f"adapters={{planner: {{path: '{tmp_path}/planner'}}, worker: {{path: '{tmp_path}/worker'}}, new: {{}}}}"]
+    config = small_config(*words)
+    before = model_identity(config)
+    for name in ("base", "planner", "worker"):
+        (tmp_path / name / "adapter_model.safetensors").write_text("2")
+        assert model_identity(config) != before, name
+        before = model_identity(config)
 
 
 def test_a_name_on_the_hub_is_its_revision_and_not_its_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
