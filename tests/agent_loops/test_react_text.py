@@ -154,6 +154,7 @@ def test_an_unknown_format_is_an_error():
         ("Room.\n\nYour task is to: put a mug in desk.", "Your task is to: put a mug in desk."),
         ("Hints: your task is to win.\nGo.", "Hints: your task is to win."),
         ("I think of a number. Guess it.\n\n", "I think of a number. Guess it."),
+        ("Your task is to wait.\nNow your task is to go.\nGo.", "Now your task is to go."),
         ("# # #\n# P #\n# # #", ""),
         ((TextPart(text="Look."),), "Look."),
         ("", ""),

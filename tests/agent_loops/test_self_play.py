@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import gymnasium
 import pytest
 from agentrl.envs.puzzles.environment import PuzzleEnv
 from agentrl.envs.puzzles.tic_tac_toe import SPEC, TicTacToe
@@ -102,6 +103,30 @@ async def test_an_answer_that_cannot_be_read_is_a_move_that_is_not_allowed(game,
     assert "Play one of the free fields" in second
     assert trajectory.role_returns == {"player_1": -1.0, "player_2": 0.0}
     assert "invalid_answers" not in trajectory.metrics
+
+
+class Polite(gymnasium.Env):
+    """Two players speak in turn; who says nothing passes."""
+
+    observation_space = action_space = gymnasium.spaces.Text(100)
+
+    def reset(self, *, seed=None, options=None):
+        self.moves = 0
+        return "Speak, a.", {"players": ["a", "b"], "player": "a"}
+
+    def step(self, action):
+        self.moves += 1
+        ends = self.moves == 3
+        info = {"player": "ab"[self.moves % 2]} | ({"rewards": {"a": 1.0, "b": -1.0}} if ends else {})
+        return f"{action or 'Nothing'} was said.", 0.0, ends, False, info
+
+
+async def test_what_was_wrong_with_an_answer_is_told_to_nobody_else(play):
+    played = await play(Polite, "self_play", "", "one", "two", options={"format": "plain"})
+    first, second = played.texts
+    assert "was empty" not in first + second
+    assert "Nothing was said." in second
+    assert played.trajectory.role_returns == {"player_1": 1.0, "player_2": -1.0}
 
 
 async def test_a_player_that_uses_up_its_tokens_loses_alone(game):

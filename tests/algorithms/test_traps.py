@@ -262,6 +262,7 @@ def test_a_difference_above_rounding_is_one():
     assert groups_with_different_rewards(close).tolist() == [True, True]
     assert rewards_differ([0.1, 0.1 + 1e-8])
     assert rewards_differ([1e6, 1e6 + 0.1])
+    assert rewards_differ([0.0, 0.5, 1.0]), "one of them is the mean"
     assert not rewards_differ([])
     assert not rewards_differ([-5.0])
 

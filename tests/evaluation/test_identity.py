@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import huggingface_hub
 import pytest
 
 from agentrl.config import Config, load_config
 from agentrl.config.config import SCRATCH
 from agentrl.config.engines import OpenAIEngineConfig
-from agentrl.evaluation.identity import code_identity, served_model, served_models
+from agentrl.evaluation.identity import code_identity, model_identity, served_model, served_models
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, task_digest
 from agentrl.models.identity import weights
 from agentrl.observe import file_identity
@@ -188,6 +189,48 @@ def test_a_folder_that_holds_the_results_is_not_data(tmp_path: Path, monkeypatch
     assert code_identity(config, tmp_path / "runs" / "evaluations") == before
 
 
+class Registered(gymnasium.Env[str, str]):
+    """An environment with one step."""
+
+    observation_space = action_space = gymnasium.spaces.Text(9)
+
+    def __init__(self, word: str = "a") -> None:
+        self.word = word
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        return self.word, {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return "", 1.0, True, False, {}
+
+
+class RegisteredToo(Registered):
+    """Another one."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kwargs": {"word": "b"}},
+        {"max_episode_steps": 4},
+        {"reward_threshold": 0.75},
+        {"entry_point": RegisteredToo},
+    ],
+)
+def test_what_is_registered_with_an_environment_belongs_to_it(change: dict[str, Any], tmp_path: Path) -> None:
+    found = []
+    for more in ({}, {}, change):
+        fields = {"entry_point": Registered, "max_episode_steps": 3, "reward_threshold": 0.5, **more}
+        gymnasium.register("tests/Registered-v0", **fields)
+        try:
+            config = load_config(None, ["environment=tests/Registered-v0"])
+            found.append(code_identity(config, tmp_path))
+        finally:
+            del gymnasium.registry["tests/Registered-v0"]
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+
+
 def test_the_roles_own_tools_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "role_tools.py").write_text("def look() -> str:\n    'Look.'\n    return 'a'\n")
@@ -232,6 +275,20 @@ def test_every_file_of_a_model_is_part_of_it(name: str, tmp_path: Path) -> None:
     before = weights(str(tmp_path), config)
     (tmp_path / name).write_text("2")
     assert weights(str(tmp_path), config) != before
+
+
+def test_every_adapter_is_part_of_the_model(tmp_path: Path) -> None:
+    words = [f"model.path={tmp_path}/base", "model.lora={rank: 4}", "agent.loop=planner_worker"]
+    for name in ("base", "planner", "worker"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").write_text("1")
+    words += [f"adapters={{planner: {{path: '{tmp_path}/planner'}}, worker: {{path: '{tmp_path}/worker'}}, new: {{}}}}"]
+    config = small_config(*words)
+    before = model_identity(config)
+    for name in ("base", "planner", "worker"):
+        (tmp_path / name / "adapter_model.safetensors").write_text("2")
+        assert model_identity(config) != before, name
+        before = model_identity(config)
 
 
 def test_a_name_on_the_hub_is_its_revision_and_not_its_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

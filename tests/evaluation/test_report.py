@@ -136,3 +136,4 @@ def test_any_and_all_of_the_samples_are_different_rows() -> None:
     text = markdown(Report(title="Run", results={"now": summarise(panel, episodes, 1.0)}))
     assert "| pass@2 | 100.0 % |" in text
     assert "| pass^2 | 50.0 % |" in text
+    assert ("pass@1" in text, "pass^1" in text) == (False, False), "both are the success"

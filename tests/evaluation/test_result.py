@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -69,6 +70,36 @@ def test_estimates_by_hand() -> None:
     assert list(result.by_task_type) == ["clean", "heat"]
     assert result.by_task_type["heat"].reward == 0.25
     assert result.outcomes == {Outcome.FINISHED: 3, Outcome.TRUNCATED_TURNS: 1}
+
+
+def test_each_task_counts_once_in_the_mean_reward_whatever_its_samples() -> None:
+    """Three samples of one task and one of another: the mean over samples would be 0.75."""
+    panel = dataclasses.replace(PANEL, samples=3)
+    found = [episode("a", sample, success=True, reward=1.0) for sample in range(3)]
+    result = summarise(panel, [*found, episode("b", 0, success=False, reward=0.0)], seconds=1.0)
+    assert result.reward is not None
+    assert (result.reward.mean, result.reward.low, result.reward.high) == (0.5, 0.0, 1.0)
+    assert result.pass_at_k == {1: 0.5, 2: 1.0, 3: 1.0}
+    assert result.pass_hat_k == {1: 0.5, 2: 1.0, 3: 1.0}
+    assert (result.by_task_type["all"].n_tasks, result.by_task_type["all"].reward) == (2, 0.75)
+
+
+def test_reused_episodes_are_counted_with_the_time_of_the_first() -> None:
+    found = [
+        dataclasses.replace(episode(task, 0, reward=1.0), played_at=time)
+        for task, time in (("a", 3000.0), ("b", 1000.0), ("c", 2000.0), ("d", 500.0))
+    ]
+    earlier = {one.trajectory.id for one in found[:3]}
+    result = summarise(dataclasses.replace(PANEL, n_tasks=4), found, seconds=1.0, found=earlier)
+    assert (result.reused, result.reused_since) == (3, 1000.0)
+    assert result.reused_words.startswith("3 of 4 reused, played since ")
+
+
+def test_tokens_that_a_service_counted_are_tokens() -> None:
+    """Turns in text have no tokens in the ledger."""
+    played = episode("a", 0, turn_tokens=(2, 0))
+    played.trajectory.sequences[0].turns[1].counted_tokens = 5
+    assert summarise(PANEL, [played], seconds=2.0).tokens == 7.0
 
 
 def test_tokens_per_second_are_those_of_episodes_that_this_run_played() -> None:

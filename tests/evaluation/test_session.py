@@ -90,6 +90,20 @@ def test_weights_are_part_of_the_key(file: str, folder: Path) -> None:
     assert key(folder, *words) != before
 
 
+@pytest.mark.parametrize("name", ["model.chat_template", "environment.tasks"])
+def test_the_content_of_a_named_file_is_part_of_the_key(name: str, folder: Path) -> None:
+    file = folder / "named.jinja"
+    words = ("environment={name: guess_number}", "agent.loop=react_text", "model.path=MODEL", f"{name}='{file}'")
+    found = []
+    for text in ("{{ messages }}", "{{ messages }} "):
+        file.write_text(text)
+        found.append(key(folder, *words))
+    assert found[0] != found[1]
+    file.unlink()
+    if name == "environment.tasks":  # of a file that is not there, only the name is known
+        assert key(folder, *words) != key(folder, *words[:-1], f"{name}='{file}2'")
+
+
 def test_how_fast_it_is_played_is_not_part_of_the_key(folder: Path) -> None:
     faster = ("rollout.max_concurrent=3", "environment.workers=2", "environment.isolation=thread")
     assert key(folder, *LOCAL, *faster) == key(folder, *LOCAL)

@@ -49,3 +49,38 @@ def test_a_run_on_running_servers_keeps_its_own_environment(tmp_path: Path) -> N
     assert found.sole_environment.name == "guess_number"
     assert isinstance(found.engine, ServerEngineConfig)
     assert found.engine.servers == ["http://localhost:1"]
+
+
+def test_the_first_split_that_is_not_for_training_is_measured() -> None:
+    found = evaluation_config(env="bandit", policy=PolicyKind.EXPERT)
+    assert found.sole_environment.split == "valid"
+    assert evaluation_config(env="bandit/test", policy=PolicyKind.EXPERT).sole_environment.split == "test"
+
+
+MIXED = """
+environments:
+  bandit: {name: guess_number, split: test}
+  cards: {name: bandit, options: {arms: 7}, evaluation_split: test}
+sampling: {temperature: 0.5, top_p: 0.75}
+evaluation: {sampling: {temperature: 0.25, top_p: 0.5}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "name", "split", "options"),
+    [
+        ("bandit", "guess_number", "valid", {}),
+        ("cards", "bandit", "test", {"arms": 7}),
+        ("cards/valid", "bandit", "valid", {"arms": 7}),
+        ("guess_number/test", "guess_number", "test", {}),
+    ],
+)
+def test_an_environment_of_a_mixed_run_is_named_by_its_label_first(
+    env: str, name: str, split: str, options: dict[str, int], tmp_path: Path
+) -> None:
+    (tmp_path / "config.yaml").write_text(MIXED)
+    found = evaluation_config(model=str(tmp_path), env=env)
+    section = found.sole_environment
+    assert (section.name, section.split) == (name, split)
+    assert {key: section.options[key] for key in options} == options
+    assert (found.sampling.temperature, found.sampling.top_p) == (0.25, 0.5)

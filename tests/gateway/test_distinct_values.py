@@ -168,15 +168,16 @@ async def test_a_result_has_the_name_of_its_call(played: Any) -> None:
     assert [(message.text, message.name) for message in seen if message.role == "tool"] == [("y", "add"), ("x", "sub")]
 
 
-async def test_a_call_that_ends_an_answer_hides_the_stop_text_before_it(played: Any) -> None:
+async def test_an_answer_with_a_call_does_not_name_the_stop_text_after_it(played: Any) -> None:
     async def play(gateway: Any, session: Any) -> None:
         tool = {"name": "add", "input_schema": {"type": "object"}}
         body = {"model": "p", "max_tokens": 99, "messages": [user("one")], "tools": [tool], "stop_sequences": ["."]}
         status, reply = await post(gateway.url + MESSAGES, session.key, body)
         assert status == 200
-        assert (reply["stop_reason"], reply["stop_sequence"]) in (("tool_use", None), ("stop_sequence", "."))
+        assert [block["type"] for block in reply["content"]] == ["text", "tool_use"]
+        assert (reply["stop_reason"], reply["stop_sequence"]) == ("tool_use", None)
 
-    await played(play, f"I add. {CALL}")
+    await played(play, f"{CALL}\nI added. And more")
 
 
 async def test_the_newest_answers_are_kept_for_retries(played: Any) -> None:

@@ -88,6 +88,12 @@ def test_episodes_that_all_succeeded_need_harder_tasks():
     assert "succeeded: the tasks are too easy" in explain_cause([episode(True, reward=1.0)] * 3)
 
 
+def test_equal_rewards_of_solved_and_other_episodes_are_no_matter_of_difficulty():
+    text = explain_cause([episode(True, reward=0.5), episode(False, reward=0.5)])
+    assert "The returns of the newest step are 0.5" in text
+    assert "succeeded" not in text
+
+
 def test_rewards_that_differ_are_listed():
     text = explain_cause([episode(None, reward=0.0), episode(None, reward=0.25)])
     assert "The returns of the newest step are 0, 0.25" in text

@@ -102,6 +102,27 @@ def test_a_tool_that_sometimes_raises_counts_all_its_calls():
     assert (problem.count, problem.of) == (2, 10)
 
 
+def test_equal_errors_of_two_tools_are_two_problems():
+    incidents = Incidents()
+    for _ in range(4):
+        incidents.count_call("lookup", "OSError: disk")
+        incidents.count_call("search", "OSError: disk")
+        incidents.count_call("search")
+    assert [(one.count, one.of) for one in failures(incidents)] == [(4, 4), (4, 8)]
+    assert [one.text.split()[2] for one in failures(incidents)] == ["lookup", "search"]
+
+
+def test_few_episodes_of_one_kind_prove_nothing_against_a_reward():
+    def problems(solved, failed):
+        rows = [episode(0.0, True, answer=i) for i in range(solved)] + [
+            episode(1.0 + i / 100, False, answer=-i - 1) for i in range(failed)
+        ]
+        return [one.kind for one in reward_problems(evidence_of(*rows), RULE)]
+
+    assert problems(8, 8) == ["reward_against_success"]
+    assert problems(7, 30) == problems(30, 7) == []
+
+
 def test_messages_that_differ_every_time_do_not_fill_the_memory():
     incidents = Incidents(attempts=1)
     for number in range(2 * MOST):

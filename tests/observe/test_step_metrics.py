@@ -42,6 +42,38 @@ def test_numbers_of_a_step_by_hand():
     assert numbers["time/share/engine"] == 0.75
 
 
+def test_seconds_are_those_of_all_episodes_and_the_rest_of_the_trained_ones():
+    failed = trajectory(None, outcome=Outcome.ENGINE_ERROR, turns=4)
+    for turn in failed.turns:
+        turn.timings.decode, turn.timings.tool, turn.timings.env = 0.0, 2.0, 0.0
+    numbers = trajectory_metrics([trajectory(1.0), failed], version=0)
+    assert (numbers["time/turns/decode_s"], numbers["time/turns/tool_s"], numbers["time/turns/env_s"]) == (3, 8, 1)
+    shares = [numbers[f"time/share/{name}"] for name in ("engine", "tool", "environment")]
+    assert shares == pytest.approx([3 / 12, 8 / 12, 1 / 12])
+    assert (numbers["turns/mean"], numbers["tokens/longest_sequence"]) == (1, 5)
+
+
+def test_each_role_has_its_own_returns_and_turns():
+    """The planner earns 0.5 in one episode, the worker 2 in both; the environment pays 0.25 to all."""
+    several = []
+    for own in (0.5, None):
+        played = trajectory(0.25, turns=3)
+        played.turns[0].role, played.turns[1].role, played.turns[2].role = "planner", "worker", "worker"
+        played.turns[1].own_reward = 2.0
+        if own is None:
+            played.sequences[0].turns = played.sequences[0].turns[1:]
+        else:
+            played.turns[0].own_reward = own
+        several.append(played)
+    numbers = trajectory_metrics(several, version=0)
+    returns = [found.role_returns for found in several]
+    assert [set(one) for one in returns] == [{"planner", "worker"}, {"worker"}]
+    assert numbers["role/planner/return/mean"] == returns[0]["planner"]
+    assert numbers["role/worker/return/mean"] == (returns[0]["worker"] + returns[1]["worker"]) / 2
+    assert (numbers["role/planner/turns/mean"], numbers["role/worker/turns/mean"]) == (1, 2)
+    assert returns[0]["planner"] != returns[0]["worker"] != several[0].reward
+
+
 def test_repaired_calls_of_a_step_are_added_up():
     several = [
         trajectory(1.0, version=3, metrics={"calls/repaired": 2}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import urllib.error
 import urllib.request
@@ -12,6 +13,7 @@ from served_worlds import STAIRS, Stairs
 
 from agentrl.errors import UsageError
 from agentrl.remote.wire import LARGEST_REQUEST
+from agentrl.tool import Tool
 
 SESSION = "/v1/sessions/client-0001"
 
@@ -203,12 +205,20 @@ def test_an_abandoned_session_is_closed_and_its_environment_used_again(serve: An
     assert Stairs.made == made
 
 
-def test_an_environment_that_failed_is_not_used_again(serve: Any) -> None:
+def test_a_number_belongs_to_one_method(client: Client) -> None:
+    first = client.call(2, "state_key")
+    assert first.status == 200
+    assert client.call(2, "snapshot").kind == "number"
+    assert client.call(2, "state_key") == first
+
+
+@pytest.mark.parametrize("action", ["fail", "unsendable"])
+def test_an_environment_that_failed_is_not_used_again(serve: Any, action: str) -> None:
     running = serve(STAIRS)
     made, closed = Stairs.made, Stairs.closed
     client = Client(running.url)
     client.call(1, "reset", seed=3, options={})
-    client.call(2, "step", action="fail")
+    client.call(2, "step", action=action)
     ask(running.url, "DELETE", SESSION)
     Client(running.url, "/v1/sessions/client-0002")
     assert (Stairs.made, Stairs.closed) == (made + 1, closed + 1)
@@ -222,6 +232,30 @@ def test_a_token_is_asked_for_everywhere_but_for_health(serve: Any) -> None:
         assert (said.status, said.kind, said.message) == (401, "token", words)
     assert ask(running.url, "PUT", SESSION, {}, token="no").status == 401
     assert ask(running.url, "GET", "/v1/info", token="secret").status == 200
+
+
+class Locked(Stairs):
+    """Has another tool in every episode."""
+
+    def reset(self, **words: Any) -> tuple[str, dict[str, Any]]:
+        own = Tool(self.look_around, name=f"look_{words['seed']}", inline=True)
+        self.tools = (own,)  # type: ignore[assignment]
+        return super().reset(**words)
+
+
+def test_tools_of_an_earlier_episode_are_gone(serve: Any) -> None:
+    client = Client(serve(dataclasses.replace(STAIRS, make=Locked)).url)
+    for number, seed in ((1, 3), (3, 4)):
+        assert client.call(number, "reset", seed=seed, options={}).status == 200
+        said = client.call(number + 1, "call_tool", name="look_3", arguments={"far": True})
+        assert (said.status == 200) == (seed == 3), said
+    assert "expected look_4" in said.message
+
+
+def test_options_of_the_server_come_before_those_of_the_spec(serve: Any) -> None:
+    spec = dataclasses.replace(STAIRS, make=lambda height, width: Stairs(), options={"height": 1, "width": 2})
+    told = ask(serve(spec, {"height": 3}).url, "GET", "/v1/info").body
+    assert told["spec"]["options"] == {"height": 3, "width": 2}
 
 
 def test_the_options_are_the_servers(serve: Any) -> None:

@@ -261,6 +261,56 @@ async def test_a_function_for_verifiers_gets_what_a_rubric_gives(named):
     assert seen["rest"] == {}
 
 
+async def test_a_function_for_verifiers_sees_several_turns_and_parses_the_last(named):
+    seen = {}
+
+    def keeping(completion, state, parser):
+        seen.update(turn=state["turn"], parsed=parser.parse_answer(completion), roles=[m["role"] for m in completion])
+        seen["texts"] = [step["completion"][0]["content"] for step in state["trajectory"]]
+        return 1.0
+
+    named(keeping=keeping)
+    await scored("keeping", reply(episode()))
+    assert seen["roles"] == ["assistant", "user", "assistant"]
+    assert (seen["turn"], seen["parsed"]) == (2, "Yes, 42")
+    assert seen["texts"] == [ANSWER["content"], "Yes, 42"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda completions, level: [float(level)],
+        lambda data_source, solution_str, level: float(level),
+        lambda completion, level: float(level),
+    ],
+    ids=["trl", "verl", "verifiers"],
+)
+async def test_an_option_comes_before_a_column_of_its_name(named, function):
+    named(theirs=function)
+    task = replace(TASK, columns={**TASK.columns, "level": 3})
+    assert (await scored({"name": "theirs", "level": 5}, task=task)).reward == 5.0
+
+
+async def test_a_column_comes_before_the_tasks_ground_truth_in_functions_for_trl(named):
+    named(theirs=lambda completions, ground_truth: [float(ground_truth == ["own"])])
+    task = replace(TASK, columns={"ground_truth": "own"})
+    assert (await scored("theirs", task=task)).reward == 1.0
+    assert (await scored("theirs")).reward == 0.0
+
+
+async def test_a_call_in_a_conversation_stays_a_call(named):
+    seen = []
+    named(keeping=lambda completions: seen.extend(completions[0]) or [0.0])
+    trajectory = episode()
+    answer = Message(role="assistant", content="I add.", tool_calls=(ToolCall(name="add", arguments={"a": 1}),))
+    trajectory.conversations[-1][-1], trajectory.answers[-1] = answer, answer
+    trajectory.completions[-1] = 'I add.<tool_call>{"name": "add"}</tool_call>'
+    await scored("keeping", trajectory)
+    (message,) = seen
+    assert message["content"] == "I add."
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
+
+
 @pytest.mark.parametrize(
     ("task", "expected"),
     [

@@ -72,7 +72,12 @@ async def test_a_function_may_say_that_it_does_not_apply_if_it_declares_so(named
     def sometimes(trajectory, task) -> float | None:
         return None
 
-    named(sometimes=sometimes, exact=exact)
+    def optionally(trajectory, task):
+        return None
+
+    optionally.__annotations__["return"] = "Optional[float]"
+    named(sometimes=sometimes, optionally=optionally, exact=exact)
+    assert await scored("optionally") == Score(reward=None)
     assert await scored("sometimes") == Score(reward=None)
     assert await scored(["sometimes", "exact"]) == Score(reward=1.0, components={"exact": 1.0})
 
