@@ -62,6 +62,11 @@ class Customer:
         """Current request."""
         return self.scenario.requests[self.mood.request]
 
+    @property
+    def question(self) -> tuple[str, ...]:
+        """Right answer to the current question; empty without a question."""
+        return self.request.outputs
+
     def open(self) -> str:
         """Return the first words."""
         greeting = "Hello there, I hope that you are well!" if self.scenario.persona is Persona.CHATTY else "Hello."

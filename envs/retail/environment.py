@@ -1,42 +1,24 @@
-"""The retail desk as environments, with the scripted customer or one that a language model plays."""
+"""The retail desk as an environment, with the scripted customer or one that the runtime plays."""
 
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import gymnasium
 from gymnasium.spaces import Text
 
-from agentrl.env import AnyEnv, AsyncEnv
 from agentrl.errors import UsageError
-from agentrl.message import Message
-from agentrl.remote.chat import ChatService
+from agentrl.message import Content, Message
 
 from .customer import Customer
-from .customer_options import ROLE, CustomerOptions
 from .episode import RetailEpisode, Step, begin
 from .expert import RetailExpert
-from .model_customer import ModelCustomer
 from .options import parse_options
-from .role_desk import RoleRetailDesk
+from .role_customer import RoleCustomer
 from .tasks import Case
 from .tools import Toolbox, tool_message
-
-T = TypeVar("T")
-
-
-def make_retail(**options: Any) -> AnyEnv:
-    """Create the environment for the options; with a ``customer``, the runtime or a service plays the customer.
-
-    Raises:
-        UsageError: an option is not valid.
-    """
-    customer = options.get("customer")
-    if customer == ROLE:
-        return RoleRetailDesk(**options)
-    return RetailDesk(**options) if customer is None else LiveRetailDesk(**options)
 
 
 class RetailDesk(gymnasium.Env[str, str]):
@@ -47,21 +29,23 @@ class RetailDesk(gymnasium.Env[str, str]):
     the customer was identified, the database has the state after the right actions, and the answer to a question was
     right, else 0. `reset` takes the option ``task_id``; without it the seed draws a training task.
 
+    With ``customer: role``, it is a game of two players: the player `user` reads the agent's words, and its actions are
+    the customer's answers. It begins.
+
     Args:
-        options: Options of `parse_options`, without ``customer``.
+        options: Options of `parse_options`.
     """
 
     action_hint = ""
 
     def __init__(self, **options: Any) -> None:
         self.options = parse_options(**options)
-        if self.options.customer is not None:
-            raise UsageError("this class has a scripted customer", got="customer", hint="use make_retail")
         self.observation_space = Text(16384, charset=string.printable)
         self.action_space = Text(512, charset=string.printable)
         self._toolbox = Toolbox()
         self.tools = self._toolbox.tools
         self._episode: RetailEpisode | None = None
+        self._customer: Customer | RoleCustomer
 
     @property
     def episode(self) -> RetailEpisode:
@@ -70,15 +54,22 @@ class RetailDesk(gymnasium.Env[str, str]):
         Raises:
             UsageError: `reset` was not called yet.
         """
-        return _begun(self._episode)
+        if self._episode is None:
+            raise UsageError("the retail environment has no episode yet", expected="reset before anything else")
+        return self._episode
 
     @property
     def case(self) -> Case:
         """The current task."""
         return self.episode.case
 
+    @property
+    def role(self) -> RoleCustomer | None:
+        """The customer, if the runtime plays it."""
+        return self._customer if isinstance(self._customer, RoleCustomer) else None
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Start an episode with the customer's first words.
+        """Start an episode with the customer's first words, or with what the customer reads before it says them.
 
         Raises:
             UsageError: an option is unknown, or the task does not exist.
@@ -86,31 +77,39 @@ class RetailDesk(gymnasium.Env[str, str]):
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(2**31)) if seed is None else seed
         self._episode = begin(self.options, self._toolbox, drawn, options or {})
-        self._customer = Customer(self.case.scenario, self.case.expected)
-        return self._customer.open(), self._episode.info()
+        self._customer = self._make_customer()
+        briefing = {} if self.role is None else self.role.briefing()
+        return self._customer.open(), {**self._with_player(self._episode.info()), **briefing}
 
     def step(self, action: str) -> Step:
-        """Speak to the customer, or call a tool.
+        """Speak to the customer, or call a tool; or answer as the customer, if it acts next.
 
         Raises:
             UsageError: the episode is over.
+            EnvironmentFailure: the customer has given several unusable answers in a row.
         """
-        episode = self.episode
-        outcome = episode.take(action, self._customer.request.outputs)
-        if outcome.words is None:
-            return episode.observe(outcome.result, valid=outcome.valid)
-        return episode.hear(self._customer.answer(outcome.words, episode.database))
+        episode, role = self.episode, self.role
+        if role is not None and role.is_asked:
+            reply = role.hear(action)
+        else:
+            outcome = episode.take(action, self._customer.question)
+            if outcome.words is None:
+                return self._finish(episode.observe(outcome.result, valid=outcome.valid))
+            reply = self._customer.answer(outcome.words, episode.database)
+        if role is not None and role.holds_step:
+            return reply, 0.0, False, False, self._with_player(episode.info())
+        return self._finish(episode.hear(reply))
 
     def tool_message(self, action: str) -> Message:
         """Return the assistant message of a text action, with a tool call if it is one."""
         return tool_message(action)
 
-    def expert(self) -> RetailExpert:
-        """Return a policy that serves every customer."""
-        return RetailExpert()
+    def expert(self) -> RetailExpert | TwoSidedExpert:
+        """Return a policy that serves every customer; if the customer is a role, it plays it with the script."""
+        return RetailExpert() if self.options.customer is None else TwoSidedExpert(self)
 
     def state_key(self) -> str:
-        """Return a key of the database, the customer's mood, and the agent's answers."""
+        """Return a key of the database, the customer's state, and the agent's answers."""
         return self.episode.key(self._customer.to_plain())
 
     def snapshot(self) -> dict[str, Any]:
@@ -120,87 +119,44 @@ class RetailDesk(gymnasium.Env[str, str]):
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Continue from a snapshot, in this environment or another one with the same options."""
         self._episode = RetailEpisode.from_plain(snapshot, self.options, self._toolbox)
-        self._customer = Customer(self.case.scenario, self.case.expected, snapshot["customer"])
+        self._customer = self._make_customer(snapshot["customer"])
+
+    def _make_customer(self, state: Mapping[str, Any] | None = None) -> Customer | RoleCustomer:
+        if self.options.customer is None:
+            return Customer(self.case.scenario, self.case.expected, state)
+        return RoleCustomer(self.case, **(state or {}))
+
+    def _finish(self, step: Step) -> Step:
+        observation, reward, terminated, truncated, info = step
+        return observation, reward, terminated, truncated, self._with_player(info)
+
+    def _with_player(self, info: dict[str, Any]) -> dict[str, Any]:
+        """Add who acts next, if the customer is a role."""
+        return info if self.role is None else {**info, "player": self.role.next_player}
 
 
-class LiveRetailDesk(AsyncEnv):
-    """`RetailDesk` with a customer that a language model plays; its failures are environment failures.
-
-    It has no expert: the expert of `RetailDesk` understands only the script's sentences.
+class TwoSidedExpert:
+    """Expert that plays the agent like `RetailExpert`, and the customer like the script.
 
     Args:
-        options: Options of `parse_options`, with ``customer``.
+        desk: The environment, with ``customer: role``.
     """
 
-    def __init__(self, **options: Any) -> None:
-        self.options = parse_options(**options)
-        if not isinstance(self.options.customer, CustomerOptions):
-            raise UsageError(
-                "this retail desk needs a model for the customer", expected="option customer with url and model"
-            )
-        self._customer_options = self.options.customer
-        self.action_space = Text(512, charset=string.printable)
-        self._toolbox = Toolbox()
-        self.tools = self._toolbox.tools
-        self._service = ChatService(self._customer_options.service)
-        self._episode: RetailEpisode | None = None
-        self._customer: ModelCustomer | None = None
+    def __init__(self, desk: RetailDesk) -> None:
+        self._desk = desk
+        self._agent = RetailExpert()
+        self._customer: Customer | None = None
 
-    async def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
-        """Start an episode with the customer's first words; the default seed is 0.
+    def act(self, observation: Content) -> str:
+        """Return the next action of the player whose turn it is.
 
         Raises:
-            UsageError: an option is unknown, the task does not exist, or the service refuses the key or the model.
-            EnvironmentFailure: the service failed.
+            UsageError: the customer's request is unknown to the expert.
         """
-        self._episode = self._customer = None
-        episode = begin(self.options, self._toolbox, seed or 0, options or {})
-        customer = self._customer_of(episode, seed=seed or 0)
-        opening = await customer.open()
-        self._episode, self._customer = episode, customer
-        return opening, episode.info()
-
-    async def step(self, action: str) -> Step:
-        """Speak to the customer, or call a tool.
-
-        Raises:
-            UsageError: the episode is over, or the service refuses the key or the model.
-            EnvironmentFailure: the service failed.
-        """
-        episode, customer = _begun(self._episode), _begun(self._customer)
-        outcome = episode.take(action, episode.case.outputs)
-        if outcome.words is None:
-            return episode.observe(outcome.result, valid=outcome.valid)
-        return episode.hear(await customer.answer(outcome.words, episode.database))
-
-    def tool_message(self, action: str) -> Message:
-        """Return the assistant message of a text action, with a tool call if it is one."""
-        return tool_message(action)
-
-    def state_key(self) -> str:
-        """Return a key of the database, the conversation, and the agent's answers."""
-        return _begun(self._episode).key(_begun(self._customer).to_plain())
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the episode as JSON types."""
-        return _begun(self._episode).to_plain(_begun(self._customer).to_plain())
-
-    def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Continue from a snapshot, in this environment or another one with the same options."""
-        self._episode = RetailEpisode.from_plain(snapshot, self.options, self._toolbox)
-        self._customer = self._customer_of(self._episode, **snapshot["customer"])
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._service.close()
-
-    def _customer_of(self, episode: RetailEpisode, *, seed: int, talk: Sequence[str] = ()) -> ModelCustomer:
-        return ModelCustomer(episode.case, self._customer_options, self._service, seed=seed, talk=talk)
-
-
-def _begun(part: T | None) -> T:
-    if part is None:
-        raise UsageError("the retail environment has no episode yet", expected="reset before anything else")
-    return part
+        episode, role = self._desk.episode, self._desk.role
+        if role is None or not role.is_asked:
+            return self._agent.act(observation)
+        if self._customer is None:
+            self._customer = Customer(episode.case.scenario, episode.case.expected)
+            return self._customer.open()
+        return self._customer.answer(observation if isinstance(observation, str) else "", episode.database)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Final, Literal
 
 from agentrl.errors import UsageError
 
 from ..choices import choose_all
 from ..option_types import typed_options
-from .customer_options import ROLE, CustomerOptions, parse_customer
 from .requests import Persona, TaskType
 
 MAX_STEPS = 40
+ROLE: Final = "role"
+"""Value of the option ``customer`` with which the runtime plays the customer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +26,8 @@ class RetailOptions:
     personas: tuple[Persona, ...]
     users: int | None
     """Maximum number of users of a shop; ``None`` for all."""
-    customer: CustomerOptions | Literal["role"] | None
-    """Player of the customer: the runtime as a role, or a service; ``None`` for the script."""
+    customer: Literal["role"] | None
+    """``role`` if the runtime plays the customer; ``None`` for the script."""
 
 
 @typed_options("retail")
@@ -36,7 +37,7 @@ def parse_options(
     task_types: Iterable[str] | None = None,
     personas: Iterable[str] | None = None,
     users: int | None = None,
-    customer: Mapping[str, Any] | str | None = None,
+    customer: object = None,
 ) -> RetailOptions:
     """Check the options of a config.
 
@@ -45,8 +46,7 @@ def parse_options(
         task_types: Types of tasks that the seed draws from; all if left out.
         personas: Kinds of customers that the seed draws from; all if left out.
         users: Maximum number of users of the shop; all if left out.
-        customer: ``role`` if the runtime plays the customer, or the service that does, with the keys of
-            `parse_customer`; a script if left out.
+        customer: ``role`` if the runtime plays the customer, as ``agent.roles.user``; a script if left out.
 
     Raises:
         UsageError: a value is not allowed.
@@ -54,10 +54,17 @@ def parse_options(
     for name, number in (("max_steps", max_steps), ("users", users)):
         if number is not None and number < 1:
             raise UsageError(f"retail's {name} is too small", got=number, expected="at least 1")
+    if customer not in (None, ROLE):
+        raise UsageError(
+            "retail's customer is not valid",
+            got=repr(customer),
+            expected=f"{ROLE}, or nothing for the script",
+            hint=f"set customer: {ROLE}, and the model that plays it in agent.roles.user.engine",
+        )
     return RetailOptions(
         max_steps=max_steps,
         task_types=choose_all(TaskType, task_types, "retail task type"),
         personas=choose_all(Persona, personas, "retail persona"),
         users=users,
-        customer=ROLE if customer == ROLE else None if customer is None else parse_customer(customer),
+        customer=None if customer is None else ROLE,
     )

@@ -8,9 +8,9 @@ from typing import Any
 from agentrl.env import EnvironmentSpec, Isolation
 
 from ..task_ids import SPLITS
-from .environment import make_retail
+from .environment import RetailDesk
 from .options import MAX_STEPS, parse_options
-from .role_desk import roles_of
+from .role_customer import roles_of
 from .tasks import ENVIRONMENT, RetailTasks
 from .tools import call_text, describe_tools
 
@@ -38,7 +38,7 @@ def tasks(split: str, **options: Any) -> RetailTasks:
 
 SPEC = EnvironmentSpec(
     name=ENVIRONMENT,
-    make=make_retail,
+    make=RetailDesk,
     tasks=tasks,
     splits=SPLITS,
     description=(

@@ -1,4 +1,4 @@
-"""The retail desk with a customer whom the runtime plays: who hears what, who ends it, snapshots, options."""
+"""The retail desk with a customer whom the runtime plays: what it is told, who hears what, who ends it, snapshots."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from typing import Any
 
 import pytest
 from agentrl.envs.retail.briefing import GREETING, brief
-from agentrl.envs.retail.environment import RetailDesk, make_retail
-from agentrl.envs.retail.model_customer import agent_words
+from agentrl.envs.retail.customer import Customer
+from agentrl.envs.retail.database import Database
+from agentrl.envs.retail.environment import RetailDesk
+from agentrl.envs.retail.expert import RetailExpert
 from agentrl.envs.retail.phrases import HANDED_OVER, OUT_OF_TIME, STOP
-from agentrl.envs.retail.role_desk import AGAIN, NOT_YET, RoleRetailDesk
+from agentrl.envs.retail.requests import Persona, RequestKind
+from agentrl.envs.retail.role_customer import AGAIN, LONGEST_HEARD, NOT_YET, agent_words, customer_words
 from agentrl.envs.retail.spec import SPEC
-from agentrl.envs.retail.tasks import case_of
+from agentrl.envs.retail.tasks import Case, case_of
 from agentrl.envs.retail.tools import call_text
 
 from agentrl.errors import EnvironmentFailure, UsageError
 
 ROLE = {"customer": "role"}
+CASES = [case_of(f"valid-{number}") for number in range(60)]
 
 
-def begun(task_id: str = "valid-3") -> tuple[RoleRetailDesk, dict[str, Any]]:
-    env = make_retail(**ROLE)
-    assert isinstance(env, RoleRetailDesk)
+def begun(task_id: str = "valid-3") -> tuple[RetailDesk, dict[str, Any]]:
+    env = RetailDesk(**ROLE)
     observation, info = env.reset(seed=1, options={"task_id": task_id})
     opening = case_of(task_id).scenario.requests[0].opening
     assert observation == f'{GREETING}\n\n(You begin with: "{opening}")'
@@ -75,7 +78,7 @@ def test_the_desk_itself_sends_the_customer_away() -> None:
     env.step(call_text("find_user_id_by_email", {"email": user["email"]}))
     env.step(call_text("transfer_to_human_agents", {"summary": "x"}))
     assert env.step("Goodbye.")[0] == HANDED_OVER
-    env = make_retail(**ROLE, max_steps=100)
+    env = RetailDesk(**ROLE, max_steps=100)
     env.reset(seed=1)
     env.step("Hello.")
     for _ in range(30):
@@ -105,18 +108,87 @@ def test_a_snapshot_holds_who_is_next() -> None:
     env.step("Hello.")
     env.step("Which order?")
     kept, key = json.loads(json.dumps(env.snapshot())), env.state_key()
-    other = make_retail(**ROLE)
+    other = RetailDesk(**ROLE)
     other.restore(kept)
     assert other.state_key() == key
     assert env.step("That one.") == other.step("That one.")
     assert other.state_key() == env.state_key() != key
 
 
+class Believer(Customer):
+    """The scripted customer, who cannot look into the database: it believes what it is told."""
+
+    def _is_met(self, heard: Any, text: str, database: Database) -> bool:
+        return "It is done" in text or super()._is_met(heard, text, database)
+
+
+@pytest.mark.parametrize("number", range(27))
+def test_a_customer_that_knows_only_the_briefing_and_the_conversation_can_be_served(number: int) -> None:
+    env, info = begun(f"valid-{number}")
+    case = next(case for case in CASES if brief(case.scenario) == info["instructions"]["user"])
+    believer, agent = Believer(case.scenario, case.expected), RetailExpert()
+    observation, done, reward = believer.open(), False, 0.0
+    observation = env.step(observation)[0]
+    while not done:
+        observation, reward, done, _, info = env.step(agent.act(observation))
+        if info["player"] == "user":
+            observation, reward, done, _, info = env.step(believer.answer(observation, Database(case.store)))
+    assert reward == 1.0
+
+
+def one_of(persona: Persona | None = None, kind: RequestKind | None = None) -> Case:
+    scenarios = ((case, case.scenario) for case in CASES)
+    return next(c for c, it in scenarios if persona in (None, it.persona) and kind in (None, it.requests[0].kind))
+
+
+def test_a_briefing_holds_what_the_customer_knows_and_no_more() -> None:
+    for case in CASES:
+        told, scenario = brief(case.scenario), case.scenario
+        assert all(request.opening in told for request in scenario.requests)
+        assert all(fact.text in told for request in scenario.requests for fact in request.facts)
+        assert (scenario.by_email in told) == (scenario.persona is not Persona.FORGETFUL)
+        assert scenario.by_name in told
+        assert STOP in told
+        assert not any(output in told for output in case.outputs if "." in output)
+        secrets = [value for request in scenario.requests for action in request.actions for value in _ids(action)]
+        assert not any(value in told for value in [scenario.user_id, *secrets])
+
+
+def _ids(action: Any) -> list[str]:
+    """What the agent has to look up."""
+    listed = [*action.arguments.get("item_ids", ()), *action.arguments.get("new_item_ids", ())]
+    return [*listed, *([action.arguments["payment_method_id"]] if "payment_method_id" in action.arguments else [])]
+
+
+def test_only_who_wavers_is_told_to() -> None:
+    for persona in Persona:
+        case = one_of(persona, RequestKind.EXCHANGE if persona is Persona.WAVERING else None)
+        fact = case.scenario.wavers_about(case.scenario.requests[0])
+        assert (fact is not None) == (persona is Persona.WAVERING)
+        assert (fact is not None) == ("At first: " in brief(case.scenario))
+        assert fact is None or f'At first: "{fact.at_first}"' in brief(case.scenario)
+
+
+def test_words_of_both_sides_are_cleaned() -> None:
+    for said, heard in (
+        (f"Bye. {STOP} I am a model.", f"Bye. {STOP}"),
+        ("<think>Who am I?</think>\n\nYes.", "Yes."),
+        (f"I must not say {STOP} yet.</think> Yes.", "Yes."),
+        (f"  {STOP}", STOP),
+        ("<think>Well, let me see", ""),
+    ):
+        assert customer_words(said) == heard
+    assert agent_words(" ") == "(says nothing)"
+    assert agent_words("x" * 9999) == f"{'x' * LONGEST_HEARD} […]"
+
+
 def test_options() -> None:
     assert SPEC.roles_under(ROLE) == ("user",)
-    assert SPEC.roles_under({}) == SPEC.roles_under({"customer": {"url": "http://x/v1", "model": "m"}}) == ()
-    with pytest.raises(UsageError, match="needs a customer that the runtime plays"):
-        RoleRetailDesk()
+    assert SPEC.roles_under({}) == ()
     for use in (SPEC.make, lambda **options: SPEC.tasks("valid", **options)):
-        with pytest.raises(UsageError, match=r"is not valid.*or role"):
-            use(customer="rule")
+        for customer in ("rule", {"url": "http://127.0.0.1:1/v1", "model": "m"}, 1):
+            with pytest.raises(UsageError, match=r"customer is not valid.*expected role.*agent\.roles\.user\.engine"):
+                use(customer=customer)
+    for use in (RetailDesk(**ROLE).state_key, RetailDesk().snapshot):
+        with pytest.raises(UsageError, match="no episode yet"):
+            use()
