@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from agentrl.agent_loop import PLAIN_TURN, AgentLoop, Answer, Conversation, Episode, TurnOptions
@@ -148,7 +149,9 @@ async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> l
         runner = build_runner(config, pool, collector)
         if problem := runner.loop.demonstration_problem():
             say(f"{problem}: the new model's vocabulary is built from the environment's text and bare actions")
-            runner.loop, runner.role_names = RawActionLoop(), []
+            runner.loop = RawActionLoop()
+            if runner.roles is not None:
+                runner.roles = replace(runner.roles, names=())
         runner.scorer = EnvironmentReward()  # rewards are not read, so no judge or reward model is used
         for number in range(episodes):
             seed = derive_seed(config.run.seed, "corpus", number)

@@ -11,8 +11,8 @@ import copy
 import functools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from agentrl.agent_loop import (
@@ -84,13 +84,9 @@ class EpisodePolicy(ABC):
         """Return an answer as the policy's model writes it, or as JSON if the model's format is not known."""
         return plainly_written(message)
 
-    def of_role(self, role: str) -> EpisodePolicy:
-        """Return the policy of a role; the same policy for all roles without their own adapters."""
+    def for_role(self, name: str, *, of_environment: bool = False) -> EpisodePolicy:
+        """Return the policy of one of several agents or of an environment's role; by default this policy."""
         return self
-
-    def of_environment_role(self, role: str) -> EpisodePolicy:
-        """Return the policy of an environment's role, such as its user, for which the config names no policy."""
-        return self.of_role(role)
 
     def count(self, messages: Sequence[Message], schemas: Sequence[ToolSchema]) -> int:
         """Return the number of tokens of a conversation's first prompt; a `UsageError` if the policy has no tokens."""
@@ -101,7 +97,7 @@ class EpisodePolicy(ABC):
         return
 
     async def close(self) -> None:
-        """Release what a role's own policy keeps for the whole run."""
+        """Release what the policy keeps for the whole run."""
         return
 
 
@@ -121,15 +117,6 @@ def write_answer(renderer: Renderer, message: Message) -> str:
         return plainly_written(message)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleAdapters:
-    """Adapters of an engine that play roles."""
-
-    by_role: Mapping[str, str]
-    """Name of each role's adapter; the model without adapters plays the other roles."""
-    versions: AdapterVersions
-
-
 class EngineEpisodePolicy(EpisodePolicy):
     """Policy whose answers an inference engine samples.
 
@@ -140,11 +127,12 @@ class EngineEpisodePolicy(EpisodePolicy):
         renderer: Renderer of the engine's model.
         sampling: Sampling parameters of every turn.
         trains: Sampled tokens are trained, so no form may constrain an answer.
-        adapters: Adapters of roles, if there are several adapters.
     """
 
     adapter: str | None = None
     """Name of the engine's adapter that answers; ``None`` for the model without adapters."""
+    adapter_versions: AdapterVersions | None = None
+    """Versions of the adapter that answers."""
 
     def __init__(
         self,
@@ -153,25 +141,18 @@ class EngineEpisodePolicy(EpisodePolicy):
         sampling: SamplingParams,
         *,
         trains: bool = True,
-        adapters: RoleAdapters | None = None,
     ) -> None:
         self.engine = engine
         self.trains = trains
         self.renderer = renderer
         self.sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | renderer.stop_token_ids)
-        self.adapters = adapters
 
     def with_sampling(self, sampling: SamplingParams, *, trains: bool) -> EngineEpisodePolicy:
         """Return the same policy with other sampling parameters."""
-        return EngineEpisodePolicy(self.engine, self.renderer, sampling, trains=trains, adapters=self.adapters)
-
-    def of_role(self, role: str) -> EngineEpisodePolicy:
-        """Return the policy that answers with the role's adapter."""
-        if self.adapters is None or role not in self.adapters.by_role:
-            return self
-        own = copy.copy(self)
-        own.adapter = self.adapters.by_role[role]
-        return own
+        other = copy.copy(self)
+        other.trains = trains
+        other.sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | self.renderer.stop_token_ids)
+        return other
 
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """Return a conversation on the token ledger."""
@@ -423,10 +404,8 @@ class EngineConversation(Conversation):
                     answer = await self._policy.engine.generate(request)
                 else:
                     answer = await self._ask_within(request, remaining_s)
-        policy = self._policy
-        if policy.adapters is None or policy.adapter is None:
-            return answer
-        return policy.adapters.versions.with_versions(answer, policy.adapter)
+        versions, adapter = self._policy.adapter_versions, self._policy.adapter
+        return answer if versions is None or adapter is None else versions.with_versions(answer, adapter)
 
     async def _ask_within(self, request: GenerateRequest, seconds: float) -> Generation:
         """Sample for at most `seconds`; then abort the request and return the tokens sampled so far."""

@@ -70,9 +70,9 @@ class ScriptedEpisodePolicy(EpisodePolicy):
             ledger = LedgerConversation(self.renderer, episode.turns.trajectory, messages, tools=schemas)
         return ScriptedConversation(self, ledger, episode, [tool.name for tool in tools])
 
-    def of_environment_role(self, role: str) -> EpisodePolicy:
-        """Return the same policy without a renderer: the answers of environment roles are not demonstrations."""
-        return ScriptedEpisodePolicy(self.kind)
+    def for_role(self, name: str, *, of_environment: bool = False) -> EpisodePolicy:
+        """Return this policy, or for an environment's role one without a renderer: its answers are not demonstrated."""
+        return ScriptedEpisodePolicy(self.kind) if of_environment else self
 
     def write_answer(self, message: Message) -> str:
         """Return an answer as the chat template writes it, or as JSON without a renderer."""

@@ -8,7 +8,7 @@ import difflib
 import json
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -34,7 +34,16 @@ from agentrl.reward import defined_in
 from agentrl.rollout.turns import EpisodeLimits, TurnLog
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
 from agentrl.sandbox import Sandbox, open_sandbox
-from agentrl.tool import Tool, ToolContext, ToolDependencies, ToolFault, ToolResult, contain_exceptions, ended_in_time
+from agentrl.tool import (
+    Tool,
+    ToolContext,
+    ToolDependencies,
+    ToolFault,
+    ToolResult,
+    Toolset,
+    contain_exceptions,
+    ended_in_time,
+)
 from agentrl.tool_schema import WrongArguments, refuse_depth
 from agentrl.trajectory import Trajectory
 
@@ -139,6 +148,8 @@ def _key(arguments: Mapping[str, Any]) -> str:
 
 T = TypeVar("T")
 SANDBOX_START_S = 120.0
+TOOLSET_S = 120.0
+"""Deadline for a toolset to list its tools; on the first call it may start a server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,22 +190,26 @@ class ToolCallResult:
 class EpisodeTools:
     """Tools of one episode: opens, calls and closes them.
 
-    `act` takes an action in the environment; without `make_sandbox` no tool can use a sandbox.
+    Args:
+        configured: Tools of the config. The environment's own tools come with its reset.
+        turns: Log and budget of the episode.
+        tool_limits: Limits that all episodes share.
+        make_sandbox: Makes the sandbox of the tools; without it, no tool can use one.
     """
 
     def __init__(
         self,
+        configured: Sequence[Tool],
         turns: TurnLog,
         tool_limits: ToolLimits,
         *,
-        make_sandbox: Callable[[], Sandbox] | None,
-        task_id: str,
-        seed: int,
-        act: Callable[[str], Awaitable[str]],
+        make_sandbox: Callable[[], Sandbox] | None = None,
     ) -> None:
-        self.task_id = task_id
-        self.seed = seed
-        self.act = act
+        self.configured = {tool.name: tool for tool in configured}
+        self.task_id = turns.trajectory.task_id
+        self.seed = turns.trajectory.seed
+        self.act: Callable[[str], Awaitable[str]] = _no_environment
+        """Takes an action in the environment; set by the episode."""
         self._turns = turns
         self._tool_limits = tool_limits
         self._make_sandbox = make_sandbox
@@ -318,6 +333,20 @@ class EpisodeContext(ToolContext):
         return await self._tools.share(key, make)
 
 
+async def list_tools(tools: Sequence[Tool | Toolset]) -> list[Tool]:
+    """Return tools and the tools of toolsets; raise a `UsageError` if two have the same name."""
+    found: list[Tool] = []
+    for one in tools:
+        if isinstance(one, Tool):
+            found.append(one)
+            continue
+        async with async_boundary(EnvironmentFailure, "asking for tools", deadline_s=TOOLSET_S):
+            found += await one.tools()
+    if twice := sorted(name for name, count in Counter(one.name for one in found).items() if count > 1):
+        raise UsageError("two tools have the same name", got=", ".join(twice), hint="give one of them a prefix")
+    return found
+
+
 def batches(calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> Iterator[list[ToolCall]]:
     """Yield batches of calls in order; a batch is one call, or adjacent calls of parallel tools."""
     for is_parallel, found in groupby(calls, lambda call: call.name in tools and tools[call.name].rules.is_parallel):
@@ -371,12 +400,10 @@ async def tool_session(
     trajectory = Trajectory(id=NAME, task_id=NAME, environment="none", seed=0, group_id=NAME)
     limits = EpisodeLimits(tool_timeout_s=timeout_s)
     tools = EpisodeTools(
+        (),
         TurnLog(trajectory, limits, 0, waits, RolloutCounters(), RolloutObserver()),
         ToolLimits(waits.clock, say=lambda _: None),  # callers read `ToolCallResult.fault`
         make_sandbox=None if sandbox is None else lambda: open_sandbox(sandbox),
-        task_id=NAME,
-        seed=0,
-        act=_no_environment,
     )
     try:
         yield tools
