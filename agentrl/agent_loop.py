@@ -305,12 +305,12 @@ class Episode(ABC):
             UsageError: no such role.
         """
 
-    def written(self, message: Message) -> str:
+    def write_answer(self, message: Message) -> str:
         """Return an answer, including tool calls, in the notation of the policy's model, for use in a prompt."""
         return plainly_written(message)
 
     @abstractmethod
-    def invalid(self, reason: str) -> None:
+    def count_invalid(self, reason: str) -> None:
         """Count an unusable answer, and mark its turn as invalid; too many end the episode."""
 
     @abstractmethod
@@ -322,7 +322,7 @@ class Episode(ABC):
         """
 
     @abstractmethod
-    def parts(self, text: str, max_tokens: int) -> list[str]:
+    def split_text(self, text: str, max_tokens: int) -> list[str]:
         """Split a text into parts of at most `max_tokens` tokens, between words if possible."""
 
     @abstractmethod

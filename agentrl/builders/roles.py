@@ -132,7 +132,7 @@ def _build_role(agent: AgentConfig, name: str, config: RoleConfig, called: Mappi
     if config.tools is not None:
         own = agent.model_copy(update={"tools": without_roles(agent, config.tools)})
         tools = [*build_tools(own), *(called[entry] for entry in called if entry in config.tools)]
-    return RoleSetup(role=role, tools=tools, policy=_build_policy(config), called_as=called.get(name))
+    return RoleSetup(role=role, tools=tools, policy=_build_policy(config), as_tool=called.get(name))
 
 
 def _build_policy(config: RoleConfig) -> EpisodePolicy | None:

@@ -22,7 +22,7 @@ from agentrl.message import Message, system, user
 from agentrl.models.scratch import build_scratch_model
 from agentrl.reward import EnvironmentReward
 from agentrl.rollout.policies import EpisodePolicy, EpisodeView, append_textual_turn, cut_characters, split_characters
-from agentrl.rollout.scripted_policies import ScriptedPolicy, demonstration
+from agentrl.rollout.scripted_policies import ScriptedPolicy, demonstrate
 from agentrl.rollout.turns import derive_seed
 from agentrl.task import TaskCursor
 from agentrl.tool import Tool
@@ -77,10 +77,10 @@ class _RecordedConversation(Conversation):
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Act, and collect the answer."""
         turns = self._episode.turns
-        seed = turns.begin(is_counted=not options.for_environment)
-        message, _ = await demonstration(self._collector.policy, self._episode, seed, options)
+        seed = turns.begin_turn(is_counted=not options.for_environment)
+        message, _ = await demonstrate(self._collector.policy, self._episode, seed, options)
         turn = append_textual_turn(turns, StopReason.STOP, options.role)
-        turns.take(turn, prompt_tokens=0, answer_tokens=0, trained=options.trained)
+        turns.record(turn, prompt_tokens=0, answer_tokens=0, trained=options.trained)
         self.add(message)
         return Answer(message=message, raw_text=message.text, is_scripted=True)
 

@@ -34,7 +34,7 @@ from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, e
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, RESTORE, SNAPSHOT, STATE_KEY, STEP
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.policies import EpisodePolicy
-from agentrl.rollout.tools import EpisodeTools, ToolCallResult, all_of, batches
+from agentrl.rollout.tools import EpisodeTools, ToolCallResult, batches, gather_in_order
 from agentrl.rollout.turns import TurnLog
 from agentrl.rollout.waits import WaitKind
 from agentrl.task import Task
@@ -90,7 +90,7 @@ class RuntimeEpisode(Episode):
     async def _reset_environment(self) -> Content:
         """Reset the environment, keep what it returns, and return the first observation that the agent reads."""
         result = await self.environment.reset(self.task)
-        self.tools = {**self._configured, **self._own_tools(result.tools)}
+        self.tools = {**self._configured, **self._check_tool_names(result.tools)}
         self.action_hint = self._cut_text(result.action_hint)
         if not (self.action_hint or self.spec.answer_format or self.task.prompt or result.tools):
             _warn_without_instructions(self.spec.name)
@@ -111,16 +111,16 @@ class RuntimeEpisode(Episode):
     async def _step(self, action: str) -> StepResult:
         turn = self.turns.require_latest()
         self.turns.budget.check_time()
-        result = await self._act(action, turn)
+        result = await self._take_action(action, turn)
         shown = self._cut(result.observation)
         self.last_result = result if shown is result.observation else replace(result, observation=shown)
         if not (result.done or result.info.get("valid", True)):
-            self.turns.budget.count_refused()
+            self.turns.budget.count_rejected()
         return self.last_result
 
-    async def _act(self, action: str, turn: Turn) -> StepResult:
+    async def _take_action(self, action: str, turn: Turn) -> StepResult:
         """Take the agent's action; count it if the environment rejects it."""
-        result = await self._take(action, turn)
+        result = await self._step_environment(action, turn)
         if not result.info.get("valid", True):
             (self.turns.acting or turn).valid = False
             self.turns.counters.invalid_actions += 1
@@ -142,7 +142,7 @@ class RuntimeEpisode(Episode):
             await self.environment.call(RESTORE, before)
         return stepped.result
 
-    async def _take(self, action: str, turn: Turn) -> StepResult:
+    async def _step_environment(self, action: str, turn: Turn) -> StepResult:
         """Step the environment; `turn` gets the reward and the seconds."""
         clock = self.turns.waits.clock
         began = clock()
@@ -184,7 +184,7 @@ class RuntimeEpisode(Episode):
         self.turns.counters.tool_calls += len(calls)
         self.turns.add_metric("tool_calls", len(calls))
         called = await self._carry_out(calls, tools, turn)
-        return [await self._record(turn, call, one) for call, one in zip(calls, called, strict=True)]
+        return [await self._record_call(turn, call, one) for call, one in zip(calls, called, strict=True)]
 
     async def _carry_out(
         self, calls: Sequence[ToolCall], tools: Mapping[str, Tool], turn: Turn
@@ -193,18 +193,18 @@ class RuntimeEpisode(Episode):
         clock = self.turns.waits.clock
         began = clock()
         try:
-            return await all_of([self._episode_tools.carry_out(call, tools) for call in calls])
+            return await gather_in_order([self._episode_tools.carry_out(call, tools) for call in calls])
         finally:
             turn.timings.tool += clock() - began
 
-    async def _record(self, turn: Turn, call: ToolCall, called: ToolCallResult) -> Message:
+    async def _record_call(self, turn: Turn, call: ToolCall, called: ToolCallResult) -> Message:
         """Record the result of a call and return its message; raise `EpisodeEnd` if it ends the episode."""
         result = called.result
         if called.failed:
             self.turns.counters.tool_errors += 1
             self.turns.add_metric("tool_errors", 1)
         if called.tool is not None:
-            self._count(called.tool.name, called)
+            self._add_tool_metrics(called.tool.name, called)
             self.turns.counters.incidents.count_call(called.tool.name, *called.own_error)
         if result.reward:
             turn.reward += result.reward
@@ -224,8 +224,8 @@ class RuntimeEpisode(Episode):
             self.turns.add_metric(f"tool/{call.name}/cut", 1)
         return tool_result(call, text)
 
-    def _count(self, name: str, called: ToolCallResult) -> None:
-        counts = {"calls": 1.0, "errors": float(called.failed), "kept": float(called.was_kept)}
+    def _add_tool_metrics(self, name: str, called: ToolCallResult) -> None:
+        counts = {"calls": 1.0, "errors": float(called.failed), "kept": float(called.was_cached)}
         for metric, value in {**counts, "seconds": called.seconds, **called.result.metrics}.items():
             if value or metric in called.result.metrics:
                 self.turns.add_metric(f"tool/{name}/{metric}", value)
@@ -255,7 +255,7 @@ class RuntimeEpisode(Episode):
         opened = self._policy.open(self, messages, tools or ())
         return RecordedConversation(opened, self.turns.trajectory, messages, history=self._history)
 
-    def written(self, message: Message) -> str:
+    def write_answer(self, message: Message) -> str:
         """Return an answer as the policy's model writes it."""
         return self._policy.write_answer(message)
 
@@ -271,7 +271,7 @@ class RuntimeEpisode(Episode):
         except AgentRLError as error:
             _log.warning("%s", error)
 
-    def invalid(self, reason: str) -> None:
+    def count_invalid(self, reason: str) -> None:
         """Count an unusable answer."""
         self.turns.count_invalid()
 
@@ -279,7 +279,7 @@ class RuntimeEpisode(Episode):
         """Return the number of tokens of a conversation's first prompt."""
         return self._policy.count(messages, schemas)
 
-    def parts(self, text: str, max_tokens: int) -> list[str]:
+    def split_text(self, text: str, max_tokens: int) -> list[str]:
         """Split a text into parts of at most `max_tokens` tokens of the policy."""
         return self._policy.split(text, max_tokens)
 
@@ -309,7 +309,7 @@ class RuntimeEpisode(Episode):
         """Return the actions that the environment accepts now."""
         return await self.environment.call(ADMISSIBLE_ACTIONS)
 
-    def _own_tools(self, tools: Sequence[Tool]) -> dict[str, Tool]:
+    def _check_tool_names(self, tools: Sequence[Tool]) -> dict[str, Tool]:
         own = {tool.name: tool for tool in tools}
         if twice := sorted(own.keys() & self._configured.keys()):
             raise UsageError(

@@ -46,7 +46,7 @@ from agentrl.render.tool_parsers import ParsedCalls
 from agentrl.render.tool_parsers.untagged import read_untagged
 from agentrl.rollout.answer_tokens import check_logprobs, content_logprobs, find_stop
 from agentrl.rollout.env_pool import EnvHandle
-from agentrl.rollout.forms import ATTEMPTS, FormCheck, form_check
+from agentrl.rollout.forms import ATTEMPTS, FormCheck, make_form_check
 from agentrl.rollout.turns import TurnLog, derive_seed
 from agentrl.rollout.waits import WaitKind
 from agentrl.tool import Tool
@@ -223,7 +223,7 @@ class EngineConversation(Conversation):
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Sample one turn."""
         structure = self._structure(options)
-        seed = self._turns.begin(is_counted=not options.for_environment)
+        seed = self._turns.begin_turn(is_counted=not options.for_environment)
         prompt_ids = await self._prepare(prefill)
         room = self._turns.budget.answer_tokens(len(prompt_ids), self._policy.engine.capabilities.max_context)
         params = _params_of_turn(self._policy.sampling, options, room=room, seed=seed, structure=structure)
@@ -244,7 +244,7 @@ class EngineConversation(Conversation):
             if options.form is None or structure is not None:
                 generation = self._cut(await self._sample(request), params.stop)
             else:
-                generation = await self._sample_form(request, form_check(options.form))
+                generation = await self._sample_form(request, make_form_check(options.form))
             generation = check_logprobs(generation, request.request_id)
         except AgentRLError as error:
             if not options.for_environment:
@@ -259,7 +259,7 @@ class EngineConversation(Conversation):
         answer = self.ledger.accept(generation, role=options.role, trained=options.trained)
         turn = self.ledger.sequence.turns[-1]
         turn.adapter = self._policy.adapter
-        self._turns.take(
+        self._turns.record(
             turn, prompt_tokens=len(prompt_ids), answer_tokens=len(generation.token_ids), trained=options.trained
         )
         if self.ledger.tools and options.trained:
@@ -300,7 +300,7 @@ class EngineConversation(Conversation):
     def _structure(self, options: TurnOptions) -> str | None:
         """Check the turn's options, and return the structure that the engine enforces.
 
-        ``None`` with a form: the engine cannot enforce it, so `form_check` checks the answers.
+        ``None`` with a form: the engine cannot enforce it, so `make_form_check` checks the answers.
 
         Raises:
             UnsupportedOption: the form cannot be checked either, or the answer is trained. The log-probabilities of a
@@ -322,7 +322,7 @@ class EngineConversation(Conversation):
                 return self._policy.renderer.structure(options.form, self.ledger.tools)
             except UnsupportedOption as error:
                 _log.debug("%s", error)
-        form_check(options.form)
+        make_form_check(options.form)
         return None
 
     def _logprobs(self, generation: Generation, content: str) -> tuple[TokenLogprob, ...]:
@@ -529,7 +529,7 @@ class ChatConversation(Conversation):
             raise UnsupportedOption("a text service cannot enforce a form", option="form")
         if options.logprobs:
             raise UnsupportedOption("a text service returns no log-probabilities", option="logprobs")
-        seed = self._turns.begin(is_counted=not options.for_environment)
+        seed = self._turns.begin_turn(is_counted=not options.for_environment)
         room = self._turns.budget.answer_tokens(self._prompt_tokens, self._policy.service.max_context)
         params = _params_of_turn(self._policy.sampling, options, room=room, seed=seed)
         trajectory_id = self._turns.trajectory.id
@@ -548,7 +548,7 @@ class ChatConversation(Conversation):
         if self._tools and options.trained:
             self._turns.add_metric(REPAIRED_CALLS, turn.repaired_calls)
         turn.counted_tokens = chat.answer_tokens or None
-        self._turns.take(
+        self._turns.record(
             turn, prompt_tokens=chat.prompt_tokens, answer_tokens=chat.answer_tokens, trained=options.trained
         )
         return Answer(

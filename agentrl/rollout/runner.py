@@ -144,7 +144,7 @@ class EpisodeRunner:
         if self.roles is not None:
             await self.roles.close()
 
-    def plays(self, task: Task) -> bool:
+    def can_play(self, task: Task) -> bool:
         """Return True: a runner can play any task."""
         return True
 
@@ -191,7 +191,7 @@ class EpisodeRunner:
         began = self.waits.clock()
         self.observer.on_start(trajectory)
         try:
-            await _in_own_task(self._classify(trajectory, task, seed), f"episode {trajectory.id}")
+            await _run_isolated(self._classify(trajectory, task, seed), f"episode {trajectory.id}")
         except EnvironmentFailure as error:
             self._fail(trajectory, error.outcome, error)
         except BaseException as error:  # recorded, then raised again
@@ -303,7 +303,7 @@ class EpisodeRunner:
         if not self.scores_groups or not found:
             return
         try:
-            await _in_own_task(self._score_together(found, task), f"scoring group {found[0].group_id}")
+            await _run_isolated(self._score_together(found, task), f"scoring group {found[0].group_id}")
         except InfrastructureError as error:
             for trajectory in found:
                 self._fail(trajectory, error.outcome, error)
@@ -342,7 +342,7 @@ def _apply_score(trajectory: Trajectory, score: Score) -> None:
     trajectory.reward_components.update(score.components)
 
 
-async def _in_own_task(work: Coroutine[Any, Any, None], name: str) -> None:
+async def _run_isolated(work: Coroutine[Any, Any, None], name: str) -> None:
     """Run `work` in its own task, so that code of the episode cannot cancel the caller."""
     task = asyncio.create_task(work, name=name)
     cancelled: asyncio.CancelledError | None = None

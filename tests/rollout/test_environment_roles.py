@@ -211,7 +211,7 @@ class Observing(AgentLoop):
         while not self.results or not self.results[-1].done:
             self.results.append(await episode.step((await conversation.generate()).text))
             if len(self.results) == 2:
-                episode.invalid("That was rude.")
+                episode.count_invalid("That was rude.")
             conversation.add(user(self.results[-1].observation))
 
 

@@ -38,7 +38,7 @@ def scout(max_turns=3, arguments=None, **fields):
     described = RoleTool(
         "scout", description="Looks.", arguments=arguments or {"request": "What to look for."}, max_turns=max_turns
     )
-    return RoleSetup(role=AgentRole(name="scout", **fields), tools=[look], called_as=described)
+    return RoleSetup(role=AgentRole(name="scout", **fields), tools=[look], as_tool=described)
 
 
 @pytest.fixture

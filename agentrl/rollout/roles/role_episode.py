@@ -84,12 +84,12 @@ class RoleEpisode(RuntimeEpisode):
             raise self._role_error or EngineError(f"role {self.player} has not answered yet", got=f"action {action!r}")
         return await super()._step(action)
 
-    async def _act(self, action: str, turn: Turn) -> StepResult:
+    async def _take_action(self, action: str, turn: Turn) -> StepResult:
         self._environment_roles.note_agent_turn()
-        return await self._run_environment_roles(await super()._act(action, turn), turn)
+        return await self._run_environment_roles(await super()._take_action(action, turn), turn)
 
-    async def _take(self, action: str, turn: Turn) -> StepResult:
-        result = await super()._take(action, turn)
+    async def _step_environment(self, action: str, turn: Turn) -> StepResult:
+        result = await super()._step_environment(action, turn)
         if self.roles and "rewards" in result.info:
             self._reward_players(result.info["rewards"])
         return result
@@ -100,7 +100,7 @@ class RoleEpisode(RuntimeEpisode):
         try:
             while not result.done and self.player in self._environment_roles.roles:
                 words = await self._environment_roles.respond(str(self.player), self._cut(result.observation))
-                answered = await self._take(words, turn)
+                answered = await self._step_environment(words, turn)
                 facts = {**answered.info, "valid": result.info.get("valid", True)}
                 result = replace(answered, reward=result.reward + answered.reward, info=facts)
         except (EpisodeEnd, AgentRLError) as error:

@@ -24,7 +24,7 @@ class RoleSetup:
     """Tools of the role; ``None`` for the episode's tools."""
     policy: EpisodePolicy | None = None
     """Policy that answers in place of the run's policy; such a role does not train."""
-    called_as: RoleTool | None = None
+    as_tool: RoleTool | None = None
     """Tool with which other roles call it; ``None`` for a role of the loop."""
 
 
@@ -47,7 +47,7 @@ class RunRoles:
     @classmethod
     def find(cls, loop: AgentLoop, environment: Sequence[str], setups: Sequence[RoleSetup]) -> RunRoles | None:
         """Return the roles of a loop and an environment; ``None`` for a single agent."""
-        names = role_names(loop, [setup.role.name for setup in setups if setup.called_as is not None])
+        names = role_names(loop, [setup.role.name for setup in setups if setup.as_tool is not None])
         if environment and not names:  # the loop's agent may have a setup too
             names = [setup.role.name for setup in setups if setup.role.name == SOLE_ROLE]
         return cls(names=names, environment=environment, setups=setups) if names or environment else None
@@ -55,7 +55,7 @@ class RunRoles:
     @property
     def tools(self) -> list[Tool]:
         """Tools with which roles call other roles."""
-        return [setup.called_as for setup in self.setups if setup.called_as is not None]
+        return [setup.as_tool for setup in self.setups if setup.as_tool is not None]
 
     async def prepare_episode(self) -> Callable[..., RoleEpisode]:
         """List the tools of the roles for one episode, and return the constructor of the episode."""
