@@ -102,7 +102,7 @@ class CompactedConversation(Conversation):
         options = TurnOptions(max_tokens=self._compaction.tokens, trained=self._compaction.trained)
         summary = (await self._conversation.generate(options=options)).text.strip()
         if not summary:
-            self._episode.invalid("The summary was empty.")
+            self._episode.count_invalid("The summary was empty.")
         first = self._opening[-1]
         past = f"Your summary of what happened since then:\n{summary or '(nothing)'}\n\n"
         now = [text_with_image_marks(message.content) for message in earlier]

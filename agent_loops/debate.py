@@ -134,7 +134,7 @@ class Debate(TextLoop):
             debate.said[name] = answer.text
             debate.actions.pop(name, None)
             if reading.problem:
-                episode.invalid(reading.problem)
+                episode.count_invalid(reading.problem)
             else:
                 debate.actions[name] = reading.action
             if self.own_reward is OwnReward.LAST or is_first:
@@ -164,7 +164,7 @@ class Debate(TextLoop):
             reading = self.read(answer, episode.action_hint)
             if not reading.problem:
                 return reading.action
-            episode.invalid(reading.problem)
+            episode.count_invalid(reading.problem)
             shown = reading.problem
 
     async def _take_vote(self, episode: Episode, conversations: dict[str, Conversation], debate: _Debate) -> str:

@@ -62,7 +62,7 @@ class Memory(TextLoop):
             reading = self.read(await acting.generate(prefill=self.prefill), episode.action_hint)
             problem, action = reading.problem, reading.action
             if problem:
-                episode.invalid(problem)
+                episode.count_invalid(problem)
                 continue
             result = await episode.step(action)
             if result.done:
@@ -92,7 +92,7 @@ class _Writing:
 
     async def read(self, goal: str, action: str, observation: Content) -> Content:
         """Rewrite the memory for each part of an observation; return the part that the policy sees when it acts."""
-        parts = self._episode.parts(text_with_image_marks(observation), self._loop.part_tokens)
+        parts = self._episode.split_text(text_with_image_marks(observation), self._loop.part_tokens)
         for part in parts:
             await self._write(goal, f"Your last action: {action}\n{part}" if action and part is parts[0] else part)
         return observation if len(parts) == 1 else parts[-1]
@@ -108,13 +108,13 @@ class _Writing:
         options = TurnOptions(
             max_tokens=loop.memory_tokens,
             trained=loop.trained,
-            demonstration=lambda: episode.parts(known, loop.memory_tokens)[-1].strip(),
+            demonstration=lambda: episode.split_text(known, loop.memory_tokens)[-1].strip(),
         )
         written = (await conversation.generate(options=options)).text.strip()
         if written:
             self.memory = written
         else:
-            episode.invalid("The memory was empty.")
+            episode.count_invalid("The memory was empty.")
 
 
 def _show(goal: str, memory: str, seen: Content) -> Content:

@@ -55,7 +55,7 @@ class PlannerWorker(TextLoop):
         while True:
             reading = self.read(await worker.generate(prefill=self.prefill), episode.action_hint)
             if reading.problem:
-                episode.invalid(reading.problem)
+                episode.count_invalid(reading.problem)
                 worker.add(user(reading.problem))
                 continue
             result = await episode.step(reading.action)
@@ -75,7 +75,7 @@ class PlannerWorker(TextLoop):
     async def _plan(self, episode: Episode, planner: Conversation) -> str:
         plan = (await planner.generate(options=PLAN)).text.strip()
         if not plan:
-            episode.invalid("The plan was empty.")
+            episode.count_invalid("The plan was empty.")
         return plan
 
     async def _show(self, episode: Episode, observation: Content, plan: str) -> Content:

@@ -42,7 +42,7 @@ class ReactText(TextLoop):
         while True:
             reading = self.read(await conversation.generate(prefill=self.prefill), episode.action_hint)
             if reading.problem:
-                episode.invalid(reading.problem)
+                episode.count_invalid(reading.problem)
                 conversation.add(user(reading.problem))
                 continue
             result = await episode.step(reading.action)

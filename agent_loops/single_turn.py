@@ -31,7 +31,7 @@ class SingleTurn(AgentLoop):
         conversation = episode.open(opening([episode.spec.instructions, self.rule(episode.action_hint)], observation))
         action = self.read(await conversation.generate())
         if action is None:
-            episode.invalid(f"no <{self.tag}>")
+            episode.count_invalid(f"no <{self.tag}>")
             raise EpisodeEnd(Outcome.POLICY_ERROR)
         result = await episode.step(action)
         if not result.done:

@@ -99,7 +99,7 @@ class StepIndependent(TextLoop):
             reading = self.read(await conversation.generate(prefill=self.prefill), episode.action_hint)
             problem = reading.problem
             if problem:
-                episode.invalid(problem)
+                episode.count_invalid(problem)
                 continue
             result = await episode.step(reading.action)
             if result.done:

@@ -144,7 +144,7 @@ class ToolCalling(AgentLoop):
             elif await self._act(episode, conversation, calls, act, goal):
                 return True
         if problem := self._problem(episode, answer, act):
-            episode.invalid(problem)
+            episode.count_invalid(problem)
             conversation.add(user(problem))
         return False
 
@@ -156,7 +156,7 @@ class ToolCalling(AgentLoop):
             try:
                 action = act.validate(call.arguments)["action"]
             except ToolError as error:
-                episode.invalid(str(error))
+                episode.count_invalid(str(error))
                 conversation.add(tool_result(call, f"Error: {error}"))
                 continue
             result = await episode.step(action)
@@ -180,9 +180,9 @@ class ToolCalling(AgentLoop):
     def _example(self, episode: Episode, act: Tool | None) -> str:
         """Return a call as the model writes it: of the tool that takes actions, or of the first tool."""
         if act is not None:
-            return episode.written(self.demonstrate(ActionHint.parse(episode.action_hint).example))
+            return episode.write_answer(self.demonstrate(ActionHint.parse(episode.action_hint).example))
         first = next(iter(episode.tools_of().values()))
-        return episode.written(Message(role="assistant", tool_calls=(example_call(first),)))
+        return episode.write_answer(Message(role="assistant", tool_calls=(example_call(first),)))
 
     def _begun_call(self, episode: Episode, act: Tool) -> str:
         """Return a call of the tool that takes actions, up to the action."""
@@ -212,7 +212,7 @@ def _helpers(episode: Episode) -> str:
     helpers = [tool for name, tool in episode.tools_of().items() if name in episode.roles]
     if not helpers:
         return ""
-    example = episode.written(Message(role="assistant", tool_calls=(example_call(helpers[0]),)))
+    example = episode.write_answer(Message(role="assistant", tool_calls=(example_call(helpers[0]),)))
     return (
         f"Other agents can help you: {', '.join(tool.name for tool in helpers)}. To ask one, call the tool with its"
         f" name. It sees nothing but your call, so write all that it needs to know. For example:\n{example}\n"

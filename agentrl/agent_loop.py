@@ -23,11 +23,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from agentrl.engine import StopReason
 from agentrl.env import EnvironmentSpec, StepResult
-from agentrl.errors import Outcome, UsageError
+from agentrl.errors import Outcome, UsageError, did_you_mean
 from agentrl.message import Content, Message, Role, ToolCall, plainly_written
 from agentrl.task import Task
 from agentrl.tool import Tool
@@ -235,13 +236,13 @@ class Episode(ABC):
     """The environment's description of an action."""
     goal: str | None
     """The environment's description of the goal; ``None`` if it has no separate one."""
-    roles: Mapping[str, AgentRole]
+    roles: Mapping[str, AgentRole] = MappingProxyType({})
     """Roles of the loop by name, and roles that they call; empty for a single agent."""
-    player_names: Sequence[str]
+    player_names: Sequence[str] = ()
     """The environment's players, in their order; empty for a single player."""
-    player: str | None
+    player: str | None = None
     """Player that acts next, and reads the latest observation."""
-    players: Mapping[str, str]
+    players: Mapping[str, str] = MappingProxyType({})
     """Roles of players in ``info["rewards"]`` whose role has another name than the player."""
 
     @abstractmethod
@@ -304,12 +305,12 @@ class Episode(ABC):
             UsageError: no such role.
         """
 
-    def written(self, message: Message) -> str:
+    def write_answer(self, message: Message) -> str:
         """Return an answer, including tool calls, in the notation of the policy's model, for use in a prompt."""
         return plainly_written(message)
 
     @abstractmethod
-    def invalid(self, reason: str) -> None:
+    def count_invalid(self, reason: str) -> None:
         """Count an unusable answer, and mark its turn as invalid; too many end the episode."""
 
     @abstractmethod
@@ -321,7 +322,7 @@ class Episode(ABC):
         """
 
     @abstractmethod
-    def parts(self, text: str, max_tokens: int) -> list[str]:
+    def split_text(self, text: str, max_tokens: int) -> list[str]:
         """Split a text into parts of at most `max_tokens` tokens, between words if possible."""
 
     @abstractmethod
@@ -416,3 +417,13 @@ class AgentLoop(ABC):
             got=f"action {action!r}",
             expected="a loop that defines demonstrate(action)",
         )
+
+
+def unknown_role(loop: AgentLoop, name: str, roles: Collection[str] = ()) -> UsageError:
+    """Return the error for a role that is not one of the `roles` of an episode with this loop."""
+    return UsageError(
+        f"agent loop {type(loop).__name__} has no role {name!r}",
+        got=f"role={name!r}",
+        expected=", ".join(roles) or "a loop whose `roles` names its roles",
+        hint=did_you_mean(name, list(roles)),
+    )

@@ -9,7 +9,7 @@ from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig, VLLMEn
 from agentrl.config.environment import BASE
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.registry import Kind, lookup
-from agentrl.rollout.environment_roles import roles_of_environment
+from agentrl.rollout.roles.environment_roles import roles_of_environment
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.training.signals import check_signals
 from agentrl.trajectory import SOLE_ROLE

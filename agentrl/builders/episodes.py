@@ -25,7 +25,8 @@ from agentrl.rollout.few_shot import FewShotExamples
 from agentrl.rollout.judges.client import JudgeClient
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.reward_functions import WeightedSum
-from agentrl.rollout.runner import EpisodeRunner, make_agent_loop, role_names
+from agentrl.rollout.roles.run_roles import role_names
+from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.task_source import task_source
 from agentrl.rollout.tools import ToolLimits

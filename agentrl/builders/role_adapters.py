@@ -24,7 +24,7 @@ from agentrl.errors import UsageError
 from agentrl.models.load import embedding_rows, load_model
 from agentrl.models.lora import adapter_folder, adapters_in, find_adapter, find_base, read_lora_config, with_adapter
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.policies import RoleAdapters
+from agentrl.rollout.roles.role_policies import RoleAdapters
 from agentrl.rollout.turns import derive_seed
 from agentrl.serving.local import LocalEngine
 from agentrl.training.adapters import AdapterTrainers

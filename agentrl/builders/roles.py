@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from agentrl.agent_loop import AgentLoop, AgentRole
 from agentrl.builders.tools import build_tools, without_roles
 from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.environment import AgentConfig, RoleConfig, RoleToolConfig
-from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams
+from agentrl.engine import SamplingParams
 from agentrl.errors import ConfigError, did_you_mean
-from agentrl.message import Message, broken_up, broken_up_message
 from agentrl.render.tokenizers import token_breaker
-from agentrl.rollout.environment_roles import roles_of_environment
-from agentrl.rollout.policies import ChatEpisodePolicy, EpisodePolicy
-from agentrl.rollout.role_tools import RoleTool
-from agentrl.rollout.runner import RoleSetup, make_agent_loop, role_names
+from agentrl.rollout.policies import EpisodePolicy
+from agentrl.rollout.roles.environment_roles import roles_of_environment
+from agentrl.rollout.roles.role_policies import RolePolicy
+from agentrl.rollout.roles.role_tools import RoleTool
+from agentrl.rollout.roles.run_roles import RoleSetup, role_names
+from agentrl.rollout.runner import make_agent_loop
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.serving.openai import OpenAIEngine
 from agentrl.tool import TOOL_NAME, Tool, Toolset
@@ -133,7 +132,7 @@ def _build_role(agent: AgentConfig, name: str, config: RoleConfig, called: Mappi
     if config.tools is not None:
         own = agent.model_copy(update={"tools": without_roles(agent, config.tools)})
         tools = [*build_tools(own), *(called[entry] for entry in called if entry in config.tools)]
-    return RoleSetup(role=role, tools=tools, policy=_build_policy(config), called_as=called.get(name))
+    return RoleSetup(role=role, tools=tools, policy=_build_policy(config), as_tool=called.get(name))
 
 
 def _build_policy(config: RoleConfig) -> EpisodePolicy | None:
@@ -143,58 +142,6 @@ def _build_policy(config: RoleConfig) -> EpisodePolicy | None:
         sampling = SamplingParams(temperature=config.temperature)
         return RolePolicy(OpenAIEngine(config.engine), sampling, break_up=token_breaker(config.engine.model))
     return None
-
-
-class RolePolicy(ChatEpisodePolicy):
-    """Policy of a role that is played by a chat service, which starts with its first answer."""
-
-    def __init__(
-        self, service: ChatPolicy, sampling: SamplingParams, *, break_up: Callable[[str], str] = broken_up
-    ) -> None:
-        super().__init__(_LazyChatService(service, break_up), sampling)
-
-    async def close(self) -> None:
-        """Close the service."""
-        await self.service.close()
-
-
-class _LazyChatService(ChatPolicy):
-    """Chat service that starts with its first request."""
-
-    def __init__(self, service: ChatPolicy, break_up: Callable[[str], str]) -> None:
-        self.max_context = service.max_context
-        self._break_up = break_up
-        self._service = service
-        self._starting = asyncio.Lock()
-        self._is_started = False
-
-    async def start(self) -> None:
-        """Start the service, once."""
-        async with self._starting:
-            if not self._is_started:
-                await self._service.start()
-                self._is_started = True
-
-    async def chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-        params: SamplingParams,
-        request_id: str,
-    ) -> ChatAnswer:
-        """Answer a conversation.
-
-        Special tokens in messages are broken up. Some services would interpret them, and the trained policy could use
-        them to influence the role's answer.
-        """
-        await self.start()
-        shown = [broken_up_message(message, self._break_up) for message in messages]
-        return await self._service.chat(shown, tools, params, request_id)
-
-    async def close(self) -> None:
-        """Close the service, if it has started."""
-        if self._is_started:
-            await self._service.close()
 
 
 def _check_one_tool_of_a_name(agent: AgentConfig) -> None:

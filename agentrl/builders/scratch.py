@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from agentrl.agent_loop import PLAIN_TURN, AgentLoop, Answer, Conversation, Episode, TurnOptions
@@ -19,7 +20,7 @@ from agentrl.models.scratch import build_scratch_model
 from agentrl.reward import EnvironmentReward
 from agentrl.rollout.environment_probe import has_expert
 from agentrl.rollout.policies import EpisodePolicy, EpisodeView, append_textual_turn, cut_characters, split_characters
-from agentrl.rollout.scripted_policies import ScriptedPolicy, demonstration
+from agentrl.rollout.scripted_policies import ScriptedPolicy, demonstrate
 from agentrl.rollout.task_source import task_source
 from agentrl.rollout.turns import derive_seed
 from agentrl.task import TaskCursor
@@ -75,10 +76,10 @@ class _RecordedConversation(Conversation):
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Act, and collect the answer."""
         turns = self._episode.turns
-        seed = turns.begin(is_counted=not options.for_environment)
-        message, _ = await demonstration(self._collector.policy, self._episode, seed, options)
+        seed = turns.begin_turn(is_counted=not options.for_environment)
+        message, _ = await demonstrate(self._collector.policy, self._episode, seed, options)
         turn = append_textual_turn(turns, StopReason.STOP, options.role)
-        turns.take(turn, prompt_tokens=0, answer_tokens=0, trained=options.trained)
+        turns.record(turn, prompt_tokens=0, answer_tokens=0, trained=options.trained)
         self.add(message)
         return Answer(message=message, raw_text=message.text, is_scripted=True)
 
@@ -147,7 +148,9 @@ async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> l
         runner = build_runner(config, pool, collector)
         if problem := runner.loop.demonstration_problem():
             say(f"{problem}: the new model's vocabulary is built from the environment's text and bare actions")
-            runner.loop, runner.role_names = RawActionLoop(), []
+            runner.loop = RawActionLoop()
+            if runner.roles is not None:
+                runner.roles = replace(runner.roles, names=())
         runner.scorer = EnvironmentReward()  # rewards are not read, so no judge or reward model is used
         for number in range(episodes):
             seed = derive_seed(config.run.seed, "corpus", number)

@@ -23,7 +23,7 @@ from agentrl.observe.model_folder import find_model
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.render.tokens import read_chat_template
-from agentrl.rollout.environment_roles import roles_of_environment
+from agentrl.rollout.roles.environment_roles import roles_of_environment
 from agentrl.tool import Tool
 from agentrl.training.chat_file import check_chats, read_chats
 

@@ -37,7 +37,8 @@ from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import AdapterVersions, PolicyEngine
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
-from agentrl.rollout.policies import EngineEpisodePolicy, RoleAdapters
+from agentrl.rollout.policies import EngineEpisodePolicy
+from agentrl.rollout.roles.role_policies import AdapterPolicy, RoleAdapters
 from agentrl.rollout.scheduler import Group, GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitTracker
@@ -140,7 +141,11 @@ def build_training(
         renderer=renderer,
     )
     engine, trainer = learning.engine.engine, learning.trainer
-    policy = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling), adapters=learning.roles)
+    sampling = sampling_params(config.sampling)
+    if learning.roles is None:
+        policy = EngineEpisodePolicy(engine, renderer, sampling)
+    else:
+        policy = AdapterPolicy(engine, renderer, sampling, adapters=learning.roles)
     environments = build_run_environments(config, policy, observer=observer, folder=folder)
     in_step = config.rollout.is_synchronous and isinstance(engine, LocalEngine)
     if config.trainer.deterministic and in_step and isinstance(engine, LocalEngine):

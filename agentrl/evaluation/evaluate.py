@@ -38,6 +38,7 @@ from agentrl.remote.chat import error_message
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.rollout.policies import ChatEpisodePolicy, EngineEpisodePolicy, EpisodePolicy
+from agentrl.rollout.roles.role_policies import AdapterPolicy
 from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.serving.local import LocalEngine
@@ -260,7 +261,7 @@ async def open_policy(config: Config, kind: PolicyKind, folder: Path) -> AsyncIt
     check_rendering(config, renderer, say=_log.warning)
     if config.named_adapters:
         async with open_adapters(config, path, folder, renderer, say=_log.warning) as found:
-            yield EngineEpisodePolicy(found.engine, renderer, sampling_params(config.sampling), adapters=found.roles)
+            yield AdapterPolicy(found.engine, renderer, sampling_params(config.sampling), adapters=found.roles)
         return
     async with _open_engine(config.engine, config, path, folder, renderer) as engine:
         yield EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling), trains=False)

@@ -147,8 +147,8 @@ class _WrongPolicy(ScriptedEpisodePolicy):
 class _WrongConversation(ScriptedConversation):
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         turns = self._episode.turns
-        turns.begin()
-        turns.take(append_textual_turn(turns, StopReason.STOP), prompt_tokens=0, answer_tokens=0)
+        turns.begin_turn()
+        turns.record(append_textual_turn(turns, StopReason.STOP), prompt_tokens=0, answer_tokens=0)
         message = Message(role="assistant", content=WRONG_ANSWER)
         return Answer(message=message, raw_text=WRONG_ANSWER, is_scripted=True)
 

@@ -347,7 +347,6 @@ RANDOM_ACTION: EnvMethod[[int], str] = EnvMethod(name="random_action", is_served
 ACTION_HINT: EnvMethod[[], str] = EnvMethod(name="action_hint", is_served=False)
 PARTS: EnvMethod[[], frozenset[str]] = EnvMethod(name="parts", is_served=False)
 """Returns the `OPTIONAL_PARTS` of the environment."""
-CLOSE: EnvMethod[[], None] = EnvMethod(name="close", is_served=False)
 
 METHODS: Mapping[str, EnvMethod[..., Any]] = {
     method.name: method for method in list(globals().values()) if isinstance(method, EnvMethod)

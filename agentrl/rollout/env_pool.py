@@ -24,7 +24,7 @@ import threading
 from abc import ABC, abstractmethod
 from asyncio.subprocess import Process
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -45,7 +45,7 @@ from agentrl.errors import (
     raised_in,
     running_task,
 )
-from agentrl.remote.env_methods import CALL_TOOL, CLOSE, RESET, STEP, EnvMethod, RemoteTool, ResetResult, Stepped
+from agentrl.remote.env_methods import CALL_TOOL, EnvMethod, RemoteTool, ResetResult, Stepped
 from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_worker_main import HEADER, MAKE, WorkerMessage
 from agentrl.rollout.waits import WaitKind, WaitTracker
@@ -77,7 +77,7 @@ class EnvHandle:
     async def reset(self, task: Task) -> ResetResult:
         """Start the task's episode."""
         self._task, self._steps, self._longest_step_s = task.id, 0, 0.0
-        result = await self.call(RESET, task.seed, task.options)
+        result: ResetResult = await self._call("reset", task.seed, task.options, deadline_s=self._reset_timeout_s)
         self._longest_step_s = self._requested_step_s(result.info)
         for tool in result.tools:
             if isinstance(tool, RemoteTool) and tool.remote is None:
@@ -87,7 +87,8 @@ class EnvHandle:
     async def step(self, action: str) -> Stepped:
         """Take an action."""
         self._steps += 1
-        return await self.call(STEP, action)
+        stepped: Stepped = await self._call("step", action)
+        return stepped
 
     def _requested_step_s(self, info: Mapping[str, Any]) -> float:
         """Return the seconds that the environment requests for each step of the task; 0 if it requests none."""
@@ -103,19 +104,21 @@ class EnvHandle:
     async def close(self) -> None:
         """Release the environment; a failure is only logged, because its episodes are over."""
         try:
-            await self.call(CLOSE)
+            await self._call("close")
         except AgentRLError as error:
             logger.warning("%s", error)
 
-    async def call(self, method: EnvMethod[P, R], *arguments: P.args, **_: P.kwargs) -> R:
+    def call(self, method: EnvMethod[P, R], *arguments: P.args, **_: P.kwargs) -> Awaitable[R]:
         """Call a method of `agentrl.remote.env_methods`; failures are raised as `EnvironmentFailure`."""
-        name = method.name
-        where = f"task {self._task}, step {self._steps}" if method is STEP else f"task {self._task}"
-        what = f"{name} of environment {self._name} ({where})"
-        deadline_s = self._reset_timeout_s if method is RESET else max(self._step_timeout_s, self._longest_step_s)
-        with self._waits.on(WaitKind.ENVIRONMENT, self.borrower, f"{name} of {self._name}"):
-            result: R = await self.backend.call(name, *arguments, deadline_s=deadline_s, what=what)
-        return result
+        return self._call(method.name, *arguments)
+
+    async def _call(self, method: str, *arguments: Any, deadline_s: float | None = None) -> Any:
+        where = f"task {self._task}, step {self._steps}" if method == "step" else f"task {self._task}"
+        what = f"{method} of environment {self._name} ({where})"
+        if deadline_s is None:
+            deadline_s = max(self._step_timeout_s, self._longest_step_s)
+        with self._waits.on(WaitKind.ENVIRONMENT, self.borrower, f"{method} of {self._name}"):
+            return await self.backend.call(method, *arguments, deadline_s=deadline_s, what=what)
 
 
 class EnvPool:

@@ -6,40 +6,37 @@ import asyncio
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from agentrl.agent_loop import (
     PLAIN_TURN,
     AgentLoop,
-    AgentRole,
     Answer,
     Conversation,
     Episode,
     EpisodeEnd,
     TurnOptions,
+    unknown_role,
 )
 from agentrl.env import EnvironmentSpec, StepResult
 from agentrl.errors import (
     A_REWARD,
     AgentRLError,
-    EngineError,
     EnvironmentFailure,
     Outcome,
     UsageError,
+    async_boundary,
     bounded_reward,
-    did_you_mean,
 )
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, encodable, system, text_of, tool_result
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, RESTORE, SNAPSHOT, STATE_KEY, STEP
 from agentrl.rollout.env_pool import EnvHandle
-from agentrl.rollout.environment_roles import EnvironmentRoles
 from agentrl.rollout.policies import EpisodePolicy
-from agentrl.rollout.role_tools import RoleTool, ask_role
-from agentrl.rollout.tools import EpisodeTools, ToolCallResult, ToolLimits, all_of, batches
+from agentrl.rollout.tools import EpisodeTools, ToolCallResult, batches, gather_in_order
 from agentrl.rollout.turns import TurnLog
-from agentrl.sandbox import Sandbox
+from agentrl.rollout.waits import WaitKind
 from agentrl.task import Task
 from agentrl.tool import Tool
 from agentrl.trajectory import SOLE_ROLE, Trajectory, Turn
@@ -58,29 +55,18 @@ class RuntimeEpisode(Episode):
         environment: EnvHandle,
         policy: EpisodePolicy,
         loop: AgentLoop,
-        tools: Sequence[Tool],
+        tools: EpisodeTools,
         turns: TurnLog,
-        tool_limits: ToolLimits,
-        make_sandbox: Callable[[], Sandbox] | None = None,
-        roles: Mapping[str, AgentRole] | None = None,
-        role_policies: Mapping[str, EpisodePolicy] | None = None,
-        environment_roles: Mapping[str, AgentRole] | None = None,
     ) -> None:
         self.task = task
         self.spec = spec
         self.environment = environment
         self.loop = loop
         self.turns = turns
-        self._configured = {tool.name: tool for tool in tools}
+        self._episode_tools = tools
+        tools.act = self._act_for_tool
+        self._configured = tools.configured
         self.tools = self._configured
-        self.roles = roles or {}
-        self.player_names: Sequence[str] = ()
-        self.player: str | None = None
-        self.players: Mapping[str, str] = {}
-        self._role_policies = role_policies or {}
-        self._environment_roles = EnvironmentRoles(spec.name, environment_roles or {}, self._open_for_environment)
-        self._role_error: EpisodeEnd | AgentRLError | None = None
-        """Exception that kept a role of the environment from answering."""
         self._stepping = asyncio.Lock()
         self.action_hint = ""
         self.goal: str | None = None
@@ -92,34 +78,30 @@ class RuntimeEpisode(Episode):
         """Sum of the rewards of configured tools, without those of the environment's own tools."""
         self._ended_by_tool: Outcome | None = None
         self._policy = policy
-        opens_with_task = task.messages and loop.opens_with_task and not self.roles
-        self._history = task.messages[:-1] if opens_with_task else None
+        self._history = task.messages[:-1] if task.messages and loop.opens_with_task else None
         """Messages of the task before its last one, if conversations begin with them."""
-        self._episode_tools = EpisodeTools(
-            turns, tool_limits, make_sandbox=make_sandbox, task_id=task.id, seed=task.seed, act=self._act_for_tool
-        )
 
     async def reset(self) -> Content:
         """Reset the environment for the task."""
+        observation = await self._reset_environment()
+        prompt = self.task.messages[-1].text if self._history is not None else self.task.prompt
+        return _after_prompt(prompt, self._cut(observation))
+
+    async def _reset_environment(self) -> Content:
+        """Reset the environment, keep what it returns, and return the first observation that the agent reads."""
         result = await self.environment.reset(self.task)
-        self.tools = {**self._configured, **self._own_tools(result.tools)}
+        self.tools = {**self._configured, **self._check_tool_names(result.tools)}
         self.action_hint = self._cut_text(result.action_hint)
         if not (self.action_hint or self.spec.answer_format or self.task.prompt or result.tools):
             _warn_without_instructions(self.spec.name)
         goal = result.info.get("goal")
         self.goal = None if goal is None else self._cut_text(str(goal))
         self.turns.state_key = result.state_key
-        self.info.update(self._environment_roles.take_instructions(result.info))
-        players = result.info.get("players", ())
-        self.player_names = tuple(name for name in players if name not in self._environment_roles.roles)
+        self.info.update(result.info)
+        self.player_names = tuple(result.info.get("players", ()))
         self.player = result.info.get("player")
         self.observation = result.observation
-        opened = StepResult(
-            observation=result.observation, reward=0.0, terminated=False, truncated=False, info=result.info
-        )
-        first = await self._run_environment_roles(opened, None)
-        prompt = self.task.messages[-1].text if self._history is not None else self.task.prompt
-        return _after_prompt(prompt, self._cut(first.observation))
+        return result.observation
 
     async def step(self, action: str) -> StepResult:
         """Take an action."""
@@ -127,29 +109,26 @@ class RuntimeEpisode(Episode):
             return await self._step(action)
 
     async def _step(self, action: str) -> StepResult:
-        if self.player in self._environment_roles.roles:  # the environment would take the action for this role's answer
-            raise self._role_error or EngineError(f"role {self.player} has not answered yet", got=f"action {action!r}")
         turn = self.turns.require_latest()
         self.turns.budget.check_time()
-        self._environment_roles.note_agent_turn()
-        result = await self._take(action, turn)
-        refused = not result.info.get("valid", True)
-        if refused:
+        result = await self._take_action(action, turn)
+        shown = self._cut(result.observation)
+        self.last_result = result if shown is result.observation else replace(result, observation=shown)
+        if not (result.done or result.info.get("valid", True)):
+            self.turns.budget.count_rejected()
+        return self.last_result
+
+    async def _take_action(self, action: str, turn: Turn) -> StepResult:
+        """Take the agent's action; count it if the environment rejects it."""
+        result = await self._step_environment(action, turn)
+        if not result.info.get("valid", True):
             (self.turns.acting or turn).valid = False
             self.turns.counters.invalid_actions += 1
             self.turns.add_metric("invalid_actions", 1)
-        result = await self._run_environment_roles(result, turn)
-        shown = self._cut(result.observation)
-        self.last_result = result if shown is result.observation else replace(result, observation=shown)
-        if refused and not result.done:
-            self.turns.budget.count_refused()
-        return self.last_result
+        return result
 
     async def try_action(self, action: str) -> StepResult:
         """Take an action, and restore the environment's state."""
-        if self._environment_roles.roles:
-            roles = ", ".join(self._environment_roles.roles)
-            raise UsageError(f"an action cannot be tried if roles of the environment answer it: {roles}")
         async with self._stepping:
             try:
                 before = await self.environment.call(SNAPSHOT)
@@ -163,50 +142,20 @@ class RuntimeEpisode(Episode):
             await self.environment.call(RESTORE, before)
         return stepped.result
 
-    async def _take(self, action: str, turn: Turn | None) -> StepResult:
+    async def _step_environment(self, action: str, turn: Turn) -> StepResult:
         """Step the environment; `turn` gets the reward and the seconds."""
         clock = self.turns.waits.clock
         began = clock()
         stepped = await self.environment.step(encodable(action))
         result = stepped.result
-        if turn is not None:
-            turn.timings.env += clock() - began
-            turn.reward += result.reward
-        if self.roles and "rewards" in result.info:
-            self._reward_players(result.info["rewards"])
+        turn.timings.env += clock() - began
+        turn.reward += result.reward
         for name, value in result.info.get("reward_components", {}).items():
             self._add_component(name, float(value))
         self.turns.state_key = stepped.state_key
         self.info.update(result.info)
         self.player = result.info.get("player")
         self.observation = result.observation
-        return result
-
-    async def _run_environment_roles(self, result: StepResult, turn: Turn | None) -> StepResult:
-        """Play the environment's roles until the agent's turn; return the latest result with the summed reward."""
-        acting = self.turns.acting
-        try:
-            while not result.done and self.player in self._environment_roles.roles:
-                words = await self._environment_roles.speak(str(self.player), self._cut(result.observation))
-                answered = await self._take(words, turn)
-                facts = {**answered.info, "valid": result.info.get("valid", True)}
-                result = replace(answered, reward=result.reward + answered.reward, info=facts)
-        except (EpisodeEnd, AgentRLError) as error:
-            self._role_error = error
-            if turn is None and isinstance(error, EpisodeEnd) and error.outcome is Outcome.TRUNCATED_TOKENS:
-                raise UsageError(
-                    f"role {self.player} of environment {self.spec.name} has no room for its first answer",
-                    got=f"agent.max_tokens {self.turns.budget.limits.max_tokens}",
-                    expected="more tokens: its instructions use all of them",
-                ) from error
-            raise
-        finally:
-            self.turns.acting = acting
-        if turn is None and (result.done or result.reward):
-            raise EnvironmentFailure(
-                f"environment {self.spec.name} ended, or gave a reward, before the agent could act",
-                got=f"reward {result.reward}, done {result.done}",
-            )
         return result
 
     async def call_tool(self, call: ToolCall) -> Message:
@@ -216,57 +165,46 @@ class RuntimeEpisode(Episode):
 
     async def call_tools(self, calls: Sequence[ToolCall]) -> list[Message]:
         """Call tools, parallel ones concurrently; the results are in the order of the calls."""
-        tools = self._tools_of(self.turns.acting)
+        tools = self._callable_tools()
         return [message for batch in batches(calls, tools) for message in await self._call_together(batch, tools)]
 
-    def _tools_of(self, turn: Turn | None) -> Mapping[str, Tool]:
-        """Return the tools that the role of a turn may call."""
-        return self.tools if turn is None or turn.role not in self.roles else self.tools_of(turn.role)
+    def _callable_tools(self) -> Mapping[str, Tool]:
+        """Return the tools that the latest answer may call."""
+        return self.tools
 
     def tools_of(self, role: str = SOLE_ROLE) -> Mapping[str, Tool]:
-        """Return the tools of a role; a role that others call may call roles only if its own tools name them."""
-        return self._tools_for(self._role(role)) if role != SOLE_ROLE or self.roles else self.tools
-
-    def _tools_for(self, role: AgentRole) -> Mapping[str, Tool]:
-        if role.tools is not None:
-            return role.tools
-        if not isinstance(self._configured.get(role.name), RoleTool):
-            return self.tools
-        return {name: tool for name, tool in self.tools.items() if not isinstance(tool, RoleTool)}
+        """Return the tools of the agent."""
+        if role != SOLE_ROLE:
+            raise unknown_role(self.loop, role)
+        return self.tools
 
     async def _call_together(self, calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> list[Message]:
         turn = self.turns.require_latest()
         self.turns.budget.check_time()
-        clock = self.turns.waits.clock
-        began = clock()
         self.turns.counters.tool_calls += len(calls)
         self.turns.add_metric("tool_calls", len(calls))
-        try:
-            called = await all_of([self._carry_out(call, tools) for call in calls])
-        finally:
-            if not isinstance(tools.get(calls[0].name), RoleTool):  # the role's own turns count its seconds
-                turn.timings.tool += clock() - began
-        return [await self._record(turn, call, one) for call, one in zip(calls, called, strict=True)]
+        called = await self._carry_out(calls, tools, turn)
+        return [await self._record_call(turn, call, one) for call, one in zip(calls, called, strict=True)]
 
-    async def _carry_out(self, call: ToolCall, tools: Mapping[str, Tool]) -> ToolCallResult:
-        """Call a tool, or let a role answer; the calling turn is the acting one again afterwards."""
-        tool = tools.get(call.name)
-        if not isinstance(tool, RoleTool):
-            return await self._episode_tools.carry_out(call, tools)
-        caller = self.turns.acting
+    async def _carry_out(
+        self, calls: Sequence[ToolCall], tools: Mapping[str, Tool], turn: Turn
+    ) -> list[ToolCallResult]:
+        """Call tools concurrently; `turn` gets the seconds."""
+        clock = self.turns.waits.clock
+        began = clock()
         try:
-            return await ask_role(self, tool, call, self._tools_for(self.roles[tool.name]))
+            return await gather_in_order([self._episode_tools.carry_out(call, tools) for call in calls])
         finally:
-            self.turns.acting = caller
+            turn.timings.tool += clock() - began
 
-    async def _record(self, turn: Turn, call: ToolCall, called: ToolCallResult) -> Message:
+    async def _record_call(self, turn: Turn, call: ToolCall, called: ToolCallResult) -> Message:
         """Record the result of a call and return its message; raise `EpisodeEnd` if it ends the episode."""
         result = called.result
         if called.failed:
             self.turns.counters.tool_errors += 1
             self.turns.add_metric("tool_errors", 1)
         if called.tool is not None:
-            self._count(called.tool.name, called)
+            self._add_tool_metrics(called.tool.name, called)
             self.turns.counters.incidents.count_call(called.tool.name, *called.own_error)
         if result.reward:
             turn.reward += result.reward
@@ -286,8 +224,8 @@ class RuntimeEpisode(Episode):
             self.turns.add_metric(f"tool/{call.name}/cut", 1)
         return tool_result(call, text)
 
-    def _count(self, name: str, called: ToolCallResult) -> None:
-        counts = {"calls": 1.0, "errors": float(called.failed), "kept": float(called.was_kept)}
+    def _add_tool_metrics(self, name: str, called: ToolCallResult) -> None:
+        counts = {"calls": 1.0, "errors": float(called.failed), "kept": float(called.was_cached)}
         for metric, value in {**counts, "seconds": called.seconds, **called.result.metrics}.items():
             if value or metric in called.result.metrics:
                 self.turns.add_metric(f"tool/{name}/{metric}", value)
@@ -303,8 +241,8 @@ class RuntimeEpisode(Episode):
         self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None, role: str = SOLE_ROLE
     ) -> Conversation:
         """Start a conversation; its messages are kept until the episode is scored."""
-        if role != SOLE_ROLE or self.roles:
-            return self._open_for(self._role(role), messages, tools)
+        if role != SOLE_ROLE:
+            raise unknown_role(self.loop, role)
         if tools is None and self.loop.offers_tools and self.tools:
             name = type(self.loop).__name__
             raise UsageError(
@@ -317,44 +255,23 @@ class RuntimeEpisode(Episode):
         opened = self._policy.open(self, messages, tools or ())
         return RecordedConversation(opened, self.turns.trajectory, messages, history=self._history)
 
-    def _open_for(
-        self, role: AgentRole, messages: Sequence[Message], tools: Sequence[Tool] | None
-    ) -> RecordedConversation:
-        """Start a conversation of one of several roles."""
-        if role.system_prompt is not None:
-            rest = messages[1:] if messages and messages[0].role == "system" else messages
-            messages = [system(role.system_prompt), *rest]
-        if tools is None:
-            tools = list(self._tools_for(role).values()) if self.loop.offers_tools else ()
-        policy = self._role_policies.get(role.name) or self._policy.of_role(role.name)
-        opened = policy.open(self, messages, tools)
-        return RecordedConversation(opened, self.turns.trajectory, messages, role=role)
-
-    def _open_for_environment(self, role: AgentRole, messages: Sequence[Message]) -> RecordedConversation:
-        """Start a conversation of one of the environment's roles."""
-        policy = self._role_policies.get(role.name) or self._policy.of_environment_role(role.name)
-        opened = policy.open(self, messages, ())
-        return RecordedConversation(opened, self.turns.trajectory, messages, role=role, is_kept=False)
-
-    def _role(self, name: str) -> AgentRole:
-        if name not in self.roles:
-            raise UsageError(
-                f"agent loop {type(self.loop).__name__} has no role {name!r}",
-                got=f"role={name!r}",
-                expected=", ".join(self.roles) or "a loop whose `roles` names its roles",
-                hint=did_you_mean(name, list(self.roles)),
-            )
-        return self.roles[name]
-
-    def written(self, message: Message) -> str:
+    def write_answer(self, message: Message) -> str:
         """Return an answer as the policy's model writes it."""
         return self._policy.write_answer(message)
 
-    async def close_tools(self) -> None:
-        """Close the tools and the sandbox that the episode opened."""
-        await self._episode_tools.close()
+    async def close(self) -> None:
+        """Release what the policy and the tools keep for the episode; a failure of a tool is logged."""
+        await self._policy.end(self)
+        turns, trajectory_id = self.turns, self.turns.trajectory.id
+        what = f"closing the tools of {trajectory_id}"
+        try:
+            with turns.waits.on(WaitKind.TOOL, trajectory_id, what):
+                async with async_boundary(EnvironmentFailure, what, deadline_s=turns.limits.tool_timeout_s):
+                    await self._episode_tools.close()
+        except AgentRLError as error:
+            _log.warning("%s", error)
 
-    def invalid(self, reason: str) -> None:
+    def count_invalid(self, reason: str) -> None:
         """Count an unusable answer."""
         self.turns.count_invalid()
 
@@ -362,7 +279,7 @@ class RuntimeEpisode(Episode):
         """Return the number of tokens of a conversation's first prompt."""
         return self._policy.count(messages, schemas)
 
-    def parts(self, text: str, max_tokens: int) -> list[str]:
+    def split_text(self, text: str, max_tokens: int) -> list[str]:
         """Split a text into parts of at most `max_tokens` tokens of the policy."""
         return self._policy.split(text, max_tokens)
 
@@ -370,12 +287,9 @@ class RuntimeEpisode(Episode):
         self, reward: float, *, turn: int | None = None, role: str | None = None, success: bool | None = None
     ) -> None:
         """Add to the reward of a turn."""
-        turns = self.turns.trajectory.turns
         if role is not None:
-            self._reward_role(self._role(role), reward, turn)
-            reward = 0.0
-            if success is None:
-                return
+            raise unknown_role(self.loop, role)
+        turns = self.turns.trajectory.turns
         found = [self.turns.require_latest()] if turn is None else [one for one in turns if one.index == turn]
         if not found:
             got = f"turn {turn}"
@@ -387,41 +301,6 @@ class RuntimeEpisode(Episode):
         if success is not None:
             self.info["success"] = success
 
-    def _reward_role(self, role: AgentRole, reward: float, number: int | None) -> None:
-        """Add to the reward of a role's turn; if the role does not train or has no turn, only a metric counts it."""
-        value = bounded_reward(reward)
-        if value is None:
-            raise UsageError(f"invalid reward of role {role.name}", got=repr(reward), expected=A_REWARD)
-        own = [turn for turn in self.turns.trajectory.turns if turn.role == role.name]
-        chosen = own[-1:] if number is None else [turn for turn in own if turn.index == number]
-        if number is not None and not chosen:
-            expected = ", ".join(str(turn.index) for turn in own) or "none: it has not answered yet"
-            raise UsageError(f"turn {number} is not a turn of role {role.name}", got=number, expected=expected)
-        self.turns.add_metric(f"reward_of/{role.name}", value)
-        if role.trained and chosen:
-            chosen[0].reward += value
-            chosen[0].own_reward += value
-
-    def _reward_players(self, rewards: object) -> None:
-        """Add the rewards of players to the roles that play them."""
-        if not isinstance(rewards, Mapping):
-            raise EnvironmentFailure(
-                f'info["rewards"] of environment {self.spec.name} cannot be used',
-                got=repr(rewards),
-                expected="a reward for each player, by name",
-            )
-        for player, reward in rewards.items():
-            if player in self._environment_roles.roles:
-                continue
-            value = bounded_reward(reward)
-            if value is None:
-                raise EnvironmentFailure(
-                    f"environment {self.spec.name} gave player {player} an invalid reward",
-                    got=repr(reward),
-                    expected=A_REWARD,
-                )
-            self._reward_role(self._role(self.players.get(player, player)), value, None)
-
     def keep_log(self, text: str) -> None:
         """Store text with the trajectory."""
         self.turns.trajectory.log = text
@@ -430,7 +309,7 @@ class RuntimeEpisode(Episode):
         """Return the actions that the environment accepts now."""
         return await self.environment.call(ADMISSIBLE_ACTIONS)
 
-    def _own_tools(self, tools: Sequence[Tool]) -> dict[str, Tool]:
+    def _check_tool_names(self, tools: Sequence[Tool]) -> dict[str, Tool]:
         own = {tool.name: tool for tool in tools}
         if twice := sorted(own.keys() & self._configured.keys()):
             raise UsageError(
@@ -469,18 +348,13 @@ class RecordedConversation(Conversation):
         conversation: Conversation,
         trajectory: Trajectory,
         messages: Sequence[Message],
-        role: AgentRole | None = None,
-        is_kept: bool = True,
         history: Sequence[Message] | None = None,
     ) -> None:
         self._conversation = conversation
         self._history = history
-        self._is_kept = is_kept
-        self._role = role
         self._trajectory = trajectory
         self._messages = list(messages)
-        if is_kept:
-            trajectory.conversations.append(self._messages)
+        trajectory.conversations.append(self._messages)
 
     def add(self, *messages: Message) -> None:
         """Append messages."""
@@ -489,8 +363,6 @@ class RecordedConversation(Conversation):
 
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Let the policy take a turn."""
-        if self._role is not None:
-            options = _options_of_role(options, self._role)
         answer = await self._conversation.generate(prefill=prefill, options=options)
         if not options.trained:
             self._hide()
@@ -506,9 +378,7 @@ class RecordedConversation(Conversation):
         forked = self._conversation.fork(messages)
         if list(messages[: len(self._messages)]) == self._messages:  # the fork contains this conversation
             self._hide()
-        return RecordedConversation(
-            forked, self._trajectory, messages, self._role, self._is_kept, history=self._history
-        )
+        return RecordedConversation(forked, self._trajectory, messages, history=self._history)
 
     def _hide(self) -> None:
         """Hide this conversation from scorers: another one contains its messages, or the agent did not write them."""
@@ -523,13 +393,6 @@ def _warn_without_instructions(name: str) -> None:
         "environment %s does not describe its actions: give its class an action_hint, such as 'a whole number, for "
         "example: 50', and instructions (docs/environments.md)",
         name,
-    )
-
-
-def _options_of_role(options: TurnOptions, role: AgentRole) -> TurnOptions:
-    limits = [limit for limit in (options.max_tokens, role.max_answer_tokens) if limit is not None]
-    return replace(
-        options, role=role.name, trained=options.trained and role.trained, max_tokens=min(limits, default=None)
     )
 
 

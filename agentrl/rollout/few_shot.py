@@ -126,13 +126,9 @@ class FewShotPolicy(EpisodePolicy):
         """Return an answer as the policy's model writes it."""
         return self._policy.write_answer(message)
 
-    def of_role(self, role: str) -> EpisodePolicy:
+    def for_role(self, name: str, *, of_environment: bool = False) -> EpisodePolicy:
         """Return the policy of a role, without examples."""
-        return self._policy.of_role(role)
-
-    def of_environment_role(self, role: str) -> EpisodePolicy:
-        """Return the policy of an environment's role, without examples."""
-        return self._policy.of_environment_role(role)
+        return self._policy.for_role(name, of_environment=of_environment)
 
     def count(self, messages: Sequence[Message], schemas: Sequence[ToolSchema]) -> int:
         """Count the tokens of a prompt without the examples."""

@@ -19,7 +19,7 @@ FormCheck: TypeAlias = Callable[[Answer], str | None]
 """Function that describes how an answer misses its form, or returns ``None`` if it has the form."""
 
 
-def form_check(form: AnswerForm) -> FormCheck:
+def make_form_check(form: AnswerForm) -> FormCheck:
     """Return the check of a form.
 
     Raises:

@@ -11,8 +11,8 @@ import copy
 import functools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from agentrl.agent_loop import (
@@ -46,7 +46,7 @@ from agentrl.render.tool_parsers import ParsedCalls
 from agentrl.render.tool_parsers.untagged import read_untagged
 from agentrl.rollout.answer_tokens import check_logprobs, content_logprobs, find_stop
 from agentrl.rollout.env_pool import EnvHandle
-from agentrl.rollout.forms import ATTEMPTS, FormCheck, form_check
+from agentrl.rollout.forms import ATTEMPTS, FormCheck, make_form_check
 from agentrl.rollout.turns import TurnLog, derive_seed
 from agentrl.rollout.waits import WaitKind
 from agentrl.tool import Tool
@@ -84,13 +84,9 @@ class EpisodePolicy(ABC):
         """Return an answer as the policy's model writes it, or as JSON if the model's format is not known."""
         return plainly_written(message)
 
-    def of_role(self, role: str) -> EpisodePolicy:
-        """Return the policy of a role; the same policy for all roles without their own adapters."""
+    def for_role(self, name: str, *, of_environment: bool = False) -> EpisodePolicy:
+        """Return the policy of one of several agents or of an environment's role; by default this policy."""
         return self
-
-    def of_environment_role(self, role: str) -> EpisodePolicy:
-        """Return the policy of an environment's role, such as its user, for which the config names no policy."""
-        return self.of_role(role)
 
     def count(self, messages: Sequence[Message], schemas: Sequence[ToolSchema]) -> int:
         """Return the number of tokens of a conversation's first prompt; a `UsageError` if the policy has no tokens."""
@@ -101,7 +97,7 @@ class EpisodePolicy(ABC):
         return
 
     async def close(self) -> None:
-        """Release what a role's own policy keeps for the whole run."""
+        """Release what the policy keeps for the whole run."""
         return
 
 
@@ -121,15 +117,6 @@ def write_answer(renderer: Renderer, message: Message) -> str:
         return plainly_written(message)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleAdapters:
-    """Adapters of an engine that play roles."""
-
-    by_role: Mapping[str, str]
-    """Name of each role's adapter; the model without adapters plays the other roles."""
-    versions: AdapterVersions
-
-
 class EngineEpisodePolicy(EpisodePolicy):
     """Policy whose answers an inference engine samples.
 
@@ -140,11 +127,12 @@ class EngineEpisodePolicy(EpisodePolicy):
         renderer: Renderer of the engine's model.
         sampling: Sampling parameters of every turn.
         trains: Sampled tokens are trained, so no form may constrain an answer.
-        adapters: Adapters of roles, if there are several adapters.
     """
 
     adapter: str | None = None
     """Name of the engine's adapter that answers; ``None`` for the model without adapters."""
+    adapter_versions: AdapterVersions | None = None
+    """Versions of the adapter that answers."""
 
     def __init__(
         self,
@@ -153,25 +141,18 @@ class EngineEpisodePolicy(EpisodePolicy):
         sampling: SamplingParams,
         *,
         trains: bool = True,
-        adapters: RoleAdapters | None = None,
     ) -> None:
         self.engine = engine
         self.trains = trains
         self.renderer = renderer
         self.sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | renderer.stop_token_ids)
-        self.adapters = adapters
 
     def with_sampling(self, sampling: SamplingParams, *, trains: bool) -> EngineEpisodePolicy:
         """Return the same policy with other sampling parameters."""
-        return EngineEpisodePolicy(self.engine, self.renderer, sampling, trains=trains, adapters=self.adapters)
-
-    def of_role(self, role: str) -> EngineEpisodePolicy:
-        """Return the policy that answers with the role's adapter."""
-        if self.adapters is None or role not in self.adapters.by_role:
-            return self
-        own = copy.copy(self)
-        own.adapter = self.adapters.by_role[role]
-        return own
+        other = copy.copy(self)
+        other.trains = trains
+        other.sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | self.renderer.stop_token_ids)
+        return other
 
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """Return a conversation on the token ledger."""
@@ -242,7 +223,7 @@ class EngineConversation(Conversation):
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Sample one turn."""
         structure = self._structure(options)
-        seed = self._turns.begin(is_counted=not options.for_environment)
+        seed = self._turns.begin_turn(is_counted=not options.for_environment)
         prompt_ids = await self._prepare(prefill)
         room = self._turns.budget.answer_tokens(len(prompt_ids), self._policy.engine.capabilities.max_context)
         params = _params_of_turn(self._policy.sampling, options, room=room, seed=seed, structure=structure)
@@ -263,7 +244,7 @@ class EngineConversation(Conversation):
             if options.form is None or structure is not None:
                 generation = self._cut(await self._sample(request), params.stop)
             else:
-                generation = await self._sample_form(request, form_check(options.form))
+                generation = await self._sample_form(request, make_form_check(options.form))
             generation = check_logprobs(generation, request.request_id)
         except AgentRLError as error:
             if not options.for_environment:
@@ -278,7 +259,7 @@ class EngineConversation(Conversation):
         answer = self.ledger.accept(generation, role=options.role, trained=options.trained)
         turn = self.ledger.sequence.turns[-1]
         turn.adapter = self._policy.adapter
-        self._turns.take(
+        self._turns.record(
             turn, prompt_tokens=len(prompt_ids), answer_tokens=len(generation.token_ids), trained=options.trained
         )
         if self.ledger.tools and options.trained:
@@ -319,7 +300,7 @@ class EngineConversation(Conversation):
     def _structure(self, options: TurnOptions) -> str | None:
         """Check the turn's options, and return the structure that the engine enforces.
 
-        ``None`` with a form: the engine cannot enforce it, so `form_check` checks the answers.
+        ``None`` with a form: the engine cannot enforce it, so `make_form_check` checks the answers.
 
         Raises:
             UnsupportedOption: the form cannot be checked either, or the answer is trained. The log-probabilities of a
@@ -341,7 +322,7 @@ class EngineConversation(Conversation):
                 return self._policy.renderer.structure(options.form, self.ledger.tools)
             except UnsupportedOption as error:
                 _log.debug("%s", error)
-        form_check(options.form)
+        make_form_check(options.form)
         return None
 
     def _logprobs(self, generation: Generation, content: str) -> tuple[TokenLogprob, ...]:
@@ -423,10 +404,8 @@ class EngineConversation(Conversation):
                     answer = await self._policy.engine.generate(request)
                 else:
                     answer = await self._ask_within(request, remaining_s)
-        policy = self._policy
-        if policy.adapters is None or policy.adapter is None:
-            return answer
-        return policy.adapters.versions.with_versions(answer, policy.adapter)
+        versions, adapter = self._policy.adapter_versions, self._policy.adapter
+        return answer if versions is None or adapter is None else versions.with_versions(answer, adapter)
 
     async def _ask_within(self, request: GenerateRequest, seconds: float) -> Generation:
         """Sample for at most `seconds`; then abort the request and return the tokens sampled so far."""
@@ -550,7 +529,7 @@ class ChatConversation(Conversation):
             raise UnsupportedOption("a text service cannot enforce a form", option="form")
         if options.logprobs:
             raise UnsupportedOption("a text service returns no log-probabilities", option="logprobs")
-        seed = self._turns.begin(is_counted=not options.for_environment)
+        seed = self._turns.begin_turn(is_counted=not options.for_environment)
         room = self._turns.budget.answer_tokens(self._prompt_tokens, self._policy.service.max_context)
         params = _params_of_turn(self._policy.sampling, options, room=room, seed=seed)
         trajectory_id = self._turns.trajectory.id
@@ -569,7 +548,7 @@ class ChatConversation(Conversation):
         if self._tools and options.trained:
             self._turns.add_metric(REPAIRED_CALLS, turn.repaired_calls)
         turn.counted_tokens = chat.answer_tokens or None
-        self._turns.take(
+        self._turns.record(
             turn, prompt_tokens=chat.prompt_tokens, answer_tokens=chat.answer_tokens, trained=options.trained
         )
         return Answer(

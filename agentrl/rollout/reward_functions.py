@@ -39,7 +39,7 @@ from agentrl.registry import Kind, lookup
 from agentrl.reward import Score, Scorer, as_number, checked_score, defined_in, failures_named
 from agentrl.rollout.env_pool import ThreadWorker
 from agentrl.rollout.reward_signatures import EXPECTED, Library, is_reversed, library_of
-from agentrl.rollout.tools import all_of
+from agentrl.rollout.tools import gather_in_order
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
@@ -75,7 +75,7 @@ class WeightedSum(Scorer):
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
         """Return the weighted sum over the parts that return a reward; ``None`` if no part does."""
-        scores = await all_of([checked_score(part.scorer, trajectory, task) for part in self._parts])
+        scores = await gather_in_order([checked_score(part.scorer, trajectory, task) for part in self._parts])
         components: dict[str, float] = {}
         total: float | None = None
         for part, score in zip(self._parts, scores, strict=True):

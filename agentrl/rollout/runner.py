@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentrl.agent_loop import AgentLoop, AgentRole, EpisodeEnd
+from agentrl.agent_loop import AgentLoop, EpisodeEnd
 from agentrl.config.derived import agent_loop_class
 from agentrl.errors import (
     AgentRLError,
@@ -35,7 +35,6 @@ from agentrl.errors import (
     Outcome,
     PolicyError,
     RewardFailure,
-    UsageError,
     async_boundary,
     described_error,
     did_you_mean,
@@ -54,36 +53,16 @@ from agentrl.reward import (
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.episode import RuntimeEpisode, outcome_of
 from agentrl.rollout.policies import EpisodePolicy
-from agentrl.rollout.role_tools import RoleTool
-from agentrl.rollout.tools import ToolLimits
+from agentrl.rollout.roles.run_roles import RoleSetup, RunRoles
+from agentrl.rollout.tools import EpisodeTools, ToolLimits, list_tools
 from agentrl.rollout.turns import EpisodeLimits, TurnLog, derive_seed
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind
 from agentrl.sandbox import Sandbox
 from agentrl.task import Task
 from agentrl.tool import Tool, Toolset
-from agentrl.trajectory import SOLE_ROLE, Trajectory
+from agentrl.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
-TOOLSET_S = 120.0
-"""Deadline for a toolset to list its tools; on the first call it may start a server."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleSetup:
-    """One role of a run with its tools and policy."""
-
-    role: AgentRole
-    tools: Sequence[Tool | Toolset] | None = None
-    """Tools of the role; ``None`` for the episode's tools."""
-    policy: EpisodePolicy | None = None
-    """Policy that answers in place of the run's policy; such a role does not train."""
-    called_as: RoleTool | None = None
-    """Tool with which other roles call it; ``None`` for a role of the loop."""
-
-
-def role_names(loop: AgentLoop, called: Sequence[str]) -> list[str]:
-    """Return the roles of an episode: those of the loop or its only agent, then `called`; empty for a single agent."""
-    return [*(loop.roles or [SOLE_ROLE]), *called] if loop.roles or called else []
 
 
 class PolicyWrapper(Protocol):
@@ -135,11 +114,8 @@ class EpisodeRunner:
         self.loop = loop
         self.policy = policy
         self.limits = limits or EpisodeLimits()
-        called = [setup.called_as for setup in roles if setup.called_as is not None]
-        self.tools = [*tools, *called]
-        self.role_names = role_names(loop, [tool.name for tool in called])
-        if pool.roles and not self.role_names:  # the loop's agent may have a setup too
-            self.role_names = [setup.role.name for setup in roles if setup.role.name == SOLE_ROLE]
+        self.roles = RunRoles.find(loop, pool.roles, roles)
+        self.tools = [*tools, *(self.roles.tools if self.roles else ())]
         self.scorer = scorer or EnvironmentReward()
         self.retries = retries
         self.waits = pool.waits
@@ -148,7 +124,6 @@ class EpisodeRunner:
         self.tool_limits = tool_limits or ToolLimits(pool.waits.clock)
         self.make_sandbox = make_sandbox
         self.few_shot = few_shot
-        self._role_setups = {setup.role.name: setup for setup in roles}
         self._unscored: set[str] = set()
         """Ids of episodes that this runner played and whose group is not scored yet."""
         self.spec = pool.spec
@@ -166,15 +141,10 @@ class EpisodeRunner:
         """Close the loop, the environments and the policies of roles. No episode may be running."""
         await self.loop.close()
         await self.pool.close()
-        for policy in self._role_policies().values():
-            await policy.close()
+        if self.roles is not None:
+            await self.roles.close()
 
-    def _role_policies(self) -> dict[str, EpisodePolicy]:
-        """Return the roles' own policies by role name."""
-        setups = self._role_setups.items()
-        return {name: setup.policy for name, setup in setups if setup.policy is not None}
-
-    def plays(self, task: Task) -> bool:
+    def can_play(self, task: Task) -> bool:
         """Return True: a runner can play any task."""
         return True
 
@@ -221,7 +191,7 @@ class EpisodeRunner:
         began = self.waits.clock()
         self.observer.on_start(trajectory)
         try:
-            await _in_own_task(self._classify(trajectory, task, seed), f"episode {trajectory.id}")
+            await _run_isolated(self._classify(trajectory, task, seed), f"episode {trajectory.id}")
         except EnvironmentFailure as error:
             self._fail(trajectory, error.outcome, error)
         except BaseException as error:  # recorded, then raised again
@@ -258,19 +228,17 @@ class EpisodeRunner:
         async with self.pool.borrow(trajectory.id) as environment:
             limits = self.limits.for_task(task)
             turns = TurnLog(trajectory, limits, seed, self.waits, self.counters, self.observer)
-            episode = RuntimeEpisode(
+            configured = await list_tools(self.tools)
+            tools = EpisodeTools(configured, turns, self.tool_limits, make_sandbox=self.make_sandbox)
+            make_episode = RuntimeEpisode if self.roles is None else await self.roles.prepare_episode()
+            episode = make_episode(
                 task=task,
                 spec=self.spec,
                 environment=environment,
                 policy=policy,
                 loop=self.loop,
-                tools=await _list_tools(self.tools),
+                tools=tools,
                 turns=turns,
-                tool_limits=self.tool_limits,
-                make_sandbox=self.make_sandbox,
-                roles={name: await self._make_role(name) for name in self.role_names},
-                role_policies=self._role_policies(),
-                environment_roles={name: await self._make_role(name, trained=False) for name in self.pool.roles},
             )
             try:
                 outcome = await self._run_loop(episode)
@@ -278,29 +246,9 @@ class EpisodeRunner:
                 try:
                     turns.close()
                 finally:
-                    await policy.end(episode)
-                    for policy in self._role_policies().values():
-                        await policy.end(episode)
-                    await self._close_tools(episode)
+                    await episode.close()
             self._read_info(trajectory, episode)
             return outcome
-
-    async def _close_tools(self, episode: RuntimeEpisode) -> None:
-        trajectory_id = episode.turns.trajectory.id
-        what = f"closing the tools of {trajectory_id}"
-        try:
-            with self.waits.on(WaitKind.TOOL, trajectory_id, what):
-                async with async_boundary(EnvironmentFailure, what, deadline_s=self.limits.tool_timeout_s):
-                    await episode.close_tools()
-        except AgentRLError as error:
-            logger.warning("%s", error)
-
-    async def _make_role(self, name: str, *, trained: bool = True) -> AgentRole:
-        """Return a role with the tools that it may call; `trained` applies to a role without a setup."""
-        setup = self._role_setups.get(name)
-        if setup is None or setup.tools is None:
-            return AgentRole(name=name, trained=trained) if setup is None else setup.role
-        return dataclasses.replace(setup.role, tools={tool.name: tool for tool in await _list_tools(setup.tools)})
 
     async def _run_loop(self, episode: RuntimeEpisode) -> Outcome:
         attempt = running_task()
@@ -355,7 +303,7 @@ class EpisodeRunner:
         if not self.scores_groups or not found:
             return
         try:
-            await _in_own_task(self._score_together(found, task), f"scoring group {found[0].group_id}")
+            await _run_isolated(self._score_together(found, task), f"scoring group {found[0].group_id}")
         except InfrastructureError as error:
             for trajectory in found:
                 self._fail(trajectory, error.outcome, error)
@@ -383,32 +331,18 @@ class EpisodeRunner:
             _apply_score(trajectory, score)
 
 
-async def _list_tools(tools: Sequence[Tool | Toolset]) -> list[Tool]:
-    """Return tools and the tools of toolsets; raise a `UsageError` if two have the same name."""
-    found: list[Tool] = []
-    for one in tools:
-        if isinstance(one, Tool):
-            found.append(one)
-            continue
-        async with async_boundary(EnvironmentFailure, "asking for tools", deadline_s=TOOLSET_S):
-            found += await one.tools()
-    if twice := sorted(name for name, count in Counter(one.name for one in found).items() if count > 1):
-        raise UsageError("two tools have the same name", got=", ".join(twice), hint="give one of them a prefix")
-    return found
-
-
 def _can_be_scored(trajectory: Trajectory) -> bool:
     return trajectory.outcome is not None and trajectory.outcome.is_trainable
 
 
 def _apply_score(trajectory: Trajectory, score: Score) -> None:
-    """Set an episode's return: the score plus the rewards of single roles."""
+    """Set an episode's return: the score plus the rewards that only some of its turns get."""
     own = math.fsum(trajectory.own_rewards.values())
     trajectory.reward = score.reward + own if own and score.reward is not None else score.reward
     trajectory.reward_components.update(score.components)
 
 
-async def _in_own_task(work: Coroutine[Any, Any, None], name: str) -> None:
+async def _run_isolated(work: Coroutine[Any, Any, None], name: str) -> None:
     """Run `work` in its own task, so that code of the episode cannot cancel the caller."""
     task = asyncio.create_task(work, name=name)
     cancelled: asyncio.CancelledError | None = None

@@ -274,7 +274,7 @@ class GroupScheduler:
     def _extra_names(self, draw: SampledTask) -> tuple[str, ...]:
         """Return the names of a task's extra rollouts; stored experts may lack the task."""
         players = self._extra_runners.get(draw.environment, {})
-        return tuple(name for name, player in players.items() if player.plays(draw.task))
+        return tuple(name for name, player in players.items() if player.can_play(draw.task))
 
     def _start_episode(self, group: Group, player: int | str) -> None:
         self._start(self._play(group, player), f"episode {group.id}/{player}")
@@ -429,7 +429,7 @@ class GroupScheduler:
         self.used = self.version * self.batch  # each version used one batch, whatever its size
 
     def _restore(self, record: Mapping[str, Any]) -> Group:
-        draw: SampledTask = self.tasks.again(record["environment"], record["place"], record["horizon"])
+        draw: SampledTask = self.tasks.redraw(record["environment"], record["place"], record["horizon"])
         return Group.from_record(record, draw=draw, size=self.group_size, extra_names=self._extra_names(draw))
 
 

@@ -71,9 +71,9 @@ class ScriptedEpisodePolicy(EpisodePolicy):
             ledger = LedgerConversation(self.renderer, episode.turns.trajectory, messages, tools=schemas)
         return ScriptedConversation(self, ledger, episode, [tool.name for tool in tools])
 
-    def of_environment_role(self, role: str) -> EpisodePolicy:
-        """Return the same policy without a renderer: the answers of environment roles are not demonstrations."""
-        return ScriptedEpisodePolicy(self.kind)
+    def for_role(self, name: str, *, of_environment: bool = False) -> EpisodePolicy:
+        """Return this policy, or for an environment's role one without a renderer: its answers are not demonstrated."""
+        return ScriptedEpisodePolicy(self.kind) if of_environment else self
 
     def write_answer(self, message: Message) -> str:
         """Return an answer as the chat template writes it, or as JSON without a renderer."""
@@ -116,16 +116,16 @@ class ScriptedConversation(Conversation):
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Write the answer with the scripted policy's next action."""
         policy, turns = self._policy, self._episode.turns
-        seed, prompt_tokens = turns.begin(is_counted=not options.for_environment), 0
+        seed, prompt_tokens = turns.begin_turn(is_counted=not options.for_environment), 0
         if self.ledger is not None:
             prompt_tokens = len(self.ledger.prepare(prefill))
             turns.budget.answer_tokens(prompt_tokens, policy.max_context)
-        message, source = await demonstration(policy.kind, self._episode, seed, options, mistakes=policy.mistakes)
+        message, source = await demonstrate(policy.kind, self._episode, seed, options, mistakes=policy.mistakes)
         if policy.kind is ScriptedPolicy.EXPERT:  # random calls may fail
             self._check_tools(message, options.role)
         if self.ledger is None or policy.renderer is None:
             turn = append_textual_turn(turns, StopReason.STOP, options.role)
-            turns.take(turn, prompt_tokens=0, answer_tokens=0, trained=options.trained)
+            turns.record(turn, prompt_tokens=0, answer_tokens=0, trained=options.trained)
             return Answer(message=message, raw_text=plainly_written(message), is_scripted=True)
         text = _answer_text(message, policy.renderer, self.ledger)
         if not text.startswith(prefill):
@@ -138,7 +138,7 @@ class ScriptedConversation(Conversation):
         answer = self.ledger.demonstrate(text.removeprefix(prefill), role=options.role, source=source)
         turn = self.ledger.sequence.turns[-1]
         self._check_length(text, turn.end - turn.start)
-        turns.take(turn, prompt_tokens=prompt_tokens, answer_tokens=turn.end - turn.start)
+        turns.record(turn, prompt_tokens=prompt_tokens, answer_tokens=turn.end - turn.start)
         return replace(answer, is_scripted=True)
 
     def _check_tools(self, message: Message, role: str) -> None:
@@ -170,7 +170,7 @@ def _answer_text(message: Message, renderer: Renderer, ledger: LedgerConversatio
     return renderer.answer_text(message, earlier_calls=earlier)
 
 
-async def demonstration(
+async def demonstrate(
     policy: ScriptedPolicy,
     episode: EpisodeView,
     seed: int,
@@ -186,12 +186,12 @@ async def demonstration(
         return Message(role="assistant", content=options.demonstration()), Source.FORCED
     environment = episode.environment
     if policy is ScriptedPolicy.RANDOM:
-        return await _message(episode, await environment.call(RANDOM_ACTION, seed), options), Source.FORCED
+        return await _write_action(episode, await environment.call(RANDOM_ACTION, seed), options), Source.FORCED
     action = await environment.call(EXPERT_ACTION, episode.observation, seed, mistakes)
-    return await _message(episode, action.text, options), Source.MISTAKE if action.is_mistake else Source.FORCED
+    return await _write_action(episode, action.text, options), Source.MISTAKE if action.is_mistake else Source.FORCED
 
 
-async def _message(episode: EpisodeView, action: str, options: TurnOptions) -> Message:
+async def _write_action(episode: EpisodeView, action: str, options: TurnOptions) -> Message:
     """Return the answer with `action`: a call of the environment's tools if the loop offers them."""
     if options.for_environment:
         return Message(role="assistant", content=action)
@@ -214,7 +214,7 @@ class StoredExpert:
         for episodes in self._episodes.values():
             episodes.sort(key=lambda trajectory: -(trajectory.reward or 0.0))
 
-    def plays(self, task: Task) -> bool:
+    def can_play(self, task: Task) -> bool:
         """Return True if there is a stored episode of this task and seed."""
         return len(self._episodes.get((task.id, task.seed), ())) > self._place
 

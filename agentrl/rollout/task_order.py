@@ -84,7 +84,7 @@ class TaskSampler:
         horizon = None if self._horizon is None else self._horizon.turns(environment, self.step)
         return _draw(environment, place, task, horizon)
 
-    def again(self, environment: str, place: int, horizon: int | None) -> SampledTask:
+    def redraw(self, environment: str, place: int, horizon: int | None) -> SampledTask:
         """Repeat an earlier draw."""
         if environment not in self._cursors:
             raise _other_environments([environment], list(self._cursors))

@@ -8,7 +8,7 @@ import difflib
 import json
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -34,13 +34,22 @@ from agentrl.reward import defined_in
 from agentrl.rollout.turns import EpisodeLimits, TurnLog
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
 from agentrl.sandbox import Sandbox, open_sandbox
-from agentrl.tool import Tool, ToolContext, ToolDependencies, ToolFault, ToolResult, contain_exceptions, ended_in_time
+from agentrl.tool import (
+    Tool,
+    ToolContext,
+    ToolDependencies,
+    ToolFault,
+    ToolResult,
+    Toolset,
+    contain_exceptions,
+    ended_in_time,
+)
 from agentrl.tool.schema import WrongArguments, refuse_depth
 from agentrl.trajectory import Trajectory
 
 _log = logging.getLogger(__name__)
 
-KEPT_RESULTS = 4096
+MAX_CACHED_RESULTS = 4096
 """Maximum number of cached results of one pure tool; the least recently used one is dropped."""
 Sleep: TypeAlias = Callable[[float], Awaitable[Any]]
 
@@ -54,7 +63,7 @@ class RateLimiter:
     def __init__(
         self, max_concurrent: int | None, max_per_second: float | None, clock: Callable[[], float], sleep: Sleep
     ) -> None:
-        self._places = contextlib.nullcontext() if max_concurrent is None else asyncio.Semaphore(max_concurrent)
+        self._free_slots = contextlib.nullcontext() if max_concurrent is None else asyncio.Semaphore(max_concurrent)
         self._interval_s = 0.0 if max_per_second is None else 1 / max_per_second
         self._next = clock()
         self._clock = clock
@@ -63,7 +72,7 @@ class RateLimiter:
     @asynccontextmanager
     async def admit(self) -> AsyncIterator[None]:
         """Wait until a call may begin; the block is the call."""
-        async with self._places:
+        async with self._free_slots:
             if self._interval_s:
                 now = self._clock()
                 begins = max(now, self._next)
@@ -84,45 +93,45 @@ class ToolLimits:
     ) -> None:
         self._clock = clock
         self._sleep = sleep
-        self._gates: dict[tuple[str, int | None, float | None], RateLimiter] = {}
-        self._kept: WeakKeyDictionary[Tool, OrderedDict[str, ToolResult]] = WeakKeyDictionary()
+        self._rate_limiters: dict[tuple[str, int | None, float | None], RateLimiter] = {}
+        self._cached: WeakKeyDictionary[Tool, OrderedDict[str, ToolResult]] = WeakKeyDictionary()
         self._say = say
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
-    def gate(self, tool: Tool) -> RateLimiter | None:
+    def rate_limiter(self, tool: Tool) -> RateLimiter | None:
         """Return the rate limiter of a tool; ``None`` if it has no limits."""
         limits = (tool.rules.max_concurrent, tool.rules.max_per_second)
         if limits == (None, None):
             return None
         key = (tool.name, *limits)
-        if key not in self._gates:
-            self._gates[key] = RateLimiter(*limits, self._clock, self._sleep)
-        return self._gates[key]
+        if key not in self._rate_limiters:
+            self._rate_limiters[key] = RateLimiter(*limits, self._clock, self._sleep)
+        return self._rate_limiters[key]
 
-    def find(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult | None:
+    def cached_result(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult | None:
         """Return the cached result of a pure tool for these arguments; ``None`` if there is none."""
         if not tool.rules.pure:
             return None
-        kept = self._kept.get(tool, OrderedDict())
+        cached = self._cached.get(tool, OrderedDict())
         key = _key(arguments)
-        if key in kept:
-            kept.move_to_end(key)
-        return kept.get(key)
+        if key in cached:
+            cached.move_to_end(key)
+        return cached.get(key)
 
-    def keep(self, tool: Tool, arguments: Mapping[str, Any], result: ToolResult) -> None:
+    def cache_result(self, tool: Tool, arguments: Mapping[str, Any], result: ToolResult) -> None:
         """Cache the result of a pure tool; results of other tools are ignored."""
         if not tool.rules.pure:
             return
-        kept = self._kept.setdefault(tool, OrderedDict())
-        kept[_key(arguments)] = result
-        if len(kept) > KEPT_RESULTS:
-            kept.popitem(last=False)
+        cached = self._cached.setdefault(tool, OrderedDict())
+        cached[_key(arguments)] = result
+        if len(cached) > MAX_CACHED_RESULTS:
+            cached.popitem(last=False)
 
-    def tell(self, tool: Tool, error: BaseException) -> None:
+    def report_fault(self, tool: Tool, error: BaseException) -> None:
         """Report a tool's exception to the user, once per source line; the policy reads only that the tool failed."""
         place = _place(tool, error)
-        if place is not None and place not in self._told:
-            self._told.add(place)
+        if place is not None and place not in self._reported:
+            self._reported.add(place)
             self._say(f"tool {tool.name} failed: {described_error(error)}; {place}")
 
 
@@ -139,6 +148,8 @@ def _key(arguments: Mapping[str, Any]) -> str:
 
 T = TypeVar("T")
 SANDBOX_START_S = 120.0
+TOOLSET_S = 120.0
+"""Deadline for a toolset to list its tools; on the first call it may start a server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +160,7 @@ class ToolCallResult:
     """Called tool; ``None`` if there is no tool of that name."""
     result: ToolResult
     failed: bool = False
-    was_kept: bool = False
+    was_cached: bool = False
     """True if the result was cached by an earlier call."""
     seconds: float = 0.0
     cause: BaseException | None = None
@@ -179,22 +190,26 @@ class ToolCallResult:
 class EpisodeTools:
     """Tools of one episode: opens, calls and closes them.
 
-    `act` takes an action in the environment; without `make_sandbox` no tool can use a sandbox.
+    Args:
+        configured: Tools of the config. The environment's own tools come with its reset.
+        turns: Log and budget of the episode.
+        tool_limits: Limits that all episodes share.
+        make_sandbox: Makes the sandbox of the tools; without it, no tool can use one.
     """
 
     def __init__(
         self,
+        configured: Sequence[Tool],
         turns: TurnLog,
         tool_limits: ToolLimits,
         *,
-        make_sandbox: Callable[[], Sandbox] | None,
-        task_id: str,
-        seed: int,
-        act: Callable[[str], Awaitable[str]],
+        make_sandbox: Callable[[], Sandbox] | None = None,
     ) -> None:
-        self.task_id = task_id
-        self.seed = seed
-        self.act = act
+        self.configured = {tool.name: tool for tool in configured}
+        self.task_id = turns.trajectory.task_id
+        self.seed = turns.trajectory.seed
+        self.act: Callable[[str], Awaitable[str]] = _no_environment
+        """Takes an action in the environment; set by the episode."""
         self._turns = turns
         self._tool_limits = tool_limits
         self._make_sandbox = make_sandbox
@@ -218,25 +233,25 @@ class EpisodeTools:
             if tool is None:
                 raise _unknown_tool(call.name, tools)
             checked = _check_arguments(tool, call.arguments)
-            kept = self._tool_limits.find(tool, checked)
-            result = kept or await self._call(tool, checked)
-            if kept is None:
-                self._tool_limits.keep(tool, checked, result)
+            cached = self._tool_limits.cached_result(tool, checked)
+            result = cached or await self._call(tool, checked)
+            if cached is None:
+                self._tool_limits.cache_result(tool, checked, result)
         except ToolError as error:
             text, seconds = f"Error: {error}", clock() - began
             return ToolCallResult(
                 tool=tool, result=ToolResult(text), failed=True, seconds=seconds, cause=error.__cause__
             )
-        return ToolCallResult(tool=tool, result=result, was_kept=kept is not None, seconds=clock() - began)
+        return ToolCallResult(tool=tool, result=result, was_cached=cached is not None, seconds=clock() - began)
 
     async def _call(self, tool: Tool, checked: Mapping[str, Any]) -> ToolResult:
         trajectory_id, waits = self._turns.trajectory.id, self._turns.waits
         if tool.needs_sandbox:
             await self._start_sandbox(tool.name)
         async with AsyncExitStack() as place:
-            if (gate := self._tool_limits.gate(tool)) is not None:
+            if (limiter := self._tool_limits.rate_limiter(tool)) is not None:
                 with waits.on(WaitKind.CAPACITY, trajectory_id, f"a free slot of the tool {tool.name}"):
-                    await place.enter_async_context(gate.admit())
+                    await place.enter_async_context(limiter.admit())
             with waits.on(WaitKind.TOOL, trajectory_id, tool.name):
                 return await self._call_in_time(tool, checked)
 
@@ -259,7 +274,7 @@ class EpisodeTools:
                 self._turns.budget.check_time()
                 raise ToolError(f"{tool.name} did not answer in {limit:g} s") from error
             cause = error.cause if isinstance(error, ToolFault) else error
-            self._tool_limits.tell(tool, cause)
+            self._tool_limits.report_fault(tool, cause)
             raise ToolError(f"{tool.name} failed ({type(cause).__name__})") from cause
 
     async def _open(self, tool: Tool, limit_s: float) -> Callable[..., Any]:
@@ -318,6 +333,20 @@ class EpisodeContext(ToolContext):
         return await self._tools.share(key, make)
 
 
+async def list_tools(tools: Sequence[Tool | Toolset]) -> list[Tool]:
+    """Return tools and the tools of toolsets; raise a `UsageError` if two have the same name."""
+    found: list[Tool] = []
+    for one in tools:
+        if isinstance(one, Tool):
+            found.append(one)
+            continue
+        async with async_boundary(EnvironmentFailure, "asking for tools", deadline_s=TOOLSET_S):
+            found += await one.tools()
+    if twice := sorted(name for name, count in Counter(one.name for one in found).items() if count > 1):
+        raise UsageError("two tools have the same name", got=", ".join(twice), hint="give one of them a prefix")
+    return found
+
+
 def batches(calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> Iterator[list[ToolCall]]:
     """Yield batches of calls in order; a batch is one call, or adjacent calls of parallel tools."""
     for is_parallel, found in groupby(calls, lambda call: call.name in tools and tools[call.name].rules.is_parallel):
@@ -325,7 +354,7 @@ def batches(calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> Iterator[li
         yield from [together] if is_parallel else ([call] for call in together)
 
 
-async def all_of(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_in_order(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Gather the results of coroutines in order; if one fails, cancel and await the others before raising."""
     if len(work) == 1:
         return [await work[0]]
@@ -371,12 +400,10 @@ async def tool_session(
     trajectory = Trajectory(id=NAME, task_id=NAME, environment="none", seed=0, group_id=NAME)
     limits = EpisodeLimits(tool_timeout_s=timeout_s)
     tools = EpisodeTools(
+        (),
         TurnLog(trajectory, limits, 0, waits, RolloutCounters(), RolloutObserver()),
         ToolLimits(waits.clock, say=lambda _: None),  # callers read `ToolCallResult.fault`
         make_sandbox=None if sandbox is None else lambda: open_sandbox(sandbox),
-        task_id=NAME,
-        seed=0,
-        act=_no_environment,
     )
     try:
         yield tools

@@ -67,7 +67,7 @@ class Budget:
         self.requests = 0
         """Number of turns that were begun, including failed ones."""
         self.invalid = 0
-        self.refused = 0
+        self.rejected = 0
         self._clock = clock
         self._began = clock()
 
@@ -126,10 +126,10 @@ class Budget:
         if self.invalid >= self.limits.max_parse_failures:
             raise EpisodeEnd(Outcome.POLICY_ERROR)
 
-    def count_refused(self) -> None:
+    def count_rejected(self) -> None:
         """Count an action that the environment rejected; at the limit the episode ends (policy_error)."""
-        self.refused += 1
-        if self.limits.max_rejected_actions is not None and self.refused >= self.limits.max_rejected_actions:
+        self.rejected += 1
+        if self.limits.max_rejected_actions is not None and self.rejected >= self.limits.max_rejected_actions:
             raise EpisodeEnd(Outcome.POLICY_ERROR)
 
 
@@ -171,7 +171,7 @@ class TurnLog:
         self._observer = observer
         self._is_reported = True
 
-    def begin(self, *, is_counted: bool = True) -> int:
+    def begin_turn(self, *, is_counted: bool = True) -> int:
         """Report the latest turn, begin the next one, and return its sampling seed; may raise `EpisodeEnd`.
 
         Args:
@@ -181,7 +181,7 @@ class TurnLog:
         self._report()
         return derive_seed(self._seed, index)
 
-    def take(self, turn: Turn, *, prompt_tokens: int, answer_tokens: int, trained: bool = True) -> None:
+    def record(self, turn: Turn, *, prompt_tokens: int, answer_tokens: int, trained: bool = True) -> None:
         """Record a turn that was just sampled; if it is trained, it receives the following rewards and timings."""
         turn.state_key = self.state_key
         self.acting = turn

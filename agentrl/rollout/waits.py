@@ -90,7 +90,7 @@ class WaitTracker:
         self._last_progress = wait.began + wait.seconds
         self._note_change()
 
-    async def all_callers(self) -> None:
+    async def wait_for_callers(self) -> None:
         """Wait until no episode works outside the engine: in its environment, in a tool or in its scorer.
 
         An episode whose tool or environment waits for the engine (a tool that lets the policy answer) does not count.

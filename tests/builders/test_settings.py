@@ -12,9 +12,9 @@ from agentrl.agent_loop import AgentRole
 from agentrl.builders.adapter_roles import roles_of_adapters, trained_roles
 from agentrl.builders.episodes import _answer_timeout_s, build_env_pool, build_loop, build_runner, build_task_sampler
 from agentrl.builders.group_extras import _policies
-from agentrl.builders.resume_rules import rule_of
 from agentrl.builders.roles import RolePolicy, build_roles, check_roles
 from agentrl.config import load_config
+from agentrl.config.resume_rules import rule_of
 from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams, StopReason
 from agentrl.errors import ConfigError
 from agentrl.message import Message, user

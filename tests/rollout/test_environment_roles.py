@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from agentrl.agent_loop import AgentLoop, AgentRole, EpisodeEnd
-from agentrl.builders.roles import RolePolicy
 from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams, StopReason
 from agentrl.errors import EngineError, Outcome, UsageError
 from agentrl.message import Message, user
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
-from agentrl.rollout.runner import EpisodeRunner, RoleSetup, make_agent_loop
+from agentrl.rollout.roles.role_policies import RolePolicy
+from agentrl.rollout.roles.run_roles import RoleSetup
+from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.scripted import ScriptedEngine
@@ -210,7 +211,7 @@ class Observing(AgentLoop):
         while not self.results or not self.results[-1].done:
             self.results.append(await episode.step((await conversation.generate()).text))
             if len(self.results) == 2:
-                episode.invalid("That was rude.")
+                episode.count_invalid("That was rude.")
             conversation.add(user(self.results[-1].observation))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.agent_loop import Answer, AnswerForm, UnsupportedOption
 from agentrl.message import Message
-from agentrl.rollout.forms import form_check
+from agentrl.rollout.forms import make_form_check
 
 
 def answer(text: str) -> Answer:
@@ -15,14 +15,16 @@ def answer(text: str) -> Answer:
 
 def test_a_schema_reads_no_file_of_this_machine(tmp_path):
     (tmp_path / "secret.json").write_text(json.dumps({"const": "the secret"}))
-    check = form_check(AnswerForm(schema={"$ref": (tmp_path / "secret.json").as_uri()}))
+    check = make_form_check(AnswerForm(schema={"$ref": (tmp_path / "secret.json").as_uri()}))
     with pytest.raises(UnsupportedOption, match="the schema cannot be checked") as refused:
         check(answer('"a guess"'))
     assert "the secret" not in str(refused.value)
 
 
 def test_references_inside_a_schema_are_followed():
-    check = form_check(AnswerForm(schema={"$ref": "#/$defs/age", "$defs": {"age": {"type": "integer", "minimum": 0}}}))
+    check = make_form_check(
+        AnswerForm(schema={"$ref": "#/$defs/age", "$defs": {"age": {"type": "integer", "minimum": 0}}})
+    )
     assert check(answer("3")) is None
     assert "minimum" in str(check(answer("-3")))
     assert "not valid JSON" in str(check(answer("three")))

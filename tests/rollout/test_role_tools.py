@@ -6,8 +6,9 @@ from agentrl.agent_loop import AgentRole
 from agentrl.engine import SamplingParams
 from agentrl.errors import Outcome
 from agentrl.rollout.policies import EngineEpisodePolicy
-from agentrl.rollout.role_tools import RoleTool
-from agentrl.rollout.runner import EpisodeRunner, RoleSetup, make_agent_loop
+from agentrl.rollout.roles.role_tools import RoleTool
+from agentrl.rollout.roles.run_roles import RoleSetup
+from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.tool import tool
@@ -37,7 +38,7 @@ def scout(max_turns=3, arguments=None, **fields):
     described = RoleTool(
         "scout", description="Looks.", arguments=arguments or {"request": "What to look for."}, max_turns=max_turns
     )
-    return RoleSetup(role=AgentRole(name="scout", **fields), tools=[look], called_as=described)
+    return RoleSetup(role=AgentRole(name="scout", **fields), tools=[look], as_tool=described)
 
 
 @pytest.fixture

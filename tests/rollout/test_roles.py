@@ -3,12 +3,13 @@
 import pytest
 
 from agentrl.agent_loop import AgentLoop, AgentRole
-from agentrl.builders.roles import RolePolicy
 from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams, StopReason
 from agentrl.errors import Outcome, UsageError
 from agentrl.message import Message, ToolCall, user
 from agentrl.rollout.policies import EngineEpisodePolicy
-from agentrl.rollout.runner import EpisodeRunner, RoleSetup
+from agentrl.rollout.roles.role_policies import RolePolicy
+from agentrl.rollout.roles.run_roles import RoleSetup
+from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.tool import tool

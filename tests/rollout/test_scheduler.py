@@ -41,7 +41,7 @@ class Player:
         self.scoring = None
         self.scored = []
 
-    def plays(self, task):
+    def can_play(self, task):
         return True
 
     async def score_group(self, trajectories, task):

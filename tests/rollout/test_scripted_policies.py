@@ -182,7 +182,7 @@ async def test_a_stored_expert_shows_the_best_valid_episodes_of_a_task():
     ]
     task = Task(id="t", environment="e", seed=1)
     experts = [StoredExpert(episodes, place=place) for place in range(3)]
-    assert [expert.plays(task) for expert in experts] == [True, True, False]
+    assert [expert.can_play(task) for expert in experts] == [True, True, False]
     shown = [await expert.run(task, group_id="h", member=4, seed=0) for expert in experts[:2]]
     assert [(one.reward, one.id, one.group_id, one.sampled_tokens) for one in shown] == [
         (1.0, "h/4.0", "h", 0),

@@ -114,7 +114,7 @@ def test_a_draw_is_found_again(seed, curriculum):
     draws = [sampler.next() for _ in range(20)]
     fresh = make(curriculum, seed)
     for draw in reversed(draws):
-        assert fresh.again(draw.environment, draw.place, draw.horizon) == draw
+        assert fresh.redraw(draw.environment, draw.place, draw.horizon) == draw
 
 
 def test_the_state_of_other_environments_is_refused():

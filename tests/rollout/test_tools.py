@@ -17,7 +17,7 @@ from agentrl.observe.metrics import trajectory_metrics
 from agentrl.remote.env_methods import RemoteTool
 from agentrl.remote.wire import read_tool_result, write_tool_result
 from agentrl.reward import Score, Scorer
-from agentrl.rollout.tools import KEPT_RESULTS, RateLimiter, ToolLimits, batches
+from agentrl.rollout.tools import MAX_CACHED_RESULTS, RateLimiter, ToolLimits, batches
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.tool import Tool, ToolResult, ToolRules, Toolset
 
@@ -167,13 +167,13 @@ async def test_a_pure_tool_is_asked_once_for_the_same_arguments_in_all_episodes(
 
 def test_the_latest_results_are_kept():
     limits = ToolLimits()
-    for number in range(KEPT_RESULTS + 1):
-        limits.keep(double, {"number": number}, ToolResult(number))
-        limits.find(double, {"number": 0})
-    assert limits.find(double, {"number": 0}) == ToolResult(0)
-    assert limits.find(double, {"number": 1}) is None
-    limits.keep(note, {"text": "x"}, ToolResult("x"))
-    assert limits.find(note, {"text": "x"}) is None
+    for number in range(MAX_CACHED_RESULTS + 1):
+        limits.cache_result(double, {"number": number}, ToolResult(number))
+        limits.cached_result(double, {"number": 0})
+    assert limits.cached_result(double, {"number": 0}) == ToolResult(0)
+    assert limits.cached_result(double, {"number": 1}) is None
+    limits.cache_result(note, {"text": "x"}, ToolResult("x"))
+    assert limits.cached_result(note, {"text": "x"}) is None
 
 
 async def test_calls_begin_as_often_as_the_limit_says():

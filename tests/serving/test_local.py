@@ -243,7 +243,7 @@ class Worker:
         self.changes = 0
         self._done = asyncio.Event()
 
-    async def all_callers(self):
+    async def wait_for_callers(self):
         await self._done.wait()
 
     def end(self):

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from agentrl.rollout.judges.client import JudgeClient
 from agentrl.rollout.judges.forms import FieldsForm, RankingForm, VerdictField
 from agentrl.rollout.judges.transcripts import TranscriptPiece
-from agentrl.rollout.tools import all_of
+from agentrl.rollout.tools import gather_in_order
 
 Attempt: TypeAlias = tuple[TranscriptPiece, ...]
 Pair: TypeAlias = tuple[int, int]
@@ -57,7 +57,7 @@ async def pairwise(comparison: GroupQuestion, attempts: Sequence[Attempt], *, op
     """
     count = len(attempts)
     pairs = pairs_of(count, opponents, seed=comparison.name)
-    results = await all_of([_result(comparison, attempts[i], attempts[j]) for i, j in pairs])
+    results = await gather_in_order([_result(comparison, attempts[i], attempts[j]) for i, j in pairs])
     found = dict(zip(pairs, results, strict=True))
     if len(pairs) == count * (count - 1) // 2:
         return win_rates(found, count)
@@ -74,7 +74,7 @@ async def _result(comparison: GroupQuestion, first: Attempt, second: Attempt) ->
     )
     form = FieldsForm([*reason, better])
     orders = ((first, second), (second, first))
-    answers = await all_of(
+    answers = await gather_in_order(
         [comparison.client.ask(comparison.question(order), form, comparison.name) for order in orders]
     )
     forward, backward = (RESULT[answer["better"]] for answer in answers)
@@ -147,7 +147,7 @@ async def listwise(comparison: GroupQuestion, attempts: Sequence[Attempt], *, ro
     different = list(dict.fromkeys(attempts))
     if len(different) == 1:
         return [TIE] * len(attempts)
-    found = await all_of([_ranking(comparison, different, number) for number in range(rounds)])
+    found = await gather_in_order([_ranking(comparison, different, number) for number in range(rounds)])
     means = {attempt: math.fsum(ranks[attempt] for ranks in found) / rounds for attempt in different}
     return [means[attempt] for attempt in attempts]
 

@@ -32,7 +32,7 @@ from agentrl.rollout.judges.forms import (
 )
 from agentrl.rollout.judges.ranking import ROUNDS, GroupQuestion, listwise, pairwise
 from agentrl.rollout.judges.transcripts import Decode, TranscriptPiece, marked_transcript, pieces_of, require_tokens
-from agentrl.rollout.tools import all_of
+from agentrl.rollout.tools import gather_in_order
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
@@ -98,7 +98,7 @@ class Judge(Scorer):
     async def _parts(self, trajectory: Trajectory, task: Task, request: JudgeRequest) -> dict[str, float]:
         """Ask the judge, and return the values of the scored fields, between 0 and 1."""
         question = self._question.about(trajectory, task, list(pieces_of(trajectory, self._decode)))
-        answers = await all_of([self._client.ask(question, form, trajectory.id) for form in request.forms])
+        answers = await gather_in_order([self._client.ask(question, form, trajectory.id) for form in request.forms])
         return request.weights.parts({name: value for answer in answers for name, value in answer.items()})
 
 

@@ -158,7 +158,7 @@ class Callers(Protocol):
     changes: int
     """Counter that grows whenever an episode begins or ends a wait."""
 
-    async def all_callers(self) -> None:
+    async def wait_for_callers(self) -> None:
         """Wait until every running episode waits for the engine."""
 
 
@@ -305,7 +305,7 @@ class LocalEngine(PolicyEngine):
             before = self._events
             await asyncio.sleep(0)
             if self.callers is not None:
-                await self.callers.all_callers()
+                await self.callers.wait_for_callers()
             quiet = quiet + 1 if self._events == before else 0
             if quiet == QUIET_TICKS:
                 return

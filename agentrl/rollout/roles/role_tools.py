@@ -90,7 +90,7 @@ def _introduction(tool: RoleTool) -> str:
 def _rule(episode: Episode, tool: RoleTool, tools: Mapping[str, Tool]) -> str:
     if not tools:
         return "How to answer: in plain text. Your whole answer is sent to the agent that asks you."
-    example = episode.written(Message(role="assistant", tool_calls=(example_call(next(iter(tools.values()))),)))
+    example = episode.write_answer(Message(role="assistant", tool_calls=(example_call(next(iter(tools.values()))),)))
     return (
         f"How to answer: when you need a tool, call it. For example:\n{example}\n"
         "You then see the result and answer again. When you know enough, answer in plain text without a call: only this"
@@ -122,6 +122,6 @@ async def _next_answer(episode: Episode, conversation: Conversation) -> str | No
         conversation.add(*await episode.call_tools(answer.tool_calls))
     if answer.problems:
         problem = f"Your tool call could not be read, so it was not carried out. {' '.join(answer.problems)}"
-        episode.invalid(problem)
+        episode.count_invalid(problem)
         conversation.add(user(problem))
     return None if answer.tool_calls or answer.problems else answer.text.strip()

@@ -43,17 +43,17 @@ class EnvironmentRoles:
         self._open = open
         self._instructions: dict[str, str] = {}
         self._conversations: dict[str, Conversation] = {}
-        self._said: dict[str, list[Message]] = {}
+        self._messages: dict[str, list[Message]] = {}
         self._in_a_row = 0
 
-    def take_instructions(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        """Take the instructions of these roles out of the info of `reset`; return the other entries.
+    def take_instructions(self, info: dict[str, Any]) -> None:
+        """Remove the instructions of these roles from the info of `reset`, and keep them.
 
         Raises:
             EnvironmentFailure: the instructions are not texts by role name.
             UsageError: some instructions are for a player that the spec does not name.
         """
-        given = info.get(INSTRUCTIONS, {})
+        given = info.pop(INSTRUCTIONS, {})
         if not isinstance(given, Mapping) or not all(isinstance(text, str) for text in given.values()):
             raise EnvironmentFailure(
                 f'info["{INSTRUCTIONS}"] of environment {self._environment} cannot be used',
@@ -67,13 +67,12 @@ class EnvironmentRoles:
                 expected=f"roles_of in its EnvironmentSpec to include {unknown[0]}",
             )
         self._instructions = dict(given)
-        return {name: value for name, value in info.items() if name != INSTRUCTIONS}
 
     def note_agent_turn(self) -> None:
         """Reset the count of answers in a row: the agent has acted."""
         self._in_a_row = 0
 
-    async def speak(self, name: str, observation: Content) -> str:
+    async def respond(self, name: str, observation: Content) -> str:
         """Let a role answer an observation.
 
         Raises:
@@ -88,13 +87,13 @@ class EnvironmentRoles:
                 got=f"{MAX_IN_A_ROW} answers in a row",
                 expected="a turn of the agent",
             )
-        self._listen(name, user(observation))
+        self._add(name, user(observation))
         for _ in range(ATTEMPTS):
             answer = await self._conversations[name].generate(options=_OPTIONS)
             if answer.text.strip():
-                self._said[name].append(answer.message)
+                self._messages[name].append(answer.message)
                 return answer.text
-            self._conversations[name] = self._conversations[name].fork(self._said[name])
+            self._conversations[name] = self._conversations[name].fork(self._messages[name])
         raise EngineError(
             f"role {name} of environment {self._environment} gave no answer",
             got=f"{ATTEMPTS} empty answers",
@@ -102,15 +101,16 @@ class EnvironmentRoles:
             hint=f"try another model for agent.roles.{name}, a temperature above 0, or more tokens for its answers",
         )
 
-    def _listen(self, name: str, message: Message) -> None:
+    def _add(self, name: str, message: Message) -> None:
+        """Append a message to a role's conversation; the first one opens it."""
         if name in self._conversations:
-            self._said[name].append(message)
+            self._messages[name].append(message)
             self._conversations[name].add(message)
             return
         role = self.roles[name]
         prompt = "\n\n".join(part for part in (role.system_prompt, self._instructions.get(name)) if part)
-        self._said[name] = [*([system(prompt)] if prompt else []), message]
-        self._conversations[name] = self._open(role, list(self._said[name]))
+        self._messages[name] = [*([system(prompt)] if prompt else []), message]
+        self._conversations[name] = self._open(role, list(self._messages[name]))
 
 
 def roles_of_environment(config: Config) -> tuple[str, ...]:
