@@ -295,7 +295,7 @@ PLUGINS: dict[str, dict[str, str]] = {
     },
     "sandbox": {
         "local": "agentrl.sandbox.local:LocalSandbox",
-        "docker": "agentrl.sandbox.docker.sandbox:DockerSandbox",
+        "docker": "agentrl.sandbox.docker:DockerSandbox",
         "http": "agentrl.sandbox.http:HttpSandbox",
     },
     "reward": {"environment": "agentrl.reward:EnvironmentReward"},

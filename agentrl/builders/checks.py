@@ -12,7 +12,7 @@ from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_loop
 from agentrl.builders.models import SCRATCH
 from agentrl.builders.pairs import check_sources
-from agentrl.builders.ray.connection import RAY
+from agentrl.builders.ray import RAY
 from agentrl.builders.rewards import check_comparison, check_reward_weights
 from agentrl.builders.scratch import has_expert
 from agentrl.config.algorithm import PreferencesConfig

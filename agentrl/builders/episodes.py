@@ -22,7 +22,7 @@ from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.rollout.env_pool import EnvPool
-from agentrl.rollout.judges.client import JudgeClient
+from agentrl.rollout.judges import JudgeClient
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.reward_functions import WeightedSum
 from agentrl.rollout.runner import EpisodeRunner, make_agent_loop, role_names

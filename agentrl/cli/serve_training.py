@@ -17,10 +17,15 @@ from agentrl.errors import UsageError, did_you_mean
 from agentrl.models.lora import PEFT
 from agentrl.observe.model_folder import check_fetchable, find_model
 from agentrl.remote.server import ServerSettings
-from agentrl.training_service.runs import ALPHA, BaseWeights
-from agentrl.training_service.server import KEY_PREFIX, KEY_VARIABLE, TrainingServer
-from agentrl.training_service.service import TrainingServiceSettings
-from agentrl.training_service.wire import PROTOBUF
+from agentrl.training_service import (
+    ALPHA,
+    KEY_PREFIX,
+    KEY_VARIABLE,
+    PROTOBUF,
+    BaseWeights,
+    TrainingServer,
+    TrainingServiceSettings,
+)
 
 app = typer.Typer()
 
