@@ -273,7 +273,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "gae_turn": "agentrl.algorithms.critic_advantages:gae_turn",
         "bi_level": "agentrl.algorithms.critic_advantages:bi_level",
         "vapo": "agentrl.algorithms.critic_advantages:vapo",
-        "prime": "agentrl.algorithms.off_policy_losses:prime",
+        "prime": "agentrl.algorithms.advantages:prime",
     },
     "tracker": {
         "tensorboard": "agentrl.observe.metrics:TensorBoardTracker",
@@ -295,7 +295,7 @@ PLUGINS: dict[str, dict[str, str]] = {
     },
     "sandbox": {
         "local": "agentrl.sandbox.local:LocalSandbox",
-        "docker": "agentrl.sandbox.docker.sandbox:DockerSandbox",
+        "docker": "agentrl.sandbox.docker:DockerSandbox",
         "http": "agentrl.sandbox.http:HttpSandbox",
     },
     "reward": {"environment": "agentrl.reward:EnvironmentReward"},
@@ -317,7 +317,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "m2po": "agentrl.algorithms.policy_losses:m2po",
         "topr": "agentrl.algorithms.off_policy_losses:topr",
         "kimi": "agentrl.algorithms.off_policy_losses:kimi",
-        "luffy": "agentrl.algorithms.off_policy_losses:luffy",
+        "luffy": "agentrl.algorithms.policy_losses:luffy",
         "sppo": "agentrl.algorithms.off_policy_losses:sppo",
         "sft": "agentrl.algorithms.off_policy_losses:sft",
         "distill": "agentrl.algorithms.off_policy_losses:distill",

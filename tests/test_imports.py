@@ -75,6 +75,23 @@ ROOMS: dict[str, tuple[str, ...]] = {
 """A third-party package has one room: paths in which it may be imported."""
 
 
+DOORS = (
+    "agentrl.builders.ray",
+    "agentrl.gateway",
+    "agentrl.remote.server",
+    "agentrl.rollout.judges",
+    "agentrl.sandbox.docker",
+    "agentrl.serving.local",
+    "agentrl.serving.pool",
+    "agentrl.serving.sglang",
+    "agentrl.serving.vllm",
+    "agentrl.training.preferences",
+    "agentrl.training_service",
+    "agentrl.weights",
+)
+"""Packages of which everything else imports only the ``__init__``, or an entry of the registry."""
+
+
 @dataclass(frozen=True, slots=True)
 class Import:
     """One import statement's target."""
@@ -192,6 +209,16 @@ def test_the_catalogue_folders_never_import_one_another_or_the_insides() -> None
         if imported not in CONTRACTS:
             wrong.append(str(found))
     assert wrong == []
+
+
+def test_packages_with_a_door_are_imported_through_it() -> None:
+    wrong = []
+    for found in filter(is_ours, ALL_IMPORTS):
+        door = next((door for door in DOORS if found.module.startswith(f"{door}.")), None)
+        if door is not None and not f"{module_of(found.path)}.".startswith(f"{door}."):
+            wrong.append(str(found))
+    assert wrong == []
+    assert all((ROOT / door.replace(".", "/") / "__init__.py").is_file() for door in DOORS)
 
 
 def test_our_own_modules_are_imported_at_the_top_of_a_file() -> None:

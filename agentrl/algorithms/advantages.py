@@ -278,3 +278,17 @@ def _compare(returns: torch.Tensor, segment: torch.Tensor, normalize: bool, *, u
     if normalize:
         return standardize(returns, segment, count, unbiased=unbiased)
     return subtract_mean(returns, segment, count)
+
+
+@needs(Input.PROCESS_REWARD)
+@compares_group
+def prime(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Tensor:
+    """A = `rloo` + return-to-go of (p_t - mean p of the other members): [tokens] (PRIME, arXiv 2502.01456, equation 5).
+
+    p_t is the implicit process reward of a token. The mean over other members weighs each member's mean over its tokens
+    equally, whatever its length.
+    """
+    process = require(episodes.process_reward, Input.PROCESS_REWARD)
+    own = segment_mean(process, episodes.token_episode, episodes.returns.numel())
+    others = own - subtract_mean_of_others(own, episodes)
+    return rloo(episodes) + token_returns(episodes, process - episodes.to_tokens(others), gamma)

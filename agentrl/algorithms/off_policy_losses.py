@@ -1,6 +1,6 @@
-"""Losses for off-policy data: stale tokens, an expert's tokens, and regressions instead of surrogates.
+"""Losses for off-policy data: stale tokens, and regressions instead of surrogates.
 
-Some learn from demonstrations, a teacher, pairs of trajectories, or outcomes (implicit process rewards, PRIME).
+Some learn from demonstrations, a teacher, pairs of trajectories, or outcomes (the reward model of PRIME).
 """
 
 from __future__ import annotations
@@ -10,21 +10,18 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from agentrl.algorithms.advantages import rloo, subtract_mean_of_others, token_returns
 from agentrl.algorithms.correction import KLEstimator, kl_divergence
-from agentrl.algorithms.options import Discount, Positive
-from agentrl.algorithms.policy_losses import ppo
-from agentrl.algorithms.segments import segment_mean, segment_sum
+from agentrl.algorithms.options import Positive
+from agentrl.algorithms.segments import segment_sum
 from agentrl.algorithms.traits import (
     Input,
     advantage_weighted,
     chooses,
-    compares_group,
     ignores_advantage,
     needs,
     takes,
 )
-from agentrl.algorithms.types import EpisodeBatch, LossInput, TokenLoss, log_ratio, plain_loss, require
+from agentrl.algorithms.types import LossInput, TokenLoss, log_ratio, plain_loss, require
 
 
 @advantage_weighted
@@ -40,29 +37,6 @@ def kimi(tokens: LossInput, *, tau: Positive = 0.1) -> TokenLoss:
     """-A log pi + (tau / 2)(log pi - log pi_old)^2, tau = 0.1 (Kimi k1.5, arXiv 2501.12599, section 2.3.2)."""
     penalty = log_ratio(tokens.logp, tokens.old_logp).square()
     return plain_loss(-tokens.advantage * tokens.logp + tau / 2 * penalty)
-
-
-@needs(Input.EXPERT)
-@advantage_weighted
-def luffy(
-    tokens: LossInput,
-    *,
-    clip: float | None = None,
-    clip_low: float | None = None,
-    clip_high: float | None = None,
-    dual_clip: float | None = 3.0,
-    shaping: Positive = 0.1,
-) -> TokenLoss:
-    """-A f(pi), f(x) = x / (x + 0.1), at an expert's tokens, without a clip; `ppo` at the policy's own.
-
-    LUFFY, arXiv 2504.14945, section 3.3. In the paper, one of eight members of a group is an expert's episode.
-    ``shaping`` is the term added to x in the denominator; the other options are those of `ppo`.
-    """
-    expert = require(tokens.expert, Input.EXPERT)
-    own = ppo(tokens, clip=clip, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
-    probability = tokens.logp.exp()
-    guided = -tokens.advantage * probability / (probability + shaping)
-    return TokenLoss(values=torch.where(expert, guided, own.values), clipped=own.clipped & ~expert)
 
 
 @needs(Input.REFERENCE)
@@ -151,20 +125,6 @@ def dpo(pairs: PreferencePairs, *, beta: Positive = 0.1) -> torch.Tensor:
 def spin(pairs: PreferencePairs, *, beta: Positive = 0.1) -> torch.Tensor:
     """`dpo` of demonstrations against samples of the previous policy, the reference: [pairs] (arXiv 2401.01335)."""
     return dpo(pairs, beta=beta)
-
-
-@needs(Input.PROCESS_REWARD)
-@compares_group
-def prime(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Tensor:
-    """A = `rloo` + return-to-go of (p_t - mean p of the other members): [tokens] (PRIME, arXiv 2502.01456, equation 5).
-
-    p_t is the implicit process reward of a token. The mean over other members weighs each member's mean over its tokens
-    equally, whatever its length.
-    """
-    process = require(episodes.process_reward, Input.PROCESS_REWARD)
-    own = segment_mean(process, episodes.token_episode, episodes.returns.numel())
-    others = own - subtract_mean_of_others(own, episodes)
-    return rloo(episodes) + token_returns(episodes, process - episodes.to_tokens(others), gamma)
 
 
 def implicit_reward(rm_logp: torch.Tensor, reference_logp: torch.Tensor, *, beta: Positive = 0.05) -> torch.Tensor:

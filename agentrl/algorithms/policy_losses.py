@@ -6,8 +6,8 @@ import torch
 
 from agentrl.algorithms.options import ClipRange, NotNegative, Positive, Share, clip_range
 from agentrl.algorithms.segments import segment_mean, segment_sum, tied_blocks, top_shares
-from agentrl.algorithms.traits import advantage_weighted, chooses, weighs_behaviour
-from agentrl.algorithms.types import MEAN_LOG_RATIO_LIMIT, LossInput, TokenLoss, log_ratio, plain_loss
+from agentrl.algorithms.traits import Input, advantage_weighted, chooses, needs, weighs_behaviour
+from agentrl.algorithms.types import MEAN_LOG_RATIO_LIMIT, LossInput, TokenLoss, log_ratio, plain_loss, require
 
 PPO_CLIP = ClipRange(low=0.2, high=0.2)
 DAPO_CLIP = ClipRange(low=0.2, high=0.28)
@@ -328,3 +328,26 @@ def _drop_outside(tokens: LossInput, above: torch.Tensor, below: torch.Tensor, c
 
 def _count(share: float, values: torch.Tensor) -> int:
     return min(max(1, int(share * values.numel())), values.numel())
+
+
+@needs(Input.EXPERT)
+@advantage_weighted
+def luffy(
+    tokens: LossInput,
+    *,
+    clip: float | None = None,
+    clip_low: float | None = None,
+    clip_high: float | None = None,
+    dual_clip: float | None = 3.0,
+    shaping: Positive = 0.1,
+) -> TokenLoss:
+    """-A f(pi), f(x) = x / (x + 0.1), at an expert's tokens, without a clip; `ppo` at the policy's own.
+
+    LUFFY, arXiv 2504.14945, section 3.3. In the paper, one of eight members of a group is an expert's episode.
+    ``shaping`` is the term added to x in the denominator; the other options are those of `ppo`.
+    """
+    expert = require(tokens.expert, Input.EXPERT)
+    own = ppo(tokens, clip=clip, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    probability = tokens.logp.exp()
+    guided = -tokens.advantage * probability / (probability + shaping)
+    return TokenLoss(values=torch.where(expert, guided, own.values), clipped=own.clipped & ~expert)

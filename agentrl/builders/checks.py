@@ -9,7 +9,7 @@ from agentrl.builders.adapter_roles import check_role_adapters, refuse_role_adap
 from agentrl.builders.adapters import check_adapter_sync
 from agentrl.builders.episodes import build_loop
 from agentrl.builders.pairs import check_sources
-from agentrl.builders.ray.connection import RAY
+from agentrl.builders.ray import RAY
 from agentrl.builders.rewards import check_comparison, check_reward_weights
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.cluster import ClusterConfig

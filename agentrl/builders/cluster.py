@@ -24,18 +24,22 @@ from typing import Any
 
 from agentrl.builders.models import load_images
 from agentrl.builders.ray import (
+    MOST_CALLS,
+    ActorEnvironment,
     ActorServer,
     Cluster,
     ClusterPlace,
+    GpuReservation,
     LocalEngineActor,
     RankActors,
     ServerActor,
+    answer_of,
+    check_actor,
     connect,
+    gloo_variables,
+    set_variables,
     watch_actors,
 )
-from agentrl.builders.ray.actors import ActorEnvironment, GpuReservation, check_actor, set_variables
-from agentrl.builders.ray.connection import MOST_CALLS, gloo_variables
-from agentrl.builders.ray.engines import answer_of
 from agentrl.builders.servers import (
     SERVED_MODEL,
     ServedModel,
@@ -58,8 +62,7 @@ from agentrl.serving.launch.resources import VISIBLE_GPUS as VISIBLE
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.training.distributed.launch import launched_ranks
-from agentrl.weights.collective import address_towards
-from agentrl.weights.folder import MEMORY
+from agentrl.weights import MEMORY, address_towards
 
 FOLDER_HINT = "put run.directory and model.path on a file system that is mounted on all nodes"
 MEMORY_HINT = "set engine.transport=collective, disk, or (SGLang) tensor: shared memory works on one machine only"

@@ -22,7 +22,7 @@ from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.few_shot import FewShotExamples
-from agentrl.rollout.judges.client import JudgeClient
+from agentrl.rollout.judges import JudgeClient
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.reward_functions import WeightedSum
 from agentrl.rollout.roles.run_roles import role_names

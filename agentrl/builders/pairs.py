@@ -19,8 +19,7 @@ from agentrl.observe.trajectory_store import read_trajectories, step_files
 from agentrl.render.tokenizers import check_same_tokens
 from agentrl.training.distributed import Ranks
 from agentrl.training.optimizer import LearningProgress
-from agentrl.training.preferences import Pair, make_pairs, train_preferences
-from agentrl.training.reward_model import RewardModel, TextPair, train_reward_model
+from agentrl.training.preferences import Pair, RewardModel, TextPair, make_pairs, train_preferences, train_reward_model
 from agentrl.training.weights import ModelWeights
 from agentrl.trajectory import Trajectory
 

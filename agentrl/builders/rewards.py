@@ -23,17 +23,14 @@ from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import token_breaker
 from agentrl.reward import Score, Scorer
 from agentrl.rollout.env_pool import EnvPool, ThreadWorker
-from agentrl.rollout.judges.client import JudgeClient
-from agentrl.rollout.judges.ranking import ROUNDS, pairs_of
-from agentrl.rollout.judges.scorers import make_judge
-from agentrl.rollout.judges.transcripts import Decode, require_tokens, transcript
+from agentrl.rollout.judges import ROUNDS, Decode, JudgeClient, make_judge, pairs_of, require_tokens, transcript
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.reward_functions import FunctionReward, WeightedReward, WeightedSum
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy
 from agentrl.rollout.task_source import task_source
 from agentrl.rollout.waits import RolloutCounters
 from agentrl.task import Task, TaskSource
-from agentrl.training.reward_model import RewardModel
+from agentrl.training.preferences import RewardModel
 from agentrl.trajectory import Trajectory
 
 JUDGE_FILE = "judge.jsonl"

@@ -21,7 +21,7 @@ from agentrl.models.memory import memory_limit
 from agentrl.observe.console import out
 from agentrl.observe.metrics import tracker_states
 from agentrl.registry import Kind, names
-from agentrl.sandbox.docker.daemon import describe_daemon
+from agentrl.sandbox.docker import describe_daemon
 from agentrl.serving.launch.resources import ENGINES, engines_folder, find_interpreters, how_to_make
 
 app = typer.Typer()

@@ -14,8 +14,7 @@ from agentrl.cli.help import examples
 from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_until_stopped
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, visible
-from agentrl.remote.server import ServerSettings
-from agentrl.remote.server.sandboxes import SandboxServer
+from agentrl.remote.server import SandboxServer, ServerSettings
 from agentrl.sandbox import ExecResult, SandboxSpec, open_sandbox, read_spec
 from agentrl.sandbox.http import TOKEN_VARIABLE
 

@@ -17,10 +17,15 @@ from agentrl.models.lora import PEFT
 from agentrl.observe.model_folder import check_fetchable, find_model
 from agentrl.remote.server import ServerSettings
 from agentrl.render.tokenizers import load_tokenizer
-from agentrl.training_service.runs import ALPHA, BaseWeights
-from agentrl.training_service.server import KEY_PREFIX, KEY_VARIABLE, TrainingServer
-from agentrl.training_service.service import TrainingServiceSettings
-from agentrl.training_service.wire import TINKER
+from agentrl.training_service import (
+    ALPHA,
+    KEY_PREFIX,
+    KEY_VARIABLE,
+    TINKER,
+    BaseWeights,
+    TrainingServer,
+    TrainingServiceSettings,
+)
 
 app = typer.Typer()
 

@@ -22,12 +22,11 @@ from agentrl.config.algorithm import PreferencesConfig
 from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.render.tokens import TextEncoder
-from agentrl.rollout.judges.transcripts import transcript
+from agentrl.rollout.judges import transcript
 from agentrl.runs.learning_run import Learner, LearningRun
 from agentrl.runs.start import Run, RunResult
 from agentrl.training.distributed import Ranks
-from agentrl.training.preferences import Pair
-from agentrl.training.reward_model import TextPair
+from agentrl.training.preferences import Pair, TextPair
 from agentrl.training.weights import save_policy_folder
 
 

@@ -23,7 +23,7 @@ from typing import Any, Unpack
 from agentrl.errors import SandboxError, UsageError
 from agentrl.sandbox import supervisor, supervisor_files, supervisor_ports
 from agentrl.sandbox.allow_list import LOOPBACK, AllowList
-from agentrl.sandbox.channel import Channel
+from agentrl.sandbox.channel import Channel, Ports
 from agentrl.sandbox.contract import (
     NO_VARIABLES,
     Command,
@@ -35,7 +35,6 @@ from agentrl.sandbox.contract import (
     SandboxProcess,
 )
 from agentrl.sandbox.isolation import USER_NAME
-from agentrl.sandbox.ports import Ports
 from agentrl.sandbox.proxy import HostProxy, variables
 from agentrl.sandbox.spec import ExecResult, Limits, SandboxSpec
 

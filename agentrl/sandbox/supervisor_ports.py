@@ -1,6 +1,6 @@
 """Port forwarding of the supervisor, inside the sandbox: ports of its loopback whose connections the host serves.
 
-The host requests each connection and each piece of data (`agentrl.sandbox.ports`), so that no data accumulates here.
+The host requests each connection and each piece of data (`agentrl.sandbox.channel`), so that no data accumulates here.
 The data is not inspected.
 """
 

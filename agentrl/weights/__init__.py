@@ -1,15 +1,16 @@
 """Weight sync: sending weights from the trainer to the engine, and verifying them."""
 
 from agentrl.weights.adapters import AdaptersProbe, AdaptersTransport
-from agentrl.weights.collective import CollectiveTransport
+from agentrl.weights.collective import CollectiveTransport, GroupMember, address_towards
 from agentrl.weights.contract import SyncReport, Transport, WeightSource, WeightSync
-from agentrl.weights.folder import AdapterTransport, FolderTransport, memory_folder, write_served_model
+from agentrl.weights.folder import MEMORY, AdapterTransport, FolderTransport, memory_folder, write_served_model
 from agentrl.weights.shared_memory import IpcTransport, TensorTransport
 from agentrl.weights.sync import InProcessSync, RemoteSync
 from agentrl.weights.tensors import CheckpointSource
 from agentrl.weights.verify import TOLERANCE, Probe
 
 __all__ = [
+    "MEMORY",
     "TOLERANCE",
     "AdapterTransport",
     "AdaptersProbe",
@@ -17,6 +18,7 @@ __all__ = [
     "CheckpointSource",
     "CollectiveTransport",
     "FolderTransport",
+    "GroupMember",
     "InProcessSync",
     "IpcTransport",
     "Probe",
@@ -26,6 +28,7 @@ __all__ = [
     "Transport",
     "WeightSource",
     "WeightSync",
+    "address_towards",
     "memory_folder",
     "write_served_model",
 ]

@@ -9,8 +9,8 @@ from agentrl.agent_loops.external import External
 
 from agentrl.errors import Outcome, UsageError
 from agentrl.gateway import Gateway
+from agentrl.sandbox.channel import Ports
 from agentrl.sandbox.local import UNCONFINED, LocalSandbox
-from agentrl.sandbox.ports import Ports
 
 from .conftest import AGENT
 

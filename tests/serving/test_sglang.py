@@ -11,7 +11,7 @@ from agentrl.engine import GenerateRequest, SamplingParams, ServerLost, StopReas
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.sglang import SGLangServer
 from agentrl.serving.sglang import server as server_module
-from agentrl.serving.sglang.server import NEEDED_ROUTES
+from agentrl.serving.sglang.wire import NEEDED_ROUTES
 
 VOCAB_SIZE = 50
 MAX_CONTEXT = 40

@@ -8,7 +8,7 @@ from aiohttp import web
 from agentrl.engine import TensorLayout, UpdateGroup
 from agentrl.errors import EngineError
 from agentrl.serving.http import HttpSession, Refused
-from agentrl.serving.sglang.updates import SGLangUpdates
+from agentrl.serving.sglang.server import SGLangUpdates
 
 LAYOUTS = [
     TensorLayout(names=["a", "b"], dtype="float32", shapes=[[2, 3], [4]]),

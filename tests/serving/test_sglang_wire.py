@@ -11,20 +11,18 @@ from agentrl.errors import EngineError, UsageError
 from agentrl.serving.http import decode_version
 from agentrl.serving.sglang import launch_command, start_with_key
 from agentrl.serving.sglang.launch import CPU_MODULES
-from agentrl.serving.sglang.server import (
+from agentrl.serving.sglang.wire import (
     NEEDED_ROUTES,
     TRANSPORT_ROUTES,
     check_answers,
     check_routes,
     check_settings,
     check_updates,
-    decode_context,
-    decode_vocabulary,
-)
-from agentrl.serving.sglang.wire import (
     decode_answer,
     decode_checksums,
+    decode_context,
     decode_load,
+    decode_vocabulary,
     encode_request,
     encode_update,
     needs_flush,

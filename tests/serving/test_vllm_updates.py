@@ -9,7 +9,7 @@ from agentrl.engine import SharedTensors, TensorLayout, UpdateGroup
 from agentrl.errors import EngineError
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.vllm.launch import WORKER_PATH
-from agentrl.serving.vllm.updates import EXCHANGE, VLLMUpdates
+from agentrl.serving.vllm.server import EXCHANGE, VLLMUpdates
 from agentrl.serving.vllm.wire import ADAPTER, decode_checksums
 
 LAYOUTS = [

@@ -11,8 +11,7 @@ from agentrl.builders.pairs import (
 from agentrl.builders.trainers import build_on_ranks
 from agentrl.config.config import Config, ScratchModelConfig
 from agentrl.models.scratch import build_scratch_model
-from agentrl.training.preferences import make_pairs
-from agentrl.training.reward_model import RewardModel, TextPair
+from agentrl.training.preferences import RewardModel, TextPair, make_pairs
 
 TEXTS = [TextPair(better=f"up {i} " * (i + 1), worse=f"down {i} " * (4 - i)) for i in range(5)]
 

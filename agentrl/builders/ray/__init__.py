@@ -9,23 +9,33 @@ Actors contain no logic: they run code that also runs without Ray. The process o
 and writes the files.
 """
 
-from agentrl.builders.ray.actors import RankActors, watch_actors
-from agentrl.builders.ray.connection import (
-    Cluster,
-    ClusterNode,
-    ClusterPlace,
-    connect,
+from agentrl.builders.ray.actors import (
+    ActorEnvironment,
+    GpuReservation,
+    RankActors,
+    check_actor,
+    set_variables,
+    watch_actors,
 )
-from agentrl.builders.ray.engines import ActorServer, LocalEngineActor, ServerActor
+from agentrl.builders.ray.connection import MOST_CALLS, RAY, Cluster, ClusterNode, ClusterPlace, connect, gloo_variables
+from agentrl.builders.ray.engines import ActorServer, LocalEngineActor, ServerActor, answer_of
 
 __all__ = [
+    "MOST_CALLS",
+    "RAY",
+    "ActorEnvironment",
     "ActorServer",
     "Cluster",
     "ClusterNode",
     "ClusterPlace",
+    "GpuReservation",
     "LocalEngineActor",
     "RankActors",
     "ServerActor",
+    "answer_of",
+    "check_actor",
     "connect",
+    "gloo_variables",
+    "set_variables",
     "watch_actors",
 ]

@@ -29,7 +29,7 @@ from agentrl.engine import (
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.serving.launch import Launcher
 from agentrl.serving.local import LocalEngine
-from agentrl.weights.collective import GroupMember
+from agentrl.weights import GroupMember
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from agentrl.config.engines import SGLangEngineConfig
 from agentrl.serving.launch import LaunchCommand
 from agentrl.serving.launch.process import THIS_MACHINE
 from agentrl.serving.sglang import start_with_key
-from agentrl.serving.sglang.server import GRAMMAR
+from agentrl.serving.sglang.wire import GRAMMAR
 
 CPU_MODULES = Path(__file__).parent / "cpu_modules"
 """Folder of placeholders for packages that exist for GPUs only."""

@@ -1,12 +1,12 @@
-"""Client of one SGLang server, and the probe that checks the server before use."""
+"""Client of one SGLang server; it checks the server before use."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,124 +28,131 @@ from agentrl.engine import (
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.http import HttpSession, Refused, decode_version
 from agentrl.serving.request import check_request
-from agentrl.serving.sglang.updates import BEGIN, SGLangUpdates
-from agentrl.serving.sglang.wire import decode_answer, decode_load, encode_request, needs_flush, tokens_left
-
-TRIED_VERSION = "0.5.23"
-"""Version of SGLang that this client was tested with."""
-NEEDED_ROUTES = (
-    "/generate",
-    "/abort_request",
-    "/pause_generation",
-    "/continue_generation",
-    "/update_weights_from_disk",
-    "/model_info",
-    "/server_info",
-    "/v1/loads",
+from agentrl.serving.sglang.wire import (
+    GRAMMAR,
+    VOCABULARY_PROBE,
+    check_answers,
+    check_routes,
+    check_settings,
+    check_updates,
+    decode_answer,
+    decode_checksums,
+    decode_context,
+    decode_load,
+    decode_vocabulary,
+    encode_broadcast,
+    encode_probe,
+    encode_request,
+    encode_tensors,
+    encode_update,
+    needs_flush,
+    tokens_left,
 )
-GRAMMAR = "xgrammar"
-"""Grammar backend that supports the structural tags in requests."""
-TRANSPORT_ROUTES = {
-    "collective": ("/init_weights_update_group", "/update_weights_from_distributed"),
-    "tensor": ("/update_weights_from_tensor",),
-}
-"""Additional routes that a transport needs."""
-NEARLY_CERTAIN = -1e-3
-"""Log-probability above which a change of the temperature may have no visible effect."""
-_VALID_KEYS = re.compile(r"logit_bias must has keys in \[0, (\d+)\]")
-VOCABULARY_PROBE = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "logit_bias": {str(2**31 - 1): 0.0}}}
-"""Invalid request to ``/generate``: the error message contains the vocabulary size."""
+
+BEGIN = "/begin_weight_update"
+END = "/end_weight_update"
+FAILED_S = 10.0
+"""Timeout of the cleanup request after a failure."""
+LEAVING_S = 10.0
 
 
-def check_routes(url: str, openapi: Mapping[str, Any], version: str) -> None:
-    """Raise `UsageError` if a server lacks a required route."""
-    missing = [route for route in NEEDED_ROUTES if route not in openapi.get("paths", {})]
-    if missing:
-        raise UsageError(
-            f"the SGLang server at {url} cannot be used: it has no {', '.join(missing)}",
-            got=f"SGLang {version}",
-            expected=f"a version with these routes, such as {TRIED_VERSION}",
-        )
-
-
-def check_settings(url: str, info: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    """Raise `UsageError` if a server's settings would change the meaning of requests, or it does not report its load.
+class SGLangUpdates:
+    """Part of `SGLangServer` that updates weights. Errors are those of `agentrl.serving.http.HttpSession`.
 
     Args:
-        url: URL of the server.
-        info: JSON of ``/server_info``.
-        model: JSON of ``/model_info``.
+        http: Connections to the server.
+        timeout_s: Timeout of one request.
+        has_sessions: Send a begin and an end around an update in parts: SGLang requires it since 0.5.21, and has no
+            such routes before.
+        workers: Number of processes that hold weights.
     """
-    if not model.get("is_generation", True):
-        raise UsageError(f"the SGLang server at {url} serves a model that does not generate text")
-    if preferred := model.get("preferred_sampling_params"):
-        hint = "start it without --preferred-sampling-params: they change sampling, but not the log-probabilities"
-        raise UsageError(f"the SGLang server at {url} has its own sampling settings", got=preferred, hint=hint)
-    if not info.get("enable_metrics"):
-        raise UsageError(f"the SGLang server at {url} does not report its load", hint="start it with --enable-metrics")
 
+    def __init__(self, http: HttpSession, *, timeout_s: float, has_sessions: bool = False, workers: int = 1) -> None:
+        self._http = http
+        self._timeout_s = timeout_s
+        self._has_sessions = has_sessions
+        self._workers = workers
 
-def check_updates(url: str, openapi: Mapping[str, Any], info: Mapping[str, Any], config: ServerEngineConfig) -> None:
-    """Raise `UsageError` if a server lacks the transport or the sleep that the config needs.
+    async def workers(self) -> int:
+        """Return the number of processes that hold weights."""
+        return self._workers
 
-    On a CPU, every SGLang server can sleep.
+    async def from_folder(self, folder: Path, version: int) -> None:
+        """Load weights from a folder."""
+        await self._post("/update_weights_from_disk", encode_update(folder, version))
 
-    Args:
-        url: URL of the server.
-        openapi: JSON of ``/openapi.json``.
-        info: JSON of ``/server_info``.
-        config: Config with the weight transport and the sleep setting.
-    """
-    missing = [route for route in TRANSPORT_ROUTES.get(config.transport, ()) if route not in openapi["paths"]]
-    if missing:
-        hint = "use another engine.transport"
-        raise UsageError(f"the SGLang server at {url} has no {', '.join(missing)}", hint=hint)
-    if config.sleep and info.get("device") != "cpu" and not info.get("enable_memory_saver"):
-        hint = "start it with --enable-memory-saver, or remove engine.sleep"
-        raise UsageError(f"the SGLang server at {url} cannot sleep", hint=hint)
+    async def from_tensors(self, parts: Sequence[TensorPart], version: int) -> None:
+        """Send tensors; the last part sets the version and clears the caches."""
+        async with self._session():
+            for number, part in enumerate(parts):
+                last = version if number == len(parts) - 1 else None
+                body = encode_tensors(await part(), workers=self._workers, version=last)
+                await self._post("/update_weights_from_tensor", body)
 
+    async def from_broadcast(
+        self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
+    ) -> None:
+        """Load broadcast weights; the last broadcast sets the version and clears the caches."""
+        async with self._session():
+            for number, layout in enumerate(layouts):
+                last = version if number == len(layouts) - 1 else None
+                body = encode_broadcast(layout, group=group.name, version=last)
+                await asyncio.gather(self._post("/update_weights_from_distributed", body), broadcast(number))
 
-def decode_context(info: Mapping[str, Any]) -> int:
-    """Return the maximum tokens of prompt and answer together, from ``/server_info``; the prompt limit is one less."""
-    limit = info.get("max_req_input_len")
-    if not isinstance(limit, int):
-        raise EngineError("SGLang does not report its prompt limit", got=limit, expected="max_req_input_len")
-    return limit
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[None]:
+        """Open an update session around the block; it is closed after a failure, too."""
+        if not self._has_sessions:
+            yield
+            return
+        try:
+            await self._post(BEGIN, {})
+        except Refused:  # a trainer that died left a session open
+            await self._post(END, {})
+            await self._post(BEGIN, {})
+        try:
+            yield
+        except BaseException:
+            with suppress(EngineError):
+                await self._http.post(END, {}, deadline_s=FAILED_S)
+            raise
+        await self._post(END, {})
 
+    async def join_group(self, group: UpdateGroup) -> None:
+        """Let the server's workers join a process group."""
+        body = {
+            "master_address": group.address,
+            "master_port": group.port,
+            "rank_offset": 1,
+            "world_size": group.size,
+            "group_name": group.name,
+            "backend": group.backend,
+        }
+        await self._post("/init_weights_update_group", body)
 
-def decode_vocabulary(message: str) -> int:
-    """Return the vocabulary size in the error message for `VOCABULARY_PROBE`."""
-    found = _VALID_KEYS.search(message)
-    if found is None:
-        raise EngineError("SGLang does not report its vocabulary size", got=repr(message))
-    return int(found[1]) + 1
+    async def leave_group(self, group: UpdateGroup) -> None:
+        """Let the server's workers leave a process group, as SGLang does not leave groups by itself."""
+        body = {"group_name": group.name}
+        await self._http.post("/destroy_weights_update_group", body, deadline_s=LEAVING_S, late=EngineError)
 
+    async def checksums(self) -> Mapping[str, str]:
+        """Return the checksums of the weights, by name.
 
-def encode_probe(temperature: float) -> dict[str, Any]:
-    """Return the body of a request to ``/generate`` that samples the most probable token."""
-    params = {"max_new_tokens": 1, "temperature": temperature, "min_p": 1.0}
-    return {"input_ids": [0], "sampling_params": params, "return_logprob": True}
+        Empty with several workers, as each has a part of every tensor. On a GPU the checksums are not SHA-256.
+        """
+        answer = await self._post("/weights_checker", {"action": "checksum"})
+        return decode_checksums(answer) if self._workers == 1 else {}
 
+    async def sleep(self) -> None:
+        """Release the memory of weights and cache; on a CPU, SGLang keeps it."""
+        await self._post("/release_memory_occupation", {})
 
-def check_answers(url: str, plain: Any, sharpened: Any, version: str) -> None:
-    """Raise `UsageError` if SGLang is too old, or if its log-probabilities ignore the temperature.
+    async def wake_up(self) -> None:
+        """Allocate the memory again."""
+        await self._post("/resume_memory_occupation", {})
 
-    Args:
-        url: URL of the server.
-        plain: Answer to the probe at temperature 1.
-        sharpened: Answer at a lower temperature, where the most probable token has a higher probability.
-        version: Version of SGLang.
-    """
-    if not plain["meta_info"].get("weight_versions"):
-        raise UsageError(
-            f"the SGLang server at {url} cannot be used: it does not report the weight version of each token",
-            got=f"SGLang {version}",
-            expected=f"a version whose answers have weight_versions, such as {TRIED_VERSION}",
-        )
-    before, after = (float(answer["meta_info"]["output_token_logprobs"][0][0]) for answer in (plain, sharpened))
-    if before < NEARLY_CERTAIN and after == before:
-        hint = "start it without SGLANG_RETURN_ORIGINAL_LOGPROB"
-        raise UsageError(f"the SGLang server at {url} reports log-probabilities at temperature 1", hint=hint)
+    async def _post(self, route: str, body: Mapping[str, Any]) -> Any:
+        return await self._http.post(route, body, deadline_s=self._timeout_s, late=EngineError)
 
 
 PROBE_S = 5.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,36 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.config.engines import ServerEngineConfig
 from agentrl.engine import GenerateRequest, Generation, SamplingParams, ServerLoad, StopReason, TensorLayout
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, UsageError
 from agentrl.routed_experts import RoutedExperts, small
 from agentrl.serving.http import decode_versions, decoding
 
+TRIED_VERSION = "0.5.23"
+"""Version of SGLang that this client was tested with."""
+NEEDED_ROUTES = (
+    "/generate",
+    "/abort_request",
+    "/pause_generation",
+    "/continue_generation",
+    "/update_weights_from_disk",
+    "/model_info",
+    "/server_info",
+    "/v1/loads",
+)
+GRAMMAR = "xgrammar"
+"""Grammar backend that supports the structural tags in requests."""
+TRANSPORT_ROUTES = {
+    "collective": ("/init_weights_update_group", "/update_weights_from_distributed"),
+    "tensor": ("/update_weights_from_tensor",),
+}
+"""Additional routes that a transport needs."""
+NEARLY_CERTAIN = -1e-3
+"""Log-probability above which a change of the temperature may have no visible effect."""
+_VALID_KEYS = re.compile(r"logit_bias must has keys in \[0, (\d+)\]")
+VOCABULARY_PROBE = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "logit_bias": {str(2**31 - 1): 0.0}}}
+"""Invalid request to ``/generate``: the error message contains the vocabulary size."""
 _NOT_FLUSHED = "Weights were updated, but the cache was not flushed"
 
 
@@ -251,3 +277,94 @@ def sums_of(metrics: str) -> dict[str, float]:
 
 def _count(sums: dict[str, float], name: str) -> int:
     return int(sums.get(PREFIX + name, 0.0))  # a counter appears with its first event
+
+
+def check_routes(url: str, openapi: Mapping[str, Any], version: str) -> None:
+    """Raise `UsageError` if a server lacks a required route."""
+    missing = [route for route in NEEDED_ROUTES if route not in openapi.get("paths", {})]
+    if missing:
+        raise UsageError(
+            f"the SGLang server at {url} cannot be used: it has no {', '.join(missing)}",
+            got=f"SGLang {version}",
+            expected=f"a version with these routes, such as {TRIED_VERSION}",
+        )
+
+
+def check_settings(url: str, info: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """Raise `UsageError` if a server's settings would change the meaning of requests, or it does not report its load.
+
+    Args:
+        url: URL of the server.
+        info: JSON of ``/server_info``.
+        model: JSON of ``/model_info``.
+    """
+    if not model.get("is_generation", True):
+        raise UsageError(f"the SGLang server at {url} serves a model that does not generate text")
+    if preferred := model.get("preferred_sampling_params"):
+        hint = "start it without --preferred-sampling-params: they change sampling, but not the log-probabilities"
+        raise UsageError(f"the SGLang server at {url} has its own sampling settings", got=preferred, hint=hint)
+    if not info.get("enable_metrics"):
+        raise UsageError(f"the SGLang server at {url} does not report its load", hint="start it with --enable-metrics")
+
+
+def check_updates(url: str, openapi: Mapping[str, Any], info: Mapping[str, Any], config: ServerEngineConfig) -> None:
+    """Raise `UsageError` if a server lacks the transport or the sleep that the config needs.
+
+    On a CPU, every SGLang server can sleep.
+
+    Args:
+        url: URL of the server.
+        openapi: JSON of ``/openapi.json``.
+        info: JSON of ``/server_info``.
+        config: Config with the weight transport and the sleep setting.
+    """
+    missing = [route for route in TRANSPORT_ROUTES.get(config.transport, ()) if route not in openapi["paths"]]
+    if missing:
+        hint = "use another engine.transport"
+        raise UsageError(f"the SGLang server at {url} has no {', '.join(missing)}", hint=hint)
+    if config.sleep and info.get("device") != "cpu" and not info.get("enable_memory_saver"):
+        hint = "start it with --enable-memory-saver, or remove engine.sleep"
+        raise UsageError(f"the SGLang server at {url} cannot sleep", hint=hint)
+
+
+def decode_context(info: Mapping[str, Any]) -> int:
+    """Return the maximum tokens of prompt and answer together, from ``/server_info``; the prompt limit is one less."""
+    limit = info.get("max_req_input_len")
+    if not isinstance(limit, int):
+        raise EngineError("SGLang does not report its prompt limit", got=limit, expected="max_req_input_len")
+    return limit
+
+
+def decode_vocabulary(message: str) -> int:
+    """Return the vocabulary size in the error message for `VOCABULARY_PROBE`."""
+    found = _VALID_KEYS.search(message)
+    if found is None:
+        raise EngineError("SGLang does not report its vocabulary size", got=repr(message))
+    return int(found[1]) + 1
+
+
+def encode_probe(temperature: float) -> dict[str, Any]:
+    """Return the body of a request to ``/generate`` that samples the most probable token."""
+    params = {"max_new_tokens": 1, "temperature": temperature, "min_p": 1.0}
+    return {"input_ids": [0], "sampling_params": params, "return_logprob": True}
+
+
+def check_answers(url: str, plain: Any, sharpened: Any, version: str) -> None:
+    """Raise `UsageError` if SGLang is too old, or if its log-probabilities ignore the temperature.
+
+    Args:
+        url: URL of the server.
+        plain: Answer to the probe at temperature 1.
+        sharpened: Answer at a lower temperature, where the most probable token has a higher probability.
+        version: Version of SGLang.
+    """
+    if not plain["meta_info"].get("weight_versions"):
+        raise UsageError(
+            f"the SGLang server at {url} cannot be used: it does not report the weight version of each token",
+            got=f"SGLang {version}",
+            expected=f"a version whose answers have weight_versions, such as {TRIED_VERSION}",
+        )
+    before, after = (float(answer["meta_info"]["output_token_logprobs"][0][0]) for answer in (plain, sharpened))
+    if before < NEARLY_CERTAIN and after == before:
+        hint = "start it without SGLANG_RETURN_ORIGINAL_LOGPROB"
+        raise UsageError(f"the SGLang server at {url} reports log-probabilities at temperature 1", hint=hint)

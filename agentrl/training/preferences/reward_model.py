@@ -30,7 +30,7 @@ from agentrl.training.distributed.fsdp import load_sharded
 from agentrl.training.forward.micro_batches import MicroBatch, SumsByName
 from agentrl.training.forward.runner import ModelRunner, RunnerSettings
 from agentrl.training.optimizer import LearningProgress, OptimizerSettings, PolicyOptimizer
-from agentrl.training.preferences import pair_batches
+from agentrl.training.preferences.dpo import pair_batches
 from agentrl.training.weights import ModelWeights
 
 HEAD = "ForSequenceClassification"
