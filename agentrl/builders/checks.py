@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
-from agentrl.builders.adapter_roles import check_role_adapters, refuse_role_adapters
-from agentrl.builders.adapters import check_adapter_sync
-from agentrl.builders.episodes import build_loop
+from agentrl.builders.adapters import (
+    check_adapter_sync,
+    check_adapters,
+    check_role_adapters,
+    refuse_adapters,
+    refuse_role_adapters,
+)
+from agentrl.builders.group_extras import check_experts
 from agentrl.builders.pairs import check_sources
 from agentrl.builders.ray.connection import RAY
 from agentrl.builders.rewards import check_comparison, check_reward_weights
@@ -17,115 +21,14 @@ from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ServerEngineConfig
 from agentrl.config.environment import HorizonConfig, PooledBy, PoolsConfig
-from agentrl.engine import PolicyEngine
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
-from agentrl.models.lora import PEFT
-from agentrl.rollout.environment_probe import has_expert
 from agentrl.rollout.task_source import task_source
-from agentrl.serving.launch import usable_gpus
-from agentrl.serving.launch.process import RETURN_ROUTES
 from agentrl.training.chat_file import read_chats
 from agentrl.training.objective import Objective
 from agentrl.training.preferences import preference_loss
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.signals import check_signals
-
-
-def check_adapters(config: Config, *, allows_dropout: bool = False) -> None:
-    """Check that the run's adapters can be created.
-
-    Args:
-        config: Config of a run that trains its model.
-        allows_dropout: True if no two forward passes have to agree.
-
-    Raises:
-        ConfigError: dropout where two forward passes or ranks must agree, or with several threads; a rank that
-            ``trainer.tensor_parallel`` cannot divide; or sharded 4-bit weights.
-        UsageError: the extra ``lora`` is not installed.
-    """
-    lora, trainer = config.model.lora, config.trainer
-    if lora is None:
-        return
-    PEFT.load()
-    if lora.dropout and not allows_dropout:
-        raise ConfigError(
-            "model.lora.dropout works with agentrl sft only",
-            got=lora.dropout,
-            expected="0: two forward passes over the same tokens must give the same log-probabilities",
-            hint="remove it; agentrl sft supports it",
-        )
-    if lora.dropout and trainer.lanes > 1:
-        raise ConfigError(
-            "model.lora.dropout draws from one random generator, which threads cannot share reproducibly",
-            got=f"model.lora.dropout {lora.dropout:g} with trainer.lanes {trainer.lanes}",
-            expected="trainer.lanes=1, or no dropout",
-        )
-    if lora.dropout and trainer.tensor_parallel > 1:
-        raise ConfigError(
-            "model.lora.dropout draws different numbers in ranks that compute the same tokens",
-            got=f"model.lora.dropout {lora.dropout:g} with trainer.tensor_parallel {trainer.tensor_parallel}",
-            expected="trainer.tensor_parallel=1, or no dropout",
-        )
-    if lora.rank % trainer.tensor_parallel:
-        raise ConfigError(
-            "trainer.tensor_parallel cannot split the adapters evenly",
-            got=f"model.lora.rank {lora.rank}, {trainer.tensor_parallel} ranks",
-            expected="a rank that is a multiple of trainer.tensor_parallel",
-        )
-    if lora.quantize is not None and trainer.processes > 1:
-        raise ConfigError(
-            "4-bit weights cannot be sharded",
-            got=f"model.lora.quantize {lora.quantize} with {trainer.processes} processes",
-            expected="trainer.processes=1",
-            hint="remove model.lora.quantize: with several processes, each holds only a part of the weights",
-        )
-
-
-def refuse_adapters(config: Config, what: str) -> None:
-    """Check that a run that trains all weights has no adapters.
-
-    Raises:
-        ConfigError: the config has ``model.lora``.
-    """
-    if config.model.lora is not None:
-        raise ConfigError(
-            f"{what} trains all weights", got="model.lora", expected="no model.lora", hint="set model.lora=null"
-        )
-
-
-def add_reporting_flags(config: Config, section: ServerEngineConfig) -> ServerEngineConfig:
-    """Add the arguments with which launched servers report what the trainer needs, and return the engine section.
-
-    Raises:
-        ConfigError: routed experts are needed, which vLLM and SGLang cannot report on a CPU.
-    """
-    if not config.trainer.router_replay or section.servers != "launch":
-        return section
-    if not usable_gpus(os.environ):
-        raise ConfigError(
-            "trainer.moe.router_replay needs servers that report routed experts, which vLLM and SGLang do on GPUs only",
-            got=f"engine {config.engine.type} without a GPU",
-            hint="set engine=local, or trainer.moe.router_replay=false",
-        )
-    if RETURN_ROUTES in section.arguments:
-        return section
-    return section.model_copy(update={"arguments": [*section.arguments, RETURN_ROUTES]})
-
-
-def check_engine_reports(config: Config, engine: PolicyEngine) -> None:
-    """Check that the engine reports the routed experts of each token if the trainer replays them.
-
-    Raises:
-        ConfigError: the engine does not report them.
-    """
-    if config.trainer.router_replay and not engine.capabilities.routed_experts:
-        raise ConfigError(
-            "trainer.moe.router_replay needs an engine that reports the routed experts of each token",
-            got=f"engine {config.engine.type}, which does not",
-            expected=f"engine=local, or servers started with {RETURN_ROUTES}",
-            hint="add the option to engine.arguments, or set trainer.moe.router_replay=false",
-        )
 
 
 def check_curriculum(config: Config) -> None:
@@ -468,22 +371,3 @@ def check_warm_start(config: Config) -> None:
             expected="a folder or a name",
             hint="set model.path, or --model",
         )
-
-
-def check_experts(config: Config) -> None:
-    """Check that every environment has an expert that can demonstrate.
-
-    Raises:
-        UsageError: an environment has no expert, or its agent loop cannot be demonstrated.
-    """
-    for part in per_environment_configs(config):
-        spec = resolve_environment(part.config.sole_environment.name)
-        if not has_expert(spec, part.config):
-            raise UsageError(
-                f"environment {spec.name} has no expert to demonstrate",
-                expected="an environment with an expert() method",
-                hint="train from rewards only: agentrl train, without algorithm.expert",
-            )
-        loop = build_loop(part.config.agent)
-        if loop.demonstration_problem():
-            loop.demonstrate("")

@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from agentrl.builders.adapters import sends_adapters
-from agentrl.builders.checks import add_reporting_flags
 from agentrl.builders.cluster import OnLoss, RunCluster, open_cluster, open_placed_pool
 from agentrl.builders.servers import ServedModel, open_pool
 from agentrl.config.config import Config
@@ -19,6 +18,7 @@ from agentrl.models.load import accelerators, embedding_rows
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.serving.launch.placement import trainer_gpus
 from agentrl.serving.pool import ServerPool
+from agentrl.serving.routing_reports import add_reporting_flags
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.launch import RankProcesses, open_ranks
 

@@ -1,4 +1,4 @@
-"""Trainer of a run, as built on every rank."""
+"""Trainer of a run: what every rank builds, and what rank 0 connects it to."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from transformers import PreTrainedModel
 
 from agentrl.builders.models import load_images
 from agentrl.config.config import Config
+from agentrl.engine import PolicyEngine
 from agentrl.models.load import load_model
 from agentrl.models.lora import add_adapters, is_adapter_folder, load_adapter
+from agentrl.rollout.policies import RoleAdapters
+from agentrl.training.contract import PolicyTrainer, PolicyWeights
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import load_sharded
 from agentrl.training.sft import SupervisedLearner
@@ -21,6 +24,7 @@ from agentrl.training.signals.reference import reads_reference
 from agentrl.training.trainer import Trainer
 from agentrl.training.weights import ModelWeights
 from agentrl.trajectory import Trajectory
+from agentrl.weights.contract import WeightSync
 
 BUILD = "build"
 """Name of rank 0's call that builds the trainer's parts on every rank."""
@@ -192,3 +196,15 @@ def _load(
     device = ranks.device(section.device)
     fsdp = config.trainer.fsdp
     return load_sharded(path, dtype=section.dtype, device=device, ranks=ranks, options=fsdp, adapt=adapt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningParts:
+    """Trainer, weight source and engine of a run."""
+
+    trainer: PolicyTrainer
+    source: PolicyWeights
+    engine: PolicyEngine
+    sync: WeightSync
+    roles: RoleAdapters | None = None
+    """Adapters of roles, if the run has several adapters."""

@@ -19,10 +19,10 @@ from typing import Any
 import aiohttp
 import orjson
 
+from agentrl.builders.adapters import open_adapters
 from agentrl.builders.checks import check_images
 from agentrl.builders.episodes import sampling_params
 from agentrl.builders.models import build_renderer, check_rendering, prepare_model
-from agentrl.builders.role_adapters import open_adapters
 from agentrl.builders.servers import ServedModel, check_served, open_pool
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ScriptedEngineConfig, ServerEngineConfig

@@ -28,7 +28,6 @@ from agentrl.runs.start import Run, RunResult
 from agentrl.training.distributed import Ranks
 from agentrl.training.preferences import Pair
 from agentrl.training.reward_model import TextPair
-from agentrl.training.weights import save_policy_folder
 
 
 class PairsRun(LearningRun):
@@ -68,7 +67,7 @@ class PreferenceRun(PairsRun):
         parts = build_on_ranks(ranks, build_preferences, config, pairs, path, pad_id(tokenizer))
 
         def save(folder: Path) -> None:
-            save_policy_folder(parts.source, tokenizer, folder, images)
+            parts.source.save(folder, tokenizer, images)
 
         return Learner(learn=parts.learn, save=save)
 

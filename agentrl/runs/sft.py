@@ -36,7 +36,6 @@ from agentrl.training.chat_file import build_sft_dataset, read_chats
 from agentrl.training.distributed import Ranks
 from agentrl.training.optimizer import LearningProgress
 from agentrl.training.sft import train_supervised
-from agentrl.training.weights import save_policy_folder
 from agentrl.trajectory import Trajectory
 
 
@@ -166,7 +165,7 @@ class WarmStart(LearningRun):
             return final
 
         def save(folder: Path) -> None:
-            save_policy_folder(parts.source, tokenizer, folder, renderer.images)
+            parts.source.save(folder, tokenizer, renderer.images)
 
         return Learner(learn=learn, save=save)
 

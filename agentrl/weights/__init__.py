@@ -1,6 +1,6 @@
 """Weight sync: sending weights from the trainer to the engine, and verifying them."""
 
-from agentrl.weights.adapters import AdaptersProbe, AdaptersTransport
+from agentrl.weights.adapters import AdaptersProbe, AdaptersSync, AdaptersTransport
 from agentrl.weights.collective import CollectiveTransport
 from agentrl.weights.contract import SyncReport, Transport, WeightSource, WeightSync
 from agentrl.weights.folder import AdapterTransport, FolderTransport, memory_folder, write_served_model
@@ -13,6 +13,7 @@ __all__ = [
     "TOLERANCE",
     "AdapterTransport",
     "AdaptersProbe",
+    "AdaptersSync",
     "AdaptersTransport",
     "CheckpointSource",
     "CollectiveTransport",
