@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentrl.agent_loop import AgentLoop
-from agentrl.builders.rewards import build_judge, build_scorer
+from agentrl.builders.rewards import build_scorer
 from agentrl.builders.roles import build_roles, check_roles
 from agentrl.builders.tools import build_tools, check_tools, sandbox_maker
 from agentrl.config.config import Config, SamplingConfig
@@ -21,7 +21,7 @@ from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.rollout.env_pool import EnvPool
-from agentrl.rollout.judges.client import JudgeClient
+from agentrl.rollout.judges.client import JudgeClient, build_judge
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.reward_functions import WeightedSum
 from agentrl.rollout.runner import EpisodeRunner, make_agent_loop, role_names

@@ -9,7 +9,6 @@ from typing import TypeAlias
 from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.builders.adapters import trained_roles
 from agentrl.builders.episodes import RunEnvironment, build_loop
-from agentrl.builders.pairs import load_trajectories
 from agentrl.config.config import AlgorithmConfig, Config
 from agentrl.config.derived import adapter_config, per_environment_configs
 from agentrl.engine import SamplingParams
@@ -24,6 +23,7 @@ from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPol
 from agentrl.serving.teacher import TeacherScore, TeacherServers
 from agentrl.training.batch import StepExtras
 from agentrl.training.dynamic_sampling import DynamicSampling, GroupLearner
+from agentrl.training.stored_episodes import load_trajectories
 from agentrl.trajectory import Trajectory
 
 ExtraRunners: TypeAlias = Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]]

@@ -12,9 +12,9 @@ from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import PolicyEngine
 from agentrl.render.renderer import Renderer
+from agentrl.serving.engine_checks import check_engine_reports
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
-from agentrl.serving.routing_reports import check_engine_reports
 from agentrl.training.distributed import Ranks
 from agentrl.training.weights import ModelWeights, TrainedWeights
 from agentrl.weights import TOLERANCE, CheckpointSource, InProcessSync, Probe, RemoteSync

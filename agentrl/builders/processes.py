@@ -16,9 +16,9 @@ from agentrl.config.config import Config
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.models.load import accelerators, embedding_rows
 from agentrl.observe.run_folder import RunDirectory
+from agentrl.serving.engine_checks import add_reporting_flags
 from agentrl.serving.launch.placement import trainer_gpus
 from agentrl.serving.pool import ServerPool
-from agentrl.serving.routing_reports import add_reporting_flags
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.launch import RankProcesses, open_ranks
 

@@ -9,9 +9,6 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from agentrl.builders.checks import check_preferences, check_reward_training, check_warm_start
-from agentrl.builders.pairs import check_sources, first_run
-from agentrl.builders.start_checks import DPO, REWARD_MODEL, SFT, check_start
 from agentrl.builders.workers import serve_launched_rank
 from agentrl.cli.arguments import EnvName, ModelName, Words, config_words, read_config, shortcut
 from agentrl.cli.exits import message_when_interrupted
@@ -23,9 +20,16 @@ from agentrl.config.estimate import warm_start_rows
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, out
 from agentrl.observe.terminal import watching
-from agentrl.runs.preferences import learn_preferences, train_reward
-from agentrl.runs.sft import warm_start
-from agentrl.runs.start import RunResult, start_run
+from agentrl.runs.preferences import (
+    check_preferences,
+    check_preferences_start,
+    check_reward_training,
+    learn_preferences,
+    train_reward,
+)
+from agentrl.runs.sft import check_sft_start, check_warm_start, warm_start
+from agentrl.runs.start import RunResult, StartCheck, start_run
+from agentrl.training.stored_episodes import check_sources, first_run
 
 app = typer.Typer()
 
@@ -60,10 +64,10 @@ def sft(
     config = read_config(words, shortcuts=shortcuts)
     check_warm_start(config)
     if dry_run:
-        print_dry_run(config, warm_start_rows(config), kind=SFT)
+        print_dry_run(config, warm_start_rows(config), check=check_sft_start)
         return
     saved, use = "a warm start saves the model at its end", "train it: agentrl train … model.path={folder}"
-    _learn(config, warm_start, kind=SFT, next_step=use, saved=saved)
+    _learn(config, warm_start, kind="sft", check=check_sft_start, next_step=use, saved=saved)
 
 
 @app.command(
@@ -91,10 +95,11 @@ def dpo(
     check_preferences(config)
     check_sources(config.preferences or PreferencesConfig())
     if dry_run:
-        check_start(config, kind=DPO)
+        check_preferences_start(config)
         out.print(dump_config(config))
         return
-    _learn(config, learn_preferences, kind=DPO, next_step="measure it: agentrl eval --model {folder}")
+    use = "measure it: agentrl eval --model {folder}"
+    _learn(config, learn_preferences, kind="dpo", check=check_preferences_start, next_step=use)
 
 
 @app.command(
@@ -119,7 +124,7 @@ def reward_model(
     config = _pairs_config(words, sources or [], model)
     check_reward_training(config)
     use = "use it: agentrl train … agent.reward_model.path={folder}"
-    _learn(config, train_reward, kind=REWARD_MODEL, next_step=use)
+    _learn(config, train_reward, kind="reward-model", check=None, next_step=use)
 
 
 def _learn(
@@ -127,11 +132,12 @@ def _learn(
     function: Callable[..., RunResult],
     *,
     kind: str,
+    check: StartCheck | None,
     next_step: str,
     saved: str = "it is saved at the end",
 ) -> None:
     """Create a run's folder, call `function` to train, and print the next command, with ``{folder}`` filled in."""
-    run = start_run(config, kind=kind)
+    run = start_run(config, kind=kind, check=check)
     stopped = f"stopped: {run.folder.path} has no model, because {saved}; start again"
     with watching() as watcher, message_when_interrupted(lambda: stopped):
         result = function(run, watcher=watcher)

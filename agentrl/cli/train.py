@@ -13,8 +13,6 @@ from rich.table import Table
 
 from agentrl.builders.checks import check_training
 from agentrl.builders.default_loop import select_default_loop
-from agentrl.builders.rewards import judge_rows
-from agentrl.builders.start_checks import check_start
 from agentrl.builders.workers import serve_launched_rank
 from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
 from agentrl.cli.exits import ExitCode
@@ -36,9 +34,10 @@ from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.terminal import watching
 from agentrl.rollout.environment_probe import check_environments
+from agentrl.rollout.judges.scorers import judge_rows
 from agentrl.rollout.task_source import task_source
 from agentrl.runs.rl import train as train_run
-from agentrl.runs.start import Run, RunResult, check_tasks, resume_run, start_run
+from agentrl.runs.start import Run, RunResult, StartCheck, check_rollouts, check_tasks, resume_run, start_run
 from agentrl.serving.launch import usable_gpus
 from agentrl.serving.launch.placement import check_machine, gpu_rows
 from agentrl.training.objective import learns_from_rewards
@@ -101,7 +100,7 @@ def train(
     if dry_run:
         on_gpus = gpu_rows(config, len(usable_gpus(os.environ)) if gpus is None else gpus)
         amounts = [*rows(config), *rate_rows(config), *judge_rows(config), *on_gpus]
-        print_dry_run(config, amounts, kind=config.algorithm.advantage)
+        print_dry_run(config, amounts, check=check_rollouts)
         for warning in rate_warnings(config):
             note(f"warning: {warning}")
         return
@@ -111,7 +110,7 @@ def train(
     _finish(start_run(config, kind=config.algorithm.advantage))
 
 
-def print_dry_run(config: Config, amounts: Sequence[EstimateRow], *, kind: str) -> None:
+def print_dry_run(config: Config, amounts: Sequence[EstimateRow], *, check: StartCheck) -> None:
     """Print the resolved config and estimates, after the checks that the start of such a run makes."""
     check_trackers(config.trackers)
     if config.model.path != SCRATCH and Path(find_model(config.model.path)).is_dir():
@@ -121,7 +120,7 @@ def print_dry_run(config: Config, amounts: Sequence[EstimateRow], *, kind: str) 
         check_tasks(config)
         check_environments(config)
         tasks = [_tasks_row(part) for part in per_environment_configs(config)]
-    check_start(config, kind=kind, fetch=False, say=note)
+    check(config, fetch=False, say=note)
     out.print(dump_config(config))
     table = Table("quantity", "value", "from", box=None, pad_edge=False)
     for words in tasks:

@@ -20,7 +20,6 @@ import aiohttp
 import orjson
 
 from agentrl.builders.adapters import open_adapters
-from agentrl.builders.checks import check_images
 from agentrl.builders.episodes import sampling_params
 from agentrl.builders.models import build_renderer, check_rendering, prepare_model
 from agentrl.builders.servers import ServedModel, check_served, open_pool
@@ -40,6 +39,7 @@ from agentrl.render.tokenizers import load_tokenizer
 from agentrl.rollout.policies import ChatEpisodePolicy, EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
+from agentrl.serving.engine_checks import check_images
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.openai import OpenAIEngine
 from agentrl.serving.scripted import ScriptedEngine

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from agentrl.builders.adapters import check_adapters
-from agentrl.builders.checks import check_reward_training
 from agentrl.builders.trainers import build_trainer
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import Config, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.models.lora import add_adapters, is_adapter
+from agentrl.runs.preferences import check_reward_training
 from agentrl.training.diagnostics.replay import replay
 from agentrl.training.diagnostics.watch import read_dump
 from agentrl.training.distributed import Ranks

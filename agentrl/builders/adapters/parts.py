@@ -28,22 +28,14 @@ from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.policies import RoleAdapters
 from agentrl.rollout.turns import derive_seed
+from agentrl.serving.engine_checks import check_engine_reports
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
-from agentrl.serving.routing_reports import check_engine_reports
 from agentrl.training.adapters import AdapterTrainers
 from agentrl.training.distributed import Ranks
 from agentrl.training.trainer import Trainer
 from agentrl.training.weights import AdaptersWeights, ModelWeights
-from agentrl.weights import (
-    TOLERANCE,
-    AdaptersProbe,
-    AdaptersTransport,
-    InProcessSync,
-    Probe,
-    RemoteSync,
-    WeightSync,
-)
+from agentrl.weights import TOLERANCE, AdaptersProbe, AdaptersTransport, InProcessSync, Probe, RemoteSync, WeightSync
 from agentrl.weights.adapters import AdaptersSync
 
 

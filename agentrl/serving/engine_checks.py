@@ -1,12 +1,14 @@
-"""Reports of the routed experts of each token, which the trainer replays (``trainer.moe.router_replay``)."""
+"""Checks that an engine accepts what a run sends, and reports what its trainer reads."""
 
 from __future__ import annotations
 
 import os
 
 from agentrl.config.config import Config
-from agentrl.config.engines import ServerEngineConfig
+from agentrl.config.derived import per_environment_configs
+from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ServerEngineConfig
 from agentrl.engine import PolicyEngine
+from agentrl.env_lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.serving.launch import usable_gpus
 from agentrl.serving.launch.process import RETURN_ROUTES
@@ -44,3 +46,22 @@ def check_engine_reports(config: Config, engine: PolicyEngine) -> None:
             expected=f"engine=local, or servers started with {RETURN_ROUTES}",
             hint="add the option to engine.arguments, or set trainer.moe.router_replay=false",
         )
+
+
+def check_images(config: Config) -> None:
+    """Check that the engine accepts images if an environment shows any.
+
+    Raises:
+        ConfigError: the engine does not accept images.
+    """
+    if isinstance(config.engine, LocalEngineConfig | OpenAIEngineConfig):
+        return
+    for environment in (part.config.sole_environment for part in per_environment_configs(config)):
+        spec = resolve_environment(environment.name)
+        if spec.shows_images(environment.options):
+            raise ConfigError(
+                f"engine {config.engine.type} does not accept images",
+                got=f"environment {spec.name}, which shows images under its options",
+                expected="engine=local (or, to evaluate, engine=openai)",
+                hint="or let the environment show text",
+            )
