@@ -10,12 +10,7 @@ import asyncio
 import os
 import secrets
 import sys
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Iterator,
-    Mapping,
-)
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +20,7 @@ from typing import Any
 from agentrl.builders.models import load_images
 from agentrl.builders.ray import (
     MOST_CALLS,
+    RAY,
     ActorEnvironment,
     ActorServer,
     Cluster,
@@ -53,7 +49,7 @@ from agentrl.config.config import Config
 from agentrl.config.derived import HEAD, engine_bundles, rank_bundles
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import InferenceServer, ServerLost
-from agentrl.errors import TrainingError, UsageError
+from agentrl.errors import ConfigError, TrainingError, UsageError
 from agentrl.models.load import load_model, use_gpu
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.render.tokens import TextEncoder
@@ -363,3 +359,76 @@ def make_engine(section: LocalEngineConfig, model: ServedModel, *, device: str) 
     loaded = load_model(model.path, dtype=model.dtype, device=device)
     decode = TextEncoder(load_tokenizer(model.path)).decode
     return LocalEngine(loaded, section, reader=load_images(model.path), decode=decode)
+
+
+SINGLE_GPU = "cuda:"
+
+
+def check_cluster(config: Config) -> None:
+    """Check that a run can be placed on its cluster.
+
+    Raises:
+        ConfigError: a key that has no effect, or does not work, on a cluster.
+        UsageError: Ray is not installed.
+    """
+    section = config.cluster
+    if section is None:
+        return
+    if config.model.device.startswith(SINGLE_GPU):
+        raise ConfigError(
+            "model.device names a GPU, but the cluster assigns GPUs",
+            got=config.model.device,
+            expected="auto, cpu or cuda",
+        )
+    engine = config.engine
+    if isinstance(engine, ServerEngineConfig):
+        _check_servers(engine, section)
+    launches = isinstance(engine, LocalEngineConfig) or getattr(engine, "servers", None) == "launch"
+    if section.engine is not None and not launches:
+        raise ConfigError(
+            "cluster.engine is ignored if engine.servers has addresses", hint="remove cluster.engine or engine.servers"
+        )
+    if section.engines != 1 and not isinstance(engine, LocalEngineConfig):
+        raise ConfigError(
+            f"cluster.engines is ignored with engine {engine.type}",
+            got=section.engines,
+            hint="set engine.replicas, or engine=local",
+        )
+    if not RAY.is_installed:
+        raise UsageError(
+            "the extra ray is not installed", expected="the package ray", hint='install it: pip install "agentrl[ray]"'
+        )
+
+
+def _check_servers(engine: ServerEngineConfig, section: ClusterConfig) -> None:
+    if engine.transport == "cuda_ipc":
+        raise ConfigError(
+            "engine.transport cuda_ipc needs servers on the trainer's GPU",
+            got="a cluster, which assigns separate GPUs",
+            expected="collective, disk, tensor (SGLang), or shared_memory on one machine",
+        )
+    if engine.gpus is not None:
+        raise ConfigError(
+            "engine.gpus is ignored on a cluster, which assigns GPUs", got=engine.gpus, hint="remove engine.gpus"
+        )
+    requested = (section.engine or {}).get("GPU")
+    if requested is not None and requested not in (0, engine.tensor_parallel):
+        raise ConfigError(
+            "cluster.engine reserves another number of GPUs than a server uses",
+            got=f"GPU {requested:g} with engine.tensor_parallel {engine.tensor_parallel}",
+            expected=f"GPU {engine.tensor_parallel}",
+        )
+
+
+def refuse_cluster(config: Config, what: str) -> None:
+    """Check that a run on this machine only has no cluster.
+
+    Args:
+        config: Config of the run.
+        what: Name of the run in messages.
+
+    Raises:
+        ConfigError: the config has a cluster.
+    """
+    if config.cluster is not None:
+        raise ConfigError(f"{what} runs on this machine", got="the key cluster", hint="remove it: cluster=null")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentrl.agent_loop import AgentLoop
-from agentrl.builders.rewards import build_judge, build_scorer
+from agentrl.builders.rewards import build_scorer
 from agentrl.builders.roles import build_roles, check_roles
 from agentrl.builders.tools import build_tools, check_tools, sandbox_maker
 from agentrl.config.config import Config, SamplingConfig
@@ -22,7 +22,10 @@ from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.few_shot import FewShotExamples
-from agentrl.rollout.judges import JudgeClient
+from agentrl.rollout.judges import (
+    JudgeClient,
+    build_judge,
+)
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.reward_functions import WeightedSum
 from agentrl.rollout.roles.run_roles import role_names

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from agentrl.algorithms.traits import Input, needed_inputs
-from agentrl.builders.checks import check_experts
-from agentrl.builders.episodes import RunEnvironment
-from agentrl.builders.pairs import load_trajectories
+from agentrl.builders.adapters import trained_roles
+from agentrl.builders.episodes import RunEnvironment, build_loop
 from agentrl.config.config import AlgorithmConfig, Config
+from agentrl.config.derived import adapter_config, per_environment_configs
 from agentrl.engine import SamplingParams
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
 from agentrl.registry import Kind, lookup
+from agentrl.rollout.environment_probe import has_expert
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scheduler import EXPERT, GREEDY, Group
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy, StoredExpert
 from agentrl.serving.teacher import TeacherScore, TeacherServers
 from agentrl.training.batch import StepExtras
+from agentrl.training.dynamic_sampling import DynamicSampling, GroupLearner
+from agentrl.training.stored_episodes import load_trajectories
 from agentrl.trajectory import Trajectory
 
 ExtraRunners: TypeAlias = Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]]
@@ -89,17 +93,6 @@ def build_group_extras(
     )
 
 
-def check_extra_rollouts(config: Config) -> None:
-    """Check that every environment supports the extra rollouts.
-
-    Raises:
-        UsageError: an environment has no expert, or its agent loop does not support demonstrations.
-    """
-    expert = config.algorithm.expert
-    if expert is not None and expert.trajectories is None:
-        check_experts(config)
-
-
 def _build_runners(
     config: Config, environments: Sequence[RunEnvironment], policy: EngineEpisodePolicy, model_path: str
 ) -> ExtraRunners:
@@ -140,3 +133,43 @@ async def _score_by_teacher(
     found = await teacher.score([s.ids_list() for trajectory in trajectories for s in trajectory.sequences])
     rest = iter(found)
     return {t.id: [next(rest) for _ in t.sequences] for t in trajectories}
+
+
+def learning_signal(config: Config) -> Callable[[Group], bool]:
+    """Return the predicate of groups with a learning signal for the policy or one of several adapters."""
+    adapters = trained_roles(config)
+    learners = [
+        GroupLearner(algorithm=adapter_config(config, name).algorithm, roles=adapters[name]) for name in adapters
+    ]
+    sampling = DynamicSampling(learners or [GroupLearner(algorithm=config.algorithm)])
+    return lambda group: sampling.teaches(group.trainable, extras_of([group]))
+
+
+def check_extra_rollouts(config: Config) -> None:
+    """Check that every environment supports the extra rollouts.
+
+    Raises:
+        UsageError: an environment has no expert, or its agent loop does not support demonstrations.
+    """
+    expert = config.algorithm.expert
+    if expert is not None and expert.trajectories is None:
+        check_experts(config)
+
+
+def check_experts(config: Config) -> None:
+    """Check that every environment has an expert that can demonstrate.
+
+    Raises:
+        UsageError: an environment has no expert, or its agent loop cannot be demonstrated.
+    """
+    for part in per_environment_configs(config):
+        spec = resolve_environment(part.config.sole_environment.name)
+        if not has_expert(spec, part.config):
+            raise UsageError(
+                f"environment {spec.name} has no expert to demonstrate",
+                expected="an environment with an expert() method",
+                hint="train from rewards only: agentrl train, without algorithm.expert",
+            )
+        loop = build_loop(part.config.agent)
+        if loop.demonstration_problem():
+            loop.demonstrate("")

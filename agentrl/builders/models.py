@@ -11,15 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from huggingface_hub import snapshot_download
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoConfig, AutoImageProcessor, PreTrainedTokenizerFast
 from transformers.utils.hub import CHAT_TEMPLATE_FILE
 
 from agentrl.agent_loop import AgentLoop
-from agentrl.builders.scratch import ignore, write_scratch_model
+from agentrl.builders.scratch import write_scratch_model
 from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.section import Section
@@ -99,7 +95,7 @@ def _resolve_path(path: str, *, several: bool = False) -> str:
     return found
 
 
-async def prepare_model(config: Config, made: Path, *, say: Callable[[str], None] = ignore) -> str:
+async def prepare_model(config: Config, made: Path, *, say: Callable[[str], None] = lambda _: None) -> str:
     """Return the folder of the model that a run starts from; write it if necessary.
 
     It is written for a model from scratch, for an adapter (merged with its base), and for a model with another chat
@@ -229,7 +225,7 @@ _COST_OF_FORKS = (
 )
 
 
-def check_rendering(config: Config, renderer: Renderer, *, say: Callable[[str], None] = ignore) -> None:
+def check_rendering(config: Config, renderer: Renderer, *, say: Callable[[str], None] = lambda _: None) -> None:
     """Check that the chat template can be rendered turn by turn, before anything is sampled.
 
     If it rewrites history and the config allows forked conversations, the renderer detects rewrites, and `say` is
@@ -274,3 +270,29 @@ def _roles_of_follow_ups(loop: AgentLoop, renderer: Renderer) -> Sequence[Role]:
     except TemplateError:
         return [role for role in loop.follow_ups if role != "tool"]
     return loop.follow_ups
+
+
+def check_model(config: Config) -> None:
+    """Check that the chat template of a model supports the agent loop.
+
+    Raises:
+        UsageError: the model has no tokenizer, or does not accept the environment's images.
+        TemplateError: the chat template does not support the agent loop.
+    """
+    renderer = start_renderer(config)
+    if renderer is not None:
+        check_rendering(config, renderer)
+
+
+def start_renderer(config: Config, *, fetch: bool = True) -> Renderer | None:
+    """Return the renderer of a run's initial model; ``None`` if the model does not exist on this machine yet."""
+    path = config.model.path
+    if path == SCRATCH:
+        return None
+    path = find_model(path)
+    if not fetch and not Path(path).is_dir():
+        return None
+    tokenizer = load_tokenizer(path)
+    if config.model.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(config.model.chat_template)
+    return build_renderer(config, path, tokenizer)

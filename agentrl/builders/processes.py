@@ -10,13 +10,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from agentrl.builders.adapters import sends_adapters
-from agentrl.builders.checks import add_reporting_flags
 from agentrl.builders.cluster import OnLoss, RunCluster, open_cluster, open_placed_pool
 from agentrl.builders.servers import ServedModel, open_pool
 from agentrl.config.config import Config
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.models.load import accelerators, embedding_rows
 from agentrl.observe.run_folder import RunDirectory
+from agentrl.serving.engine_checks import add_reporting_flags
 from agentrl.serving.launch.placement import trainer_gpus
 from agentrl.serving.pool import ServerPool
 from agentrl.training.distributed import Ranks

@@ -3,56 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.config.config import Config, ModelConfig
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.environment import AgentConfig, RewardModelConfig
-from agentrl.config.judge import JudgeConfig
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.observe.model_folder import find_model
 from agentrl.registry import Kind, lookup
-from agentrl.remote.chat import ChatService, ServiceSettings
+from agentrl.remote.chat import ChatService
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import token_breaker
 from agentrl.reward import Score, Scorer
 from agentrl.rollout.env_pool import EnvPool, ThreadWorker
-from agentrl.rollout.judges import ROUNDS, Decode, JudgeClient, make_judge, pairs_of, require_tokens, transcript
+from agentrl.rollout.judges import (
+    Decode,
+    JudgeClient,
+    build_judge,
+    judge_service_settings,
+    make_judge,
+    require_tokens,
+    transcript,
+)
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
-from agentrl.rollout.reward_functions import FunctionReward, WeightedReward, WeightedSum
+from agentrl.rollout.reward_functions import check_columns, find_reward, reward_labels
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy
 from agentrl.rollout.task_source import task_source
-from agentrl.rollout.waits import RolloutCounters
-from agentrl.task import Task, TaskSource
+from agentrl.task import Task
 from agentrl.training.preferences import RewardModel
 from agentrl.trajectory import Trajectory
-
-JUDGE_FILE = "judge.jsonl"
-"""File in the run's folder with the judge's answers and token counts."""
-
-
-def build_judge(
-    config: AgentConfig, *, folder: Path | None = None, counters: RolloutCounters | None = None
-) -> JudgeClient | None:
-    """Build the client of the judge that all episodes of a run share; ``None`` if the config has no judge.
-
-    Args:
-        config: The ``agent`` section.
-        folder: Folder of the run, for the judge's answers and spent budget.
-        counters: Counters that the judge updates.
-    """
-    judge = config.judge
-    if judge is None:
-        return None
-    keeps = judge.cache == "disk" or judge.budget.is_limited
-    file = folder / JUDGE_FILE if folder is not None and keeps else None
-    return JudgeClient(ChatService(_settings(judge)), judge, file=file, counters=counters)
 
 
 def build_scorer(
@@ -142,52 +123,6 @@ class RewardModelScorer(Scorer):
         )
 
 
-def find_reward(config: AgentConfig, thread: ThreadWorker) -> Scorer:
-    """Build the scorer of ``agent.reward``: a single scorer, or the weighted sum of several rewards.
-
-    Args:
-        config: Section with names, weights and options.
-        thread: Thread for functions that block.
-
-    Raises:
-        UnknownNameError: a reward function does not exist.
-        ConfigError: an object is not a reward function, does not accept an option, or has the name of another one.
-    """
-    entries = [{"name": entry} if isinstance(entry, str) else entry for entry in config.reward]
-    found = [_make_scorer(entry, thread) for entry in entries]
-    if len(found) == 1 and not isinstance(found[0], FunctionReward) and entries[0].get("weight", 1) == 1:
-        return found[0]
-    labels = _labels([str(entry["name"]) for entry in entries])
-    return WeightedSum(
-        [
-            WeightedReward(name=label, weight=float(entry.get("weight", 1.0)), scorer=scorer)
-            for label, entry, scorer in zip(labels, entries, found, strict=True)
-        ]
-    )
-
-
-def _make_scorer(entry: Mapping[str, Any], thread: ThreadWorker) -> Scorer:
-    name = str(entry["name"])
-    options = {key: value for key, value in entry.items() if key not in ("name", "weight")}
-    target = lookup(Kind.REWARD, name)
-    if isinstance(target, Scorer):
-        if options:
-            raise ConfigError(f"reward {name} does not accept options", got=", ".join(options), expected="none")
-        return target
-    if inspect.isclass(target) and issubclass(target, Scorer):
-        try:
-            return target(**options)
-        except TypeError as error:
-            raise ConfigError(f"options of reward {name} are invalid", got=error) from error
-    return FunctionReward(name, target, options, thread)
-
-
-def _labels(names: Sequence[str]) -> list[str]:
-    """Return short names, or full ones where the short ones are equal."""
-    short = [name.rpartition(":")[2].rpartition(".")[2] for name in names]
-    return [name if short.count(label) > 1 else label for name, label in zip(names, short, strict=True)]
-
-
 def check_rewards(config: Config) -> None:
     """Check the scorers of all environments.
 
@@ -201,7 +136,9 @@ def check_rewards(config: Config) -> None:
         _check_one(agent)
         check_columns(agent, partial(task_source, spec, part.config.sole_environment))
         if agent.judge is not None:
-            make_judge(JudgeClient(ChatService(_settings(agent.judge)), agent.judge), agent.judge, lambda ids: "")
+            make_judge(
+                JudgeClient(ChatService(judge_service_settings(agent.judge)), agent.judge), agent.judge, lambda ids: ""
+            )
         is_scored = agent.judge is not None or agent.reward_model is not None
         if spec.reward_range == (0.0, 0.0) and agent.reward == AgentConfig().reward and not is_scored:
             raise ConfigError(
@@ -210,65 +147,6 @@ def check_rewards(config: Config) -> None:
                 expected="a reward function: --reward my_module:my_function, or agent.reward in a config",
                 hint="see docs/reward-functions.md",
             )
-
-
-def check_columns(agent: AgentConfig, tasks: Callable[[], TaskSource]) -> None:
-    """Check that tasks have the columns that reward functions request as parameters.
-
-    Args:
-        agent: Section with the reward functions.
-        tasks: Returns the tasks; called only if a function requests columns. All rows of a file are checked, or the
-            first generated task.
-
-    Raises:
-        UnknownNameError: a reward function does not exist.
-        ConfigError: an object is not a reward function, or a task lacks a column.
-        UsageError: the tasks cannot be read.
-    """
-    scorer = find_reward(agent, ThreadWorker())
-    asking = [one for one in scorer.functions if one.required_columns] if isinstance(scorer, WeightedSum) else []
-    if not asking:
-        return
-    source = tasks()
-    for task in source if isinstance(source, list) else [source[0]]:
-        for function in asking:
-            function.check_columns(task)
-
-
-def judge_rows(config: Config) -> list[tuple[str, str, str]]:
-    """Return a dry run's rows about the judge: name, value, source."""
-    judge, algorithm = config.agent.judge, config.algorithm
-    if judge is None:
-        return []
-    each = requests_per_group(judge, algorithm.group_size)
-    tasks, steps = config.trainer.tasks_per_step, config.trainer.steps
-    kind = judge.kind if judge.compare is None else judge.compare.how
-    rows = [
-        ("judge", kind, f"{judge.engine.model} at {judge.engine.url}"),
-        (
-            "judge's requests per group",
-            f"{each:,}",
-            f"algorithm.group_size {algorithm.group_size}, if all are readable",
-        ),
-        ("judge's requests", f"{each * tasks * steps:,}", f"{steps:,} steps of {tasks:,} groups, no evaluations"),
-    ]
-    budget = judge.budget
-    limits = {"requests": budget.max_requests, "tokens": budget.max_tokens_total, "cost": budget.max_cost}
-    words = ", ".join(f"{limit:,} {name}" for name, limit in limits.items() if limit is not None)
-    return [*rows, ("judge's budget", words, f"then {budget.when_spent}")] if words else rows
-
-
-def requests_per_group(judge: JudgeConfig, size: int) -> int:
-    """Return the number of judge requests per group if all answers are readable and none is cached.
-
-    Rubric items from tasks are not counted.
-    """
-    if judge.compare is None:
-        items = len(judge.rubric.items) if judge.rubric is not None else 1
-        return size * (items if judge.rubric_requests == "each" else 1)
-    if judge.compare.how == "listwise":
-        return judge.compare.rounds or ROUNDS
-    return 2 * len(pairs_of(size, judge.compare.opponents, seed=""))
 
 
 def check_comparison(config: Config) -> None:
@@ -312,7 +190,7 @@ def check_reward_weights(config: Config) -> None:
         entries = [entry for entry in part.config.agent.reward if isinstance(entry, dict)]
         weighted = {str(entry["name"]): entry.get("weight", 1) for entry in entries if entry.get("weight", 1) != 1}
         if weighted:
-            labels = dict(zip(_labels(list(weighted)), weighted.values(), strict=True))
+            labels = dict(zip(reward_labels(list(weighted)), weighted.values(), strict=True))
             words = ", ".join(f"{label}: {weight:g}" for label, weight in labels.items())
             raise ConfigError(
                 f"{config.algorithm.advantage} weighs reward components itself and ignores weights in agent.reward",
@@ -320,19 +198,6 @@ def check_reward_weights(config: Config) -> None:
                 expected="no weights in agent.reward",
                 hint=f"set algorithm.advantage_options={{weights: {{{words}}}}}",
             )
-
-
-def _settings(judge: JudgeConfig) -> ServiceSettings:
-    engine = judge.engine
-    return ServiceSettings(
-        url=engine.url,
-        model=engine.model,
-        api_key_variable=engine.api_key_variable,
-        timeout_s=engine.timeout_s,
-        retries=engine.retries,
-        max_concurrent=engine.max_concurrent,
-        section="agent.judge.engine",
-    )
 
 
 def _decoder(policy: EpisodePolicy) -> Decode:

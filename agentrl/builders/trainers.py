@@ -1,4 +1,4 @@
-"""Trainer of a run, as built on every rank."""
+"""Trainer of a run: what every rank builds, and what rank 0 connects it to."""
 
 from __future__ import annotations
 
@@ -10,17 +10,24 @@ from typing import Any, Protocol, TypeVar
 from transformers import PreTrainedModel
 
 from agentrl.builders.models import load_images
+from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import Config
+from agentrl.engine import PolicyEngine
 from agentrl.models.load import load_model
 from agentrl.models.lora import add_adapters, is_adapter_folder, load_adapter
+from agentrl.rollout.roles.role_policies import RoleAdapters
+from agentrl.training.contract import PolicyTrainer, PolicyWeights
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import load_sharded
+from agentrl.training.optimizer import LearningProgress
+from agentrl.training.preferences import Pair, RewardModel, TextPair, train_preferences, train_reward_model
 from agentrl.training.sft import SupervisedLearner
 from agentrl.training.signals.process_reward import START
 from agentrl.training.signals.reference import reads_reference
 from agentrl.training.trainer import Trainer
 from agentrl.training.weights import ModelWeights
 from agentrl.trajectory import Trajectory
+from agentrl.weights import WeightSync
 
 BUILD = "build"
 """Name of rank 0's call that builds the trainer's parts on every rank."""
@@ -192,3 +199,114 @@ def _load(
     device = ranks.device(section.device)
     fsdp = config.trainer.fsdp
     return load_sharded(path, dtype=section.dtype, device=device, ranks=ranks, options=fsdp, adapt=adapt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningParts:
+    """Trainer, weight source and engine of a run."""
+
+    trainer: PolicyTrainer
+    source: PolicyWeights
+    engine: PolicyEngine
+    sync: WeightSync
+    roles: RoleAdapters | None = None
+    """Adapters of roles, if the run has several adapters."""
+
+
+LEARN = "learn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairsLearner:
+    """One rank's model that is trained on pairs.
+
+    Attributes:
+        source: Weights of the model.
+        train: Function that trains on all pairs and calls ``progress=`` after every optimizer step.
+    """
+
+    source: ModelWeights
+    train: Callable[..., LearningProgress]
+
+    def learn(self, progress: Callable[[LearningProgress], None]) -> LearningProgress:
+        """Train on all pairs, on all ranks.
+
+        Args:
+            progress: Called in this process after every optimizer step.
+
+        Raises:
+            TrainingError: see `train_preferences` and `train_reward_model`, or a rank was lost.
+        """
+        with self.source.ranks.broadcast_call(LEARN):
+            return self.train(progress=progress)
+
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """Return the functions that rank 0 calls on other ranks, by name."""
+        return {LEARN: partial(self.train, progress=lambda _: None), **self.source.calls()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardLearner(PairsLearner):
+    """One rank's reward model that is trained on pairs."""
+
+    model: RewardModel
+
+
+def build_preferences(
+    config: Config, pairs: Sequence[Pair], model_path: str, pad_id: int, *, ranks: Ranks
+) -> PairsLearner:
+    """Load the policy, whole or sharded.
+
+    Args:
+        config: Config of the run.
+        pairs: Pairs of episodes to train on.
+        model_path: Initial weights.
+        pad_id: Any id of the vocabulary.
+        ranks: Ranks that train together.
+
+    Raises:
+        ConfigError: the parallelism settings do not match the number of ranks.
+        UsageError: the model does not exist.
+    """
+    ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
+    model = load_policy(config, model_path, ranks=ranks)
+    train = partial(
+        train_preferences,
+        model,
+        pairs,
+        config.preferences or PreferencesConfig(),
+        config.trainer,
+        seed=config.run.seed,
+        pad_id=pad_id,
+        image_processor=load_images(model_path),
+        ranks=ranks,
+    )
+    return PairsLearner(source=ModelWeights(model, ranks=ranks, dtype=config.model.dtype), train=train)
+
+
+def build_reward_model(config: Config, pairs: Sequence[TextPair], model_path: str, *, ranks: Ranks) -> RewardLearner:
+    """Load the language model with a new reward head, whole or sharded.
+
+    Args:
+        config: Config of the run.
+        pairs: Pairs of texts to train on.
+        model_path: Language model.
+        ranks: Ranks that train together.
+
+    Raises:
+        ConfigError: the parallelism settings do not match the number of ranks.
+        UsageError: the model does not exist.
+    """
+    ranks.arrange(context=1, tensor=1)
+    model = RewardModel(
+        model_path,
+        dtype=config.model.dtype,
+        device=config.model.device,
+        new_head=True,
+        seed=config.run.seed,
+        ranks=ranks,
+        sharding=config.trainer.fsdp,
+    )
+    settings = config.preferences or PreferencesConfig()
+    train = partial(train_reward_model, model, pairs, settings, config.trainer, seed=config.run.seed)
+    return RewardLearner(source=model.source, train=train, model=model)

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.builders.checks import refuse_cluster
+from agentrl.builders.cluster import refuse_cluster
 from agentrl.builders.servers import LOGS, SERVED_MODEL, make_launcher
 from agentrl.cli.arguments import shortcut
 from agentrl.cli.help import examples

@@ -1,31 +1,27 @@
-"""Commands that train: `agentrl train` (from a config or from options), `sft`, `dpo` and `reward-model`."""
+"""`agentrl train`: reinforcement learning from a config or from options."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from agentrl.builders.checks import check_preferences, check_reward_training, check_training, check_warm_start
+from agentrl.builders.checks import check_training
 from agentrl.builders.default_loop import select_default_loop
-from agentrl.builders.pairs import check_sources, first_run
-from agentrl.builders.rewards import judge_rows
-from agentrl.builders.start_checks import DPO, REWARD_MODEL, SFT, check_start
 from agentrl.builders.workers import serve_launched_rank
 from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
-from agentrl.cli.exits import ExitCode, message_when_interrupted
+from agentrl.cli.exits import ExitCode
 from agentrl.cli.help import examples
 from agentrl.cli.reports import updated_curve, write_run_report
-from agentrl.config import Config, dump_config, load_config, shipped_configs
-from agentrl.config.algorithm import PreferencesConfig
+from agentrl.config import Config, dump_config, shipped_configs
 from agentrl.config.config import SCRATCH
 from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
-from agentrl.config.estimate import EstimateRow, rows, run_size, warm_start_rows
+from agentrl.config.estimate import EstimateRow, rows, run_size
 from agentrl.config.learning_rate import rate_rows, rate_warnings
 from agentrl.config.load import names_environment
 from agentrl.config.overrides import PROMPTS, reward_words, task_words
@@ -38,24 +34,18 @@ from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.terminal import watching
 from agentrl.rollout.environment_probe import check_environments
+from agentrl.rollout.judges import judge_rows
 from agentrl.rollout.task_source import task_source
-from agentrl.runs.preferences import learn_preferences, train_reward
 from agentrl.runs.rl import train as train_run
-from agentrl.runs.sft import warm_start
-from agentrl.runs.start import Run, RunResult, check_tasks, resume_run, start_run
+from agentrl.runs.start import Run, RunResult, StartCheck, check_rollouts, check_tasks, resume_run, start_run
 from agentrl.serving.launch import usable_gpus
 from agentrl.serving.launch.placement import check_machine, gpu_rows
 from agentrl.training.objective import learns_from_rewards
 
 app = typer.Typer()
-Sources: TypeAlias = Annotated[
-    list[Path] | None,
-    typer.Option("--from", metavar="RUN", help="Run, its trajectories folder, or a file in it; may be repeated."),
-]
 
 
 @app.command(
-    "train",
     epilog=examples(
         "agentrl train quickstart",
         "agentrl train quickstart trainer.steps=10 run.seed=1 --dry-run",
@@ -66,7 +56,7 @@ Sources: TypeAlias = Annotated[
         "agentrl train --resume runs/latest",
         "agentrl train --resume runs/latest trainer.steps=200",
         configs=shipped_configs(),
-    ),
+    )
 )
 def train(
     words: Words = None,
@@ -110,7 +100,7 @@ def train(
     if dry_run:
         on_gpus = gpu_rows(config, len(usable_gpus(os.environ)) if gpus is None else gpus)
         amounts = [*rows(config), *rate_rows(config), *judge_rows(config), *on_gpus]
-        print_dry_run(config, amounts, kind=config.algorithm.advantage)
+        print_dry_run(config, amounts, check=check_rollouts)
         for warning in rate_warnings(config):
             note(f"warning: {warning}")
         return
@@ -120,7 +110,7 @@ def train(
     _finish(start_run(config, kind=config.algorithm.advantage))
 
 
-def print_dry_run(config: Config, amounts: Sequence[EstimateRow], *, kind: str) -> None:
+def print_dry_run(config: Config, amounts: Sequence[EstimateRow], *, check: StartCheck) -> None:
     """Print the resolved config and estimates, after the checks that the start of such a run makes."""
     check_trackers(config.trackers)
     if config.model.path != SCRATCH and Path(find_model(config.model.path)).is_dir():
@@ -130,7 +120,7 @@ def print_dry_run(config: Config, amounts: Sequence[EstimateRow], *, kind: str) 
         check_tasks(config)
         check_environments(config)
         tasks = [_tasks_row(part) for part in per_environment_configs(config)]
-    check_start(config, kind=kind, fetch=False, say=note)
+    check(config, fetch=False, say=note)
     out.print(dump_config(config))
     table = Table("quantity", "value", "from", box=None, pad_edge=False)
     for words in tasks:
@@ -203,119 +193,3 @@ def _finish(run: Run) -> None:
             note("stopped immediately, before the first checkpoint")
         raise
     print_run(result, run.config)
-
-
-@app.command(
-    "sft",
-    epilog=examples(
-        "agentrl sft quickstart",
-        "agentrl sft quickstart sft.episodes=500 --dry-run",
-        "agentrl sft --env household --model Qwen/Qwen2.5-0.5B-Instruct",
-        "agentrl sft --data chats.jsonl --model Qwen/Qwen2.5-0.5B-Instruct",
-        "agentrl train quickstart model.path=runs/latest",
-        configs=shipped_configs(),
-    ),
-)
-def sft(
-    words: Words = None,
-    env: EnvName = None,
-    model: ModelName = None,
-    data: Annotated[str | None, typer.Option(help="JSON Lines file of conversations to train on.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the config and estimates.")] = False,
-) -> None:
-    """Warm-start a model on episodes of the environment's expert, or on the conversations of a file."""
-    if serve_launched_rank():
-        return
-    shortcuts = [*shortcut("environment", env), *shortcut("model", model), *shortcut("sft.data", data)]
-    config = read_config(words, shortcuts=shortcuts)
-    check_warm_start(config)
-    if dry_run:
-        print_dry_run(config, warm_start_rows(config), kind=SFT)
-        return
-    saved, use = "a warm start saves the model at its end", "train it: agentrl train … model.path={folder}"
-    _learn(config, warm_start, kind=SFT, next_step=use, saved=saved)
-
-
-@app.command(
-    "dpo",
-    epilog=examples(
-        "agentrl dpo --from runs/latest",
-        "agentrl dpo --from runs/latest preferences.loss_options.beta=0.3 preferences.epochs=2",
-        "agentrl dpo quickstart --model runs/sft --from runs/sft --from runs/grpo "
-        "preferences.loss=spin preferences.pairs=demonstrations",
-    ),
-)
-def dpo(
-    words: Words = None,
-    sources: Sources = None,
-    model: Annotated[str | None, typer.Option(help="Initial model: a folder, a name, or a run.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the config.")] = False,
-) -> None:
-    """Train on pairs of stored episodes of one task, a better and a worse one; the initial model is the reference.
-
-    Without a config, the config and the model of the first run are used.
-    """
-    if serve_launched_rank():
-        return
-    config = _pairs_config(words, sources or [], model)
-    check_preferences(config)
-    check_sources(config.preferences or PreferencesConfig())
-    if dry_run:
-        check_start(config, kind=DPO)
-        out.print(dump_config(config))
-        return
-    _learn(config, learn_preferences, kind=DPO, next_step="measure it: agentrl eval --model {folder}")
-
-
-@app.command(
-    "reward-model",
-    epilog=examples(
-        "agentrl reward-model --from runs/latest",
-        "agentrl reward-model --from runs/grpo --model Qwen/Qwen2.5-0.5B preferences.learning_rate=1e-5",
-        "agentrl train quickstart agent.reward_model.path=runs/latest",
-    ),
-)
-def reward_model(
-    words: Words = None,
-    sources: Sources = None,
-    model: Annotated[str | None, typer.Option(help="Initial language model.")] = None,
-) -> None:
-    """Train a reward model that gives the better of two episodes of a task the greater reward.
-
-    Without a config, the config of the first run is used, and its model gets a new output.
-    """
-    if serve_launched_rank():
-        return
-    config = _pairs_config(words, sources or [], model)
-    check_reward_training(config)
-    use = "use it: agentrl train … agent.reward_model.path={folder}"
-    _learn(config, train_reward, kind=REWARD_MODEL, next_step=use)
-
-
-def _learn(
-    config: Config,
-    function: Callable[..., RunResult],
-    *,
-    kind: str,
-    next_step: str,
-    saved: str = "it is saved at the end",
-) -> None:
-    """Create a run's folder, call `function` to train, and print the next command, with ``{folder}`` filled in."""
-    run = start_run(config, kind=kind)
-    stopped = f"stopped: {run.folder.path} has no model, because {saved}; start again"
-    with watching() as watcher, message_when_interrupted(lambda: stopped):
-        result = function(run, watcher=watcher)
-    note(f"done: {result.folder}\n{next_step.format(folder=shlex.quote(str(result.folder)))}")
-
-
-def _pairs_config(words: list[str] | None, sources: list[Path], model: str | None) -> Config:
-    """Read the config of a command that trains on pairs; by default, that of the first source's run."""
-    given = config_words(words or [])
-    if not words and not sources:
-        raise UsageError("no episodes to train on", expected="--from RUN, such as --from runs/latest")
-    named = [f"preferences.sources={[str(source.resolve()) for source in sources]}"] if sources else []
-    if given.source is not None or not sources:
-        return load_config(given.source, [*shortcut("model", model), *named, *given.overrides])
-    run = first_run(sources)
-    fresh = ["run.name=null", "model.scratch=null", f"model.path={model or run.path}"]
-    return load_config(run.config_file, [*fresh, *named, *given.overrides])

@@ -19,10 +19,9 @@ from typing import Any
 import aiohttp
 import orjson
 
-from agentrl.builders.checks import check_images
+from agentrl.builders.adapters import open_adapters
 from agentrl.builders.episodes import sampling_params
 from agentrl.builders.models import build_renderer, check_rendering, prepare_model
-from agentrl.builders.role_adapters import open_adapters
 from agentrl.builders.servers import ServedModel, check_served, open_pool
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ScriptedEngineConfig, ServerEngineConfig
@@ -41,6 +40,7 @@ from agentrl.rollout.policies import ChatEpisodePolicy, EngineEpisodePolicy, Epi
 from agentrl.rollout.roles.role_policies import AdapterPolicy
 from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
+from agentrl.serving.engine_checks import check_images
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.openai import OpenAIEngine
 from agentrl.serving.scripted import ScriptedEngine

@@ -27,8 +27,7 @@ from agentrl.builders.default_loop import (
     save_recommendation,
 )
 from agentrl.builders.episodes import build_env_pool, build_runner, sampling_params
-from agentrl.builders.models import resolve_model
-from agentrl.builders.start_checks import start_renderer
+from agentrl.builders.models import resolve_model, start_renderer
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.env.lookup import resolve_environment

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, TurnOptions
 from agentrl.builders.episodes import build_env_pool, build_runner
-from agentrl.builders.start_checks import start_renderer
+from agentrl.builders.models import start_renderer
 from agentrl.config.config import Config, ScratchModelConfig
 from agentrl.engine import StopReason
 from agentrl.env.lookup import resolve_environment

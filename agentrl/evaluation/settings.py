@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from agentrl.builders.checks import refuse_cluster
+from agentrl.builders.cluster import refuse_cluster
 from agentrl.config import Config, load_config
 from agentrl.config.config import SCRATCH
 from agentrl.config.derived import EnvironmentConfigs, per_environment_configs

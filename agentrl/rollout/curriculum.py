@@ -24,8 +24,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from agentrl.config.config import Config
+from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.config.environment import HorizonConfig, PooledBy, PoolsConfig
-from agentrl.errors import UsageError
+from agentrl.env.lookup import resolve_environment
+from agentrl.errors import ConfigError, UsageError
+from agentrl.rollout.task_source import task_source
 from agentrl.task import Task
 
 
@@ -213,3 +217,94 @@ class Horizon:
         self._stage = defaultdict(int, state["stage"])
         recent = {name: [(solved, played) for solved, played in counts] for name, counts in state["recent"].items()}
         self._recent = defaultdict(list, recent)
+
+
+def check_curriculum(config: Config) -> None:
+    """Check that the curriculum has an effect within the run.
+
+    Raises:
+        ConfigError: a horizon that no environment allows, or stages or pools that never change the sampled tasks.
+    """
+    if config.curriculum.horizon is not None:
+        _check_horizon(config, config.curriculum.horizon, config.trainer.steps)
+    if config.curriculum.pools is not None:
+        _check_pools(config, config.curriculum.pools)
+
+
+def _check_horizon(config: Config, horizon: HorizonConfig, steps: int) -> None:
+    limits = {_name(part): _most_turns(part) for part in per_environment_configs(config)}
+    most = max(limits.values())
+    if horizon.turns[-1] > most:
+        raise ConfigError(
+            "curriculum.horizon.turns is longer than the longest episode",
+            got=horizon.turns[-1],
+            expected=f"at most {most} turns",
+            hint="limits: "
+            + ", ".join(f"{name} {turns}" for name, turns in limits.items())
+            + "; each is the smaller of the environment's limit and agent.max_turns",
+        )
+
+    last = max([*(horizon.at_steps or []), horizon.over_steps if horizon.success_above is not None else 0])
+    if last >= steps:
+        raise ConfigError(
+            "curriculum.horizon grows after the end of the run",
+            got=f"step {last}",
+            expected=f"a step before trainer.steps, {steps}",
+            hint="remove the last stage, or train longer",
+        )
+
+
+def _most_turns(part: EnvironmentConfigs) -> int:
+    environment = part.config.sole_environment
+    own = resolve_environment(environment.name).turns_under(environment.options)
+    return min(part.config.agent.max_turns, own or part.config.agent.max_turns)
+
+
+def _check_pools(config: Config, pools: PoolsConfig) -> None:
+    parts = per_environment_configs(config)
+    match pools.by:
+        case PooledBy.ENVIRONMENT if len(parts) == 1:
+            raise ConfigError(
+                "curriculum.pools.by environment needs several environments",
+                got="one environment",
+                expected="several, such as sizes of one puzzle",
+                hint="set curriculum.pools.by to task or type",
+            )
+        case PooledBy.TYPE:
+            for part in parts:
+                _check_typed(part)
+        case PooledBy.TASK:
+            _check_walked_twice(config, parts)
+
+
+def _check_typed(part: EnvironmentConfigs) -> None:
+    environment = part.config.sole_environment
+    if task_source(resolve_environment(environment.name), environment)[0].type is None:
+        raise ConfigError(
+            "curriculum.pools.by type needs tasks with a type",
+            got=f"tasks of {_name(part)} without a type",
+            expected="tasks with a type",
+            hint="set curriculum.pools.by to task or environment",
+        )
+
+
+def _check_walked_twice(config: Config, parts: tuple[EnvironmentConfigs, ...]) -> None:
+    """Require that at least one task repeats: pools by task estimate the success of repeated tasks."""
+    turns = config.trainer.steps * config.trainer.tasks_per_step
+    weights = sum(part.weight for part in parts)
+    sizes = {}
+    for part in parts:
+        environment = part.config.sole_environment
+        sizes[_name(part)] = len(task_source(resolve_environment(environment.name), environment))
+        if turns * part.weight / weights > sizes[_name(part)]:
+            return
+    raise ConfigError(
+        "curriculum.pools.by task has no effect: no task repeats in this run",
+        got=f"{turns:,} groups, and " + ", ".join(f"{size:,} tasks of {name}" for name, size in sizes.items()),
+        expected="fewer tasks than groups",
+        hint="set curriculum.pools.by to type or environment, or use fewer tasks, from a file (environment.tasks)",
+    )
+
+
+def _name(part: EnvironmentConfigs) -> str:
+    return part.label or part.config.sole_environment.name

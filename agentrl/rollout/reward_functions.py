@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.config.environment import AgentConfig
 from agentrl.errors import (
     A_REWARD,
     ConfigError,
@@ -40,7 +41,7 @@ from agentrl.reward import Score, Scorer, as_number, checked_score, defined_in, 
 from agentrl.rollout.env_pool import ThreadWorker
 from agentrl.rollout.reward_signatures import EXPECTED, Library, is_reversed, library_of
 from agentrl.rollout.tools import gather_in_order
-from agentrl.task import Task
+from agentrl.task import Task, TaskSource
 from agentrl.trajectory import Trajectory
 
 DEADLINE_S = 60.0
@@ -449,3 +450,72 @@ CONVENTIONS: Mapping[Library, Convention] = {
     ),
     "verifiers": VERIFIERS,
 }
+
+
+def find_reward(config: AgentConfig, thread: ThreadWorker) -> Scorer:
+    """Build the scorer of ``agent.reward``: a single scorer, or the weighted sum of several rewards.
+
+    Args:
+        config: Section with names, weights and options.
+        thread: Thread for functions that block.
+
+    Raises:
+        UnknownNameError: a reward function does not exist.
+        ConfigError: an object is not a reward function, does not accept an option, or has the name of another one.
+    """
+    entries = [{"name": entry} if isinstance(entry, str) else entry for entry in config.reward]
+    found = [_make_scorer(entry, thread) for entry in entries]
+    if len(found) == 1 and not isinstance(found[0], FunctionReward) and entries[0].get("weight", 1) == 1:
+        return found[0]
+    labels = reward_labels([str(entry["name"]) for entry in entries])
+    return WeightedSum(
+        [
+            WeightedReward(name=label, weight=float(entry.get("weight", 1.0)), scorer=scorer)
+            for label, entry, scorer in zip(labels, entries, found, strict=True)
+        ]
+    )
+
+
+def _make_scorer(entry: Mapping[str, Any], thread: ThreadWorker) -> Scorer:
+    name = str(entry["name"])
+    options = {key: value for key, value in entry.items() if key not in ("name", "weight")}
+    target = lookup(Kind.REWARD, name)
+    if isinstance(target, Scorer):
+        if options:
+            raise ConfigError(f"reward {name} does not accept options", got=", ".join(options), expected="none")
+        return target
+    if inspect.isclass(target) and issubclass(target, Scorer):
+        try:
+            return target(**options)
+        except TypeError as error:
+            raise ConfigError(f"options of reward {name} are invalid", got=error) from error
+    return FunctionReward(name, target, options, thread)
+
+
+def reward_labels(names: Sequence[str]) -> list[str]:
+    """Return short names of rewards, or full ones where the short ones are equal."""
+    short = [name.rpartition(":")[2].rpartition(".")[2] for name in names]
+    return [name if short.count(label) > 1 else label for name, label in zip(names, short, strict=True)]
+
+
+def check_columns(agent: AgentConfig, tasks: Callable[[], TaskSource]) -> None:
+    """Check that tasks have the columns that reward functions request as parameters.
+
+    Args:
+        agent: Section with the reward functions.
+        tasks: Returns the tasks; called only if a function requests columns. All rows of a file are checked, or the
+            first generated task.
+
+    Raises:
+        UnknownNameError: a reward function does not exist.
+        ConfigError: an object is not a reward function, or a task lacks a column.
+        UsageError: the tasks cannot be read.
+    """
+    scorer = find_reward(agent, ThreadWorker())
+    asking = [one for one in scorer.functions if one.required_columns] if isinstance(scorer, WeightedSum) else []
+    if not asking:
+        return
+    source = tasks()
+    for task in source if isinstance(source, list) else [source[0]]:
+        for function in asking:
+            function.check_columns(task)

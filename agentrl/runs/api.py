@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from agentrl.agent_loop import AgentLoop
-from agentrl.builders.checks import check_training, check_warm_start
+from agentrl.builders.checks import check_training
 from agentrl.config import Config, load_config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.estimate import evaluation_size, run_size
@@ -38,7 +38,7 @@ from agentrl.registry import SESSION, Kind, name_of
 from agentrl.reward import Scorer
 from agentrl.rollout.waits import RolloutCounters
 from agentrl.runs.rl import train as train_run
-from agentrl.runs.sft import warm_start
+from agentrl.runs.sft import check_warm_start, warm_start
 from agentrl.runs.start import RunResult, resume_run, start_run
 from agentrl.runs.stop import StopRequest
 from agentrl.serving.launch.placement import check_machine

@@ -21,7 +21,6 @@ from agentrl.builders.training import TrainingParts
 from agentrl.errors import UsageError
 from agentrl.observe.checkpoints import Checkpoint
 from agentrl.observe.model_folder import MODEL
-from agentrl.training.weights import copy_policy, save_policy_folder
 
 _PROGRESS = "progress.json"
 
@@ -46,14 +45,14 @@ class Progress:
 
 def write_checkpoint(folder: Path, parts: TrainingParts, progress: Progress) -> None:
     """Write a checkpoint into its folder."""
-    save_policy_folder(parts.source, parts.tokenizer, folder / MODEL, parts.renderer.images)
+    parts.source.save(folder / MODEL, parts.tokenizer, parts.renderer.images)
     parts.trainer.checkpoint.save(folder)
     (folder / _PROGRESS).write_bytes(orjson.dumps(asdict(progress)))
 
 
 def copy_checkpoint(parts: TrainingParts, progress: Progress) -> Callable[[Path], None]:
     """Copy the state of a checkpoint; the returned function writes the copy into a folder during training."""
-    write_policy = copy_policy(parts.source, parts.tokenizer, parts.renderer.images)
+    write_policy = parts.source.copy(parts.tokenizer, parts.renderer.images)
     write_trainer, written = parts.trainer.checkpoint.copy(), orjson.dumps(asdict(progress))
 
     def write(folder: Path) -> None:

@@ -9,16 +9,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from agentrl.builders.adapters import check_adapters, refuse_adapters, refuse_role_adapters
 from agentrl.builders.models import build_renderer
-from agentrl.builders.pairs import (
-    build_preferences,
-    build_reward_model,
-    find_pairs,
-    load_pairs,
-    policy_of,
-)
-from agentrl.builders.trainers import build_on_ranks
+from agentrl.builders.trainers import build_on_ranks, build_preferences, build_reward_model
 from agentrl.config.algorithm import PreferencesConfig
+from agentrl.config.config import SCRATCH, Config
+from agentrl.errors import ConfigError
+from agentrl.observe.model_folder import find_model
 from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.render.tokens import TextEncoder
@@ -26,8 +23,8 @@ from agentrl.rollout.judges import transcript
 from agentrl.runs.learning_run import Learner, LearningRun
 from agentrl.runs.start import Run, RunResult
 from agentrl.training.distributed import Ranks
-from agentrl.training.preferences import Pair, TextPair
-from agentrl.training.weights import save_policy_folder
+from agentrl.training.preferences import Pair, TextPair, preference_loss
+from agentrl.training.stored_episodes import check_pair_tokens, check_sources, find_pairs, load_pairs, policy_of
 
 
 class PairsRun(LearningRun):
@@ -67,7 +64,7 @@ class PreferenceRun(PairsRun):
         parts = build_on_ranks(ranks, build_preferences, config, pairs, path, pad_id(tokenizer))
 
         def save(folder: Path) -> None:
-            save_policy_folder(parts.source, tokenizer, folder, images)
+            parts.source.save(folder, tokenizer, images)
 
         return Learner(learn=parts.learn, save=save)
 
@@ -106,3 +103,57 @@ def learn_preferences(run: Run, *, watcher: RunWatcher | None = None) -> RunResu
 def train_reward(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
     """Train a reward model on pairs of stored episodes; raises the errors of `LearningRun.run`."""
     return RewardRun(run, watcher=watcher).run()
+
+
+def check_preferences(config: Config) -> None:
+    """Check the config of preference training.
+
+    Raises:
+        ConfigError: the loss is not a preference loss or does not accept an option, or the adapters are invalid.
+    """
+    refuse_role_adapters(config, "agentrl dpo")
+    check_adapters(config)
+    preference_loss(config.preferences or PreferencesConfig())
+
+
+def check_reward_training(config: Config) -> None:
+    """Check the config of reward model training.
+
+    Raises:
+        ConfigError: no sources, a model from scratch, context or tensor parallelism, adapters, or loss settings.
+        UsageError: a source does not exist.
+    """
+    refuse_adapters(config, "agentrl reward-model")
+    refuse_role_adapters(config, "agentrl reward-model")
+    settings = config.preferences or PreferencesConfig()
+    check_sources(settings)
+    if config.model.path == SCRATCH:
+        raise ConfigError(
+            "a reward model starts from a language model",
+            got=f"model.path {SCRATCH}",
+            expected="--model, a folder, a name or a run",
+        )
+    trainer = config.trainer
+    if trainer.kernels == "liger":
+        raise ConfigError(
+            "Liger's kernels do not support reward models", got="trainer.kernels liger", expected="other kernels"
+        )
+    if trainer.context_parallel * trainer.tensor_parallel > 1:
+        raise ConfigError(
+            "a reward model supports only sharding across processes",
+            got=f"trainer.context_parallel {trainer.context_parallel}, trainer.tensor_parallel "
+            f"{trainer.tensor_parallel}",
+            expected="1 and 1; trainer.processes may be more than 1",
+        )
+    if settings.loss != PreferencesConfig().loss or settings.loss_options:
+        raise ConfigError(
+            "preferences.loss is ignored: a reward model uses the Bradley-Terry loss",
+            got=f"{settings.loss} {settings.loss_options or ''}".strip(),
+            expected="no preferences.loss and no preferences.loss_options",
+        )
+
+
+def check_preferences_start(config: Config, *, fetch: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
+    """Check that the episodes were sampled with the model's tokenizer; see `StartCheck`."""
+    if config.model.path != SCRATCH:
+        check_pair_tokens(config.preferences or PreferencesConfig(), find_model(config.model.path))

@@ -13,11 +13,15 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from agentrl.builders.adapters import check_adapters, refuse_role_adapters
+from agentrl.builders.checks import check_agents
+from agentrl.builders.cluster import refuse_cluster
 from agentrl.builders.episodes import RunEnvironment, build_run_environments, build_task_sampler, close_run_environments
-from agentrl.builders.models import build_renderer, check_rendering
+from agentrl.builders.group_extras import check_experts
+from agentrl.builders.models import build_renderer, check_rendering, start_renderer
 from agentrl.builders.trainers import LearnerParts, build_learner, build_on_ranks
-from agentrl.config.config import Config
-from agentrl.errors import UsageError
+from agentrl.config.config import SCRATCH, Config
+from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.periodic import success_now
 from agentrl.models.load import load_model
 from agentrl.observe.progress import Phase, RunWatcher
@@ -32,11 +36,10 @@ from agentrl.runs.learning_run import Learner, LearningRun, ProgressCallback
 from agentrl.runs.record import EpisodeRecorder
 from agentrl.runs.start import Run, RunResult
 from agentrl.task import Task
-from agentrl.training.chat_file import build_sft_dataset, read_chats
+from agentrl.training.chat_file import build_sft_dataset, check_chats, read_chats
 from agentrl.training.distributed import Ranks
 from agentrl.training.optimizer import LearningProgress
 from agentrl.training.sft import train_supervised
-from agentrl.training.weights import save_policy_folder
 from agentrl.trajectory import Trajectory
 
 
@@ -166,7 +169,7 @@ class WarmStart(LearningRun):
             return final
 
         def save(folder: Path) -> None:
-            save_policy_folder(parts.source, tokenizer, folder, renderer.images)
+            parts.source.save(folder, tokenizer, renderer.images)
 
         return Learner(learn=learn, save=save)
 
@@ -207,3 +210,40 @@ class WarmStart(LearningRun):
 def warm_start(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
     """Warm-start a run's model on demonstrations; raises the errors of `LearningRun.run`."""
     return WarmStart(run, watcher=watcher).run()
+
+
+def check_warm_start(config: Config) -> None:
+    """Check the config of SFT: the file can be read, or every environment has an expert.
+
+    Raises:
+        ConfigError: the config has a cluster or named adapters, or a model from scratch would be trained on a file.
+        UsageError: the file does not exist or is invalid, an environment has no expert, or its agent loop does not
+            support demonstrations.
+    """
+    refuse_cluster(config, "a warm start")
+    refuse_role_adapters(config, "agentrl sft")
+    check_adapters(config, allows_dropout=True)
+    if config.sft.data is None:
+        check_experts(config)
+        return
+    read_chats(config.sft.data)
+    if config.model.path == SCRATCH:
+        raise ConfigError(
+            "sft.data needs a model",
+            got="model.path scratch, whose vocabulary comes from an environment's text",
+            expected="a folder or a name",
+            hint="set model.path, or --model",
+        )
+
+
+def check_sft_start(config: Config, *, fetch: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
+    """Check the conversations of a file, or the agents that experts demonstrate with; see `StartCheck`."""
+    if config.sft.data is None:
+        check_agents(config)
+    renderer = start_renderer(config, fetch=fetch)
+    if renderer is None:
+        return
+    if config.sft.data is not None:
+        check_chats(read_chats(config.sft.data), renderer)
+    else:
+        check_rendering(config, renderer, say=say)

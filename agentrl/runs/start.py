@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from agentrl.builders.checks import check_curriculum, check_training
+from agentrl.builders.checks import check_agents, check_training
 from agentrl.builders.default_loop import select_default_loop
 from agentrl.builders.episodes import build_loop
-from agentrl.builders.models import resolve_model
-from agentrl.builders.rewards import check_columns, check_rewards
-from agentrl.builders.start_checks import check_start
+from agentrl.builders.group_extras import check_extra_rollouts
+from agentrl.builders.models import check_rendering, check_tokens, resolve_model, start_renderer
+from agentrl.builders.rewards import check_rewards
 from agentrl.builders.tools import check_tools
 from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import per_environment_configs
@@ -26,7 +27,9 @@ from agentrl.observe.metrics import check_trackers
 from agentrl.observe.problems import Problem
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.render.tokenizers import load_tokenizer
+from agentrl.rollout.curriculum import check_curriculum
 from agentrl.rollout.environment_probe import check_environments
+from agentrl.rollout.reward_functions import check_columns
 from agentrl.rollout.task_source import task_source
 from agentrl.serving.launch.placement import check_machine
 from agentrl.training.chat_file import ENVIRONMENT
@@ -47,12 +50,42 @@ class Run:
     """Differences from the config in the folder, which is replaced once the run has started."""
 
 
-def start_run(config: Config, *, kind: str) -> Run:
+class StartCheck(Protocol):
+    """Check for errors that would otherwise end a run after its start, before its folder is created."""
+
+    def __call__(self, config: Config, *, fetch: bool = True, say: Callable[[str], None] = ...) -> None:
+        """Check the config.
+
+        Args:
+            config: Config of the run, with its agent loop.
+            fetch: Download a model that is not on this machine; otherwise its template is not checked.
+            say: Called with messages for the user before the run starts.
+
+        Raises:
+            UsageError: a role, a tool, a model or a file is invalid.
+            TemplateError: the chat template does not support the agent loop or the conversations.
+        """
+
+
+def check_rollouts(config: Config, *, fetch: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
+    """Check agents, extra rollouts and the chat template of a run with rollouts; see `StartCheck`."""
+    check_agents(config)
+    check_extra_rollouts(config)
+    renderer = start_renderer(config, fetch=fetch)
+    if renderer is None:
+        return
+    check_rendering(config, renderer, say=say)
+    if fetch:
+        check_tokens(config, config.model.path)
+
+
+def start_run(config: Config, *, kind: str, check: StartCheck | None = check_rollouts) -> Run:
     """Create the folder of a new run and save the resolved config in it.
 
     Args:
         config: Config of the run. Its environments, tasks and model must exist.
         kind: Kind of run for its generated name, such as ``grpo`` or ``sft``.
+        check: Check of this kind of run.
 
     Raises:
         UsageError: something that the config names does not exist, or the folder already contains a run.
@@ -66,7 +99,8 @@ def start_run(config: Config, *, kind: str) -> Run:
         load_tokenizer(resolved.model.path)
     if config.has_environment:
         check_environments(config)
-    check_start(resolved, kind=kind)
+    if check is not None:
+        check(resolved)
     folder = RunDirectory.create(Path(config.run.directory), config.run.name, prefix=f"{name}-{kind}")
     try:
         folder.save_config(dump_config(resolved))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from agentrl.errors import TrainingError
 from agentrl.training.batch import NothingToTrain, StepExtras
@@ -26,19 +26,6 @@ PER_ADAPTER = ("train/", "mismatch/", "groups/")
 """Prefixes of metrics that each adapter reports separately."""
 SHARED_METRICS = ("trajectories/infrastructure", "trajectories/unscored")
 """Metrics that are equal for all adapters: these trajectories cannot train any of them."""
-
-
-class TrainerFiles(Protocol):
-    """Storage of a trainer's state."""
-
-    def save(self, folder: Path) -> None:
-        """Write the state to an existing folder."""
-
-    def load(self, folder: Path) -> None:
-        """Restore a state that `save` wrote; the weights must be loaded first."""
-
-    def copy(self) -> Callable[[Path], None]:
-        """Copy the state; return a function that writes the copy to a folder while training continues."""
 
 
 class AdapterFiles:

@@ -29,7 +29,7 @@ from agentrl.algorithms.traits import (
 )
 from agentrl.algorithms.types import EpisodeBatch, Estimate, LossInput, TokenLoss
 from agentrl.config.algorithm import ReferenceConfig
-from agentrl.config.config import AlgorithmConfig
+from agentrl.config.config import AlgorithmConfig, Config
 from agentrl.errors import AgentRLError, ConfigError, TrainingError, raised_in
 from agentrl.registry import Kind, lookup
 
@@ -349,3 +349,25 @@ def _bound_choice(loss: Callable[..., Any], options: dict[str, Any]) -> Callable
     known = inspect.signature(choice.choose).parameters
     own = {name: value for name, value in check_options(loss, options).items() if name in known}
     return functools.partial(choice.choose, **own)
+
+
+_WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+
+
+def check_sampling(config: Config) -> None:
+    """Check that sampling uses the whole distribution, without truncation and at a temperature above 0.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    sampling = config.sampling
+    wrong = {name: value for name, whole in _WHOLE_DISTRIBUTION.items() if (value := getattr(sampling, name)) != whole}
+    if sampling.temperature == 0:
+        wrong["temperature"] = 0
+    if wrong:
+        raise ConfigError(
+            "training must sample from the policy's whole distribution",
+            got=", ".join(f"sampling.{name} {value}" for name, value in wrong.items()),
+            expected="a temperature above 0, and no top_p, top_k or min_p",
+            hint="evaluations may sample otherwise: evaluation.sampling={temperature: 0}",
+        )

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.config.config import AlgorithmConfig, TrainerConfig
+from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.config.trainer import NumericsConfig
 from agentrl.message.image import ImageReader
 from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, select, step_batch
@@ -301,3 +301,15 @@ def _optimizer_settings(config: TrainerConfig, *, first_step: int = 0) -> Optimi
     """Make the optimizer settings of a model whose training starts at `first_step`."""
     updates = (config.steps - first_step) * config.epochs * config.mini_batches
     return OptimizerSettings.of(config, config, total_updates=updates, min_lr_ratio=config.min_lr_ratio)
+
+
+def check_algorithm(config: Config) -> None:
+    """Check that the estimator, the loss, and their inputs and options are compatible.
+
+    Raises:
+        ConfigError: they are not, or a signal is missing or unused.
+        UnknownNameError: an estimator, loss, filter or shaping is not registered.
+    """
+    Objective(config.algorithm)
+    check_signals(config.algorithm, config.trainer, has_adapters=config.model.lora is not None)
+    RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)

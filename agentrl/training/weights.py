@@ -104,6 +104,23 @@ class ModelWeights:
         )
         return [float(value) for value in scores.logp]
 
+    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase, images: ImageProcessor | None = None) -> None:
+        """Write the current model with its tokenizer and image processor; ranks that share it take part."""
+        if has_adapters(self.model):
+            save_adapter_folder(self.model, tokenizer, folder, images, trained=self.trained_tensors())
+        else:
+            weights = self.weights() if self.ranks.is_distributed else None
+            save_model_folder(self.model, tokenizer, folder, images, weights=weights)
+
+    def copy(self, tokenizer: PreTrainedTokenizerBase, images: ImageProcessor | None = None) -> Callable[[Path], None]:
+        """Copy the current model to the CPU; return a function that writes the copy as `save` does."""
+        model = self.model
+        if has_adapters(model):
+            trained = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.trained_tensors().items()}
+            return lambda folder: save_adapter_folder(model, tokenizer, folder, images, trained=trained)
+        weights = whole_on_cpu(model, self.weights())
+        return lambda folder: save_model_folder(model, tokenizer, folder, images, weights=weights)
+
 
 class TrainedWeights:
     """A `WeightSource` of only the trained tensors of a model with adapters, for an engine that has the base."""
@@ -143,6 +160,28 @@ class AdaptersWeights:
         """Score an answer with the base model."""
         return ModelWeights(self.base).token_logprobs(prompt_ids, answer_ids)
 
+    @property
+    def by_adapter(self) -> dict[str, TrainedWeights]:
+        """Weight source of each adapter: its tensors, and log-probabilities computed with it."""
+        return {name: TrainedWeights(source) for name, source in self.sources.items()}
+
+    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase, images: ImageProcessor | None = None) -> None:
+        """Write each adapter into its own folder next to the base's config and tokenizer."""
+        save_base_folder(self.base, tokenizer, folder, images)
+        for name, own in self.sources.items():
+            own.save(adapter_folder(folder, name), tokenizer, images)
+
+    def copy(self, tokenizer: PreTrainedTokenizerBase, images: ImageProcessor | None = None) -> Callable[[Path], None]:
+        """Copy the adapters to the CPU; return a function that writes the copies as `save` does."""
+        writers = {name: own.copy(tokenizer, images) for name, own in self.sources.items()}
+
+        def write(folder: Path) -> None:
+            save_base_folder(self.base, tokenizer, folder, images)
+            for name, write_one in writers.items():
+                write_one(adapter_folder(folder, name))
+
+        return write
+
 
 class GatheredWeights(Mapping[str, torch.Tensor]):
     """Mapping whose tensors are gathered from all ranks when they are read, and not kept."""
@@ -164,49 +203,3 @@ class GatheredWeights(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-def save_policy_folder(
-    source: ModelWeights | AdaptersWeights,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
-    images: ImageProcessor | None = None,
-) -> None:
-    """Write the current policy with its tokenizer and image processor; ranks that share it take part.
-
-    With several adapters, each has its own folder next to the base's config and tokenizer.
-    """
-    if isinstance(source, AdaptersWeights):
-        save_base_folder(source.base, tokenizer, folder, images)
-        for name, own in source.sources.items():
-            save_policy_folder(own, tokenizer, adapter_folder(folder, name), images)
-        return
-    model = source.model
-    if has_adapters(model):
-        save_adapter_folder(model, tokenizer, folder, images, trained=source.trained_tensors())
-    else:
-        weights = source.weights() if source.ranks.is_distributed else None
-        save_model_folder(model, tokenizer, folder, images, weights=weights)
-
-
-def copy_policy(
-    source: ModelWeights | AdaptersWeights, tokenizer: PreTrainedTokenizerBase, images: ImageProcessor | None = None
-) -> Callable[[Path], None]:
-    """Copy the current policy to the CPU; return a function that writes the copy as `save_policy_folder` does, while
-    training continues.
-    """
-    if isinstance(source, AdaptersWeights):
-        base, writers = source.base, {name: copy_policy(own, tokenizer, images) for name, own in source.sources.items()}
-
-        def write(folder: Path) -> None:
-            save_base_folder(base, tokenizer, folder, images)
-            for name, write_one in writers.items():
-                write_one(adapter_folder(folder, name))
-
-        return write
-    model = source.model
-    if has_adapters(model):
-        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in source.trained_tensors().items()}
-        return lambda folder: save_adapter_folder(model, tokenizer, folder, images, trained=tensors)
-    weights = whole_on_cpu(model, source.weights())
-    return lambda folder: save_model_folder(model, tokenizer, folder, images, weights=weights)

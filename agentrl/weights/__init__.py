@@ -1,6 +1,6 @@
 """Weight sync: sending weights from the trainer to the engine, and verifying them."""
 
-from agentrl.weights.adapters import AdaptersProbe, AdaptersTransport
+from agentrl.weights.adapters import AdaptersProbe, AdaptersSync, AdaptersTransport
 from agentrl.weights.collective import CollectiveTransport, GroupMember, address_towards
 from agentrl.weights.contract import SyncReport, Transport, WeightSource, WeightSync
 from agentrl.weights.folder import MEMORY, AdapterTransport, FolderTransport, memory_folder, write_served_model
@@ -14,6 +14,7 @@ __all__ = [
     "TOLERANCE",
     "AdapterTransport",
     "AdaptersProbe",
+    "AdaptersSync",
     "AdaptersTransport",
     "CheckpointSource",
     "CollectiveTransport",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from agentrl.engine import InferenceServer
-from agentrl.weights.contract import PreparedWeights, Transport, WeightSource
+from agentrl.engine import AdapterVersions, InferenceServer, PolicyEngine
+from agentrl.weights.contract import PreparedWeights, SyncReport, Transport, WeightSource, WeightSync
 from agentrl.weights.folder import AdapterTransport, WrittenWeights
 from agentrl.weights.verify import Comparison, Probe, ProbedEngine, RecordedAnswer
 
@@ -85,6 +85,13 @@ class AdaptersProbe(Probe):
     differences: dict[str, float] = field(default_factory=dict)
     """Maximum difference of each adapter in the latest comparison."""
 
+    @classmethod
+    def from_probe(cls, probe: Probe, sources: Mapping[str, WeightSource]) -> AdaptersProbe:
+        """Make the probe of every adapter from that of one model."""
+        return cls(
+            prompts=probe.prompts, tolerance=probe.tolerance, mean_tolerance=probe.mean_tolerance, sources=sources
+        )
+
     def of(self, adapter: str) -> Probe:
         """Return the probe of one adapter."""
         return Probe(
@@ -116,3 +123,45 @@ class AdaptersProbe(Probe):
             own, label = recorded[number * count : (number + 1) * count], f"adapter {adapter} of {name}"
             found.append(await self.of(adapter).compare_recorded(engine, own, version=version, name=label))
         return max(found)
+
+
+class AdaptersSync(WeightSync):
+    """Weight sync of several adapters, which publishes each adapter's version before the engine samples with it.
+
+    Args:
+        inner: Sync that sends the weights to the engine, with one version for all.
+        engine: Engine that gets the weights.
+        published: Published versions, which episodes read.
+        probe: Probe of `inner`.
+        versions: Function that returns the current version of each adapter.
+    """
+
+    def __init__(
+        self,
+        inner: WeightSync,
+        engine: PolicyEngine,
+        published: AdapterVersions,
+        probe: AdaptersProbe,
+        versions: Callable[[], Mapping[str, int]],
+    ) -> None:
+        self._inner, self._engine, self._probe = inner, engine, probe
+        self._published, self._versions = published, versions
+
+    async def sync(self, version: int) -> SyncReport:
+        """Send the current adapters to the engine, and verify each of them."""
+        self._published.publish(version, self._versions())
+        report = await self._inner.sync(version)
+        return replace(report, adapters=dict(self._probe.differences))
+
+    async def verify(self) -> float:
+        """Compare the current weights of engine and trainers."""
+        self._published.publish(self._engine.version, self._versions())
+        return await self._inner.verify()
+
+    async def release_memory(self) -> None:
+        """Let the engine release its memory for the trainer until the next sync."""
+        await self._inner.release_memory()
+
+    async def close(self) -> None:
+        """Release all resources."""
+        await self._inner.close()

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from agentrl.builders.checks import check_training, check_warm_start
+from agentrl.builders.checks import check_training
 from agentrl.builders.ray.actors import check_shared
 from agentrl.builders.ray.connection import ClusterNode, ClusterPlace, gloo_variables, interface_of
 from agentrl.config import dump_config, load_config
@@ -14,6 +14,7 @@ from agentrl.config.derived import ResourceBundle, engine_bundles, rank_bundles
 from agentrl.config.estimate import rows
 from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.settings import evaluation_config
+from agentrl.runs.sft import check_warm_start
 
 QUICK = ("trainer.optimizer=adamw", "trainer.lanes=1")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from agentrl.builders.rewards import judge_rows, requests_per_group
 from agentrl.config.config import Config
 from agentrl.config.judge import JudgeConfig
+from agentrl.rollout.judges.scorers import judge_rows, requests_per_group
 
 ENGINE = {"url": "http://127.0.0.1:1/v1", "model": "m"}
 RUBRIC = {

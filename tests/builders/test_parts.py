@@ -10,10 +10,9 @@ from support.tokenizers import build_tokenizer
 
 from agentrl.agent_loop import AgentLoop
 from agentrl.builders import scratch
-from agentrl.builders.checks import check_curriculum
 from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.builders.models import build_renderer, check_rendering, prepare_model, resolve_model
-from agentrl.builders.scratch import MAX_FAILED, scratch_corpus
+from agentrl.builders.scratch import scratch_corpus
 from agentrl.builders.tools import find_tool
 from agentrl.config import load_config, shipped_configs
 from agentrl.config.derived import per_environment_configs
@@ -26,9 +25,11 @@ from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.registry import Kind, name_of
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, token_breaker
+from agentrl.rollout.curriculum import check_curriculum
 from agentrl.rollout.environment_probe import has_expert
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.rollout.task_source import task_source
+from agentrl.rollout.text_corpus import MAX_FAILED
 from agentrl.runs.rl import train
 from agentrl.runs.sft import collect_demonstrations
 from agentrl.runs.start import resume_run, start_run

@@ -1,5 +1,7 @@
 """Adapters that are sent to a real vLLM alone: exact while requests are in flight, caught when stale, and resumed."""
 
+from __future__ import annotations
+
 import asyncio
 import copy
 import itertools
@@ -9,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.builders.role_adapters import adapters_probe
 from agentrl.config import load_config
 from agentrl.config.engines import VLLMEngineConfig
 from agentrl.config.trainer import LoraConfig
@@ -24,6 +25,7 @@ from agentrl.serving.vllm import VLLMServer
 from agentrl.serving.vllm import launch_command as vllm_command
 from agentrl.training.weights import AdaptersWeights, TrainedWeights
 from agentrl.weights import AdaptersTransport, AdapterTransport, Probe, RemoteSync, memory_folder
+from agentrl.weights.adapters import AdaptersProbe
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 
@@ -185,7 +187,7 @@ class Adapters:
             for name, trainer in self.trainers.items()
         }
         self.transport = AdaptersTransport(transports, lambda: self.versions)
-        probe = adapters_probe(Probe.random(base.config.vocab_size, tolerance=TOLERANCE), source)
+        probe = AdaptersProbe.from_probe(Probe.random(base.config.vocab_size, tolerance=TOLERANCE), source.by_adapter)
         self.sync = RemoteSync(source, self.pool.group, self.transport, probe)
         self.published.publish(version, self.versions)
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 from support.rewards import TASK, exact
 
-from agentrl.builders.rewards import check_columns, check_reward_weights, find_reward
+from agentrl.builders.rewards import check_reward_weights
 from agentrl.config import load_config
 from agentrl.config.environment import AgentChanges, AgentConfig
 from agentrl.errors import ConfigError, UnknownNameError, UsageError
 from agentrl.rollout.env_pool import ThreadWorker
+from agentrl.rollout.reward_functions import check_columns, find_reward
 
 
 @pytest.mark.parametrize(

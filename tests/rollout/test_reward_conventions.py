@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from support.rewards import TASK, episode, scored
 
-from agentrl.builders.rewards import check_columns, find_reward
 from agentrl.config.environment import AgentConfig
 from agentrl.errors import ConfigError, EnvironmentFailure, UsageError
 from agentrl.message import Message, ToolCall, user
 from agentrl.rollout.env_pool import ThreadWorker
+from agentrl.rollout.reward_functions import check_columns, find_reward
 
 
 def of_trl(completions, solution, **kwargs):

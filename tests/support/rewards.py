@@ -2,11 +2,11 @@
 
 import asyncio
 
-from agentrl.builders.rewards import find_reward
 from agentrl.config.environment import AgentConfig
 from agentrl.errors import Outcome
 from agentrl.message import Message, system, user
 from agentrl.rollout.env_pool import ThreadWorker
+from agentrl.rollout.reward_functions import find_reward
 from agentrl.task import Task
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 

@@ -6,18 +6,19 @@ import json
 import pytest
 import torch
 
-from agentrl.builders.checks import check_adapters, check_reward_training
+from agentrl.builders.adapters import check_adapters
 from agentrl.builders.trainers import build_trainer
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import Config, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.models.lora import add_adapters, is_adapter
+from agentrl.runs.preferences import check_reward_training
 from agentrl.training.diagnostics.replay import replay
 from agentrl.training.diagnostics.watch import read_dump
 from agentrl.training.distributed import Ranks
 from agentrl.training.preferences import make_pairs, train_preferences
 from agentrl.training.trainer import Trainer
-from agentrl.training.weights import ModelWeights, copy_policy, save_policy_folder
+from agentrl.training.weights import ModelWeights
 
 CRITICS = {
     "own": {"kind": "own", "learning_rate": 1e-2},
@@ -61,8 +62,8 @@ def test_a_critic_goes_on_from_a_copied_checkpoint_of_adapters(model, trajectori
     head = first.trainer.signals["critic"].head.weight.detach().clone()
     step(first.trainer, trajectories)
     assert not torch.equal(first.trainer.signals["critic"].head.weight, head)
-    write_model, write_state = copy_policy(first.source, NoTokenizer()), first.trainer.checkpoint.copy()
-    save_policy_folder(first.source, NoTokenizer(), tmp_path / "at once")
+    write_model, write_state = first.source.copy(NoTokenizer()), first.trainer.checkpoint.copy()
+    first.source.save(tmp_path / "at once", NoTokenizer())
     expected = step(first.trainer, trajectories)
     folder.mkdir()
     write_model(folder / "model")

@@ -4,11 +4,7 @@ import pytest
 import torch
 from ranks_here import group_of
 
-from agentrl.builders.pairs import (
-    build_preferences,
-    build_reward_model,
-)
-from agentrl.builders.trainers import build_on_ranks
+from agentrl.builders.trainers import build_on_ranks, build_preferences, build_reward_model
 from agentrl.config.config import Config, ScratchModelConfig
 from agentrl.models.scratch import build_scratch_model
 from agentrl.training.preferences import RewardModel, TextPair, make_pairs

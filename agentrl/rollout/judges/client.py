@@ -19,12 +19,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.environment import AgentConfig
 from agentrl.config.judge import JudgeConfig
 from agentrl.engine import ChatAnswer, SamplingParams, StopReason
 from agentrl.errors import BudgetSpent, EngineError, UsageError
 from agentrl.message import Message, user
 from agentrl.observe.files import JsonLinesWriter, read_json_lines
-from agentrl.remote.chat import ChatService, ServiceRefusal
+from agentrl.remote.chat import ChatService, ServiceRefusal, ServiceSettings
 from agentrl.rollout.judges.forms import UnreadableAnswer, VerdictForm
 from agentrl.rollout.waits import RolloutCounters
 
@@ -263,3 +264,39 @@ def _find_fault(answer: ChatAnswer, form: VerdictForm) -> str | None:
     except UnreadableAnswer as why:
         return str(why)
     return None
+
+
+JUDGE_FILE = "judge.jsonl"
+"""File in the run's folder with the judge's answers and token counts."""
+
+
+def build_judge(
+    config: AgentConfig, *, folder: Path | None = None, counters: RolloutCounters | None = None
+) -> JudgeClient | None:
+    """Build the client of the judge that all episodes of a run share; ``None`` if the config has no judge.
+
+    Args:
+        config: The ``agent`` section.
+        folder: Folder of the run, for the judge's answers and spent budget.
+        counters: Counters that the judge updates.
+    """
+    judge = config.judge
+    if judge is None:
+        return None
+    keeps = judge.cache == "disk" or judge.budget.is_limited
+    file = folder / JUDGE_FILE if folder is not None and keeps else None
+    return JudgeClient(ChatService(judge_service_settings(judge)), judge, file=file, counters=counters)
+
+
+def judge_service_settings(judge: JudgeConfig) -> ServiceSettings:
+    """Return the settings of the judge's chat service."""
+    engine = judge.engine
+    return ServiceSettings(
+        url=engine.url,
+        model=engine.model,
+        api_key_variable=engine.api_key_variable,
+        timeout_s=engine.timeout_s,
+        retries=engine.retries,
+        max_concurrent=engine.max_concurrent,
+        section="agent.judge.engine",
+    )

@@ -15,6 +15,7 @@ from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import TypeAdapter, ValidationError
 
+from agentrl.config.config import Config
 from agentrl.config.judge import JudgeConfig, RubricItem, check_items
 from agentrl.errors import BudgetSpent, ConfigError, EngineError, UsageError
 from agentrl.message import broken_up
@@ -30,7 +31,7 @@ from agentrl.rollout.judges.forms import (
     verdict_form,
     verdict_weights,
 )
-from agentrl.rollout.judges.ranking import ROUNDS, GroupQuestion, listwise, pairwise
+from agentrl.rollout.judges.ranking import ROUNDS, GroupQuestion, listwise, pairs_of, pairwise
 from agentrl.rollout.judges.transcripts import Decode, TranscriptPiece, marked_transcript, pieces_of, require_tokens
 from agentrl.rollout.tools import gather_in_order
 from agentrl.task import Task
@@ -326,3 +327,39 @@ def _task_items(settings: JudgeConfig, task: Task) -> list[RubricItem]:
             what, got=words, expected="[{name: …, criterion: …, weight: …}, …]", hint="see docs/judges.md"
         ) from error
     return items
+
+
+def judge_rows(config: Config) -> list[tuple[str, str, str]]:
+    """Return a dry run's rows about the judge: name, value, source."""
+    judge, algorithm = config.agent.judge, config.algorithm
+    if judge is None:
+        return []
+    each = requests_per_group(judge, algorithm.group_size)
+    tasks, steps = config.trainer.tasks_per_step, config.trainer.steps
+    kind = judge.kind if judge.compare is None else judge.compare.how
+    rows = [
+        ("judge", kind, f"{judge.engine.model} at {judge.engine.url}"),
+        (
+            "judge's requests per group",
+            f"{each:,}",
+            f"algorithm.group_size {algorithm.group_size}, if all are readable",
+        ),
+        ("judge's requests", f"{each * tasks * steps:,}", f"{steps:,} steps of {tasks:,} groups, no evaluations"),
+    ]
+    budget = judge.budget
+    limits = {"requests": budget.max_requests, "tokens": budget.max_tokens_total, "cost": budget.max_cost}
+    words = ", ".join(f"{limit:,} {name}" for name, limit in limits.items() if limit is not None)
+    return [*rows, ("judge's budget", words, f"then {budget.when_spent}")] if words else rows
+
+
+def requests_per_group(judge: JudgeConfig, size: int) -> int:
+    """Return the number of judge requests per group if all answers are readable and none is cached.
+
+    Rubric items from tasks are not counted.
+    """
+    if judge.compare is None:
+        items = len(judge.rubric.items) if judge.rubric is not None else 1
+        return size * (items if judge.rubric_requests == "each" else 1)
+    if judge.compare.how == "listwise":
+        return judge.compare.rounds or ROUNDS
+    return 2 * len(pairs_of(size, judge.compare.opponents, seed=""))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from agentrl.algorithms.traits import Input, needed_inputs
-from agentrl.config.config import AlgorithmConfig, TrainerConfig
+from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.errors import ConfigError, TrainingError, UsageError
 from agentrl.registry import Kind, lookup
 from agentrl.training.batch import StepBatch, trained_mask
@@ -134,3 +134,25 @@ def with_teacher_reward(batch: StepBatch, shaping: RewardShaping, teacher: Teach
     if batch.expert is not None:
         penalty = penalty.masked_fill(batch.expert, 0.0)
     return dataclasses.replace(batch, episodes=batch.episodes.with_token_reward(penalty))
+
+
+def check_teacher(config: Config) -> None:
+    """Check the teacher: top-k needs whole rows, and a served teacher supports only temperature 1.
+
+    Raises:
+        ConfigError: the run has another setting.
+    """
+    teacher, temperature = config.algorithm.teacher, config.sampling.temperature
+    if teacher is not None and teacher.top_k is not None and config.trainer.context_parallel > 1:
+        raise ConfigError(
+            "algorithm.teacher.top_k needs whole rows",
+            got=f"trainer.context_parallel {config.trainer.context_parallel}",
+            expected="trainer.context_parallel=1, or algorithm.loss=distill without top_k",
+        )
+    if teacher is not None and teacher.servers and temperature != 1.0:
+        raise ConfigError(
+            "a served teacher reports log-probabilities at temperature 1, but the policy uses another temperature",
+            got=f"sampling.temperature {temperature:g}",
+            expected="sampling.temperature=1",
+            hint="without algorithm.teacher.servers, the trainer loads the teacher and supports any temperature",
+        )

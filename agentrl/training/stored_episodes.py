@@ -1,125 +1,19 @@
-"""Pairs of stored episodes, and the policy or reward model that every rank trains on them."""
+"""Stored episodes of earlier runs to train on: sources, pairs, and demonstrations."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
-from agentrl.builders.models import load_images
-from agentrl.builders.trainers import load_policy
 from agentrl.config.algorithm import PreferencesConfig
-from agentrl.config.config import Config
 from agentrl.errors import ConfigError, UsageError
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import read_trajectories, step_files
 from agentrl.render.tokenizers import check_same_tokens
-from agentrl.training.distributed import Ranks
-from agentrl.training.optimizer import LearningProgress
-from agentrl.training.preferences import Pair, RewardModel, TextPair, make_pairs, train_preferences, train_reward_model
-from agentrl.training.weights import ModelWeights
+from agentrl.training.preferences import Pair, make_pairs
 from agentrl.trajectory import Trajectory
-
-LEARN = "learn"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairsLearner:
-    """One rank's model that is trained on pairs.
-
-    Attributes:
-        source: Weights of the model.
-        train: Function that trains on all pairs and calls ``progress=`` after every optimizer step.
-    """
-
-    source: ModelWeights
-    train: Callable[..., LearningProgress]
-
-    def learn(self, progress: Callable[[LearningProgress], None]) -> LearningProgress:
-        """Train on all pairs, on all ranks.
-
-        Args:
-            progress: Called in this process after every optimizer step.
-
-        Raises:
-            TrainingError: see `train_preferences` and `train_reward_model`, or a rank was lost.
-        """
-        with self.source.ranks.broadcast_call(LEARN):
-            return self.train(progress=progress)
-
-    def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Return the functions that rank 0 calls on other ranks, by name."""
-        return {LEARN: partial(self.train, progress=lambda _: None), **self.source.calls()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardLearner(PairsLearner):
-    """One rank's reward model that is trained on pairs."""
-
-    model: RewardModel
-
-
-def build_preferences(
-    config: Config, pairs: Sequence[Pair], model_path: str, pad_id: int, *, ranks: Ranks
-) -> PairsLearner:
-    """Load the policy, whole or sharded.
-
-    Args:
-        config: Config of the run.
-        pairs: Pairs of episodes to train on.
-        model_path: Initial weights.
-        pad_id: Any id of the vocabulary.
-        ranks: Ranks that train together.
-
-    Raises:
-        ConfigError: the parallelism settings do not match the number of ranks.
-        UsageError: the model does not exist.
-    """
-    ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
-    model = load_policy(config, model_path, ranks=ranks)
-    train = partial(
-        train_preferences,
-        model,
-        pairs,
-        config.preferences or PreferencesConfig(),
-        config.trainer,
-        seed=config.run.seed,
-        pad_id=pad_id,
-        image_processor=load_images(model_path),
-        ranks=ranks,
-    )
-    return PairsLearner(source=ModelWeights(model, ranks=ranks, dtype=config.model.dtype), train=train)
-
-
-def build_reward_model(config: Config, pairs: Sequence[TextPair], model_path: str, *, ranks: Ranks) -> RewardLearner:
-    """Load the language model with a new reward head, whole or sharded.
-
-    Args:
-        config: Config of the run.
-        pairs: Pairs of texts to train on.
-        model_path: Language model.
-        ranks: Ranks that train together.
-
-    Raises:
-        ConfigError: the parallelism settings do not match the number of ranks.
-        UsageError: the model does not exist.
-    """
-    ranks.arrange(context=1, tensor=1)
-    model = RewardModel(
-        model_path,
-        dtype=config.model.dtype,
-        device=config.model.device,
-        new_head=True,
-        seed=config.run.seed,
-        ranks=ranks,
-        sharding=config.trainer.fsdp,
-    )
-    settings = config.preferences or PreferencesConfig()
-    train = partial(train_reward_model, model, pairs, settings, config.trainer, seed=config.run.seed)
-    return RewardLearner(source=model.source, train=train, model=model)
 
 
 def check_sources(settings: PreferencesConfig) -> list[Path]:

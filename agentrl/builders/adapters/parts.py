@@ -1,4 +1,4 @@
-"""Several adapters of a run: models, trainers, weight sync, and an engine for evaluation."""
+"""Several adapters of a run: models, trainers, weights, and the engine that samples with them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import copy
 import filecmp
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from agentrl.builders.adapter_roles import check_role_adapters, roles_of_adapters, trained_roles
-from agentrl.builders.adapters import adapter_transport
+from agentrl.builders.adapters.lora import adapter_transport
+from agentrl.builders.adapters.roles import check_role_adapters, roles_of_adapters, trained_roles
 from agentrl.builders.models import load_images
 from agentrl.builders.servers import ServedModel, open_pool
+from agentrl.builders.trainers import LearningParts
 from agentrl.config.config import Config
 from agentrl.config.derived import adapter_config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
@@ -23,20 +24,25 @@ from agentrl.engine import AdapterVersions, PolicyEngine
 from agentrl.errors import UsageError
 from agentrl.models.load import embedding_rows, load_model
 from agentrl.models.lora import adapter_folder, adapters_in, find_adapter, find_base, read_lora_config, with_adapter
+from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.roles.role_policies import RoleAdapters
 from agentrl.rollout.turns import derive_seed
+from agentrl.serving.engine_checks import check_engine_reports
 from agentrl.serving.local import LocalEngine
+from agentrl.serving.pool import ServerPool
 from agentrl.training.adapters import AdapterTrainers
+from agentrl.training.distributed import Ranks
 from agentrl.training.trainer import Trainer
 from agentrl.training.weights import AdaptersWeights, ModelWeights
 from agentrl.weights import (
     TOLERANCE,
     AdaptersProbe,
+    AdaptersSync,
     AdaptersTransport,
+    InProcessSync,
     Probe,
     RemoteSync,
-    SyncReport,
     WeightSync,
 )
 
@@ -102,29 +108,60 @@ def _same_weights(first: Path, second: Path) -> bool:
     return filecmp.cmpfiles(first, second, files, shallow=False)[0] == files
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterParts:
-    """Models and trainers of a run with several adapters, and their weights for weight sync."""
-
-    models: AdapterModels
-    trainer: AdapterTrainers
-    source: AdaptersWeights
-
-
-def build_adapter_trainers(config: Config, base_path: str, saved: Path | None) -> AdapterParts:
-    """Load the adapters, and build the trainer of each trained one.
+def build_adapters(
+    config: Config,
+    ranks: Ranks,
+    pool: ServerPool | None,
+    *,
+    model_path: str,
+    base_path: str | None,
+    version: int,
+    renderer: Renderer,
+) -> LearningParts:
+    """Build the trainers of several adapters, their weights, and the engine that samples with them.
 
     Args:
         config: Config of the run.
-        base_path: Base model of the adapters.
-        saved: Model folder of a checkpoint with the adapters, if the run resumes from one.
+        ranks: Unused: several adapters train in this process.
+        pool: Engine, if the config uses servers.
+        model_path: Base model, or the model folder of a checkpoint with the adapters.
+        base_path: Base model of a checkpoint's adapters.
+        version: Version of the weights at `model_path`.
+        renderer: Renderer that decodes tokens and prepares images.
 
     Raises:
-        ConfigError: the algorithm's options are invalid.
+        ConfigError: the algorithm's options are invalid, or the engine does not report what the trainer needs.
         UsageError: an adapter does not exist or does not match.
     """
-    models, images = load_adapters(config, base_path, saved), load_images(base_path)
-    trainers, runs = {}, {}
+    base = base_path or model_path
+    models = load_adapters(config, base, None if model_path == base else Path(model_path))
+    trainer = _build_trainers(config, models, load_images(base))
+    source, versions = _source_of(models), AdapterVersions()
+    probe = _probe(config, models, source)
+    engine: PolicyEngine
+    inner: WeightSync
+    if pool is not None:
+        assert isinstance(config.engine, ServerEngineConfig)
+        folder = Path(config.run.directory)
+        engine, inner = pool, _remote_sync(config.engine, folder, pool, source, probe, lambda: trainer.versions)
+    else:
+        shared = config.rollout.is_synchronous
+        sampled = models if shared else _copy_adapters(models)
+        engine = _local_engine(config, sampled, renderer, version=version, routed_experts=config.trainer.router_replay)
+        inner = InProcessSync(source, engine, shared=shared, probe=probe)
+    check_engine_reports(config, engine)
+    return LearningParts(
+        trainer=trainer,
+        source=source,
+        engine=engine,
+        sync=AdaptersSync(inner, engine, versions, probe, lambda: trainer.versions),
+        roles=RoleAdapters(by_role=roles_of_adapters(config), versions=versions),
+    )
+
+
+def _build_trainers(config: Config, models: AdapterModels, images: ImageProcessor | None) -> AdapterTrainers:
+    """Build the trainer of each trained adapter."""
+    trainers, runs, shared = {}, {}, _load_teacher(config)
     for name, roles in trained_roles(config).items():
         own = adapter_config(config, name)
         trainers[name] = Trainer(
@@ -135,15 +172,13 @@ def build_adapter_trainers(config: Config, base_path: str, saved: Path | None) -
             max_tokens=config.agent.max_tokens,
             image_processor=images,
             roles=roles,
-            signal_models=_teacher(config),
+            signal_models=shared,
         )
         runs[name] = own.model_dump(mode="json")
-    frozen = [name for name in models.adapted if name not in trainers]
-    source = AdaptersWeights({name: ModelWeights(model) for name, model in models.adapted.items()}, models.base)
-    return AdapterParts(models=models, trainer=AdapterTrainers(trainers, runs=runs, frozen=frozen), source=source)
+    return AdapterTrainers(trainers, runs=runs, frozen=[name for name in models.adapted if name not in trainers])
 
 
-def _teacher(config: Config) -> dict[str, PreTrainedModel]:
+def _load_teacher(config: Config) -> dict[str, PreTrainedModel]:
     teacher = config.algorithm.teacher
     if teacher is None or teacher.servers:
         return {}
@@ -151,82 +186,48 @@ def _teacher(config: Config) -> dict[str, PreTrainedModel]:
     return {"teacher": model.requires_grad_(False)}
 
 
-def copy_adapters(models: AdapterModels) -> AdapterModels:
+def _copy_adapters(models: AdapterModels) -> AdapterModels:
     """Copy the adapters' tensors, around the same base, so that the copies can be sampled from during training."""
     shared = {id(tensor): tensor for tensor in [*models.base.parameters(), *models.base.buffers()]}
     adapted = {name: copy.deepcopy(model, memo=dict(shared)) for name, model in models.adapted.items()}
     return AdapterModels(base=models.base, adapted=adapted)
 
 
-def adapters_probe(probe: Probe, source: AdaptersWeights) -> AdaptersProbe:
-    """Make the probe of every adapter from that of one model."""
-    return AdaptersProbe(
-        prompts=probe.prompts,
-        tolerance=probe.tolerance,
-        mean_tolerance=probe.mean_tolerance,
-        sources={name: AdapterSource(own) for name, own in source.sources.items()},
-    )
+def _source_of(models: AdapterModels) -> AdaptersWeights:
+    return AdaptersWeights({name: ModelWeights(model) for name, model in models.adapted.items()}, models.base)
 
 
-class AdapterSource:
-    """Weight source of one adapter: its tensors, and log-probabilities computed with it."""
-
-    def __init__(self, weights: ModelWeights) -> None:
-        self._weights = weights
-        self.weights = weights.trained_tensors
-        self.token_logprobs = weights.token_logprobs
+def _probe(config: Config, models: AdapterModels, source: AdaptersWeights) -> AdaptersProbe:
+    size = models.base.config.get_text_config().vocab_size
+    return AdaptersProbe.from_probe(Probe.random(size, **TOLERANCE[config.model.dtype]), source.by_adapter)
 
 
-def adapters_transport(
+def _remote_sync(
     section: ServerEngineConfig,
     shared_folder: Path,
+    pool: ServerPool,
     source: AdaptersWeights,
+    probe: AdaptersProbe,
     versions: Callable[[], Mapping[str, int]],
-) -> AdaptersTransport:
-    """Make the transport that sends adapters to servers; `versions` returns the adapters' versions."""
-    own = {name: adapter_transport(section, shared_folder, weights) for name, weights in source.sources.items()}
-    return AdaptersTransport(own, versions)
+) -> RemoteSync:
+    """Make the sync that sends adapters to servers; `versions` returns the adapters' versions."""
+    transports = {name: adapter_transport(section, shared_folder, own) for name, own in source.sources.items()}
+    return RemoteSync(source, pool.group, AdaptersTransport(transports, versions), probe)
 
 
-class AdaptersSync(WeightSync):
-    """Weight sync of several adapters, which publishes each adapter's version before the engine samples with it.
-
-    Args:
-        inner: Sync that sends the weights to the engine, with one version for all.
-        engine: Engine that gets the weights.
-        trainer: Trainers of the adapters.
-        versions: Published versions, which episodes read.
-        probe: Probe of `inner`.
-    """
-
-    def __init__(
-        self,
-        inner: WeightSync,
-        engine: PolicyEngine,
-        trainer: AdapterTrainers,
-        versions: AdapterVersions,
-        probe: AdaptersProbe,
-    ) -> None:
-        self._inner, self._engine, self._trainer, self._versions, self._probe = inner, engine, trainer, versions, probe
-
-    async def sync(self, version: int) -> SyncReport:
-        """Send the current adapters to the engine, and verify each of them."""
-        self._versions.publish(version, self._trainer.versions)
-        report = await self._inner.sync(version)
-        return replace(report, adapters=dict(self._probe.differences))
-
-    async def verify(self) -> float:
-        """Compare the current weights of engine and trainers."""
-        self._versions.publish(self._engine.version, self._trainer.versions)
-        return await self._inner.verify()
-
-    async def release_memory(self) -> None:
-        """Let the engine release its memory for the trainer until the next sync."""
-        await self._inner.release_memory()
-
-    async def close(self) -> None:
-        """Release all resources."""
-        await self._inner.close()
+def _local_engine(
+    config: Config, models: AdapterModels, renderer: Renderer, *, version: int = 0, routed_experts: bool = False
+) -> LocalEngine:
+    assert isinstance(config.engine, LocalEngineConfig)
+    return LocalEngine(
+        models.base,
+        config.engine,
+        version=version,
+        reader=renderer.images,
+        decode=renderer.encoder.decode,
+        routed_experts=routed_experts,
+        adapters=models.adapted,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,18 +273,15 @@ async def open_adapters(
         if isinstance(config.engine, ServerEngineConfig):
             served = ServedModel(path=base, dtype=config.model.dtype, vocab_size=embedding_rows(base))
             pool = await stack.enter_async_context(open_pool(config.engine, served, folder, say=say))
-            source = AdaptersWeights({name: ModelWeights(model) for name, model in models.adapted.items()}, models.base)
-            transport = adapters_transport(config.engine, folder, source, lambda: unchanged)
-            probe = adapters_probe(Probe.random(served.vocab_size, **TOLERANCE[config.model.dtype]), source)
-            sync = RemoteSync(source, pool.group, transport, probe)
+            source = _source_of(models)
+            probe = _probe(config, models, source)
+            sync = _remote_sync(config.engine, folder, pool, source, probe, lambda: unchanged)
             stack.push_async_callback(sync.close)
             await sync.verify()
             engine = pool
         else:
-            assert isinstance(config.engine, LocalEngineConfig)
-            images, decode = renderer.images, renderer.encoder.decode
-            engine = LocalEngine(models.base, config.engine, reader=images, decode=decode, adapters=models.adapted)
-            stack.push_async_callback(engine.close)
-            await engine.start()
+            engine = local = _local_engine(config, models, renderer)
+            stack.push_async_callback(local.close)
+            await local.start()
         versions.publish(engine.version, unchanged)
         yield AdapterEngine(engine=engine, roles=roles)

@@ -1,0 +1,157 @@
+"""Commands that train without rollouts: `agentrl sft`, `agentrl dpo`, `agentrl reward-model`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from agentrl.builders.workers import serve_launched_rank
+from agentrl.cli.arguments import EnvName, ModelName, Words, config_words, read_config, shortcut
+from agentrl.cli.exits import message_when_interrupted
+from agentrl.cli.help import examples
+from agentrl.cli.train import print_dry_run
+from agentrl.config import Config, dump_config, load_config, shipped_configs
+from agentrl.config.algorithm import PreferencesConfig
+from agentrl.config.estimate import warm_start_rows
+from agentrl.errors import UsageError
+from agentrl.observe.console import note, out
+from agentrl.observe.terminal import watching
+from agentrl.runs.preferences import (
+    check_preferences,
+    check_preferences_start,
+    check_reward_training,
+    learn_preferences,
+    train_reward,
+)
+from agentrl.runs.sft import check_sft_start, check_warm_start, warm_start
+from agentrl.runs.start import RunResult, StartCheck, start_run
+from agentrl.training.stored_episodes import check_sources, first_run
+
+app = typer.Typer()
+
+Sources: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option("--from", metavar="RUN", help="Run, its trajectories folder, or a file in it; may be repeated."),
+]
+
+
+@app.command(
+    "sft",
+    epilog=examples(
+        "agentrl sft quickstart",
+        "agentrl sft quickstart sft.episodes=500 --dry-run",
+        "agentrl sft --env household --model Qwen/Qwen2.5-0.5B-Instruct",
+        "agentrl sft --data chats.jsonl --model Qwen/Qwen2.5-0.5B-Instruct",
+        "agentrl train quickstart model.path=runs/latest",
+        configs=shipped_configs(),
+    ),
+)
+def sft(
+    words: Words = None,
+    env: EnvName = None,
+    model: ModelName = None,
+    data: Annotated[str | None, typer.Option(help="JSON Lines file of conversations to train on.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the config and estimates.")] = False,
+) -> None:
+    """Warm-start a model on episodes of the environment's expert, or on the conversations of a file."""
+    if serve_launched_rank():
+        return
+    shortcuts = [*shortcut("environment", env), *shortcut("model", model), *shortcut("sft.data", data)]
+    config = read_config(words, shortcuts=shortcuts)
+    check_warm_start(config)
+    if dry_run:
+        print_dry_run(config, warm_start_rows(config), check=check_sft_start)
+        return
+    saved, use = "a warm start saves the model at its end", "train it: agentrl train … model.path={folder}"
+    _learn(config, warm_start, kind="sft", check=check_sft_start, next_step=use, saved=saved)
+
+
+@app.command(
+    "dpo",
+    epilog=examples(
+        "agentrl dpo --from runs/latest",
+        "agentrl dpo --from runs/latest preferences.loss_options.beta=0.3 preferences.epochs=2",
+        "agentrl dpo quickstart --model runs/sft --from runs/sft --from runs/grpo "
+        "preferences.loss=spin preferences.pairs=demonstrations",
+    ),
+)
+def dpo(
+    words: Words = None,
+    sources: Sources = None,
+    model: Annotated[str | None, typer.Option(help="Initial model: a folder, a name, or a run.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the config.")] = False,
+) -> None:
+    """Train on pairs of stored episodes of one task, a better and a worse one; the initial model is the reference.
+
+    Without a config, the config and the model of the first run are used.
+    """
+    if serve_launched_rank():
+        return
+    config = _pairs_config(words, sources or [], model)
+    check_preferences(config)
+    check_sources(config.preferences or PreferencesConfig())
+    if dry_run:
+        check_preferences_start(config)
+        out.print(dump_config(config))
+        return
+    use = "measure it: agentrl eval --model {folder}"
+    _learn(config, learn_preferences, kind="dpo", check=check_preferences_start, next_step=use)
+
+
+@app.command(
+    "reward-model",
+    epilog=examples(
+        "agentrl reward-model --from runs/latest",
+        "agentrl reward-model --from runs/grpo --model Qwen/Qwen2.5-0.5B preferences.learning_rate=1e-5",
+        "agentrl train quickstart agent.reward_model.path=runs/latest",
+    ),
+)
+def reward_model(
+    words: Words = None,
+    sources: Sources = None,
+    model: Annotated[str | None, typer.Option(help="Initial language model.")] = None,
+) -> None:
+    """Train a reward model that gives the better of two episodes of a task the greater reward.
+
+    Without a config, the config of the first run is used, and its model gets a new output.
+    """
+    if serve_launched_rank():
+        return
+    config = _pairs_config(words, sources or [], model)
+    check_reward_training(config)
+    use = "use it: agentrl train … agent.reward_model.path={folder}"
+    _learn(config, train_reward, kind="reward-model", check=None, next_step=use)
+
+
+def _learn(
+    config: Config,
+    function: Callable[..., RunResult],
+    *,
+    kind: str,
+    check: StartCheck | None,
+    next_step: str,
+    saved: str = "it is saved at the end",
+) -> None:
+    """Create a run's folder, call `function` to train, and print the next command, with ``{folder}`` filled in."""
+    run = start_run(config, kind=kind, check=check)
+    stopped = f"stopped: {run.folder.path} has no model, because {saved}; start again"
+    with watching() as watcher, message_when_interrupted(lambda: stopped):
+        result = function(run, watcher=watcher)
+    note(f"done: {result.folder}\n{next_step.format(folder=shlex.quote(str(result.folder)))}")
+
+
+def _pairs_config(words: list[str] | None, sources: list[Path], model: str | None) -> Config:
+    """Read the config of a command that trains on pairs; by default, that of the first source's run."""
+    given = config_words(words or [])
+    if not words and not sources:
+        raise UsageError("no episodes to train on", expected="--from RUN, such as --from runs/latest")
+    named = [f"preferences.sources={[str(source.resolve()) for source in sources]}"] if sources else []
+    if given.source is not None or not sources:
+        return load_config(given.source, [*shortcut("model", model), *named, *given.overrides])
+    run = first_run(sources)
+    fresh = ["run.name=null", "model.scratch=null", f"model.path={model or run.path}"]
+    return load_config(run.config_file, [*fresh, *named, *given.overrides])
