@@ -54,6 +54,7 @@ SPEC = EnvironmentSpec(
     tool_instructions=TOOL_INSTRUCTIONS,
     max_turns=MAX_STEPS,
     reward_range=(0.0, 1.0),
+    version=1,
     isolation=Isolation.INLINE,
     scores={"random": 0.0, "expert": 1.0},
 )

@@ -36,7 +36,7 @@ OPERATIONS = (
     Operation("the larger of {x} and {y}", "the larger of that and {y}", "max({x}, {y})", True),
     Operation("the smaller of {x} and {y}", "the smaller of that and {y}", "min({x}, {y})", True),
 )
-_TIMES = OPERATIONS[2]
+_SUMS, _TIMES = OPERATIONS[:2], OPERATIONS[2]
 
 
 class Line(NamedTuple):
@@ -60,7 +60,7 @@ def _first_steps() -> Iterator[tuple[Line, bool, tuple[str, str]]]:
             if x == y or (operation.commutes and y in PARAMETERS and y < x):
                 continue
             line = Line(operation.first.format(x=x, y=y), operation.code.format(x=x, y=y), 1)
-            yield line, operation.code[3] in "+-", (x, y)
+            yield line, operation in _SUMS, (x, y)
 
 
 def _second_steps(first: Line, is_loose: bool, operands: tuple[str, str]) -> Iterator[Line]:
