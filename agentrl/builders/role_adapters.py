@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from agentrl.builders.adapter_roles import check_role_adapters, roles_of_adapters, trained_roles
 from agentrl.builders.adapters import adapter_transport
-from agentrl.builders.models import embedding_rows, find_adapter, load_images
+from agentrl.builders.models import embedding_rows, load_images
 from agentrl.builders.servers import ServedModel, open_pool
 from agentrl.config.config import Config
 from agentrl.config.derived import adapter_config
@@ -53,7 +53,7 @@ def load_adapters(config: Config, base_path: str, saved: Path | None) -> Adapter
     """Load the base, and load or create the adapters.
 
     Args:
-        config: Config of the run.
+        config: Config of the run, with resolved paths.
         base_path: Base model of the adapters.
         saved: Model folder of a checkpoint with the adapters; by default they are loaded from ``adapters.NAME.path`` or
             created.
@@ -66,7 +66,7 @@ def load_adapters(config: Config, base_path: str, saved: Path | None) -> Adapter
     for name, section in config.named_adapters.items():
         folder = None if saved is None else adapter_folder(saved, name)
         if folder is None and section.path is not None:
-            folder = find_adapter(section.path, section.source or name)
+            folder = Path(section.path)  # `resolve_model` has found the adapter in it
             _check_base(name, folder, base_path)
         lora = config.model.lora
         assert lora is not None
