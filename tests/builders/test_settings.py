@@ -6,19 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from support.rewards import TASK, episode
 from support.tokenizers import build_tokenizer
 
 from agentrl.agent_loop import AgentRole
+from agentrl.builders import rewards
 from agentrl.builders.adapters.roles import roles_of_adapters, trained_roles
 from agentrl.builders.episodes import _answer_timeout_s, build_env_pool, build_loop, build_runner, build_task_sampler
 from agentrl.builders.group_extras import _policies
 from agentrl.builders.roles import RolePolicy, build_roles, check_roles
 from agentrl.config import load_config
+from agentrl.config.config import ModelConfig
+from agentrl.config.environment import RewardModelConfig
 from agentrl.config.resume_rules import rule_of
 from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams, StopReason
 from agentrl.errors import ConfigError
 from agentrl.message import Message, user
 from agentrl.render.renderer import Renderer
+from agentrl.reward import Score
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
@@ -232,3 +237,25 @@ def test_the_greedy_rollout_of_a_group_is_greedy() -> None:
     assert isinstance(greedy, EngineEpisodePolicy)
     assert (greedy.sampling.temperature, greedy.trains) == (0.0, True)
     assert _policies(load_config(None, [*GUESS, "algorithm.advantage=grpo"]), policy) == {}
+
+
+async def test_a_reward_model_and_the_environment_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    class Model:
+        def __init__(self, path: str, **settings: Any) -> None:
+            assert settings == {"dtype": "bfloat16", "device": "cpu", "max_tokens": 77}
+
+        def score(self, text: str) -> float:
+            read.append(text)
+            return 0.5
+
+    monkeypatch.setattr(rewards, "RewardModel", Model)
+    monkeypatch.setattr(rewards, "find_model", lambda path: path)
+    settings = RewardModelConfig(path="model", environment_weight=2.0, max_tokens=77)
+    scorer = rewards.RewardModelScorer(
+        settings, ModelConfig(dtype="bfloat16", device="cpu"), lambda ids: "".join(f"<{token}>" for token in ids)
+    )
+    score = await scorer.score(episode(reward=0.125), TASK)
+    assert score == Score(reward=0.5 + 2 * 0.125, components={"reward_model": 0.5, "environment": 0.125})
+    assert "<7><8>" in read[0]

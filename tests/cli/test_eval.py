@@ -14,7 +14,11 @@ import pytest
 from agentrl.envs.guess_number import GuessNumber
 
 import agentrl as library
+from agentrl.cli import evaluate
+from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.errors import UsageError
+from agentrl.evaluation.evaluate import PolicyKind
+from agentrl.evaluation.session import EvaluationRequest, FinishedEvaluation
 
 Cli = Callable[..., Any]
 
@@ -398,6 +402,38 @@ def test_every_option_shows_in_the_result(
     for part in key.split("."):
         found = found[part]
     assert found == value
+
+
+def test_every_option_arrives_in_the_request(agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[EvaluationRequest] = []
+
+    def play(request: EvaluationRequest) -> FinishedEvaluation:
+        requests.append(request)
+        raise UsageError("not played")
+
+    monkeypatch.setattr(evaluate, "_play", play)
+    (workplace / "asked.jsonl").write_text('{"prompt": "one"}\n' * 5)
+    agentrl("eval", "--prompts", "asked.jsonl", "--policy", "random", "--reward", "environment")
+    words = ("--tasks", "4", "--samples", "3", "--seed", "9", "--concurrency", "7", "--fresh")
+    agentrl("eval", "--env", "guess_number", "--policy", "expert", *words)
+    agentrl("eval", "--env", "guess_number", "--url", "http://127.0.0.1:1/v1", "--engine", "openai", "--model", "m")
+    first, second, third = requests
+    assert (first.config.sole_environment.name, first.n_tasks, first.samples) == ("prompts", 5, 1)
+    assert "asked.jsonl" in str(first.config.sole_environment.options)
+    assert (first.seed, first.fresh, first.policy) == (0, False, PolicyKind.RANDOM)
+    assert (second.n_tasks, second.samples, second.seed, second.fresh) == (4, 3, 9, True)
+    assert (second.config.rollout.max_concurrent, second.policy) == (7, PolicyKind.EXPERT)
+    assert isinstance(third.config.engine, OpenAIEngineConfig)
+    assert (third.config.engine.url, third.config.engine.model) == ("http://127.0.0.1:1/v1", "m")
+
+
+def test_a_report_is_written_where_it_is_asked_for(agentrl: Cli, workplace: Path) -> None:
+    words = ("eval", "--env", "guess_number/valid", "--policy", "random", "--tasks", "1")
+    assert agentrl(*words).code == 0
+    assert not list(workplace.rglob("report.*"))
+    ended = agentrl(*words, "--report")
+    assert ended.code == 0, ended.err
+    assert {file.suffix for file in workplace.rglob("report.*")} == {".md", ".html"}
 
 
 def test_the_program_and_the_temperature_are_part_of_the_settings(

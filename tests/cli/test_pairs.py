@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
@@ -50,6 +51,23 @@ def test_one_file_of_a_run_will_do(agentrl: Cli, played: Path, workplace: Path) 
     assert ended.code == 0, ended.err
     assert f"- {file}" in ended.out.replace("\n  ", " ") or str(file.name) in ended.out
     assert not (workplace / "runs").exists()
+
+
+def test_options_come_before_the_runs_config_and_keys_before_options(
+    agentrl: Cli, played: Path, trained_run: Path, workplace: Path
+) -> None:
+    words = ("--model", str(trained_run), "--dry-run")
+    ended = agentrl("dpo", "--from", str(played), *words)
+    assert ended.code == 0, ended.err
+    config = yaml.safe_load(ended.out)
+    assert (config["model"]["path"], config["preferences"]["sources"]) == (str(trained_run), [str(played.resolve())])
+    file = played / "trajectories" / "step-000009.jsonl"
+    ended = agentrl("dpo", "--from", str(played), *words, f"preferences.sources=['{file}']", "preferences.epochs=5")
+    assert ended.code == 0, ended.err
+    config = yaml.safe_load(ended.out)
+    assert (config["preferences"]["sources"], config["preferences"]["epochs"]) == ([str(file)], 5)
+    own = yaml.safe_load(agentrl("dpo", "--from", str(played), "--dry-run").out)
+    assert own["model"]["path"] != str(trained_run)
 
 
 def test_a_reward_model_learns_from_the_pairs_of_a_run(agentrl: Cli, played: Path, workplace: Path) -> None:

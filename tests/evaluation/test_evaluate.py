@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +14,7 @@ from agentrl.agent_loop import AgentLoop, Episode
 from agentrl.config import load_config
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import Outcome, UsageError
+from agentrl.evaluation import periodic
 from agentrl.evaluation.evaluate import evaluate_panel
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel, assignments, choose_tasks
 from agentrl.evaluation.session import default_tasks
@@ -211,3 +213,34 @@ async def test_an_interrupted_comparison_plays_whole_groups_again(runner: Episod
     scorer.groups.clear()
     await evaluate_panel(runner, SOURCE, PANEL, concurrency=3, store=EpisodeStore(file))
     assert scorer.groups == []
+
+
+async def test_the_success_of_several_environments_is_weighted_as_they_are_played(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A warm start stops at it: the greater part counts three times as much, and an equal mean would be 0.375."""
+    shares = {3.0: 0.5, 1.0: 0.25}
+
+    class Engine:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        async def close(self) -> None:
+            """Nothing."""
+
+    async def success_in(env: Any, n_tasks: int) -> float:
+        assert n_tasks == 4
+        return shares[env.weight]
+
+    async def closed(environments: Any) -> None:
+        assert [env.weight for env in environments] == [3.0, 1.0]
+
+    monkeypatch.setattr(periodic, "LocalEngine", Engine)
+    monkeypatch.setattr(periodic, "build_run_environments", lambda *_: [SimpleNamespace(weight=w) for w in shares])
+    monkeypatch.setattr(periodic, "close_run_environments", closed)
+    monkeypatch.setattr(periodic, "_success_in", success_in)
+    renderer: Any = SimpleNamespace(
+        images=None, encoder=SimpleNamespace(decode=None), stop_token_ids=frozenset(), family=None
+    )
+    model: Any = None
+    config = load_config(None, ["environment=guess_number"])
+    assert await periodic.success_now(model, renderer, config, n_tasks=4) == (3 * 0.5 + 1 * 0.25) / 4

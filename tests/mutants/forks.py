@@ -11,11 +11,10 @@ import gc
 import json
 import os
 import resource
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -26,6 +25,7 @@ import hypothesis
 import pytest
 
 from mutants.changes import outermost_functions
+from mutants.one_fork import in_fork
 
 TASKS = "MUTANTS_TASKS"
 """Variable with the path of a JSON file with the paths `tree`, `results` and `calls`, the `digests` of test files,
@@ -64,7 +64,7 @@ def pytest_runtestloop(session: Any) -> bool:
         began = time.monotonic()
         patches = _patches(functions, change)
         with _on_disk(Path(tasks["tree"]) / change["path"], change["source"], times):
-            outcome = _in_fork(partial(_play, patches, items, calls), expected_s)
+            outcome = in_fork(partial(_play, patches, items, calls), expected_s)
         line = {"key": change["key"], "seconds": round(time.monotonic() - began, 2), "tests": len(items), **outcome}
         with Path(tasks["results"]).open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -83,7 +83,7 @@ def _calls(session: Any, tasks: dict[str, Any]) -> dict[str, Any]:
     if left:
         traced = path.with_suffix(".part")
         traced.unlink(missing_ok=True)
-        outcome = _in_fork(partial(_trace, left, tasks["tree"], traced), 1e9)
+        outcome = in_fork(partial(_trace, left, tasks["tree"], traced), 1e9)
         if not traced.exists():
             raise RuntimeError(f"the tests themselves ended early: {outcome}")
         for test, found in json.loads(traced.read_text()).items():
@@ -183,38 +183,3 @@ def _on_disk(path: Path, source: str, times: Iterator[int]) -> Iterator[None]:
     finally:
         path.write_text(original)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-def _in_fork(work: Callable[[], str], expected_s: float) -> dict[str, str]:
-    """Run a function in a fork: `noticed` with the test's name, `ended` if it dies or runs too long, or `survived`."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        os.close(reading)
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(null, stream)
-        if expected_s < 1e6:
-            seconds = int(30 + 5 * expected_s)
-            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-        try:
-            by = work()
-            os.write(writing, json.dumps({"status": "noticed" if by else "survived", "by": by}).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    deadline = time.monotonic() + 30 + 5 * expected_s
-    ended, limit = False, False
-    while not ended:
-        ended = os.waitpid(child, os.WNOHANG)[0] != 0
-        if not ended and time.monotonic() > deadline:
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            ended = limit = True
-        time.sleep(0.01)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    with os.fdopen(reading, "rb") as pipe:
-        output = pipe.read()
-    return json.loads(output) if output else {"status": "ended", "by": "the time limit" if limit else "the process"}

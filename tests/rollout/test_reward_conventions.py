@@ -12,6 +12,7 @@ from agentrl.errors import ConfigError, EnvironmentFailure, UsageError
 from agentrl.message import Message, ToolCall, user
 from agentrl.rollout.env_pool import ThreadWorker
 from agentrl.rollout.reward_functions import check_columns, find_reward
+from agentrl.trajectory import TokenSequence
 
 
 def of_trl(completions, solution, **kwargs):
@@ -115,6 +116,8 @@ async def test_a_function_for_trl_reads_the_step_of_the_weights_that_played(name
     named(early=lambda completions, trainer_state: [10.0 + trainer_state.global_step])
     trajectory = episode()
     trajectory.sequences[0].extend_sampled([9, 9], logprobs=[-1.0, -1.0], versions=[3, 4])
+    trajectory.sequences.append(TokenSequence())
+    trajectory.sequences[1].extend_sampled([9], logprobs=[-1.0], versions=[2])
     assert (await scored("early", trajectory)).reward == 14.0
     assert (await scored("early")).reward == 10.0
     named(late=lambda completions, trainer_state: [trainer_state.max_steps])

@@ -198,6 +198,13 @@ async def test_a_reward_of_one_role_counts_for_it_alone(pair, play):
     assert trajectory.metrics["reward_of/planner"] == 0.75
 
 
+async def test_a_reward_of_a_role_counts_for_its_latest_turn_or_for_the_one_that_is_named(pair, play):
+    latest = await play(pair("Go.", "forward", loop=Rewarding(role="worker")))
+    assert [turn.own_reward for turn in latest.turns] == [0.0, 0.25, 0.25, 0.25]
+    named = await play(pair("Go.", "forward", loop=Rewarding(role="worker", turn=1)))
+    assert [turn.own_reward for turn in named.turns] == [0.0, 0.75, 0.0, 0.0]
+
+
 async def test_a_reward_of_an_untrained_role_counts_for_nobody(pair, play):
     roles = [RoleSetup(role=AgentRole(name="worker", trained=False))]
     trajectory = await play(pair("Go.", "forward", loop=Rewarding(role="worker"), roles=roles))

@@ -23,7 +23,7 @@ from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import AdapterVersions, PolicyEngine
 from agentrl.errors import UsageError
 from agentrl.models.load import embedding_rows, load_model
-from agentrl.models.lora import adapter_folder, adapters_in, find_adapter, find_base, read_lora_config, with_adapter
+from agentrl.models.lora import adapter_folder, adapters_in, find_base, read_lora_config, with_adapter
 from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.roles.role_policies import RoleAdapters
@@ -59,7 +59,7 @@ def load_adapters(config: Config, base_path: str, saved: Path | None) -> Adapter
     """Load the base, and load or create the adapters.
 
     Args:
-        config: Config of the run.
+        config: Config of the run, with resolved paths.
         base_path: Base model of the adapters.
         saved: Model folder of a checkpoint with the adapters; by default they are loaded from ``adapters.NAME.path`` or
             created.
@@ -72,7 +72,7 @@ def load_adapters(config: Config, base_path: str, saved: Path | None) -> Adapter
     for name, section in config.named_adapters.items():
         folder = None if saved is None else adapter_folder(saved, name)
         if folder is None and section.path is not None:
-            folder = find_adapter(section.path, section.source or name)
+            folder = Path(section.path)  # `resolve_model` has found the adapter in it
             _check_base(name, folder, base_path)
         lora = config.model.lora
         assert lora is not None
