@@ -180,9 +180,9 @@ class ToolCalling(AgentLoop):
     def _example(self, episode: Episode, act: Tool | None) -> str:
         """Return a call as the model writes it: of the tool that takes actions, or of the first tool."""
         if act is not None:
-            return episode.written(self.demonstrate(ActionHint.parse(episode.action_hint).example))
+            return episode.write_answer(self.demonstrate(ActionHint.parse(episode.action_hint).example))
         first = next(iter(episode.tools_of().values()))
-        return episode.written(Message(role="assistant", tool_calls=(example_call(first),)))
+        return episode.write_answer(Message(role="assistant", tool_calls=(example_call(first),)))
 
     def _begun_call(self, episode: Episode, act: Tool) -> str:
         """Return a call of the tool that takes actions, up to the action."""
@@ -212,7 +212,7 @@ def _helpers(episode: Episode) -> str:
     helpers = [tool for name, tool in episode.tools_of().items() if name in episode.roles]
     if not helpers:
         return ""
-    example = episode.written(Message(role="assistant", tool_calls=(example_call(helpers[0]),)))
+    example = episode.write_answer(Message(role="assistant", tool_calls=(example_call(helpers[0]),)))
     return (
         f"Other agents can help you: {', '.join(tool.name for tool in helpers)}. To ask one, call the tool with its"
         f" name. It sees nothing but your call, so write all that it needs to know. For example:\n{example}\n"

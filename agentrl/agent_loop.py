@@ -302,7 +302,7 @@ class Episode(ABC):
             UsageError: no such role.
         """
 
-    def written(self, message: Message) -> str:
+    def write_answer(self, message: Message) -> str:
         """Return an answer, including tool calls, in the notation of the policy's model, for use in a prompt."""
         return plainly_written(message)
 

@@ -46,7 +46,7 @@ from agentrl.errors import (
     did_you_mean,
     is_addressed_to,
     running_task,
-    shortened,
+    shorten,
 )
 from agentrl.tool_schema import Arguments, WrongArguments, documentation, inner_function
 from agentrl.tool_value import MOST_PARTS, as_json, as_text
@@ -244,7 +244,7 @@ class ToolResult:
         for name, value in {"reward": self.reward, **self.metrics}.items():
             number = None if isinstance(value, bool) else bounded_reward(value)
             if number is None:
-                raise EnvironmentFailure(f"{name} of tool {tool} is {shortened(value)}", expected=A_REWARD)
+                raise EnvironmentFailure(f"{name} of tool {tool} is {shorten(value)}", expected=A_REWARD)
             checked[name] = number
         reward = checked.pop("reward")
         return dataclasses.replace(self, value=as_json(self.value), reward=reward, metrics=checked)

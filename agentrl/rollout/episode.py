@@ -350,7 +350,7 @@ class RuntimeEpisode(Episode):
             )
         return self.roles[name]
 
-    def written(self, message: Message) -> str:
+    def write_answer(self, message: Message) -> str:
         """Return an answer as the policy's model writes it."""
         return self._policy.write_answer(message)
 

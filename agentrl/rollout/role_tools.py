@@ -90,7 +90,7 @@ def _introduction(tool: RoleTool) -> str:
 def _rule(episode: Episode, tool: RoleTool, tools: Mapping[str, Tool]) -> str:
     if not tools:
         return "How to answer: in plain text. Your whole answer is sent to the agent that asks you."
-    example = episode.written(Message(role="assistant", tool_calls=(example_call(next(iter(tools.values()))),)))
+    example = episode.write_answer(Message(role="assistant", tool_calls=(example_call(next(iter(tools.values()))),)))
     return (
         f"How to answer: when you need a tool, call it. For example:\n{example}\n"
         "You then see the result and answer again. When you know enough, answer in plain text without a call: only this"

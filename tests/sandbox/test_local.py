@@ -169,7 +169,7 @@ async def test_the_code_of_agentrl_is_hidden():
         seen = await sandbox.exec(["sh", "-c", 'cd "$0"; ls agentrl envs tools agent_loops; ls README.md', str(root)])
         assert seen.stdout.decode().split("\n\n") == ["agent_loops:", "agentrl:", "envs:", "tools:\nREADME.md\n"]
         made = await sandbox.exec(["sh", "-c", 'cd "$0"; touch envs/x', str(root)])
-        assert not made.succeeded
+        assert not made.is_success
 
 
 async def test_an_agentrl_that_is_installed_for_the_python_inside_is_hidden(shared: Path, monkeypatch):
