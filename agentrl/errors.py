@@ -308,10 +308,10 @@ def bounded_reward(value: object) -> float | None:
     return number if abs(number) <= LARGEST_REWARD else None
 
 
-def shortened(value: object, characters: int = 80) -> str:
+def shorten(value: object, characters: int = 80) -> str:
     """Return a bounded representation of a user's value, for an error message.
 
-    >>> shortened(10**5000)[:12], shortened("x" * 100, 6)
+    >>> shorten(10**5000)[:12], shorten("x" * 100, 6)
     ('an int of 16', "'xxxxx…")
     """
     if isinstance(value, int) and abs(value) > 10**characters:

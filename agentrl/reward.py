@@ -28,7 +28,7 @@ from agentrl.errors import (
     raised_at,
     raised_in,
     running_task,
-    shortened,
+    shorten,
     with_location,
 )
 from agentrl.task import Task
@@ -151,7 +151,7 @@ def _check_score(score: Score, what: str, scorer: Scorer, trajectory: Trajectory
         raise _add_location(
             RewardFailure(
                 f"{what} did not return a score",
-                got=f"{type(score).__name__} {shortened(score)}",
+                got=f"{type(score).__name__} {shorten(score)}",
                 expected="agentrl.reward.Score(reward=…)",
             ),
             defined_in(scorer),
@@ -164,7 +164,7 @@ def _check_score(score: Score, what: str, scorer: Scorer, trajectory: Trajectory
             raise _add_location(
                 RewardFailure(
                     f"{what} gave an invalid {name}",
-                    got=f"{type(value).__name__} {shortened(value)} (environment {environment})",
+                    got=f"{type(value).__name__} {shorten(value)} (environment {environment})",
                     expected=f"{A_REWARD}, or None as the reward of an episode that cannot be scored",
                     hint=f"see agentrl env check {shlex.quote(environment)}"
                     if isinstance(scorer, EnvironmentReward)

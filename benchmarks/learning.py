@@ -224,4 +224,4 @@ class _ProgressPrinter(RunWatcher):
 
 def _shown(result: EvaluationResult) -> dict[str, Any]:
     found = result.to_json()
-    return {name: found[name] for name in ("success", "reward", "turns")} | {"failed": result.failed}
+    return {name: found[name] for name in ("success", "reward", "turns")} | {"failed": result.failures}

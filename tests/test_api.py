@@ -126,7 +126,7 @@ def test_a_notebook_trains_with_its_own_objects_and_goes_on(capsys, tmp_path):
     assert capsys.readouterr().err == ""
 
     found = in_a_loop(lambda: agentrl.evaluate(env=objects["env"], model=run.checkpoint, tasks=2, progress=False))
-    assert (len(found.episodes), found.failed) == (2, 0)
+    assert (len(found.episodes), found.failures) == (2, 0)
 
 
 class Killer(RunWatcher):
@@ -247,7 +247,7 @@ def test_another_thread_evaluates():
     )
     thread.start()
     thread.join()
-    assert found[0].failed == 0
+    assert found[0].failures == 0
 
 
 @pytest.mark.parametrize(("progress", "told"), [(True, "2/2 episodes"), (False, "")])
@@ -265,7 +265,7 @@ def test_a_function_may_make_environments_and_a_cell_may_run_again():
             return make_objects()["env"]()
 
         found = agentrl.evaluate(make, policy="random", tasks=1, progress=False)
-        assert found.failed == 0
+        assert found.failures == 0
     with pytest.raises(UsageError, match="is a single environment, but every episode needs its own"):
         agentrl.evaluate(make_objects()["env"](), policy="random")
 

@@ -17,8 +17,8 @@ _HEADINGS = {f"h{level}": f"{'#' * level} " for level in range(1, 7)}
 def page_text(html: str, url: str) -> str:
     r"""Return the visible text of a page, with the addresses of its links.
 
-    >>> page_text("<h1>Ferns</h1><p>They <b>like</b> <a href='c'>shade</a>.<style>x</style>", "https://a.org/b/")
-    '# Ferns\n\nThey like [shade](https://a.org/b/c).'
+    >>> page_text("<h1>Ferns</h1><p>They <b>like</b> <a href='c'>shade</a>.<style>x</style>", "https://example.org/b/")
+    '# Ferns\n\nThey like [shade](https://example.org/b/c).'
 
     Args:
         html: The page.

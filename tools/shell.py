@@ -32,4 +32,4 @@ async def bash(command: str, *, sandbox: Sandbox, context: ToolContext) -> ToolR
         notes.append(f"[exit code {ended.exit_code}]")
     if text and not text.endswith("\n") and notes:
         text += "\n"
-    return ToolResult(text + "\n".join(notes) or "[no output]", metrics={"failed": float(not ended.succeeded)})
+    return ToolResult(text + "\n".join(notes) or "[no output]", metrics={"failed": float(not ended.is_success)})

@@ -181,7 +181,7 @@ def _print_result(result: EvaluationResult) -> None:
 
 def _check_measured(result: EvaluationResult) -> None:
     """Raise an error if all episodes failed, so that nothing was measured."""
-    if result.failed == len(result.episodes):
+    if result.failures == len(result.episodes):
         outcome, _ = max(result.outcomes.items(), key=lambda found: found[1])
         example = next(e.trajectory for e in result.episodes if e.trajectory.outcome is outcome)
         done = "scored" if outcome is Outcome.REWARD_ERROR else "played"

@@ -90,7 +90,7 @@ class ServerEngineConfig(Section):
     """Settings of vLLM and SGLang servers."""
 
     servers: Literal["launch"] | list[str] = "launch"
-    """``launch`` to start servers on this machine, or addresses of running servers: ``[http://host:8000]``."""
+    """``launch`` to start servers on this machine, or addresses of running servers: ``[http://gpu-1.example.com:8000]``."""
     replicas: int = Field(1, ge=1, le=1024)
     """Number of servers to launch."""
     python: str | None = None

@@ -73,7 +73,7 @@ def check_items(items: list[RubricItem]) -> None:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"a rubric has two items with the same name: {', '.join(twice)}")
     if not any(item.weight > 0 for item in items):
-        raise ValueError("a rubric needs an item with a weight above 0: with only penalties there is no best score")
+        raise ValueError("a rubric needs an item with a weight above 0: with only penalties it has no best score")
 
 
 def _read_file(value: Any, section: str) -> Any:

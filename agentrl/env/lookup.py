@@ -59,8 +59,8 @@ def parse_env_name(text: str) -> EnvironmentName:
     (None, 'valid')
     >>> parse_env_name("http://127.0.0.1:8100/valid_unseen")
     EnvironmentName(name='http://127.0.0.1:8100', split='valid_unseen')
-    >>> parse_env_name("http://worlds").split, parse_env_name("http://worlds/below/").name
-    (None, 'http://worlds/below')
+    >>> parse_env_name("http://example.com").split, parse_env_name("http://example.com/envs/").name
+    (None, 'http://example.com/envs')
     """
     name, slash, split = text.rpartition("/")
     if ADDRESS.fullmatch(text) and (name.endswith("/") or not split):

@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 
 import gymnasium
 
-from agentrl.errors import A_REWARD, AgentRLError, EnvironmentFailure, ToolError, bounded_reward, shortened
+from agentrl.errors import A_REWARD, AgentRLError, EnvironmentFailure, ToolError, bounded_reward, shorten
 from agentrl.tool import Tool, ToolResult
 
 _OWN = ("reset", "close")
@@ -58,7 +58,7 @@ class TRLEnvironment(gymnasium.Env[str, str]):
     def __init__(self, kind: type, **options: Any) -> None:
         self._inner = kind(**options)
         self._paid = 0.0
-        self.tools = [Tool(self._answered(getattr(self._inner, name)), name=name) for name in tool_methods(kind)]
+        self.tools = [Tool(self._as_tool(getattr(self._inner, name)), name=name) for name in tool_methods(kind)]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start an episode; the observation is what the object's ``reset`` returns, if anything."""
@@ -77,7 +77,7 @@ class TRLEnvironment(gymnasium.Env[str, str]):
         if callable(close):
             close()
 
-    def _answered(self, method: Callable[..., Any]) -> Callable[..., ToolResult]:
+    def _as_tool(self, method: Callable[..., Any]) -> Callable[..., ToolResult]:
         """Return a method as a tool: its exceptions are answers, and what it adds to the reward is paid."""
 
         @functools.wraps(method)
@@ -98,6 +98,6 @@ class TRLEnvironment(gymnasium.Env[str, str]):
         total = 0.0 if found is None else bounded_reward(found)
         if total is None:
             kind = type(self._inner).__name__
-            raise EnvironmentFailure(f"reward of {kind} is {shortened(found)}", expected=A_REWARD)
+            raise EnvironmentFailure(f"reward of {kind} is {shorten(found)}", expected=A_REWARD)
         gain, self._paid = total - self._paid, total
         return gain

@@ -340,7 +340,7 @@ def _share(settings: PlaySettings, episodes: list[EvaluatedEpisode], renderer: R
         tokens += len(ids)
         prompt += 0 if turn is None else turn.start
         if trajectory.metrics.get("invalid_answers"):
-            unusable[_shortened(renderer.encoder.decode(ids))] += 1
+            unusable[_shorten(renderer.encoder.decode(ids))] += 1
             continue
         readable += 1
         repaired += bool(turn is not None and turn.repaired_calls)
@@ -358,7 +358,7 @@ def _share(settings: PlaySettings, episodes: list[EvaluatedEpisode], renderer: R
     )
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= LONGEST_ANSWER else f"{text[:LONGEST_ANSWER]}…"
 
 

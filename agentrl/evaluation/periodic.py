@@ -107,7 +107,7 @@ def _means(results: Sequence[EvaluationResult]) -> dict[str, float]:
         for name, found in estimates.items()
         if None not in found
     }
-    failed = float(sum(result.failed for result in results))
+    failed = float(sum(result.failures for result in results))
     return {**means, "eval/failed": failed, f"{TIMING_PREFIX}evaluate_s": math.fsum(r.seconds for r in results)}
 
 
@@ -115,7 +115,7 @@ def _metrics(result: EvaluationResult, prefix: str) -> dict[str, float]:
     metrics = {
         f"{prefix}turns": result.turns,
         f"{prefix}tokens": result.tokens,
-        f"{prefix}failed": float(result.failed),
+        f"{prefix}failed": float(result.failures),
         f"{TIMING_PREFIX}evaluate_s": result.seconds,
     }
     for name, estimate in (("success", result.success), ("reward", result.reward)):

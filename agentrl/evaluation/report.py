@@ -182,7 +182,7 @@ def _overview(columns: Sequence[EvaluationResult]) -> list[list[str]]:
             if any(r.reused for r in columns)
             else []
         ),
-        ["infrastructure failures", *(f"{r.failed} ({r.retries} retries)" for r in columns)],
+        ["infrastructure failures", *(f"{r.failures} ({r.retries} retries)" for r in columns)],
         ["seconds", *(f"{r.seconds:.1f}" for r in columns)],
         ["tokens/s", *(f"{r.tokens_per_s:,.0f}" if r.tokens_per_s else "none" for r in columns)],
     ]

@@ -167,7 +167,7 @@ class EvaluationResult:
     """Time of the end of the first reused episode, in seconds since 1970."""
 
     @property
-    def failed(self) -> int:
+    def failures(self) -> int:
         """Number of episodes with an infrastructure failure after all retries; estimates exclude them."""
         return sum(not episode.is_measured for episode in self.episodes)
 
@@ -194,7 +194,7 @@ class EvaluationResult:
             "reward": _estimate_json(self.reward),
             "by_task_type": {name: asdict(found) for name, found in self.by_task_type.items()},
             "outcomes": {outcome.value: count for outcome, count in self.outcomes.items()},
-            "failed": self.failed,
+            "failed": self.failures,
             "retries": self.retries,
             "repaired_calls": self.repaired_calls,
             "pass_at_k": {str(k): value for k, value in self.pass_at_k.items()},

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from agentrl.env import EnvironmentSpec
-from agentrl.errors import shortened
+from agentrl.errors import shorten
 from agentrl.message import (
     Content,
     ContentPart,
@@ -124,7 +124,7 @@ def whole_number(body: Body, name: str, *, least: int, most: int) -> int:
     """
     value = field(body, name, int)
     if not least <= value <= most:
-        raise Refusal(Problem.REQUEST, f"{name!r} of the request is {shortened(value)}, expected {least} to {most}")
+        raise Refusal(Problem.REQUEST, f"{name!r} of the request is {shorten(value)}, expected {least} to {most}")
     return value
 
 

@@ -100,14 +100,14 @@ def template_faults(
         checks.append(lambda: check_calls_shown(renderer))
     is_shown = True
     for check in checks:
-        for fault in _raised(check):
+        for fault in _collect_errors(check):
             is_shown = False
             yield fault
     if is_shown:
-        yield from _raised(lambda: _check_history(renderer, roles, tools))
+        yield from _collect_errors(lambda: _check_history(renderer, roles, tools))
 
 
-def _raised(check: Callable[[], None]) -> Iterator[TemplateError]:
+def _collect_errors(check: Callable[[], None]) -> Iterator[TemplateError]:
     try:
         check()
     except TemplateError as fault:

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from typing import Any, cast
 
 from agentrl.env import AnyEnv, AsyncEnv, Expert, ExpertAction, FallibleExpert, StepResult, maybe_await, optional_part
-from agentrl.errors import A_REWARD, AgentRLError, ToolError, UsageError, bounded_reward, shortened
+from agentrl.errors import A_REWARD, AgentRLError, ToolError, UsageError, bounded_reward, shorten
 from agentrl.message import Content, ImagePart, Message, TextPart
 from agentrl.remote.env_methods import OPTIONAL_PARTS, ResetResult, Stepped, restore_generator
 from agentrl.tool import Tool, ToolResult
@@ -124,12 +124,12 @@ def _check_components(components: object) -> None:
 def _checked_reward(reward: object) -> float:
     checked = bounded_reward(reward)
     if checked is None:
-        raise WrongReturn(f"the reward is {shortened(reward)}, expected {A_REWARD}")
+        raise WrongReturn(f"the reward is {shorten(reward)}, expected {A_REWARD}")
     return checked
 
 
 def _wrong(what: str, got: object, expected: str) -> WrongReturn:
-    shown = f"{type(got).__name__} {shortened(got)}"
+    shown = f"{type(got).__name__} {shorten(got)}"
     return WrongReturn(f"{what} is invalid: got {shown}, expected {expected}")
 
 

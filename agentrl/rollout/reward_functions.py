@@ -32,7 +32,7 @@ from agentrl.errors import (
     EnvironmentFailure,
     RewardFailure,
     SourceLocation,
-    shortened,
+    shorten,
     with_location,
 )
 from agentrl.message import Message
@@ -256,7 +256,7 @@ class FunctionReward(Scorer):
             hint = "annotate it with -> float | None if None means that it does not apply" if value is None else None
             raise RewardFailure(
                 f"{what} did not return a reward",
-                got=f"{type(value).__name__} {shortened(value)}",
+                got=f"{type(value).__name__} {shorten(value)}",
                 expected=f"{A_REWARD}: float, int or bool",
                 hint=hint,
             )
@@ -336,7 +336,7 @@ def _text(trajectory: Trajectory, completion: Sequence[Mapping[str, Any]]) -> st
 
 def _only(returned: Any) -> Any:
     if isinstance(returned, str | Mapping) or not hasattr(returned, "__len__") or len(returned) != 1:
-        raise TypeError(f"it returned {shortened(returned)}, expected a list of one number for the one episode")
+        raise TypeError(f"it returned {shorten(returned)}, expected a list of one number for the one episode")
     return returned[0]
 
 

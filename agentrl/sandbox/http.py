@@ -73,7 +73,7 @@ def read_result(data: Mapping[str, Any]) -> ExecResult:
 
 def changed_limits(limits: Limits) -> list[str]:
     """Return the names of the limits that differ from the defaults, which a server must not lower silently."""
-    return [name for name, value in limits.given.items() if value != DEFAULT_LIMITS.given[name]]
+    return [name for name, value in limits.non_null.items() if value != DEFAULT_LIMITS.non_null[name]]
 
 
 PATIENCE_S = 20.0
@@ -116,7 +116,7 @@ class HttpSandbox(Sandbox):
     async def _start(self) -> None:
         self._is_open = True
         wanted = {
-            "limits": self.spec.limits.given,
+            "limits": self.spec.limits.non_null,
             "demanded": changed_limits(self.spec.limits),
             "env": dict(self.spec.env),
             "network": self.spec.network,
@@ -248,5 +248,5 @@ def _write_command(command: Command, **options: Unpack[CommandOptions]) -> dict[
         "command": command if isinstance(command, str) else list(command),
         "cwd": options.get("cwd"),
         "env": dict(options.get("env", {})),
-        "limits": None if limits is None else limits.given,
+        "limits": None if limits is None else limits.non_null,
     }

@@ -28,7 +28,7 @@ async def require_life(sandbox: Sandbox) -> None:
             result = await sandbox.exec(["true"])
     except TimeoutError as error:
         raise SandboxError("a sandbox hangs", got=f"no answer in {SIGN_OF_LIFE_S:g} s") from error
-    if not result.succeeded:
+    if not result.is_success:
         raise SandboxError("a sandbox cannot run anything", got=f"exit code {result.exit_code} of true")
 
 

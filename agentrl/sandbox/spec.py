@@ -38,7 +38,7 @@ class Limits:
     """Maximum bytes kept of standard output and of standard error; the rest is dropped."""
 
     def __post_init__(self) -> None:
-        for name, value in self.given.items():
+        for name, value in self.non_null.items():
             kinds, expected = (int | float, "a number") if name in _SECONDS else (int, "a whole number")
             if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= LARGEST:
                 raise UsageError(
@@ -48,7 +48,7 @@ class Limits:
                 )
 
     @property
-    def given(self) -> dict[str, Any]:
+    def non_null(self) -> dict[str, Any]:
         """Limits that are not ``None``, by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value is not None}
@@ -56,13 +56,14 @@ class Limits:
     def narrow(self, other: Limits | None) -> Limits:
         """Return the lower of each limit of both.
 
-        >>> Limits(seconds=9.0, processes=4).narrow(Limits(seconds=20.0, output_bytes=5)).given
+        >>> Limits(seconds=9.0, processes=4).narrow(Limits(seconds=20.0, output_bytes=5)).non_null
         {'seconds': 9.0, 'processes': 4, 'output_bytes': 5}
         """
         if other is None:
             return self
-        both = {**other.given, **self.given}
-        return dataclasses.replace(self, **{name: min(both[name], other.given.get(name, both[name])) for name in both})
+        others = other.non_null
+        both = {**others, **self.non_null}
+        return dataclasses.replace(self, **{name: min(both[name], others.get(name, both[name])) for name in both})
 
 
 DEFAULT_LIMITS = Limits(
@@ -95,7 +96,7 @@ class ExecResult:
     """Seconds from start to end."""
 
     @property
-    def succeeded(self) -> bool:
+    def is_success(self) -> bool:
         """True if the command ended by itself with exit code 0."""
         return self.exit_code == 0 and not self.timed_out
 
@@ -129,7 +130,7 @@ class SandboxSpec:
     """Options of the back end."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "limits", dataclasses.replace(DEFAULT_LIMITS, **self.limits.given))
+        object.__setattr__(self, "limits", dataclasses.replace(DEFAULT_LIMITS, **self.limits.non_null))
         words = (self.network,) if isinstance(self.network, str) else self.network
         known = isinstance(self.network, str) and self.network in NETWORKS
         if not known and (isinstance(self.network, str) or not words or {NO_NETWORK, ANY_NETWORK, "*"} & set(words)):

@@ -343,7 +343,7 @@ class SupervisedSandbox(Sandbox):
         request = {"action": action, "path": path, "cwd": self.folder, "seconds": FILE_SECONDS, "spawned": False}
         request |= {"limits": limits, "output": max(output, 4096), **more}
         result = await self._start_job(request, data)
-        if not result.succeeded:
+        if not result.is_success:
             complaint = result.stderr.decode(errors="replace").strip() or f"{path}: it took too long"
             raise SandboxFileError(f"cannot {action} {complaint}")
         return result.stdout
@@ -353,7 +353,7 @@ class SupervisedSandbox(Sandbox):
         most = 2 * (self.spec.limits.disk_bytes or 0)
         request = self._exec_request(["/bin/tar", "-cf", "-", "."])
         result = await self._start_job({**request, "output": most}, b"")
-        if not result.succeeded or result.truncated:
+        if not result.is_success or result.truncated:
             raise SandboxFileError("a snapshot cannot be made", got=result.stderr.decode(errors="replace").strip())
         return result.stdout
 
@@ -362,7 +362,7 @@ class SupervisedSandbox(Sandbox):
         await self._channel.ask("kill_all")
         script = "find . -mindepth 1 -delete && exec /bin/tar -xpf -"
         result = await self._start_job(self._exec_request(script), snapshot)
-        if not result.succeeded:
+        if not result.is_success:
             raise SandboxFileError("a snapshot cannot be restored", got=result.stderr.decode(errors="replace").strip())
 
 

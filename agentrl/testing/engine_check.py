@@ -382,7 +382,7 @@ async def load(probe: EngineProbe) -> str:
     return "64 requests"
 
 
-async def malformed(probe: EngineProbe) -> str:
+async def malformed_requests(probe: EngineProbe) -> str:
     """Invalid requests are refused and do not disturb other requests."""
     capabilities = probe.engine.capabilities
     neighbour = await probe.submit(probe.long_request())
@@ -425,7 +425,7 @@ async def close(probe: EngineProbe) -> str:
     return ""
 
 
-async def killed(probe: EngineProbe) -> str:
+async def killed_engine(probe: EngineProbe) -> str:
     """Running and later requests raise `EngineError` when the sampling process is killed."""
     if probe.kill is None:
         raise Missing("no `kill` function was given")
@@ -457,13 +457,13 @@ RULES = tuple(
         sessions,
         shared_session,
         load,
-        malformed,
+        malformed_requests,
         cancellation,
         close,
-        killed,
+        killed_engine,
     )
 )
-"""Rules in the order in which they run: on one engine up to its `close`; `killed` makes another engine."""
+"""Rules in the order in which they run: on one engine up to its `close`; `killed_engine` makes another engine."""
 
 
 class EngineReport(CheckReport):
@@ -471,7 +471,7 @@ class EngineReport(CheckReport):
 
     def raise_on_failure(self) -> None:
         """Raise an `EngineError` that lists the broken rules, if there are any."""
-        if not self.passed:
+        if not self.ok:
             failed = "; ".join(f"{row.check}: {row.detail}" for row in self.with_status(CheckStatus.FAILED))
             raise EngineError("the engine does not conform to its contract", got=failed)
 

@@ -42,7 +42,7 @@ from agentrl.errors import (
     UsageError,
     bounded_reward,
     did_you_mean,
-    shortened,
+    shorten,
 )
 from agentrl.tool.results import as_json, as_text, contain_exceptions, result_of, returns_awaitable
 from agentrl.tool.schema import Arguments, WrongArguments, documentation, inner_function
@@ -143,7 +143,7 @@ class ToolResult:
         for name, value in {"reward": self.reward, **self.metrics}.items():
             number = None if isinstance(value, bool) else bounded_reward(value)
             if number is None:
-                raise EnvironmentFailure(f"{name} of tool {tool} is {shortened(value)}", expected=A_REWARD)
+                raise EnvironmentFailure(f"{name} of tool {tool} is {shorten(value)}", expected=A_REWARD)
             checked[name] = number
         reward = checked.pop("reward")
         return dataclasses.replace(self, value=as_json(self.value), reward=reward, metrics=checked)

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from agentrl.errors import AgentRLError, EngineError, TrainingError, UsageError, described_error, shortened
+from agentrl.errors import AgentRLError, EngineError, TrainingError, UsageError, described_error, shorten
 from agentrl.training_service.wire import MEDIA_TYPE
 
 _log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Futures:
         if future is None:
             raise UnknownResult(
                 "unknown request",
-                got=shortened(request_id),
+                got=shorten(request_id),
                 expected="an id that this server returned",
                 hint="send the request again: the server restarted, or the result was not fetched in time",
             )

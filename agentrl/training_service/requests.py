@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from agentrl.errors import UsageError, shortened
+from agentrl.errors import UsageError, shorten
 
 Id: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -46,8 +46,8 @@ def read(kind: type[B], body: Mapping[str, Any]) -> B:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the request"
         if first["type"] == "extra_forbidden":
-            raise UsageError(f"{where} is not supported here", got=shortened(first["input"])) from error
-        raise UsageError(f"{where} is invalid: {first['msg']}", got=shortened(first["input"])) from error
+            raise UsageError(f"{where} is not supported here", got=shorten(first["input"])) from error
+        raise UsageError(f"{where} is invalid: {first['msg']}", got=shorten(first["input"])) from error
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
@@ -59,9 +59,9 @@ def read_object(raw: bytes) -> dict[str, Any]:
     try:
         body = orjson.loads(raw)
     except ValueError as error:
-        raise UsageError("the request is not valid JSON", got=shortened(str(error))) from error
+        raise UsageError("the request is not valid JSON", got=shorten(str(error))) from error
     if not isinstance(body, dict):
-        raise UsageError("the request is not a JSON object", got=shortened(raw[:80]))
+        raise UsageError("the request is not a JSON object", got=shorten(raw[:80]))
     return body
 
 

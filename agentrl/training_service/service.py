@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentrl.errors import UsageError, shortened
+from agentrl.errors import UsageError, shorten
 from agentrl.training_service import requests
 from agentrl.training_service.futures import FetchedResult, Futures, fingerprint, protocol_buffer
 from agentrl.training_service.runs import AdamStep, BaseWeights, RunSettings, TrainingRun
@@ -189,7 +189,7 @@ class Service:
         """
         session = self._sessions.get(session_id)
         if session is None:
-            raise NotFound("unknown session", got=shortened(session_id), hint=_RESTARTED)
+            raise NotFound("unknown session", got=shorten(session_id), hint=_RESTARTED)
         session.seen = time.monotonic()
         return session
 
@@ -220,7 +220,7 @@ class Service:
         session = self._sessions.get(model_id.partition(":")[0])
         run = None if session is None else session.runs.get(model_id)
         if run is None:
-            raise NotFound("unknown model", got=shortened(model_id), hint=_RESTARTED)
+            raise NotFound("unknown model", got=shorten(model_id), hint=_RESTARTED)
         run.session.seen = time.monotonic()
         return run
 
@@ -307,9 +307,7 @@ class Service:
 
     def _check_name(self, name: str) -> None:
         if name not in (self.settings.model_name, self.base.path):
-            raise UsageError(
-                "the server has another base model", got=shortened(name), expected=self.settings.model_name
-            )
+            raise UsageError("the server has another base model", got=shorten(name), expected=self.settings.model_name)
 
     def _find_loadable(self, path: str, *, optimizer: bool) -> StoredCheckpoint:
         """Find a checkpoint that this server can load.
@@ -515,7 +513,7 @@ class Service:
         """
         found = self._samplers_by_id.get(name)
         if found is None:
-            raise NotFound("unknown sampler", got=shortened(name), hint=_RESTARTED)
+            raise NotFound("unknown sampler", got=shorten(name), hint=_RESTARTED)
         found.session.seen = time.monotonic()
         return found
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import UsageError, shortened
+from agentrl.errors import UsageError, shorten
 from agentrl.observe.checkpoints import damage, seal
 from agentrl.observe.files import sync_folder, writing
 from agentrl.training_service.runs import RunSettings
@@ -129,9 +129,7 @@ class CheckpointStore:
             UsageError: the name is invalid or taken, or the disk is full.
         """
         if not _NAME.fullmatch(name):
-            raise UsageError(
-                "invalid checkpoint name", got=shortened(name), expected="letters, digits, '.', '_' and '-'"
-            )
+            raise UsageError("invalid checkpoint name", got=shorten(name), expected="letters, digits, '.', '_' and '-'")
         final = self.folder / run / kind / name
         if final.exists() and not overwrite:
             raise UsageError(
@@ -164,7 +162,7 @@ class CheckpointStore:
         """
         parts = _PATH.fullmatch(path)
         if parts is None:
-            raise UsageError("invalid checkpoint path", got=shortened(path), expected="tinker://RUN/weights/NAME")
+            raise UsageError("invalid checkpoint path", got=shorten(path), expected="tinker://RUN/weights/NAME")
         run, kind, name = parts.groups()
         folder = self.folder / run / kind / name
         if not folder.is_dir():

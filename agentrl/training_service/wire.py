@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.errors import UsageError, shortened
+from agentrl.errors import UsageError, shorten
 from agentrl.registry import Extra
 
 TINKER = Extra(name="training-service", module="tinker")
@@ -90,12 +90,12 @@ def parse_pass(raw: bytes) -> Any:
         message.ParseFromString(raw)
     except Exception as error:  # each implementation of the library has its own errors
         raise UsageError(
-            "the request is not a protocol buffer of the tinker client", got=shortened(str(error)), hint="update tinker"
+            "the request is not a protocol buffer of the tinker client", got=shorten(str(error)), hint="update tinker"
         ) from error
     if not message.model_id or message.seq_id < 1:
         raise UsageError(
             "the request has no model_id or no seq_id",
-            got=f"model_id {shortened(message.model_id)}, seq_id {message.seq_id}",
+            got=f"model_id {shorten(message.model_id)}, seq_id {message.seq_id}",
             expected="both, and a seq_id of 1 or more",
         )
     return message
@@ -114,7 +114,7 @@ def read_pass(message: Any) -> PassRequest:
     options = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
         if value.WhichOneof("value") != "number":
-            raise UsageError(f"loss_fn_config.{name} is not a number", got=shortened(value.text))
+            raise UsageError(f"loss_fn_config.{name} is not a number", got=shorten(value.text))
         options[name] = value.number
     return PassRequest(
         data=[_read_datum(own, f"data[{number}]") for number, own in enumerate(message.data)],
@@ -132,7 +132,7 @@ def _check_size(message: Any) -> None:
     entries = sum(math.prod(shape) for shape in shapes)
     if entries > MOST_ENTRIES:
         raise UsageError(
-            "loss_fn_inputs are too large", got=f"{shortened(entries)} entries", expected=f"at most {MOST_ENTRIES:,}"
+            "loss_fn_inputs are too large", got=f"{shorten(entries)} entries", expected=f"at most {MOST_ENTRIES:,}"
         )
 
 

@@ -65,7 +65,7 @@ async def _run_check(sandbox: Sandbox, check: Check) -> str | None:
             )
     except DeadlineExceeded:
         return None
-    return _plain(result.stdout.decode(errors="replace")) if result.succeeded else None
+    return _plain(result.stdout.decode(errors="replace")) if result.is_success else None
 
 
 def _plain(text: str) -> str:
@@ -130,7 +130,7 @@ def _has_passed(result: ExecResult, task: FolderTask) -> bool:
         found = _RESULT.findall(summary)
         if found:
             return not result.timed_out and set(found) <= {"PASSED", "XFAIL", "SKIPPED"} and "PASSED" in found
-    return result.succeeded
+    return result.is_success
 
 
 _RESULT = re.compile(r"^(PASSED|FAILED|ERROR|XPASS|XFAIL|SKIPPED)\b", re.MULTILINE)

@@ -18,7 +18,6 @@ from agentrl.sandbox.docker.sandbox import SUPPLY
 
 OWNING = """
 import asyncio, json, sys
-from agentrl.sandbox import open_sandbox
 async def main():
     sandbox = open_sandbox(json.loads(sys.argv[1]))
     await sandbox.start()
@@ -137,7 +136,7 @@ async def test_memory_that_runs_out_is_told(spec):
     spec["limits"] = {"memory_bytes": 2**27, "disk_bytes": 2**24}
     async with open_sandbox(spec) as sandbox:
         bomb = await sandbox.exec(["python3", "-c", "x = [b'x' * 2**20 for _ in range(1000)]"])
-        assert (bomb.out_of_memory, bomb.succeeded) == (True, False)
+        assert (bomb.out_of_memory, bomb.is_success) == (True, False)
         filled = await sandbox.exec("for d in . /tmp /dev/shm; do cat /dev/zero > $d/z; done", limits=Limits(seconds=9))
         assert not filled.out_of_memory
         assert (await sandbox.exec("echo here")).stdout == b"here\n"

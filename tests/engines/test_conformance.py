@@ -58,7 +58,12 @@ def subject(engine, request):
 
 @pytest.mark.parametrize(
     ("engine", "skipped"),
-    [("local", ["killed"]), ("scripted", ["logprobs", "killed"]), ("sglang", ["seeds"]), ("vllm", ["seeds"])],
+    [
+        ("local", ["killed engine"]),
+        ("scripted", ["logprobs", "killed engine"]),
+        ("sglang", ["seeds"]),
+        ("vllm", ["seeds"]),
+    ],
 )
 async def test_the_engine_conforms(engine, skipped, subject, reference_of, kills_a_server):
     model = subject.pop("model", None)

@@ -110,7 +110,7 @@ async def test_machine_failures_are_tried_again_reported_and_count_in_no_estimat
     broken = choose_tasks(SOURCE, 6, 0)[2]
     monkeypatch.setattr(Coin, "broken", frozenset({broken.seed}))
     result = await evaluate_panel(runner, SOURCE, PANEL, concurrency=4)
-    assert (result.failed, result.retries) == (2, 2)
+    assert (result.failures, result.retries) == (2, 2)
     assert result.outcomes[Outcome.ENVIRONMENT_ERROR] == 2
     assert sum(found.n_tasks for found in result.by_task_type.values()) == 5
 
@@ -134,7 +134,7 @@ async def test_finished_episodes_are_found_and_failed_ones_are_played_again(
     store.close()
     new = [tasks[2], tasks[4], tasks[5], *tasks]
     assert sorted(Coin.resets) == sorted(task.seed for task in new)
-    assert after.failed == 0
+    assert after.failures == 0
     assert after.episodes[0].to_record() == before.episodes[0].to_record()
     assert EpisodeStore(file).find(tasks[2], 0) is not None
 

@@ -120,7 +120,7 @@ def test_failures_of_the_machinery_count_in_no_estimate() -> None:
     result = summarise(PANEL, [episode("a", 0, success=True, reward=1.0), broken], seconds=1.0)
     assert result.success is not None
     assert (result.success.mean, result.reward and result.reward.mean) == (1.0, 1.0)
-    assert (result.failed, result.retries) == (1, 2)
+    assert (result.failures, result.retries) == (1, 2)
     assert result.outcomes[Outcome.ENGINE_ERROR] == 1
 
 

@@ -15,13 +15,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import SandboxError, UsageError
-from agentrl.sandbox import (
-    Limits,
-    SandboxFileError,
-    SandboxSpec,
-    isolation,
-    open_sandbox,
-)
+from agentrl.sandbox import Limits, SandboxFileError, SandboxSpec, isolation, open_sandbox
 from agentrl.sandbox.control_groups import PREFIX, ControlGroup, Hierarchy, find_hierarchy
 from agentrl.sandbox.isolation import _CHECKED, _DENIED, _UNACCOUNTED, filter_program, find_bubblewrap, own_folders
 from agentrl.sandbox.local import UNCONFINED
@@ -30,7 +24,6 @@ HEADERS = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 AGENTRL = (sys.executable, "-c", "from agentrl.cli import main; main()")
 OWNER = """
 import asyncio, json, os, sys
-from agentrl.sandbox import open_sandbox
 async def main():
     sandbox = open_sandbox()
     await sandbox.start()
@@ -169,7 +162,7 @@ async def test_the_code_of_agentrl_is_hidden():
         seen = await sandbox.exec(["sh", "-c", 'cd "$0"; ls agentrl envs tools agent_loops; ls README.md', str(root)])
         assert seen.stdout.decode().split("\n\n") == ["agent_loops:", "agentrl:", "envs:", "tools:\nREADME.md\n"]
         made = await sandbox.exec(["sh", "-c", 'cd "$0"; touch envs/x', str(root)])
-        assert not made.succeeded
+        assert not made.is_success
 
 
 async def test_an_agentrl_that_is_installed_for_the_python_inside_is_hidden(shared: Path, monkeypatch):

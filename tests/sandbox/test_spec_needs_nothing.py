@@ -79,12 +79,12 @@ def test_what_is_not_understood_is_named(given: Any, words: str) -> None:
 
 
 def test_limits_end_at_the_largest_number() -> None:
-    assert Limits(file_bytes=2**60).given == {"file_bytes": 2**60}
-    assert Limits(seconds=0.5).given == {"seconds": 0.5}
+    assert Limits(file_bytes=2**60).non_null == {"file_bytes": 2**60}
+    assert Limits(seconds=0.5).non_null == {"seconds": 0.5}
 
 
 @pytest.mark.parametrize(
     ("exit_code", "timed_out", "succeeded"), [(0, False, True), (1, False, False), (0, True, False)]
 )
 def test_a_command_succeeds_if_it_ends_in_time_with_0(exit_code: int, timed_out: bool, succeeded: bool) -> None:
-    assert ExecResult(exit_code=exit_code, stdout=b"", stderr=b"", timed_out=timed_out).succeeded is succeeded
+    assert ExecResult(exit_code=exit_code, stdout=b"", stderr=b"", timed_out=timed_out).is_success is succeeded

@@ -28,7 +28,7 @@ def skipped(report):
 async def test_the_scripted_engine_conforms(delay_s):
     report = await check_engine(lambda: ScriptedEngine(ScriptedEngineConfig(delay_s=delay_s), max_context=300))
     report.raise_on_failure()
-    assert skipped(report) == ["logprobs", "killed"]
+    assert skipped(report) == ["logprobs", "killed engine"]
 
 
 def _shaken(model):
@@ -58,7 +58,7 @@ async def test_the_local_engine_conforms(family, size, reference_of):
         new_weights=_shaken(model),
     )
     report.raise_on_failure()
-    assert skipped(report) == ["killed"]
+    assert skipped(report) == ["killed engine"]
 
 
 async def test_the_local_engine_conforms_with_weights_that_are_sent(reference_of):
@@ -112,8 +112,8 @@ async def test_a_server_conforms_up_to_its_death(served_folder, reference_of, tm
 
 async def test_the_kit_sees_that_a_process_was_not_killed():
     report = await check_engine(lambda: ScriptedEngine(max_context=300), kill=lambda: None)
-    (row,) = [row for row in report.rows if not row.passed]
-    assert row.check == "killed"
+    (row,) = [row for row in report.rows if not row.ok]
+    assert row.check == "killed engine"
     assert row.detail == "a request that ran at the kill did not raise EngineError"
 
 
@@ -192,7 +192,7 @@ async def test_the_kit_finds_a_broken_promise(engine, failing, reference_of):
         new_weights=_shaken(model),
         deadline_s=2,
     )
-    found = {row.check for row in report.rows if not row.passed}
+    found = {row.check for row in report.rows if not row.ok}
     assert failing <= found
     with pytest.raises(EngineError, match="does not conform to its contract"):
         report.raise_on_failure()
@@ -203,6 +203,6 @@ async def test_the_kit_finds_answers_that_are_too_long_or_stamped_wrong():
         return ScriptedAnswer(token_ids=[1] * request.params.max_tokens, version=7)
 
     report = await check_engine(lambda: ScriptedEngine(script=script, max_context=300), deadline_s=2)
-    assert {"versions", "seeds"} <= {row.check for row in report.rows if not row.passed}
+    assert {"versions", "seeds"} <= {row.check for row in report.rows if not row.ok}
     assert "failed   versions" in str(report)
     assert len(report.rows) == len(RULES)

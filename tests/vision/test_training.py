@@ -137,7 +137,7 @@ def test_grpo_on_pictures(family: str, start: StartRun) -> None:
         tasks=2,
         overrides=[*SETTINGS[1:], f"run.directory={run.folder.path.parent}"],
     )
-    assert measured.failed == 0
+    assert measured.failures == 0
 
 
 def test_turns_with_prompts_of_their_own_show_their_own_picture(start: StartRun) -> None:

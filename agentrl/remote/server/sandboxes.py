@@ -343,12 +343,12 @@ class SandboxServer:
         Raises:
             UsageError: a demanded limit is higher.
         """
-        served = self.spec.limits.given
-        higher = [name for name, value in requested.given.items() if name in demanded and value > served[name]]
+        served = self.spec.limits.non_null
+        higher = [name for name, value in requested.non_null.items() if name in demanded and value > served[name]]
         if higher:
             raise UsageError(
                 "sandboxes are served with lower limits",
-                got=", ".join(f"limits.{name}={requested.given[name]:g}" for name in higher),
+                got=", ".join(f"limits.{name}={requested.non_null[name]:g}" for name in higher),
                 expected=", ".join(f"at most {served[name]:g}" for name in higher),
                 hint="lower the limits, or start the server with --set limits.NAME=VALUE",
             )

@@ -23,23 +23,13 @@ from agentrl.render.tool_parsers import (
     ToolSchemas,
     collect_blocks,
     deepseek,
+    json_calls,
     parameters_of,
     pythonic,
     shows_example,
     xml_calls,
 )
-from agentrl.render.tool_parsers.json_calls import (
-    CLOSE,
-    HERMES_FORM,
-    LLAMA3_FORM,
-    MISTRAL_FORM,
-    MISTRAL_OPEN,
-    OPEN,
-    parse_hermes,
-    parse_llama3_json,
-    parse_mistral,
-    read_llama3,
-)
+from agentrl.render.tool_parsers.json_calls import CLOSE, HERMES_FORM, OPEN
 from agentrl.render.tool_parsers.mended_json import read_mended
 from agentrl.render.tool_parsers.untagged import (
     ENDS,
@@ -58,7 +48,7 @@ from agentrl.tool.json_schema import fits
 
 def repair_hermes(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
     """Read ``<tool_call>`` blocks with deviations, or calls without the tag."""
-    strict = parse_hermes(text, tools)
+    strict = json_calls.parse_hermes(text, tools)
     if strict.calls and not strict.problems:
         return strict
     if OPEN not in text or shows_example(text, OPEN):
@@ -108,22 +98,22 @@ def _as_intended(item: Any, slips: tuple[str, ...]) -> IntendedCall:
     return IntendedCall(item.get("name"), item.get("arguments", {}), slips)
 
 
+def _unless_empty(served: ParsedCalls, form: str, text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
+    """Return the calls that the parser found, or JSON without tags if there are none."""
+    return served if served.calls else read_untagged(text, tools, form, is_whole=is_whole) or served
+
+
 def repair_llama3_json(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
     """Read calls in fences or tags, or with deviations in their JSON."""
-    served = parse_llama3_json(text, tools)
+    served = json_calls.parse_llama3_json(text, tools)
     if served.problems:
-        served = read_llama3(served, text, tools, is_whole=is_whole)
-    if served.calls:
-        return served
-    return read_untagged(text, tools, LLAMA3_FORM, is_whole=is_whole) or served
+        served = json_calls.read_llama3(served, text, tools, is_whole=is_whole)
+    return _unless_empty(served, json_calls.LLAMA3_FORM, text, tools, is_whole=is_whole)
 
 
 def _or_untagged(parse: ToolParser, form: str, text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
     """Read calls in the notation, or JSON if there are none."""
-    served = parse(text, tools)
-    if served.calls:
-        return served
-    return read_untagged(text, tools, form, is_whole=is_whole) or served
+    return _unless_empty(parse(text, tools), form, text, tools, is_whole=is_whole)
 
 
 def _complete_tags(
@@ -135,9 +125,7 @@ def _complete_tags(
         completed = parse(_BROKEN_END.sub("", text).rstrip() + ending, tools)
         if len(completed.calls) > len(served.calls) and not completed.problems and _all_fit(completed, tools):
             return completed if completed.repairs else replace(completed, repairs=(UNCLOSED_TAG,))
-    if served.calls:
-        return served
-    return read_untagged(text, tools, form, is_whole=is_whole) or served
+    return _unless_empty(served, form, text, tools, is_whole=is_whole)
 
 
 def _all_fit(parsed: ParsedCalls, tools: ToolSchemas) -> bool:
@@ -149,9 +137,7 @@ def repair_pythonic(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedC
     served = pythonic.parse(text, tools)
     if pythonic.BESIDE_TEXT in served.repairs and _is_mentioned(text, pythonic.list_start(text)):
         return ParsedCalls(content=text.strip())
-    if served.calls:
-        return served
-    return read_untagged(text, tools, pythonic.FORM, is_whole=is_whole) or served
+    return _unless_empty(served, pythonic.FORM, text, tools, is_whole=is_whole)
 
 
 def _is_mentioned(text: str, start: int) -> bool:
@@ -161,10 +147,8 @@ def _is_mentioned(text: str, start: int) -> bool:
 
 def repair_mistral(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
     """Read an array of calls with deviations in its JSON, or calls without the mark."""
-    served = parse_mistral(text, tools)
-    if served.calls:
-        return served
-    return read_untagged(text.replace(MISTRAL_OPEN, "\n"), tools, MISTRAL_FORM, is_whole=is_whole) or served
+    served, form = json_calls.parse_mistral(text, tools), json_calls.MISTRAL_FORM
+    return _unless_empty(served, form, text.replace(json_calls.MISTRAL_OPEN, "\n"), tools, is_whole=is_whole)
 
 
 _BROKEN_END = re.compile(r"<(?:/[^<>]*)?\Z")

@@ -219,7 +219,7 @@ class DockerSandbox(SupervisedSandbox):
         unpacked = await self.exec(["/bin/tar", "-xpf", "-", "--strip-components=1"], stdin=content)
         if unpacked.exit_code == NOT_FOUND:
             raise UsageError("an image has no /bin/tar", got=self.spec.image, hint="add it: apt-get install tar")
-        if not unpacked.succeeded:
+        if not unpacked.is_success:
             raise UsageError(
                 f"the image's content of {self.folder} does not fit into a sandbox",
                 got=unpacked.stderr.decode(errors="replace")[-300:],

@@ -135,9 +135,9 @@ async def stops_a_fork_bomb(sandbox: Sandbox) -> str:
 async def stops_a_memory_bomb(sandbox: Sandbox) -> str:
     """A process that uses all memory is killed."""
     result = await run_python(sandbox, _MEMORY_BOMB, limits=Limits(seconds=4.0))
-    require(not result.succeeded and not result.timed_out, f"a memory bomb ends as {describe_end(result)}")
+    require(not result.is_success and not result.timed_out, f"a memory bomb ends as {describe_end(result)}")
     own = await run_python(sandbox, "held = b'x' * 100 * 2**20", limits=Limits(memory_bytes=64 * MIB))
-    require(not own.succeeded, "a command's own memory limit has no effect")
+    require(not own.is_success, "a command's own memory limit has no effect")
     return "out of memory" if result.out_of_memory else "memory was refused"
 
 
@@ -177,7 +177,7 @@ async def stops_a_disk_fill(sandbox: Sandbox) -> str:
     single = await run_python(sandbox, _ONE_FILE)
     require(int(text(single) or 0) <= (TIGHT.file_bytes or 0), f"a file of {text(single)} bytes can be written")
     many = await run_python(sandbox, _MANY_FILES, limits=Limits(seconds=1.0))
-    require(not many.succeeded, describe_end(many))
+    require(not many.is_success, describe_end(many))
     return f"{total} MiB in all folders together, {int(text(single)) // MIB} MiB in a file"
 
 
@@ -187,11 +187,11 @@ async def stops_a_zip_bomb(sandbox: Sandbox) -> str:
     bomb = gzip.compress(bytes(300 * MIB), compresslevel=9)
     await sandbox.write("bomb.gz", bomb)
     unpacked = await sandbox.exec("gzip -dc bomb.gz > bomb")
-    require(not unpacked.succeeded, "a zip bomb was unpacked to the disk")
+    require(not unpacked.is_success, "a zip bomb was unpacked to the disk")
     size = int(text(await sandbox.exec("wc -c < bomb")))
     require(size <= (TIGHT.file_bytes or 0), f"a zip bomb fills {size} bytes")
     loaded = await run_python(sandbox, "import gzip; print(len(gzip.open('bomb.gz').read()))")
-    require(not loaded.succeeded, "a zip bomb was unpacked into memory")
+    require(not loaded.is_success, "a zip bomb was unpacked into memory")
     return f"{len(bomb):,} bytes that unpack to {300 * MIB:,}"
 
 
@@ -249,7 +249,7 @@ async def kills_at_the_deadline(sandbox: Sandbox) -> Finding:
     start = time.perf_counter()
     result = await run_python(sandbox, f"{_BEATS}    print('on', flush=True); beat()", limits=Limits(seconds=1.0))
     took = time.perf_counter() - start
-    require(result.timed_out and not result.succeeded, f"an endless command ends as {describe_end(result)}")
+    require(result.timed_out and not result.is_success, f"an endless command ends as {describe_end(result)}")
     require(took < 1.0 + GRACE_S, f"1 s became {took:.1f} s")
     require(text(result) == "on", "output until the deadline is lost")
     await _require_silence(sandbox)
@@ -260,7 +260,7 @@ async def kills_at_the_deadline(sandbox: Sandbox) -> Finding:
 async def counts_processor_time(sandbox: Sandbox) -> str:
     """A busy loop is killed when its processor time is used up, before its deadline."""
     result = await run_python(sandbox, "while True: pass", limits=Limits(cpu_seconds=1.0, seconds=60.0))
-    require(not result.succeeded, f"a busy loop ends as {describe_end(result)}")
+    require(not result.is_success, f"a busy loop ends as {describe_end(result)}")
     require(not result.timed_out, "processor time is not limited; only the deadline ended a busy loop")
     return f"after {result.seconds:.2f} s"
 

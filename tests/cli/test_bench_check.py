@@ -5,16 +5,16 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from agentrl.errors import UnknownNameError, UsageError
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 STORED = ROOT / "docs" / "benchmarks.json"
 
 
@@ -75,27 +75,27 @@ def run(*, factor: float = 1.0) -> dict:
 '''
 
 
-def test_the_guard_runs_benchmarks_and_prints_a_table(tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_guard_runs_benchmarks_and_prints_a_table(
+    guard: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "sleep.py").write_text(BENCHMARK)
     ratio = {"name": "peer / own", "figure": "peer.s", "over": "own.s", "stored": 3.2}
-    runs = [
-        {"benchmark": "sleep", "options": {"factor": factor}, "conditions": "an idle core", "ratios": [ratio]}
-        for factor in (1.0, 0.9, -1)
-    ]
     stored = tmp_path / "stored.json"
-    words = ["--stored", str(stored), "--folder", str(tmp_path), "sleep"]
-    for kept, code, rows in (
-        (runs[:1], 0, ["3.20    3.00      -6%     ok"]),
-        (runs, 1, ["3.20    3.00      -6%     ok", "3.20    2.70      -16%    fell", "not measured"]),
+    for factors, code, rows in (
+        ([1.0], 0, ["3.20    3.00      -6%     ok"]),
+        ([0.9, -1], 1, ["3.20    2.70      -16%    fell", "not measured"]),
     ):
-        stored.write_text(json.dumps(kept))
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "benchmarks" / "_check.py"), *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={"COLUMNS": "200", "PATH": "/usr/bin:/bin"},
-        )
-        assert done.returncode == code, done.stderr
-        assert all(row in done.stdout for row in rows), done.stdout
-        assert ("stored conditions of sleep: an idle core" in done.stderr) == bool(code)
+        runs = [
+            {"benchmark": "sleep", "options": {"factor": factor}, "conditions": "an idle core", "ratios": [ratio]}
+            for factor in factors
+        ]
+        stored.write_text(json.dumps(runs))
+        with pytest.raises(typer.Exit) as ended:
+            guard.check(["sleep"], stored, tmp_path)
+        printed = capsys.readouterr()
+        assert ended.value.exit_code == code, printed.err
+        assert all(row in printed.out for row in rows), printed.out
+        assert ("stored conditions of sleep: an idle core" in printed.err) == bool(code)
