@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import shlex
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
@@ -114,6 +115,10 @@ class StepBatch:
     pad_id: int = 0
     needs_forward: Sequence[bool] = ()
     """True for each sequence that goes through the policy."""
+    sample_counts: torch.Tensor | None = None
+    """Number of times that each trajectory was drawn: int64 [trajectories], on the CPU; ``None`` means once."""
+    seed: int = 0
+    """Seed of the run's random choices in updates."""
 
     @property
     def tokens(self) -> int:
@@ -133,6 +138,10 @@ class StepBatch:
         """Return the flat indices of the tokens of some sequences, without an expert's tokens: int64 [tokens]."""
         index = self.token_index(sequences)
         return index if self.expert is None else index[~self.expert[index]]
+
+    def draw(self, update: int) -> int:
+        """Derive the seed of random choices in an update of the step, counted from 0: in [0, 2^63)."""
+        return random.Random(f"{self.seed} {self.step_version} {update}").getrandbits(63)
 
 
 def step_batch(
