@@ -243,18 +243,13 @@ class GradientPass:
         if self._kept is not None:
             kept = self._kept[where]
             trained, entropy, weight = tokens.select(kept), entropy[kept], weight[kept]
-        objective = self._objective.loss(trained, entropy)
         tally.add("train/entropy", scores.entropy)
-        tally.add("train/clip_share", objective.clipped)
-        if not self._objective.masks_tokens:
-            tally.add("mismatch/clip_share", objective.truncated)
+        values = self._objective.loss(trained, entropy, tally)
         log_rho = log_ratio(tokens.old_logp, tokens.logp.detach())
         tally.add("train/kl_old", log_rho.neg().exp() + log_rho - 1)
-        if objective.kl is not None:
-            tally.add("train/kl_reference", objective.kl)
         if tokens.teacher_logp is not None:
             tally.add("train/kl_teacher", scores.logp.detach() - tokens.teacher_logp)
-        loss = (weight * objective.values).sum()
+        loss = (weight * values).sum()
         if self._joint is not None and scores.values is not None:
             loss = loss + self._joint.joined_loss(scores.values, where, tally)
         return loss

@@ -33,7 +33,7 @@ from agentrl.training.forward.runner import ModelRunner, RunnerSettings
 from agentrl.training.forward.tree_attention import ATTENTION
 from agentrl.training.gradients import DUMPED_STEP, DUMPED_TOKENS, GradientPass
 from agentrl.training.moe import moe_hooks
-from agentrl.training.objective import Objective, TokenObjective
+from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.rewards import RewardShaping
 
@@ -130,13 +130,13 @@ class _RecordingObjective(Objective):
 
     not_finite: tuple[str, ...] = ()
 
-    def loss(self, tokens: LossInput, entropy: torch.Tensor) -> TokenObjective:
-        found = super().loss(tokens, entropy)
+    def loss(self, tokens: LossInput, entropy: torch.Tensor, tally: SumsByName) -> torch.Tensor:
+        found = super().loss(tokens, entropy, tally)
         numbers = {
             "log-probabilities": tokens.logp,
             "advantages": tokens.advantage,
             "log-probabilities of the engine": tokens.behaviour_logp,
-            "losses of tokens": found.values,
+            "losses of tokens": found,
         }
         self.not_finite = tuple(name for name, value in numbers.items() if not bool(value.detach().isfinite().all()))
         return found
