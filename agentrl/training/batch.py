@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import shlex
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
@@ -89,7 +90,6 @@ class StepBatch:
     starts: tuple[int, ...]
     """Index of each sequence's first token in the flat tensors, followed by the number of tokens."""
     sequence_trajectory: tuple[int, ...]
-    trajectory_group: tuple[int, ...]
     behaviour_logp: torch.Tensor
     """log mu: float32 [tokens]."""
     version: torch.Tensor
@@ -114,6 +114,10 @@ class StepBatch:
     pad_id: int = 0
     needs_forward: Sequence[bool] = ()
     """True for each sequence that goes through the policy."""
+    sample_counts: torch.Tensor | None = None
+    """Number of times that each trajectory was drawn: int64 [trajectories], on the CPU; ``None`` means once."""
+    seed: int = 0
+    """Seed of the run's random choices in updates."""
 
     @property
     def tokens(self) -> int:
@@ -133,6 +137,10 @@ class StepBatch:
         """Return the flat indices of the tokens of some sequences, without an expert's tokens: int64 [tokens]."""
         index = self.token_index(sequences)
         return index if self.expert is None else index[~self.expert[index]]
+
+    def draw(self, update: int) -> int:
+        """Derive the seed of random choices in an update of the step, counted from 0: in [0, 2^63)."""
+        return random.Random(f"{self.seed} {self.step_version} {update}").getrandbits(63)
 
 
 def step_batch(
@@ -161,26 +169,25 @@ def step_batch(
             owner.append(number)
             columns.append(own)
     logprobs, versions, turns = (torch.from_numpy(np.concatenate(column)) for column in zip(*columns, strict=True))
-    trajectory_group = _group_numbers(trajectories)
     first_turn = torch.cat([torch.zeros(1), torch.bincount(rewards.turn_episode, minlength=len(trajectories))]).cumsum(
         0
     )
     counts = torch.tensor([sequence.targets.numel() for sequence in sequences])
     trajectory = torch.tensor(owner)
     token_trajectory = trajectory.repeat_interleave(counts)
+    episodes = episode_batch(trajectories, rewards, turns + first_turn.long()[token_trajectory])
     return StepBatch(
         sequences=tuple(sequences),
         starts=(0, *counts.cumsum(0).tolist()),
         sequence_trajectory=tuple(owner),
-        trajectory_group=tuple(trajectory_group.tolist()),
         behaviour_logp=logprobs,
         version=versions,
         owners=TokenOwners(
             sequence=torch.arange(len(sequences)).repeat_interleave(counts),
             trajectory=token_trajectory,
-            group=trajectory_group[token_trajectory],
+            group=episodes.group[token_trajectory],
         ),
-        episodes=episode_batch(trajectories, rewards, turns + first_turn.long()[token_trajectory]),
+        episodes=episodes,
         trajectories=tuple(trajectories),
         expert=torch.tensor([trajectories[e].id in experts for e in owner]).repeat_interleave(counts)
         if experts
@@ -262,7 +269,8 @@ def mini_batches(batch: StepBatch, count: int, generator: torch.Generator) -> li
     Groups stay whole, so that a mean over a group's tokens is over the whole group. With fewer groups than parts, only
     trajectories stay whole. With fewer trajectories than parts, fewer parts are returned.
     """
-    groups = [batch.trajectory_group[trajectory] for trajectory in batch.sequence_trajectory]
+    group_of = batch.episodes.group.tolist()
+    groups = [group_of[trajectory] for trajectory in batch.sequence_trajectory]
     units = groups if len(set(groups)) >= count else list(batch.sequence_trajectory)
     members: dict[int, list[int]] = {}
     for sequence, unit in enumerate(units):

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -22,82 +21,42 @@ from agentrl.training.batch import StepBatch
 from agentrl.training.forward.micro_batches import MicroBatch, SumsByName
 from agentrl.training.forward.runner import ModelRunner, PassHook
 from agentrl.training.objective import Objective
-from agentrl.training.rewards import RewardShaping
 from agentrl.training.signals.base import SignalUpdates
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenValues:
-    """Values of a step's sampled tokens in addition to the batch, on the model's device; float32 [tokens] each."""
+def step_tokens(
+    batch: StepBatch, advantage: torch.Tensor, objective: Objective, policy: ModelRunner, *, policy_learns: bool
+) -> LossInput:
+    """Make the loss input of all sampled tokens of a step, on the model's device, from which updates select theirs.
 
-    advantage: torch.Tensor
-    episode_return: torch.Tensor
-    behaviour_logp: torch.Tensor
-    trainer_logp: torch.Tensor
-    """Log-probabilities of the trainer before the first update; NaN where the first forward pass will fill them in."""
-    version: torch.Tensor
-    """Weight version that sampled each token: int32."""
-    step_version: int
-    reference_logp: torch.Tensor | None = None
-    teacher_logp: torch.Tensor | None = None
-    teacher_top_ids: torch.Tensor | None = None
-    """The teacher's most probable tokens at each position: int64 [tokens, k]."""
-    teacher_top_logp: torch.Tensor | None = None
-    """Log-probabilities of `teacher_top_ids` under the teacher: float32 [tokens, k]."""
-    expert: torch.Tensor | None = None
-    """Mask of tokens that an expert wrote, whose `behaviour_logp` has no meaning: bool."""
-    entropy: torch.Tensor | None = None
-    """Entropy before the first update; ``None`` unless the objective looks ahead."""
-    sample_counts: torch.Tensor | None = None
-    """Number of times that each trajectory was drawn: int64 [trajectories], on the CPU; ``None`` means once."""
-    seed: int = 0
-
-    def draw(self, update: int) -> int:
-        """Derive the seed of random choices in an update of the step, counted from 0: in [0, 2^63)."""
-        return random.Random(f"{self.seed} {self.step_version} {update}").getrandbits(63)
-
-
-def token_values(
-    batch: StepBatch,
-    advantage: torch.Tensor,
-    objective: Objective,
-    policy: ModelRunner,
-    shaping: RewardShaping,
-    *,
-    seed: int,
-    policy_learns: bool,
-) -> TokenValues:
-    """Collect the values, and score pi_old where the first update's forward pass cannot provide it.
-
-    If the policy does not learn, because only the signals' models train, its single forward pass provides all
-    log-probabilities.
+    Its `old_logp` and `logp` are the trainer's log-probabilities before the first update, which are scored here where
+    the first update's forward pass cannot provide them; elsewhere they are NaN. If the policy does not learn, because
+    only the signals' models train, its single forward pass provides all of them. `entropy` is ``None`` unless the
+    objective looks ahead.
     """
     device, teacher = policy.model.device, batch.teacher
-    returns = batch.episodes.returns
-    trainer_logp = torch.full((batch.tokens,), math.nan, device=device)
-    entropy = torch.full_like(trainer_logp, math.nan) if objective.looks_ahead else None
+    logp = torch.full((batch.tokens,), math.nan, device=device)
+    entropy = torch.full_like(logp, math.nan) if objective.looks_ahead else None
     if needed := _sequences_to_score(batch, objective, policy_learns=policy_learns):
         sequences = [batch.sequences[i] for i in needed]
         scores = policy.logprobs(sequences, temperature=batch.temperature, pad_id=batch.pad_id)
         where = batch.token_index(needed).to(device)
-        trainer_logp[where] = scores.logp
+        logp[where] = scores.logp
         if entropy is not None:
             entropy[where] = scores.entropy
-    return TokenValues(
-        advantage=advantage.to(device),
-        episode_return=batch.episodes.to_tokens(returns).float().to(device),
+    return LossInput(
+        logp=logp,
+        old_logp=logp,
         behaviour_logp=batch.behaviour_logp.to(device),
-        trainer_logp=trainer_logp,
-        version=batch.version.to(device),
-        step_version=batch.step_version,
+        advantage=advantage.to(device),
+        episode_return=batch.episodes.to_tokens(batch.episodes.returns).float().to(device),
+        sequence=batch.owners.sequence.to(device),
+        sequences=len(batch.sequences),
         reference_logp=batch.reference_logp,
         teacher_logp=None if teacher is None else teacher.logp,
-        teacher_top_ids=None if teacher is None else teacher.top_ids,
         teacher_top_logp=None if teacher is None else teacher.top_logp,
         expert=None if batch.expert is None else batch.expert.to(device),
         entropy=entropy,
-        sample_counts=shaping.sample_counts(returns, seed=batch.step_version),
-        seed=seed,
     )
 
 
@@ -130,11 +89,33 @@ def token_shares(
     return shares.index_add(0, drawn, objective.weights(copies).float())
 
 
+DUMPED_TOKENS = (
+    "advantage",
+    "episode_return",
+    "behaviour_logp",
+    "reference_logp",
+    "teacher_logp",
+    "teacher_top_logp",
+    "expert",
+    "entropy",
+)
+"""Parts of the step's `LossInput` that a dump of an update contains under their names; `old_logp` is ``trainer_logp``.
+"""
+DUMPED_STEP = ("version", "step_version", "sample_counts", "seed")
+"""Parts of the `StepBatch` that a dump of an update contains among the tokens' values."""
+
+
 class GradientPass:
     """Computation of the gradients of a step's updates; the caller applies them.
 
-    The first update fills in `values.trainer_logp`. The loss of `joint` is added to the policy's. If `learns` is False,
-    no parameter gets a gradient, and only the metrics are computed.
+    Args:
+        policy: Runner of the policy.
+        objective: Estimator, loss and corrections.
+        batch: The step's batch.
+        tokens: Result of `step_tokens`; the first update fills in its `old_logp`.
+        joint: Signal whose loss is added to the policy's.
+        learns: ``False`` to compute only the metrics; no parameter gets a gradient.
+        hooks: Hooks into the policy's passes.
     """
 
     def __init__(
@@ -142,7 +123,7 @@ class GradientPass:
         policy: ModelRunner,
         objective: Objective,
         batch: StepBatch,
-        values: TokenValues,
+        tokens: LossInput,
         *,
         joint: SignalUpdates | None = None,
         learns: bool = True,
@@ -153,9 +134,10 @@ class GradientPass:
         """KL of the policy to pi_old, over the last update's tokens."""
         self._computed_tokens = self._read_tokens = 0
         self.model, self._policy, self._objective, self._hooks = policy.model, policy, objective, hooks
-        self.batch, self._values = batch, values
-        self._tokens: dict[str, Any] = {"temperature": batch.temperature, "pad_id": batch.pad_id}
-        self._needs_grad = [learns and own for own in needs_gradient(objective, batch, values.advantage)]
+        self.batch, self._tokens = batch, tokens
+        self._scoring: dict[str, Any] = {"temperature": batch.temperature, "pad_id": batch.pad_id}
+        self._version = batch.version.to(self.model.device)
+        self._needs_grad = [learns and own for own in needs_gradient(objective, batch, tokens.advantage)]
         self._joint, self._head_parameters = joint, () if joint is None else tuple(joint.head.parameters())
         self._updates = 0
         self.before: dict[str, Any] = {}
@@ -164,26 +146,23 @@ class GradientPass:
         """
         self.loss = 0.0
         self._kept: torch.Tensor | None = None
-        self._chosen: torch.Tensor | None = None
 
     def accumulate(self, part: list[int]) -> float:
         """Add the gradient of one update's loss, over the sequences `part`; return the loss."""
         self.before = self._snapshot(part)
         index = self._select_tokens(part) if self._objective.looks_ahead else self.batch.token_index(part)
-        weights = token_shares(self._objective, self.batch.owners, index, self._values.sample_counts).to(
-            self.model.device
-        )
+        weights = token_shares(self._objective, self.batch.owners, index, self.batch.sample_counts)
         members = [i for i in part if self.batch.needs_forward[i]]
         result = self._policy.forward_backward(
             [self.batch.sequences[i] for i in members],
-            functools.partial(self._loss, weights),
+            functools.partial(self._loss, weights.to(self.model.device)),
             numbers=members,
             needs_grad=[self._needs_grad[i] for i in members],
             head_parameters=self._head_parameters,
             hooks=self._hooks,
         )
         self._count_tokens(result.work)
-        self._values.trainer_logp.copy_(self._policy.passes.ranks.fill_missing(self._values.trainer_logp))
+        self._tokens.old_logp.copy_(self._policy.passes.ranks.fill_missing(self._tokens.old_logp))
         self.tally.merge(result.tally)
         self.kl_old = result.tally.means().get("train/kl_old", 0.0)
         self._updates += 1
@@ -197,14 +176,17 @@ class GradientPass:
             self._read_tokens += sum(len(sequence) for sequence in part)
 
     def _snapshot(self, part: list[int]) -> dict[str, Any]:
-        values = {each.name: getattr(self._values, each.name) for each in fields(self._values)}
-        passes = self._policy.passes
+        batch, passes = self.batch, self._policy.passes
+        values = {name: getattr(self._tokens, name) for name in DUMPED_TOKENS}
+        values |= {name: getattr(batch, name) for name in DUMPED_STEP}
+        values["trainer_logp"] = self._tokens.old_logp.clone()
+        values["teacher_top_ids"] = None if batch.teacher is None else batch.teacher.top_ids
         return {
             "part": part,
-            "values": {**values, "trainer_logp": self._values.trainer_logp.clone()},
+            "values": values,
             "updates": self._updates,
-            "reads": list(self.batch.needs_forward),
-            **self._tokens,
+            "reads": list(batch.needs_forward),
+            **self._scoring,
             "layout": asdict(replace(passes.layout, context=None, replay=None)),
             "lanes": passes.lanes.count,
             "ranks": passes.ranks.dp_size,
@@ -231,26 +213,27 @@ class GradientPass:
         index, trained = index[kept.cpu()], index.to(kept.device)[kept]
         self._kept = torch.zeros(self.batch.tokens, dtype=torch.bool, device=self.model.device)
         self._kept[trained] = True
-        self._chosen = self._kept
+        chosen_of_step = self._kept
         if chosen is not None:
-            self._chosen = torch.zeros_like(self._kept, dtype=chosen.dtype)
-            self._chosen[trained] = chosen
+            chosen_of_step = torch.zeros_like(self._kept, dtype=chosen.dtype)
+            chosen_of_step[trained] = chosen
+        self._tokens = replace(self._tokens, chosen=chosen_of_step)
         return index
 
     def _current(self, part: list[int]) -> torch.Tensor:
         """Compute log pi of the current policy, without gradient: [tokens of the part]."""
         where = self.batch.token_index(part).to(self.model.device)
         if self._updates == 0 or not self._objective.chooses_tokens:
-            return self._values.trainer_logp[where]
+            return self._tokens.old_logp[where]
         sequences = [self.batch.sequences[i] for i in part]
-        return self._policy.logprobs(sequences, **self._tokens).logp
+        return self._policy.logprobs(sequences, **self._scoring).logp
 
     def _loss(self, weights: torch.Tensor, indices: list[int], tally: SumsByName) -> torch.Tensor:
         where = self.batch.token_index(indices).to(self.model.device)
-        top_ids = self._values.teacher_top_ids
+        top_ids = None if self.batch.teacher is None else self.batch.teacher.top_ids
         scores = self._policy.score(
             [self.batch.sequences[i] for i in indices],
-            **self._tokens,
+            **self._scoring,
             entropy_gradient=self._objective.uses_entropy,
             value_head=None if self._joint is None else self._joint.head,
             others=None if top_ids is None else top_ids[where],
@@ -260,58 +243,42 @@ class GradientPass:
         if self._kept is not None:
             kept = self._kept[where]
             trained, entropy, weight = tokens.select(kept), entropy[kept], weight[kept]
-        objective = self._objective.loss(trained, entropy)
         tally.add("train/entropy", scores.entropy)
-        tally.add("train/clip_share", objective.clipped)
-        if not self._objective.masks_tokens:
-            tally.add("mismatch/clip_share", objective.truncated)
+        values = self._objective.loss(trained, entropy, tally)
         log_rho = log_ratio(tokens.old_logp, tokens.logp.detach())
         tally.add("train/kl_old", log_rho.neg().exp() + log_rho - 1)
-        if objective.kl is not None:
-            tally.add("train/kl_reference", objective.kl)
         if tokens.teacher_logp is not None:
             tally.add("train/kl_teacher", scores.logp.detach() - tokens.teacher_logp)
-        loss = (weight * objective.values).sum()
+        loss = (weight * values).sum()
         if self._joint is not None and scores.values is not None:
             loss = loss + self._joint.joined_loss(scores.values, where, tally)
         return loss
 
     def _loss_input(self, indices: list[int], where: torch.Tensor, logp: torch.Tensor) -> LossInput:
-        values = self._values
+        own = self._tokens.select(where)
         counts = torch.tensor([self.batch.lengths[i] for i in indices], device=where.device)
-        old, behaviour = self._old_logp(where, logp.detach()), values.behaviour_logp[where]
-        expert = None if values.expert is None else values.expert[where]
-        return LossInput(
+        old, behaviour = self._old_logp(own, where, logp.detach()), own.behaviour_logp
+        return replace(
+            own,
             logp=logp,
             old_logp=old,
-            behaviour_logp=behaviour if expert is None else torch.where(expert, old, behaviour),
-            advantage=values.advantage[where],
-            episode_return=values.episode_return[where],
+            behaviour_logp=behaviour if own.expert is None else torch.where(own.expert, old, behaviour),
             sequence=torch.arange(len(indices), device=where.device).repeat_interleave(counts),
             sequences=len(indices),
-            reference_logp=None if values.reference_logp is None else values.reference_logp[where],
-            teacher_logp=None if values.teacher_logp is None else values.teacher_logp[where],
-            teacher_top_logp=None if values.teacher_top_logp is None else values.teacher_top_logp[where],
-            expert=expert,
-            entropy=None if values.entropy is None else values.entropy[where],
-            chosen=None if self._chosen is None else self._chosen[where],
-            draw=values.draw(self._updates),
+            draw=self.batch.draw(self._updates),
         )
 
-    def _old_logp(self, where: torch.Tensor, logp: torch.Tensor) -> torch.Tensor:
+    def _old_logp(self, own: LossInput, where: torch.Tensor, logp: torch.Tensor) -> torch.Tensor:
         """Return log pi_old of some tokens; if this forward pass is the first, record it as the trainer's."""
-        values = self._values
-        own = values.trainer_logp[where]
-        own = torch.where(own.isnan(), logp, own)
-        values.trainer_logp[where] = own
+        trainer = torch.where(own.old_logp.isnan(), logp, own.old_logp)
+        self._tokens.old_logp[where] = trainer
         match self._objective.proximal:
             case "trainer":  # before the first update they differ by rounding only, which a loss with a kink would show
-                return logp if self._updates == 0 else own
+                return logp if self._updates == 0 else trainer
             case "behaviour":
-                return values.behaviour_logp[where]
+                return own.behaviour_logp
             case "loglinear":
-                mu = values.behaviour_logp[where]
-                return loglinear(logp, mu, values.version[where], old_version=values.step_version)
+                return loglinear(logp, own.behaviour_logp, self._version[where], old_version=self.batch.step_version)
 
 
 def needs_gradient(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:

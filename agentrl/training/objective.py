@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -32,6 +31,7 @@ from agentrl.config.algorithm import ReferenceConfig
 from agentrl.config.config import AlgorithmConfig, Config
 from agentrl.errors import AgentRLError, ConfigError, TrainingError, raised_in
 from agentrl.registry import Kind, lookup
+from agentrl.training.forward.micro_batches import SumsByName
 
 SIGNALLED = frozenset({Input.GREEDY_RETURN, Input.TEACHER, Input.TEACHER_TOP, Input.EXPERT})
 """Inputs that signals provide; each signal checks its own."""
@@ -196,20 +196,6 @@ def _report_failures(kind: str, name: str, function: Callable[..., Any]) -> Call
     return call
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenObjective:
-    """Parts of the loss of the tokens that train; each [tokens]."""
-
-    values: torch.Tensor
-    """Policy loss times correction weight, plus KL and entropy terms; carries the gradient."""
-    clipped: torch.Tensor
-    """Mask of tokens that the policy loss clipped: bool."""
-    truncated: torch.Tensor
-    """Mask of tokens whose correction weight reached its cap: bool."""
-    kl: torch.Tensor | None
-    """KL to the reference; ``None`` without ``kl_coef``."""
-
-
 def learns_from_rewards(config: AlgorithmConfig) -> bool:
     """Return True if a run learns from differences in returns only: no teacher, and a loss that reads advantages."""
     return config.teacher is None and not ignores_advantage.of(lookup(Kind.LOSS, config.loss))
@@ -315,12 +301,15 @@ class Objective:
         """Compute the weight of each token in the loss of an optimizer step; needs all its tokens: float64 [tokens]."""
         return token_weights(Aggregation(self._config.aggregation), owners, norm_length=self._config.norm_length)
 
-    def loss(self, tokens: LossInput, entropy: torch.Tensor) -> TokenObjective:
-        """Compute the loss of the tokens that train, before aggregation.
+    def loss(self, tokens: LossInput, entropy: torch.Tensor, tally: SumsByName) -> torch.Tensor:
+        """Compute the loss of the tokens that train, before aggregation: [tokens].
+
+        It is the policy loss times the correction weight, plus the KL and entropy terms.
 
         Args:
             tokens: Tokens of whole sequences.
             entropy: Entropy of the policy: [tokens].
+            tally: Sums to which measurements of these tokens are added.
 
         Raises:
             TrainingError: the loss did not return one number with a gradient for each token.
@@ -332,13 +321,16 @@ class Objective:
         if tokens.expert is not None:
             weights = torch.where(tokens.expert, 1.0, weights)
         values = policy.values * weights
-        kl = None
+        tally.add("train/clip_share", policy.clipped)
+        if not self.masks_tokens:
+            tally.add("mismatch/clip_share", corrected.truncated)
         if self._config.kl_coef and tokens.reference_logp is not None:
             kl = kl_divergence(self._kl_estimator, tokens.logp, tokens.reference_logp)
             values = values + self._config.kl_coef * kl
+            tally.add("train/kl_reference", kl)
         if self.uses_entropy:
             values = values - self._config.entropy_coef * entropy
-        return TokenObjective(values=values, clipped=policy.clipped, truncated=corrected.truncated, kl=kl)
+        return values
 
 
 def _bound_choice(loss: Callable[..., Any], options: dict[str, Any]) -> Callable[[LossInput], torch.Tensor]:

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 import torch
 
 from agentrl.algorithms.correction import mismatch
+from agentrl.algorithms.types import LossInput
 from agentrl.errors import Outcome
 from agentrl.training.batch import Selection, StepBatch
-from agentrl.training.gradients import TokenValues
 from agentrl.training.optimizer import Update
 from agentrl.trajectory import Trajectory
 
@@ -70,7 +70,7 @@ class StepReport:
 def step_report(
     batch: StepBatch,
     selection: Selection,
-    values: TokenValues,
+    tokens: LossInput,
     *,
     differing: torch.Tensor,
     updates: Sequence[Update],
@@ -80,12 +80,13 @@ def step_report(
 ) -> StepReport:
     """Report a step's metrics; rewards and counts of the policy exclude an expert's episodes.
 
-    `differing` marks the groups whose episodes the estimator tells apart: bool [groups].
+    The `old_logp` of `tokens` is the trainer's before the first update. `differing` marks the groups whose episodes the
+    estimator tells apart: bool [groups].
     """
     own = [trajectory for trajectory in selection.trajectories if trajectory.id not in batch.extras.expert_ids]
     read = batch.sampled_index([i for i, reads in enumerate(batch.needs_forward) if reads])
-    read = read.to(values.trainer_logp.device)
-    distance = mismatch(values.trainer_logp[read], values.behaviour_logp[read])
+    read = read.to(tokens.old_logp.device)
+    distance = mismatch(tokens.old_logp[read], tokens.behaviour_logp[read])
     applied = [update for update in updates if not update.non_finite]
     metrics = {
         "train/loss": sum(losses) / len(losses),
@@ -96,9 +97,9 @@ def step_report(
         "train/seconds": seconds,
         "train/idle_sequences": float(batch.needs_forward.count(False)),
         "train/tokens_per_s": sum(map(len, itertools.compress(batch.sequences, batch.needs_forward))) / seconds,
-        "train/advantage_abs_mean": float(values.advantage.abs().mean()),
+        "train/advantage_abs_mean": float(tokens.advantage.abs().mean()),
         **means,
-        **mismatch_by_turn(batch, values.trainer_logp, values.behaviour_logp, read),
+        **mismatch_by_turn(batch, tokens.old_logp, tokens.behaviour_logp, read),
         **{f"mismatch/{name}": value for name, value in asdict(distance).items()},
         **_rewards(own, batch, differing),
         "groups/skipped": float(selection.lone_groups),

@@ -38,7 +38,7 @@ from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.diagnostics.watch import NumericsWatch, prepare_repeatable, repeatable
 from agentrl.training.distributed import Ranks
 from agentrl.training.forward.runner import make_runner
-from agentrl.training.gradients import GradientPass, needs_forward_pass, token_values
+from agentrl.training.gradients import GradientPass, needs_forward_pass, step_tokens
 from agentrl.training.moe import moe_hooks
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
@@ -217,19 +217,15 @@ class Trainer:
             estimate = replace(estimate, advantage=advantage)
             trained = [signal.train(batch, estimate, policy_learns=learns) for signal in self.signals.values()]
             signals = [updates for updates in trained if updates is not None]
-            batch = replace(batch, needs_forward=needs_forward_pass(self._objective, batch, estimate.advantage))
-            values = token_values(
+            batch = replace(
                 batch,
-                estimate.advantage,
-                self._objective,
-                self._policy,
-                self._shaping,
-                seed=self._seed,
-                policy_learns=learns,
+                needs_forward=needs_forward_pass(self._objective, batch, advantage),
+                sample_counts=self._shaping.sample_counts(batch.episodes.returns, seed=batch.step_version),
             )
+            tokens = step_tokens(batch, advantage, self._objective, self._policy, policy_learns=learns)
             joint = next((signal for signal in signals if signal.joins_policy), None)
             gradient = GradientPass(
-                self._policy, self._objective, batch, values, joint=joint, learns=learns, hooks=self._hooks()
+                self._policy, self._objective, batch, tokens, joint=joint, learns=learns, hooks=self._hooks()
             )
             taken = self._take_updates(gradient, signals) if learns else pretrain_signals(gradient, signals)
             self.steps += 1
@@ -239,7 +235,7 @@ class Trainer:
             report = step_report(
                 batch,
                 selection,
-                values,
+                tokens,
                 differing=self._objective.differing_groups(batch.episodes),
                 updates=taken.updates,
                 losses=taken.losses,
@@ -252,7 +248,9 @@ class Trainer:
         """Lay out the tokens of a step and assign its sequences to updates."""
         routes = self._policy.replays_routes
         batch = step_batch(selection.trajectories, self._shaping, experts=extras.expert_ids, routes=routes)
-        batch = replace(batch, step_version=self.steps, temperature=temperature, pad_id=pad_id, extras=extras)
+        batch = replace(
+            batch, step_version=self.steps, seed=self._seed, temperature=temperature, pad_id=pad_id, extras=extras
+        )
         epochs, count = range(self._config.epochs), self._config.mini_batches
         return replace(batch, parts=[part for _ in epochs for part in mini_batches(batch, count, self._generator)])
 

@@ -10,7 +10,7 @@ from agentrl.models.threads import ThreadWorkers
 from agentrl.training.forward.layout import PADDED, Layout
 from agentrl.training.forward.logprobs import score
 from agentrl.training.forward.runner import ModelRunner, RunnerSettings
-from agentrl.training.forward.sequences import micro_batches, pad, scored_sequence
+from agentrl.training.forward.sequences import micro_batches, pad, padded_places, scored_sequence
 from agentrl.training.forward.tree_attention import ATTENTION
 
 PACKED = Layout(packed=True)
@@ -101,7 +101,7 @@ def test_micro_batches_hold_every_sequence_once_within_the_budget():
 
 
 def test_pad():
-    batch = pad(sequences()[:2], pad_id=0)
-    assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9], [3, 4, 0, 0, 0]][: len(batch.input_ids)]
-    assert batch.positions.tolist() == [1, 2, 4, 5, 6]
-    assert batch.targets.tolist() == [7, 8, 10, 4, 5]
+    two = sequences()[:2]
+    assert pad(two, pad_id=0).tolist() == [[5, 6, 7, 8, 9], [3, 4, 0, 0, 0]]
+    assert pad(two, pad_id=1, longest=6).tolist() == [[5, 6, 7, 8, 9, 1], [3, 4, 1, 1, 1, 1]]
+    assert [place.tolist() for place in padded_places(two, 6)] == [[0, 1, 2, 3, 4], [6, 7]]

@@ -18,6 +18,7 @@ from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import Outcome
 from agentrl.registry import Kind, lookup, names
 from agentrl.training.batch import step_batch
+from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.objective import PROVIDED, Objective
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.trainer import Trainer
@@ -143,9 +144,9 @@ def test_whole_matrix(estimator, staleness, shape):
         look = dataclasses.replace(tokens, logp=tokens.logp.detach())
         kept = objective.mark_kept(look)
         chosen = kept if objective.choose(look) is None else objective.choose(look)
-        objective_of_tokens = objective.loss(dataclasses.replace(tokens, chosen=chosen), torch.zeros(batch.tokens))
+        values = objective.loss(dataclasses.replace(tokens, chosen=chosen), torch.zeros(batch.tokens), SumsByName())
         index = kept.nonzero().squeeze(-1)
-        total = (objective.weights(batch.owners.select(index)) * objective_of_tokens.values[index]).sum()
+        total = (objective.weights(batch.owners.select(index)) * values[index]).sum()
         (gradient,) = torch.autograd.grad(total, policy.weights)
         assert bool(gradient.isfinite().all()), loss
         assert float(gradient.norm()) > 1e-6, loss

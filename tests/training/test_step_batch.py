@@ -108,7 +108,7 @@ def test_mini_batches_keep_groups_whole(trajectories, count):
     parts = mini_batches(batch, count, torch.Generator().manual_seed(0))
     assert len(parts) == count
     assert sorted(i for part in parts for i in part) == list(range(len(batch.sequences)))
-    owners = [{batch.trajectory_group[batch.sequence_trajectory[i]] for i in part} for part in parts]
+    owners = [{int(batch.episodes.group[batch.sequence_trajectory[i]]) for i in part} for part in parts]
     assert sum(map(len, owners)) == 3
 
 

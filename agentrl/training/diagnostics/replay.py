@@ -27,12 +27,13 @@ from agentrl.training.batch import StepBatch, step_batch
 from agentrl.training.compile import checkpoint_activations
 from agentrl.training.diagnostics.watch import UpdateNumbers, prepare_repeatable, recorded_numbers, repeatable
 from agentrl.training.forward.layout import Layout
+from agentrl.training.forward.logprobs import TeacherLogprobs
 from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.forward.runner import ModelRunner, RunnerSettings
 from agentrl.training.forward.tree_attention import ATTENTION
-from agentrl.training.gradients import GradientPass, TokenValues
+from agentrl.training.gradients import DUMPED_STEP, DUMPED_TOKENS, GradientPass
 from agentrl.training.moe import moe_hooks
-from agentrl.training.objective import Objective, TokenObjective
+from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.rewards import RewardShaping
 
@@ -129,13 +130,13 @@ class _RecordingObjective(Objective):
 
     not_finite: tuple[str, ...] = ()
 
-    def loss(self, tokens: LossInput, entropy: torch.Tensor) -> TokenObjective:
-        found = super().loss(tokens, entropy)
+    def loss(self, tokens: LossInput, entropy: torch.Tensor, tally: SumsByName) -> torch.Tensor:
+        found = super().loss(tokens, entropy, tally)
         numbers = {
             "log-probabilities": tokens.logp,
             "advantages": tokens.advantage,
             "log-probabilities of the engine": tokens.behaviour_logp,
-            "losses of tokens": found.values,
+            "losses of tokens": found,
         }
         self.not_finite = tuple(name for name, value in numbers.items() if not bool(value.detach().isfinite().all()))
         return found
@@ -176,12 +177,9 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: I
     prepare_repeatable(enabled=config.trainer.deterministic)
     model = _model(state, config, _device(device, state["device"]))
     weights = tuple(name for name, p in model.named_parameters() if not bool(p.detach().isfinite().all()))
-    batch = _batch(state, config)
+    values = _read_values(state, model.device)
+    batch = _batch(state, values, config)
     layout = Layout(**state["layout"])
-    values: dict[str, Any] = {
-        name: value.to(model.device) if isinstance(value, torch.Tensor) and name != "sample_counts" else value
-        for name, value in state["values"].items()
-    }
     lanes = ThreadWorkers(state["lanes"])
     passes = RunnerSettings(layout=layout, lanes=lanes, image_processor=image_processor)
     policy = ModelRunner(model, passes, workers=state["lanes"] * state["ranks"])
@@ -189,7 +187,7 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: I
         policy,
         _RecordingObjective(config.algorithm),
         batch,
-        TokenValues(**values),
+        _tokens(values, batch),
         hooks=moe_hooks(policy, config.trainer)(),
         updates=state["updates"],
     )
@@ -219,7 +217,7 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: I
     )
 
 
-def _batch(state: Mapping[str, Any], config: Config) -> StepBatch:
+def _batch(state: Mapping[str, Any], values: Mapping[str, Any], config: Config) -> StepBatch:
     shaping = RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
     batch = step_batch(
         [trajectory_from_record(record) for record in json.loads(state["trajectories"])],
@@ -227,7 +225,37 @@ def _batch(state: Mapping[str, Any], config: Config) -> StepBatch:
         experts=frozenset(state.get("experts", ())),
         routes=config.trainer.router_replay,
     )
-    return replace(batch, needs_forward=state["reads"], temperature=state["temperature"], pad_id=state["pad_id"])
+    teacher = None
+    if values["teacher_logp"] is not None:
+        top = {"top_ids": values["teacher_top_ids"], "top_logp": values["teacher_top_logp"]}
+        teacher = TeacherLogprobs(logp=values["teacher_logp"], **top)
+    return replace(
+        batch,
+        **{name: values[name] for name in DUMPED_STEP},
+        teacher=teacher,
+        needs_forward=state["reads"],
+        temperature=state["temperature"],
+        pad_id=state["pad_id"],
+    )
+
+
+def _tokens(values: Mapping[str, Any], batch: StepBatch) -> LossInput:
+    logp = values["trainer_logp"]
+    return LossInput(
+        **{name: values[name] for name in DUMPED_TOKENS},
+        logp=logp,
+        old_logp=logp,
+        sequence=batch.owners.sequence.to(logp.device),
+        sequences=len(batch.sequences),
+    )
+
+
+def _read_values(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return the values of the step's tokens on a device."""
+    return {
+        name: value.to(device) if isinstance(value, torch.Tensor) and name != "sample_counts" else value
+        for name, value in state["values"].items()
+    }
 
 
 def _device(asked: str, recorded: str) -> torch.device:

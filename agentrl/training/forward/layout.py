@@ -20,7 +20,7 @@ from agentrl.training.distributed.context_parallel import Attention, ContextGrou
 from agentrl.training.distributed.fsdp import computing_dtype, reshard, within_forward
 from agentrl.training.forward.moe_replay import ROUTES, RouterReplay
 from agentrl.training.forward.prefix_tree import pack, shared_rows, sorted_prefixes
-from agentrl.training.forward.sequences import ScoredSequence, micro_batches, pad
+from agentrl.training.forward.sequences import ScoredSequence, micro_batches, pad, padded_places
 from agentrl.training.forward.tree_attention import ATTENTION, AttentionTree, PaddedAttention, has_flash
 
 FEWEST_SHARED = 16
@@ -93,10 +93,12 @@ class Layout:
         """Compute the hidden states that predict the targets of a micro-batch: [targets, width]."""
         device = model.device
         if not self.packed:
-            batch = pad(sequences, pad_id)
-            options = self._routes(sequences, list(batch.places(sequences)), batch.input_ids.shape, device)
-            hidden = hidden_states(model, batch.input_ids.to(device), batch.images, image_processor, **options)
-            return hidden.flatten(0, 1)[batch.positions.to(device)]
+            input_ids = pad(sequences, pad_id)
+            places = padded_places(sequences, input_ids.shape[1])
+            options = self._routes(sequences, places, input_ids.shape, device)
+            images = tuple(sequence.images for sequence in sequences)
+            hidden = hidden_states(model, input_ids.to(device), images, image_processor, **options)
+            return hidden.flatten(0, 1)[_predicting(sequences, places).to(device)]
         row = pack(sequences, share=self.share)
         output = model.base_model(
             input_ids=row.input_ids[None].to(device),
@@ -106,8 +108,7 @@ class Layout:
             use_cache=False,
             **self._routes(sequences, row.places, (1, row.input_ids.numel()), device),
         )
-        wanted = [place[sequence.positions] for place, sequence in zip(row.places, sequences, strict=True)]
-        return cast("torch.Tensor", output.last_hidden_state[0, torch.cat(wanted).to(device)])
+        return cast("torch.Tensor", output.last_hidden_state[0, _predicting(sequences, row.places).to(device)])
 
     def shared_hidden_states(
         self, model: PreTrainedModel, sequences: Sequence[ScoredSequence], pad_id: int, context: ContextGroup
@@ -122,12 +123,12 @@ class Layout:
             ids, depths = row.input_ids[None], row.depths[None]
             attention: Attention = AttentionTree(row, model.device)
             places = row.places
-            at = torch.cat([place[s.positions] for place, s in zip(places, sequences, strict=True)])
         else:
-            batch = pad(sequences, pad_id, longest=context.padded_length(max(len(sequence) for sequence in sequences)))
-            ids, attention = batch.input_ids, PaddedAttention()
-            depths = torch.arange(ids.shape[1]).expand_as(ids)
-            at, places = batch.positions, tuple(batch.places(sequences))
+            longest = context.padded_length(max(len(sequence) for sequence in sequences))
+            ids, attention = pad(sequences, pad_id, longest=longest), PaddedAttention()
+            depths = torch.arange(longest).expand_as(ids)
+            places = padded_places(sequences, longest)
+        at = _predicting(sequences, places)
         device, own = model.device, context.own(ids.shape[1])
         options = self._routes(sequences, places, ids.shape, device)
         output = model.base_model(
@@ -155,6 +156,11 @@ class Layout:
         if self.replay is None:
             return {}
         return {ROUTES: self.replay.lay_out([sequence.routes for sequence in sequences], places, shape).to(device)}
+
+
+def _predicting(sequences: Sequence[ScoredSequence], places: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the indices of the hidden states that predict the targets: int64 [targets]."""
+    return torch.cat([place[sequence.positions] for place, sequence in zip(places, sequences, strict=True)])
 
 
 PADDED = Layout()

@@ -5,7 +5,7 @@ Sequences of similar length are padded together in micro-batches, within a budge
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,26 +78,6 @@ def _tensor(routes: RoutedExperts) -> torch.Tensor:
     return torch.from_numpy(routes if routes.dtype == np.uint8 else routes.astype(np.int16))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PaddedBatch:
-    """Sequences padded on the right, for which causal attention needs no mask."""
-
-    input_ids: torch.Tensor
-    """Padded token ids: int64 [sequences, longest]."""
-    positions: torch.Tensor
-    """Indices of the hidden states that predict the targets, in the flattened [sequences * longest]: int64 [targets].
-    """
-    targets: torch.Tensor
-    """Ids of the target tokens, sequence after sequence: int64 [targets]."""
-    images: tuple[tuple[PlacedImage, ...], ...]
-
-    def places(self, sequences: Sequence[ScoredSequence]) -> Iterator[torch.Tensor]:
-        """Yield the indices of each sequence's tokens in the flattened batch: int64 [length]."""
-        longest = self.input_ids.shape[1]
-        for row, sequence in enumerate(sequences):
-            yield torch.arange(row * longest, row * longest + len(sequence))
-
-
 def micro_batches(lengths: Sequence[int], budget: int, *, padded: bool = True) -> list[list[int]]:
     """Group sequences, longest first, into batches of at most `budget` tokens; return their indices.
 
@@ -138,15 +118,18 @@ def _pad_batches(order: Sequence[int], lengths: Sequence[int], budget: int) -> l
     return batches
 
 
-def pad(sequences: Sequence[ScoredSequence], pad_id: int, *, longest: int | None = None) -> PaddedBatch:
-    """Stack sequences as rows of the length of the longest sequence, or of length `longest`."""
+def pad(sequences: Sequence[ScoredSequence], pad_id: int, *, longest: int | None = None) -> torch.Tensor:
+    """Pad the ids of sequences on the right, for which causal attention needs no mask: int64 [sequences, longest].
+
+    By default, `longest` is the length of the longest sequence.
+    """
     longest = longest or max(len(sequence) for sequence in sequences)
     input_ids = torch.full((len(sequences), longest), pad_id)
     for row, sequence in enumerate(sequences):
         input_ids[row, : len(sequence)] = sequence.input_ids
-    return PaddedBatch(
-        input_ids=input_ids,
-        positions=torch.cat([row * longest + sequence.positions for row, sequence in enumerate(sequences)]),
-        targets=torch.cat([sequence.targets for sequence in sequences]),
-        images=tuple(sequence.images for sequence in sequences),
-    )
+    return input_ids
+
+
+def padded_places(sequences: Sequence[ScoredSequence], longest: int) -> tuple[torch.Tensor, ...]:
+    """Return the indices of each sequence's tokens in flattened rows of length `longest`: int64 [length] each."""
+    return tuple(torch.arange(len(sequence)) + row * longest for row, sequence in enumerate(sequences))
