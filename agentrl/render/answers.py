@@ -13,8 +13,7 @@ from agentrl.message import Message
 from agentrl.registry import Kind, lookup
 from agentrl.render.families import THINK_TAGS, Family, ThinkingMarks
 from agentrl.render.tokens import ToolSchema
-from agentrl.render.tool_parsers import ParsedCalls, ToolParser, harmony
-from agentrl.render.tool_parsers.repair import REPAIRS
+from agentrl.render.tool_parsers import ParsedCalls, ToolParser, harmony, repair_of
 
 CALL_MARKS = "<[{`"
 """First characters of all notations of tool calls; a backtick begins a code fence, which may contain calls."""
@@ -87,6 +86,7 @@ class AnswerReader:
         self.parser_name = name
         """Registry name of the parser for the model's tool calls; ``None`` if the notation is unknown."""
         self._parser = None if name is None else cast(ToolParser, lookup(Kind.TOOL_PARSER, name))
+        self._repair = repair_of(name)
         self._marks = family.thinking
         self._channels = family.marks_answers
         self._opened = header.rstrip().endswith(self._marks.open)
@@ -107,7 +107,7 @@ class AnswerReader:
         parsed = ParsedCalls(content=thinking.rest.strip())
         if tools or self._channels:
             offered = {tool["function"]["name"]: tool for tool in tools}
-            parse, repair = self.require_parser(), REPAIRS.get(self.parser_name or "")
+            parse, repair = self.require_parser(), self._repair
             if repair is not None and repairs_calls and thinking.closed:
                 parsed = repair(thinking.rest, offered, is_whole=stop_reason is StopReason.STOP)
             else:

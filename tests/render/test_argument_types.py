@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.registry import Kind, lookup, names
-from agentrl.render.tool_parsers.repair import REPAIRS
+from agentrl.render.tool_parsers import REPAIRS, repair_of
 from agentrl.tool.json_schema import fits
 
 DEFINITIONS = {
@@ -354,7 +354,7 @@ def test_no_parser_raises_whatever_the_answer_and_the_schema(parser: str, text: 
     for function in ({"name": "f", "parameters": schema}, {"name": "f", "parameters": {"properties": {"x": schema}}}):
         offered = {"f": {"type": "function", "function": function}}
         found = [lookup(Kind.TOOL_PARSER, parser)(text, offered)]
-        found += [REPAIRS[parser](text, offered, is_whole=whole)] if parser in REPAIRS else []
+        found += [repair_of(parser)(text, offered, is_whole=whole)] if parser in REPAIRS else []
         for parsed in found:
             assert {call.name for call in parsed.calls} <= {"f"}
             assert len({call.id for call in parsed.calls}) == len(parsed.calls)

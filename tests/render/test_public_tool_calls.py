@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.registry import Kind, lookup
-from agentrl.render.tool_parsers.repair import REPAIRS
+from agentrl.render.tool_parsers import repair_of
 
 
 def schema(name: str, **properties: dict) -> dict:
@@ -62,7 +62,7 @@ WEATHER = '{"name": "weather", "arguments": {"place": "Paris"}}'
     ],
 )
 def test_calls_are_read(parser: str, text: str, content: str, calls: list) -> None:
-    parsed = REPAIRS[parser](text, TOOLS, is_whole=True)
+    parsed = repair_of(parser)(text, TOOLS, is_whole=True)
     assert [(call.name, dict(call.arguments)) for call in parsed.calls] == calls
     assert (parsed.content, parsed.problems) == (content, ())
 
@@ -71,13 +71,13 @@ def test_calls_are_read(parser: str, text: str, content: str, calls: list) -> No
 def test_an_explained_notation_is_no_call(parser: str, call: str) -> None:
     # vllm#57541: an answer that documents the notation in a code block
     text = f"Here is what a tool call looks like:\n\n```xml\n{call}\n```\n\nThat is the format."
-    for parsed in (lookup(Kind.TOOL_PARSER, parser)(text, TOOLS), REPAIRS[parser](text, TOOLS, is_whole=True)):
+    for parsed in (lookup(Kind.TOOL_PARSER, parser)(text, TOOLS), repair_of(parser)(text, TOOLS, is_whole=True)):
         assert (parsed.content, parsed.calls, parsed.problems) == (text, (), ())
-    (found,) = REPAIRS[parser](f"{text}\n{call}", TOOLS, is_whole=True).calls[-1:]
+    (found,) = repair_of(parser)(f"{text}\n{call}", TOOLS, is_whole=True).calls[-1:]
     assert found.name == "bash"
 
 
 def test_a_truncated_call_is_not_made() -> None:
     # hermes-agent#7680: JSON that ends with the token limit
-    assert REPAIRS["hermes"](WEATHER[:-2], TOOLS, is_whole=False).calls == ()
-    assert REPAIRS["hermes"](WEATHER[:-4], TOOLS, is_whole=True).calls == ()
+    assert repair_of("hermes")(WEATHER[:-2], TOOLS, is_whole=False).calls == ()
+    assert repair_of("hermes")(WEATHER[:-4], TOOLS, is_whole=True).calls == ()

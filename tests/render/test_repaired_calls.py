@@ -12,8 +12,8 @@ from support.tokenizers import build_tokenizer
 from agentrl.engine import StopReason
 from agentrl.registry import Kind, lookup
 from agentrl.render.renderer import Renderer
-from agentrl.render.tool_parsers.json_calls import parse_hermes
-from agentrl.render.tool_parsers.repair import REPAIRS, repair_hermes
+from agentrl.render.tool_parsers import REPAIRS, repair_of
+from agentrl.render.tool_parsers.json_calls import parse_hermes, repair_hermes
 
 
 def schema(name: str, *required: str, **properties: dict) -> dict:
@@ -181,7 +181,7 @@ def test_arguments_that_are_nothing_are_none(form: str, arguments: str) -> None:
     ],
 )
 def test_marks_of_other_writers_are_read(parser: str, text: str, calls: list | None) -> None:
-    parsed = REPAIRS[parser](text, TOOLS, is_whole=True)
+    parsed = repair_of(parser)(text, TOOLS, is_whole=True)
     found = [(call.name, dict(call.arguments)) for call in parsed.calls]
     assert found == ([ACTED, ("look", {})] if calls is None else calls)
 
@@ -256,7 +256,7 @@ def test_what_is_right_is_not_touched() -> None:
     ],
 )
 def test_models_of_other_families_write_json_too(parser: str, text: str) -> None:
-    parsed = REPAIRS[parser](text, TOOLS, is_whole=True)
+    parsed = repair_of(parser)(text, TOOLS, is_whole=True)
     assert ([(call.name, dict(call.arguments)) for call in parsed.calls], parsed.problems) == ([ACTED], ())
     assert len(parsed.repairs) == 1
     assert not lookup(Kind.TOOL_PARSER, parser)(text.removeprefix("```json\n"), TOOLS).calls or parser == "llama3_json"
@@ -265,7 +265,7 @@ def test_models_of_other_families_write_json_too(parser: str, text: str) -> None
 @pytest.mark.parametrize("parser", sorted(REPAIRS))
 def test_no_family_takes_mentioned_json_for_a_call(parser: str) -> None:
     text = f"One could write\n{ACT}\nto act."
-    assert REPAIRS[parser](text, TOOLS, is_whole=True).calls == ()
+    assert repair_of(parser)(text, TOOLS, is_whole=True).calls == ()
 
 
 TAGGED = {
@@ -280,17 +280,17 @@ TAGGED = {
 @pytest.mark.parametrize("parser", sorted(TAGGED))
 @pytest.mark.parametrize("rest", ["", "\n", "</para", "<"])
 def test_a_whole_answer_may_end_within_an_argument(parser: str, rest: str) -> None:
-    parsed = REPAIRS[parser](TAGGED[parser] + rest, TOOLS, is_whole=True)
+    parsed = repair_of(parser)(TAGGED[parser] + rest, TOOLS, is_whole=True)
     assert [(call.name, dict(call.arguments)) for call in parsed.calls] == [("act", {"action": "north"})]
     assert (parsed.content, parsed.problems, parsed.repairs) == ("I act.", (), ("no closing tag",))
-    assert REPAIRS[parser](TAGGED[parser] + rest, TOOLS, is_whole=False).calls == ()
+    assert repair_of(parser)(TAGGED[parser] + rest, TOOLS, is_whole=False).calls == ()
     assert lookup(Kind.TOOL_PARSER, parser)(TAGGED[parser] + rest, TOOLS).calls == ()
 
 
 @pytest.mark.parametrize("parser", sorted(TAGGED))
 def test_an_argument_that_ends_with_the_answer_must_fit(parser: str) -> None:
     text = TAGGED[parser].replace("act", "put").replace("action", "count").replace("north", "7")
-    assert REPAIRS[parser](text, TOOLS, is_whole=True).calls == ()
+    assert repair_of(parser)(text, TOOLS, is_whole=True).calls == ()
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_an_argument_that_ends_with_the_answer_must_fit(parser: str) -> None:
     ],
 )
 def test_pythonic_lists_in_code_and_examples_are_repaired_into_no_call(text: str) -> None:
-    parsed = REPAIRS["pythonic"](text, TOOLS, is_whole=True)
+    parsed = repair_of("pythonic")(text, TOOLS, is_whole=True)
     assert (parsed.content, parsed.calls, parsed.problems) == (text, (), ())
     served = lookup(Kind.TOOL_PARSER, "pythonic")(text, TOOLS)
     assert [call.name for call in served.calls] == ["look"], "SGLang reads them"
@@ -316,7 +316,7 @@ def test_pythonic_lists_in_code_and_examples_are_repaired_into_no_call(text: str
     "before", ["I look: ", "I look. ", "Now, ", "So I call\n", "Now (at last) I look:\n```python\n"]
 )
 def test_pythonic_lists_after_other_text_are_calls(before: str) -> None:
-    (call,) = REPAIRS["pythonic"](f"{before}[look(direction='north')]", TOOLS, is_whole=True).calls
+    (call,) = repair_of("pythonic")(f"{before}[look(direction='north')]", TOOLS, is_whole=True).calls
     assert (call.name, dict(call.arguments)) == ("look", {"direction": "north"})
 
 
@@ -378,7 +378,7 @@ def test_long_answers_are_read_in_time(text: str) -> None:
 @pytest.mark.timeout(20)
 def test_long_blanks_are_read_in_time(parser: str, blanks: str) -> None:
     marks = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a<tool_call>a<function=act><parameter=x>[act(a"
-    assert REPAIRS[parser](f"{marks}{blanks}x{blanks})]</y>{blanks}x", TOOLS, is_whole=True).calls == ()
+    assert repair_of(parser)(f"{marks}{blanks}x{blanks})]</y>{blanks}x", TOOLS, is_whole=True).calls == ()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,9 @@
-"""Parsers of tool calls: one module per notation, each a function from text to calls and problems."""
+"""Parsers of tool calls: one module per notation, with a function from text to calls and problems, and its repair.
+
+A repair also reads calls that are recognisable although they deviate from the notation. Such a call must name an
+offered tool, and its arguments must fit the tool's schema. Repairs are calls without their tags (see
+`agentrl.render.tool_parsers.untagged`) and, within the tags, missing closing brackets or trailing commas.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,10 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 from agentrl.message import ToolCall
+from agentrl.registry import load
 from agentrl.tool.json_schema import as_mapping
 
 ToolSchemas: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -51,6 +57,27 @@ class CallRepair(Protocol):
 
     def __call__(self, text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
         """Return calls, problems and the remaining text; never raise. `is_whole`: the answer was not cut."""
+
+
+REPAIRS: Mapping[str, str] = {
+    "hermes": "agentrl.render.tool_parsers.json_calls:repair_hermes",
+    "llama3_json": "agentrl.render.tool_parsers.json_calls:repair_llama3_json",
+    "mistral": "agentrl.render.tool_parsers.json_calls:repair_mistral",
+    "pythonic": "agentrl.render.tool_parsers.pythonic:repair_pythonic",
+    "qwen3_coder": "agentrl.render.tool_parsers.xml_calls:repair_qwen3_coder",
+    "glm": "agentrl.render.tool_parsers.xml_calls:repair_glm",
+    "minimax_m2": "agentrl.render.tool_parsers.xml_calls:repair_minimax_m2",
+    "deepseek_v32": "agentrl.render.tool_parsers.xml_calls:repair_deepseek_v32",
+    "deepseek_v3": "agentrl.render.tool_parsers.deepseek:repair_v3",
+    "deepseek_v31": "agentrl.render.tool_parsers.deepseek:repair_v31",
+    "kimi_k2": "agentrl.render.tool_parsers.deepseek:repair_kimi_k2",
+}
+"""References to the repairs, by the registry name of the parser."""
+
+
+def repair_of(parser: str | None) -> CallRepair | None:
+    """Return the repair of the notation of a parser in the registry; ``None`` if it has none."""
+    return None if parser not in REPAIRS else cast(CallRepair, load(REPAIRS[parser]))
 
 
 class MalformedCall(Exception):

@@ -18,6 +18,7 @@ from agentrl.render.tool_parsers import (
     make_call,
 )
 from agentrl.render.tool_parsers.tolerant_tags import DAMAGED
+from agentrl.render.tool_parsers.untagged import or_untagged
 from agentrl.render.tool_parsers.values import first_of, read_json, skip_space
 
 
@@ -152,6 +153,9 @@ def parse_v3(text: str, tools: ToolSchemas) -> ParsedCalls:
     return parse_sections(text, V3, read)
 
 
+repair_v3 = partial(or_untagged, parse_v3, V3.form)
+
+
 def parse_v31(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Read the calls of DeepSeek V3.1; see `agentrl.render.tool_parsers`."""
 
@@ -159,6 +163,9 @@ def parse_v31(text: str, tools: ToolSchemas) -> ParsedCalls:
         return _read_arguments(text, start, header, tools, number, V31)
 
     return parse_sections(text, V31, read)
+
+
+repair_v31 = partial(or_untagged, parse_v31, V31.form)
 
 
 def _read_arguments(
@@ -203,3 +210,6 @@ def parse_kimi_k2(text: str, tools: ToolSchemas) -> ParsedCalls:
         return found
 
     return parse_sections(text, MARKS, read)
+
+
+repair_kimi_k2 = partial(or_untagged, parse_kimi_k2, MARKS.form)

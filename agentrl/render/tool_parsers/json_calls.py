@@ -22,8 +22,21 @@ from agentrl.render.tool_parsers import (
     make_call,
     shows_example,
 )
+from agentrl.render.tool_parsers.mended_json import read_mended
 from agentrl.render.tool_parsers.tolerant_tags import fitting_call
-from agentrl.render.tool_parsers.untagged import NO_ARGUMENTS, UNTAGGED, is_nothing, read_untagged
+from agentrl.render.tool_parsers.untagged import (
+    ENDS,
+    FENCE,
+    FENCED,
+    NO_ARGUMENTS,
+    UNTAGGED,
+    IntendedCall,
+    after_extra,
+    intended_call,
+    is_nothing,
+    read_untagged,
+    take_intended,
+)
 from agentrl.render.tool_parsers.values import after_block, first_of, read_json, skip_space
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -93,6 +106,58 @@ def _object(value: object, number: int, form: str) -> dict[str, Any]:
     return value
 
 
+def repair_hermes(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
+    """Read ``<tool_call>`` blocks with deviations, or calls without the tag."""
+    strict = parse_hermes(text, tools)
+    if strict.calls and not strict.problems:
+        return strict
+    if OPEN not in text or shows_example(text, OPEN):
+        return read_untagged(text, tools, HERMES_FORM, is_whole=is_whole) or strict
+
+    def read(start: int, found: CollectedCalls) -> int:
+        return _repair_block(text, start, tools, found, is_whole=is_whole)
+
+    found = collect_blocks(text, OPEN, read)
+    found.content = ["".join(found.content)]
+    found.refuse_stray([CLOSE], OPEN, HERMES_FORM)
+    return found.result()
+
+
+def _repair_block(text: str, start: int, tools: ToolSchemas, found: CollectedCalls, *, is_whole: bool) -> int:
+    """Collect the calls of the block whose body begins at an index; return the index after the block."""
+    fence = FENCE.match(text, start)
+    begin = fence.end() if fence else start
+    try:
+        body = read_mended(text, begin, f"Tool call {found.number}", ends=ENDS, is_whole=is_whole)
+    except MalformedCall as problem:
+        found.problems.append(f"{problem} {HERMES_FORM}")
+        return after_block(text, start, OPEN, CLOSE)
+    end, extra = after_extra(text, body.end)
+    if fence and (closing := FENCE.match(text, end)):
+        end = closing.end()
+    is_closed = text.startswith(CLOSE, end)
+    if not is_closed and CLOSE in text[end : first_of(text, [OPEN], end)]:
+        found.problems.append(f"Tool call {found.number} continues after its JSON object. {HERMES_FORM}")
+        return after_block(text, end, OPEN, CLOSE)
+    slips = [*([FENCED] if fence else []), *([] if is_closed else [UNCLOSED_TAG]), *body.mends, *extra]
+    items = body.value if isinstance(body.value, list) else [body.value]
+    if isinstance(body.value, list):
+        slips.append(LISTED)
+    if not items:
+        found.problems.append(f"The list of tool calls is empty. {HERMES_FORM}")
+    for item in items:
+        call = intended_call(item, tuple(slips)) or _as_intended(item, tuple(slips))
+        take_intended(call, tools, found, HERMES_FORM)
+    return end + len(CLOSE) if is_closed else end
+
+
+def _as_intended(item: Any, slips: tuple[str, ...]) -> IntendedCall:
+    """Return a value inside the notation's own mark as a call, which may lack parts."""
+    if not isinstance(item, dict):
+        return IntendedCall(None, item, slips)
+    return IntendedCall(item.get("name"), item.get("arguments", {}), slips)
+
+
 BESIDE_TEXT = "a call next to other text"
 LLAMA3_FORM = 'Answer with {"name": "tool", "parameters": {...}} and nothing else; put ; between several calls.'
 _PYTHON_TAG = "<|python_tag|>"
@@ -112,6 +177,16 @@ def read_llama3(strict: ParsedCalls, text: str, tools: ToolSchemas, *, is_whole:
     if found is None or len(found.calls) <= len(strict.calls):
         return strict
     return found if found.repairs else replace(found, repairs=(BESIDE_TEXT,) * len(found.calls))
+
+
+def repair_llama3_json(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
+    """Read calls in fences or tags, or with deviations in their JSON."""
+    served = parse_llama3_json(text, tools)
+    if served.problems:
+        served = read_llama3(served, text, tools, is_whole=is_whole)
+    if served.calls:
+        return served
+    return read_untagged(text, tools, LLAMA3_FORM, is_whole=is_whole) or served
 
 
 def _parse_llama3_strictly(text: str, tools: ToolSchemas) -> ParsedCalls:
@@ -152,6 +227,14 @@ def parse_mistral(text: str, tools: ToolSchemas) -> ParsedCalls:
         return read_calls(text, start, tools, found)
 
     return collect_blocks(text, MISTRAL_OPEN, read).result()
+
+
+def repair_mistral(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
+    """Read an array of calls with deviations in its JSON, or calls without the mark."""
+    served = parse_mistral(text, tools)
+    if served.calls:
+        return served
+    return read_untagged(text.replace(MISTRAL_OPEN, "\n"), tools, MISTRAL_FORM, is_whole=is_whole) or served
 
 
 def _read_array(text: str, start: int, tools: ToolSchemas, found: CollectedCalls) -> int:

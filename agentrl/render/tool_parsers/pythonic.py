@@ -13,6 +13,7 @@ from typing import Any
 
 from agentrl.message import ToolCall
 from agentrl.render.tool_parsers import CollectedCalls, MalformedCall, ParsedCalls, ToolSchemas, make_call
+from agentrl.render.tool_parsers.untagged import introduces_example, read_untagged
 
 FORM = "Answer with [tool(argument=value)] and nothing else; put , between several calls, and name every argument."
 _START, _END = "<|python_start|>", "<|python_end|>"
@@ -22,6 +23,8 @@ _CALLS = re.compile(r"\[\s*([A-Za-z_][\w.-]*)\(")
 _TOOL = re.compile(r"\s*(?P<name>[A-Za-z_][\w.-]*)\s*\(")
 _ARGUMENT = re.compile(r"\s*(?P<name>[\w.$-]+)\s*=(?!=)")
 _STRING = re.compile(r"(?P<quote>\"{3}|'{3}|[\"'])(?:\\.|(?!(?P=quote)).)*(?P=quote)?", re.DOTALL)
+_CODE_BEFORE = re.compile(r"[\w\])\"']\Z|^\s*[\w.]+(?:\s*:\s*\w+)?\s*=\s*\Z|\w\((?:[^()]*,)?\s*\Z")
+"""Pattern of the text before a list on its line if the list is part of an expression."""
 _STAND_IN = "name_{}_"
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 
@@ -44,6 +47,21 @@ def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
                 return replace(found, content=content, repairs=(BESIDE_TEXT,) * len(found.calls))
         break
     return strict
+
+
+def repair_pythonic(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
+    """Read a list of calls, or JSON if there is none; a list in code or in an example is text."""
+    served = parse(text, tools)
+    if BESIDE_TEXT in served.repairs and _is_mentioned(text, list_start(text)):
+        return ParsedCalls(content=text.strip())
+    if served.calls:
+        return served
+    return read_untagged(text, tools, FORM, is_whole=is_whole) or served
+
+
+def _is_mentioned(text: str, start: int) -> bool:
+    """Return True if the list at an index is a subscript or an assigned value in code, or an example."""
+    return _CODE_BEFORE.search(text[:start].rpartition("\n")[2]) is not None or introduces_example(text[:start])
 
 
 def list_start(text: str) -> int:

@@ -18,6 +18,7 @@ from agentrl.render.tool_parsers import (
     CollectedCalls,
     MalformedCall,
     ParsedCalls,
+    ToolParser,
     ToolSchemas,
     make_call,
     parameters_of,
@@ -264,3 +265,11 @@ def after_extra(text: str, cursor: int) -> tuple[int, tuple[str, ...]]:
     """Return the index after unmatched closing brackets, and the deviation if there are any."""
     extra = _EXTRA.match(text, cursor)
     return (extra.end(), (EXTRA,)) if extra else (cursor, ())
+
+
+def or_untagged(parse: ToolParser, form: str, text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
+    """Read calls in the notation, or JSON if there are none."""
+    served = parse(text, tools)
+    if served.calls:
+        return served
+    return read_untagged(text, tools, form, is_whole=is_whole) or served

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from agentrl.message import ToolCall
 from agentrl.render.tool_parsers import (
+    UNCLOSED_TAG,
     CollectedCalls,
     MalformedCall,
     ParsedCalls,
+    ToolParser,
     ToolSchemas,
     collect_blocks,
     make_call,
+    parameters_of,
     shows_example,
 )
 from agentrl.render.tool_parsers.tolerant_tags import CallTags, or_tolerantly
+from agentrl.render.tool_parsers.untagged import read_untagged
 from agentrl.render.tool_parsers.values import after_block, first_of, skip_space, typed_value, whole_json
+from agentrl.tool.json_schema import fits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,3 +298,32 @@ parse_minimax_m2 = InvokeTagParser(InvokeMarks(block="minimax:tool_call"))
 parse_deepseek_v32 = InvokeTagParser(
     InvokeMarks(block="function_calls", prefix="｜DSML｜", string=' string="true|false"')
 )
+
+
+_BROKEN_END = re.compile(r"<(?:/[^<>]*)?\Z")
+
+
+def _complete_tags(
+    parse: ToolParser, form: str, ending: str, text: str, tools: ToolSchemas, *, is_whole: bool
+) -> ParsedCalls:
+    """Read calls in tags, whose last argument may end with the answer, or JSON if there are none."""
+    served = parse(text, tools)
+    if is_whole and served.problems:
+        completed = parse(_BROKEN_END.sub("", text).rstrip() + ending, tools)
+        if len(completed.calls) > len(served.calls) and not completed.problems and _all_fit(completed, tools):
+            return completed if completed.repairs else replace(completed, repairs=(UNCLOSED_TAG,))
+    if served.calls:
+        return served
+    return read_untagged(text, tools, form, is_whole=is_whole) or served
+
+
+def _all_fit(parsed: ParsedCalls, tools: ToolSchemas) -> bool:
+    return all(fits(dict(call.arguments), root := parameters_of(call.name, tools), root) for call in parsed.calls)
+
+
+repair_qwen3_coder = partial(
+    _complete_tags, parse_qwen3_coder, QWEN3_CODER_FORM, "\n</parameter>\n</function>\n</tool_call>"
+)
+repair_glm = partial(_complete_tags, parse_glm, GLM_FORM, "</arg_value>\n</tool_call>")
+repair_minimax_m2 = partial(_complete_tags, parse_minimax_m2, parse_minimax_m2.form, parse_minimax_m2.ending)
+repair_deepseek_v32 = partial(_complete_tags, parse_deepseek_v32, parse_deepseek_v32.form, parse_deepseek_v32.ending)
