@@ -12,15 +12,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.builders.default_loop import TEXT_LOOP, TOOL_LOOP
 from agentrl.config import load_config
 from agentrl.config.estimate import shown_bytes
 from agentrl.errors import UsageError, did_you_mean
-from agentrl.evaluation.model_check import ModelCheck, check_model
+from agentrl.evaluation.model_check import TEXT_LOOP, TOOL_LOOP, ModelCheck, check_model
 from agentrl.observe.console import note, out
 from agentrl.observe.files import check_writable, replace_file
 
-REPLACED = ("agent.loop=", "agent.options", "agent.few_shot_turns=", "sampling.stop=")
+REPLACED = ("agent.loop=", "agent.options", "agent.few_shot_turns=")
 """Settings that a check chooses."""
 ENVIRONMENT = "guess_number"
 """Default environment."""

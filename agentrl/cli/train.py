@@ -12,7 +12,6 @@ import typer
 from rich.table import Table
 
 from agentrl.builders.checks import check_training
-from agentrl.builders.default_loop import select_default_loop
 from agentrl.builders.workers import serve_launched_rank
 from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
 from agentrl.cli.exits import ExitCode
@@ -35,6 +34,7 @@ from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.terminal import watching
 from agentrl.rollout.environment_probe import check_environments
 from agentrl.rollout.judges.scorers import judge_rows
+from agentrl.rollout.loop_choice import select_default_loop
 from agentrl.rollout.task_source import task_source
 from agentrl.runs.rl import train as train_run
 from agentrl.runs.start import Run, RunResult, StartCheck, check_rollouts, check_tasks, resume_run, start_run

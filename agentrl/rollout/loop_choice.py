@@ -1,11 +1,11 @@
-"""Choice of the agent loop if the user chose none: as `agentrl model check` recommended, or by the chat template."""
+"""Choice of an environment's agent loop if the user chose none: as `agentrl model check` found, or by the template."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,8 @@ from typing import Any
 import orjson
 
 from agentrl.config.config import SCRATCH, Config
-from agentrl.config.derived import per_environment_configs
+from agentrl.config.derived import SOLE, EnvironmentConfigs, agent_loop_class, per_environment_configs
 from agentrl.config.environment import AgentConfig
-from agentrl.config.section import Section
 from agentrl.env import AnyEnv, optional_part
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import TemplateError
@@ -27,12 +26,8 @@ from agentrl.render.tokenizers import load_tokenizer
 from agentrl.render.tokens import find_chat_template, read_chat_template
 from agentrl.rollout.environment_probe import EnvironmentTimeout, probe_environment
 
-TOOL_LOOP = "tool_calling"
-TEXT_LOOP = "react_text"
-"""The agent loop of a model that cannot call tools."""
-BEGUN_ACTION = {"format": "action_tag", "prefill": "<action>"}
-"""Options of the text loop: even a small model completes a form that is begun for it."""
-END_OF_ACTION = "</action>"
+DEFAULT_LOOP: str = AgentConfig.model_fields["loop"].default
+"""Agent loop of a config that chooses none."""
 CHATML, CHATML_TOKENS = "chatml", ("<|im_start|>", "<|im_end|>")
 """The shipped chat template with tools, and the special tokens that it needs."""
 CHECKS = ".checks"
@@ -50,8 +45,6 @@ class PlaySettings:
     loop: str
     options: dict[str, Any] = field(default_factory=dict)
     shots: int = 0
-    stop: tuple[str, ...] = ()
-    """Texts at which sampling stops."""
 
     @property
     def overrides(self) -> list[str]:
@@ -60,26 +53,32 @@ class PlaySettings:
             f"agent.loop={self.loop}",
             *([f"agent.options={json.dumps(self.options)}"] if self.options else []),
             *([f"agent.few_shot_turns={self.shots}"] if self.shots else []),
-            *([f"sampling.stop={json.dumps(list(self.stop))}"] if self.stop else []),
         ]
 
     def __str__(self) -> str:
         return " ".join(shlex.quote(word) for word in self.overrides)
 
-    def applied(self, config: Config) -> Config:
-        """Return the config with these settings, except for shots and stop texts that the user chose."""
-        agent: dict[str, Any] = {"loop": self.loop, "options": self.options}
-        if "few_shot_turns" not in config.agent.model_fields_set:
-            agent["few_shot_turns"] = self.shots
-        changes: dict[str, Section] = {"agent": config.agent.model_copy(update=agent)}
-        if self.stop and not config.sampling.stop:
-            changes["sampling"] = config.sampling.model_copy(update={"stop": self.stop})
-        return config.model_copy(update=changes)
+    def applied(self, config: Config, label: str = SOLE) -> Config:
+        """Return the config with these settings, except for examples that the user chose.
+
+        Args:
+            config: Config of the run.
+            label: Label of the environment, if the run has several.
+        """
+        changes: dict[str, Any] = {"loop": self.loop, "options": self.options}
+        if not sets_shots(config, label):
+            changes["few_shot_turns"] = self.shots
+        if label == SOLE:
+            return config.model_copy(update={"agent": config.agent.model_copy(update=changes)})
+        entry = config.environments[label]
+        changed = entry.model_copy(update={"agent": entry.agent.model_copy(update=changes)})
+        return config.model_copy(update={"environments": {**config.environments, label: changed}})
 
 
-def begun_action(shots: int = 0) -> PlaySettings:
-    """Return the settings under which an answer in text begins with ``<action>``."""
-    return PlaySettings(loop=TEXT_LOOP, options=dict(BEGUN_ACTION), shots=shots, stop=(END_OF_ACTION,))
+def sets_shots(config: Config, label: str = SOLE) -> bool:
+    """Return True if the user chose the number of examples in an environment's prompts."""
+    own = label != SOLE and config.environments[label].agent.few_shot_turns is not None
+    return own or "few_shot_turns" in config.agent.model_fields_set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +93,12 @@ class Recommendation:
 
 
 def select_default_loop(config: Config, *, say: Callable[[str], None]) -> Config:
-    """Choose the agent loop and, for a ChatML model that cannot show the user's tools, the chat template.
+    """Choose the agent loop of each environment and, for a ChatML model that cannot show tools, the chat template.
 
-    If the user chose no loop and asked for no tools, the settings that `agentrl model check` recommended for the model
-    and the environment come first; without them, a model whose chat template has no tool calls acts in text. If the
-    user asked for tools, a ChatML model gets the shipped template that shows them.
+    An environment for which the user chose no loop and asked for no tools gets the settings that `agentrl model check`
+    recommended for the model and this environment. Without a recommendation, a model whose chat template has no tool
+    calls acts in text, as the default loop says (`AgentLoop.text_loop`). If an environment needs tools, a ChatML model
+    gets the shipped template that shows them, and no loop changes.
 
     Args:
         config: The config of a model whose files are on this machine.
@@ -109,42 +109,85 @@ def select_default_loop(config: Config, *, say: Callable[[str], None]) -> Config
     """
     if config.model.path == SCRATCH or not config.has_environment:
         return config
-    if not _leaves_loop_open(config):
-        return _with_tool_template(config, say)
-    found = None if config.environments else find_recommendation(config)
-    if found is not None:
-        kept = (
-            ", except for agent.few_shot_turns, which you set"
-            if "few_shot_turns" in config.agent.model_fields_set
-            else ""
-        )
-        say(
-            f"model check found {found.usable:.0%} of {found.answers} first answers usable on {found.date} with "
-            f"{found.settings}: these settings are taken{kept}; set agent.loop to choose another way"
-        )
-        return found.settings.applied(config)
-    if calls_tools(config):
+    chosen, rest = config, []
+    for part in per_environment_configs(config):
+        if _chooses(config, part, "loop", "tool_parser"):
+            continue
+        found = find_recommendation(part.config) if _leaves_loop_open(config, part) else None
+        if found is None:
+            rest.append(part)
+        else:
+            say(f"{_name(part)}{_describe(found, config, part)}")
+            chosen = found.settings.applied(chosen, part.label)
+    if not rest or calls_tools(config):
+        return chosen
+    if any(_needs_tools(config, part) for part in rest):
+        return _with_chatml(chosen, say)  # some could not act in text
+    for part in rest:
+        chosen = _as_text(chosen, part, say)
+    return chosen
+
+
+def show_tools(config: Config, *, say: Callable[[str], None]) -> Config:
+    """Choose the chat template for clients that may bring tools; see `select_default_loop`.
+
+    Args:
+        config: The config of a model whose files are on this machine.
+        say: Called with what was chosen, and why.
+
+    Raises:
+        UsageError: the model has no tokenizer.
+    """
+    if config.model.path == SCRATCH or "tool_parser" in config.agent.model_fields_set or calls_tools(config):
         return config
-    if any(brings_tools(part.config) for part in per_environment_configs(config)):
-        return _with_chatml(config, say)  # it could not act in text
-    specs = [resolve_environment(part.config.sole_environment.name) for part in per_environment_configs(config)]
-    settings = (
-        begun_action() if len(specs) == 1 and not specs[0].answer_format else PlaySettings(loop=TEXT_LOOP, options={})
+    return _with_chatml(config, say)
+
+
+def _name(part: EnvironmentConfigs) -> str:
+    return f"{part.label}: " if part.label else ""
+
+
+def _key(part: EnvironmentConfigs) -> str:
+    return f"environments.{part.label}.agent.loop" if part.label else "agent.loop"
+
+
+def _describe(found: Recommendation, config: Config, part: EnvironmentConfigs) -> str:
+    kept = ", except for agent.few_shot_turns, which you set" if sets_shots(config, part.label) else ""
+    return (
+        f"model check found {found.usable:.0%} of {found.answers} first answers usable on {found.date} with "
+        f"{found.settings}: these settings are taken{kept}; set {_key(part)} to choose another way"
     )
-    say(f"the model's chat template has no tool calls, so its actions are text: {settings}; set agent.loop to choose")
-    return settings.applied(config)
 
 
-def _with_tool_template(config: Config, say: Callable[[str], None]) -> Config:
-    """Fit a model without tool calls to the tools, or to the option of text loops, that the user asked for."""
-    if {"loop", "tool_parser"} & config.agent.model_fields_set or calls_tools(config):
+def _needs_tools(config: Config, part: EnvironmentConfigs) -> bool:
+    """Return True if an environment is played with tools: its own ones, or those that the user asked for."""
+    if _leaves_loop_open(config, part):
+        return brings_tools(part.config)
+    return bool(part.config.agent.tools)
+
+
+def _as_text(config: Config, part: EnvironmentConfigs, say: Callable[[str], None]) -> Config:
+    """Let a model without tool calls act in text."""
+    agent, loop = part.config.agent, agent_loop_class(part.config.agent.loop).text_loop
+    if loop is None or agent.roles:
         return config
-    if config.agent.tools:
-        return _with_chatml(config, say)
-    if "format" in config.agent.options:
-        say(f"the model's chat template has no tool calls: agent.loop={TEXT_LOOP}; set agent.loop to choose")
-        return config.model_copy(update={"agent": config.agent.model_copy(update={"loop": TEXT_LOOP})})
-    return config
+    if _chooses(config, part, "options"):
+        if "format" not in agent.options:
+            return config
+        say(f"{_name(part)}the model's chat template has no tool calls: agent.loop={loop}; set {_key(part)} to choose")
+        return PlaySettings(loop=loop, options=agent.options, shots=agent.few_shot_turns).applied(config, part.label)
+    form = answer_forms(loop, part.config)[-1]
+    settings = PlaySettings(loop=loop, options=dict(form))
+    say(
+        f"{_name(part)}the model's chat template has no tool calls, so its actions are text: {settings}; "
+        f"set {_key(part)} to choose"
+    )
+    return settings.applied(config, part.label)
+
+
+def answer_forms(loop: str, config: Config) -> Sequence[Mapping[str, Any]]:
+    """Return the options of a loop that may help a model to answer in the environment's form, the plainest first."""
+    return agent_loop_class(loop).answer_forms(resolve_environment(config.sole_environment.name).answer_format)
 
 
 def _with_chatml(config: Config, say: Callable[[str], None]) -> Config:
@@ -201,12 +244,16 @@ def calls_tools(config: Config) -> bool:
     return True
 
 
-def _leaves_loop_open(config: Config) -> bool:
-    if config.agent.model_fields_set & {"loop", "options", "tool_parser"}:
-        return False
-    agents = [config.agent, *(part.config.agent for part in per_environment_configs(config))]
-    default = AgentConfig.model_fields["loop"].default
-    return any(agent.loop == default for agent in agents) and not any(agent.tools or agent.roles for agent in agents)
+def _leaves_loop_open(config: Config, part: EnvironmentConfigs) -> bool:
+    agent = part.config.agent
+    is_chosen = _chooses(config, part, "loop", "options", "tool_parser")
+    return not is_chosen and agent.loop == DEFAULT_LOOP and not agent.tools and not agent.roles
+
+
+def _chooses(config: Config, part: EnvironmentConfigs, *keys: str) -> bool:
+    """Return True if the user set one of the keys of ``agent``, for all environments or this one."""
+    own = config.environments[part.label].agent if part.label else None
+    return bool(config.agent.model_fields_set & set(keys)) or any(getattr(own, key, None) is not None for key in keys)
 
 
 def save_recommendation(config: Config, found: Recommendation) -> Path:
@@ -226,14 +273,8 @@ def find_recommendation(config: Config) -> Recommendation | None:
     """Return what `agentrl model check` found for the config's model and environment; ``None`` if it never ran."""
     try:
         record = json.loads(_file(config).read_bytes())
-        settings = record["settings"]
         return Recommendation(
-            settings=PlaySettings(
-                loop=settings["loop"],
-                options=settings["options"],
-                shots=settings["shots"],
-                stop=tuple(settings["stop"]),
-            ),
+            settings=PlaySettings(**record["settings"]),
             usable=record["usable"],
             answers=record["answers"],
             date=record["date"],
