@@ -1,4 +1,7 @@
-"""Choice of an environment's agent loop if the user chose none: as `agentrl model check` found, or by the template."""
+"""Loop and chat template of a model: the choice if the user chose none, and the check that they fit each other.
+
+The choice is what `agentrl model check` found for the model and an environment, or else by the chat template.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,26 @@ from typing import Any
 
 import orjson
 
+from agentrl.agent_loop import AgentLoop
 from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import SOLE, EnvironmentConfigs, agent_loop_class, per_environment_configs
 from agentrl.config.environment import AgentConfig
 from agentrl.env import AnyEnv, optional_part
 from agentrl.env_lookup import resolve_environment
-from agentrl.errors import TemplateError
+from agentrl.errors import TemplateError, UsageError
+from agentrl.message import Role
 from agentrl.models.identity import weights
+from agentrl.models.vision import MODEL_TYPES
 from agentrl.observe.files import replace_file, writing
 from agentrl.observe.model_folder import find_model, models_folder
+from agentrl.render.call_form import PROBE_TOOL
+from agentrl.render.check import RewrittenHistory, check_template
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.render.tokens import find_chat_template, read_chat_template
+from agentrl.render.tool_check import check_calls_shown
 from agentrl.rollout.environment_probe import EnvironmentTimeout, probe_environment
+from agentrl.rollout.runner import make_agent_loop
 
 DEFAULT_LOOP: str = AgentConfig.model_fields["loop"].default
 """Agent loop of a config that chooses none."""
@@ -294,3 +304,57 @@ def _file(config: Config) -> Path:
     }
     digest = hashlib.blake2b(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
     return models_folder() / CHECKS / f"{digest}.json"
+
+
+_COST_OF_FORKS = (
+    "A turn after that starts a new sequence, whose prompt is computed again: an episode of N turns may cost up to N "
+    "times the tokens. A template that only appends (model.chat_template) or the loop step_independent costs less. "
+    "With agent.rewritten_history=refuse, the run does not start."
+)
+
+
+def check_rendering(config: Config, renderer: Renderer, *, say: Callable[[str], None] = lambda _: None) -> None:
+    """Check that the chat template can be rendered turn by turn, before anything is sampled.
+
+    If it rewrites history and the config allows forked conversations, the renderer detects rewrites, and `say` is
+    called with a message about the cost.
+
+    Raises:
+        TemplateError: the template rewrites history (the error shows both renderings), or the loop calls tools and the
+            template does not support them.
+        UsageError: the environment shows images, but the model reads text only.
+    """
+    for part in per_environment_configs(config):
+        environment = part.config.sole_environment
+        spec = resolve_environment(environment.name)
+        if renderer.images is None and spec.shows_images(environment.options):
+            raise UsageError(
+                f"environment {spec.name} shows images, but the model reads text only",
+                got=config.model.path,
+                expected=f"a vision-language model ({', '.join(MODEL_TYPES)})",
+                hint="or let the environment show text",
+            )
+        loop = make_agent_loop(part.config.agent.loop, part.config.agent.options)
+        tools = [PROBE_TOOL] if loop.offers_tools else []
+        if loop.offers_tools:
+            renderer.require_tools()
+        if not loop.follow_ups:
+            continue
+        try:
+            check_template(renderer, roles=_roles_of_follow_ups(loop, renderer), tools=tools)
+        except RewrittenHistory as error:
+            if config.agent.rewritten_history == "refuse":
+                raise
+            renderer.rewrites_history = True
+            say(f"{error.what}: conversations fork at these turns. {_COST_OF_FORKS}")
+
+
+def _roles_of_follow_ups(loop: AgentLoop, renderer: Renderer) -> Sequence[Role]:
+    """Return the roles that follow answers, without tool results if the template cannot render optional tool calls."""
+    if loop.offers_tools or "tool" not in loop.follow_ups:
+        return loop.follow_ups
+    try:
+        check_calls_shown(renderer)
+    except TemplateError:
+        return [role for role in loop.follow_ups if role != "tool"]
+    return loop.follow_ups

@@ -11,7 +11,7 @@ from typing import Protocol
 from agentrl.builders.checks import check_agents, check_training
 from agentrl.builders.episodes import build_loop
 from agentrl.builders.group_extras import check_extra_rollouts
-from agentrl.builders.models import check_rendering, check_tokens, resolve_model, start_renderer
+from agentrl.builders.models import check_tokens, resolve_model, start_renderer
 from agentrl.builders.rewards import check_rewards
 from agentrl.builders.tools import check_tools
 from agentrl.config.config import SCRATCH, Config
@@ -28,7 +28,7 @@ from agentrl.observe.run_folder import RunDirectory
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.rollout.curriculum import check_curriculum
 from agentrl.rollout.environment_probe import check_environments
-from agentrl.rollout.loop_choice import select_default_loop
+from agentrl.rollout.loop_choice import check_rendering, select_default_loop
 from agentrl.rollout.reward_functions import check_columns
 from agentrl.rollout.task_source import task_source
 from agentrl.serving.launch.placement import check_machine
