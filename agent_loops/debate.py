@@ -151,7 +151,7 @@ class Debate(TextLoop):
             conversations[name] = episode.open(opening(instructions, shown), role=name)
         script = debate.script
         options = TurnOptions() if script is None else TurnOptions(demonstration=lambda: script)
-        answer = await conversations[name].generate(prefill=self.prefill, options=options)
+        answer = await self.act(conversations[name], options)
         if script is None and answer.is_scripted:
             debate.script = answer.text
         return answer

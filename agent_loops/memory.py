@@ -59,7 +59,7 @@ class Memory(TextLoop):
             shown = with_lines(_show(goal, writing.memory, seen), [actions, problem])
             messages = opening(self.instructions(episode), shown)
             acting = episode.open(messages) if acting is None else acting.fork(messages)
-            reading = self.read(await acting.generate(prefill=self.prefill), episode.action_hint)
+            reading = self.read(await self.act(acting), episode.action_hint)
             problem, action = reading.problem, reading.action
             if problem:
                 episode.count_invalid(problem)

@@ -53,7 +53,7 @@ class PlannerWorker(TextLoop):
         worker = episode.open(opening(self.instructions(episode), shown), role=WORKER)
         steps = 0
         while True:
-            reading = self.read(await worker.generate(prefill=self.prefill), episode.action_hint)
+            reading = self.read(await self.act(worker), episode.action_hint)
             if reading.problem:
                 episode.count_invalid(reading.problem)
                 worker.add(user(reading.problem))

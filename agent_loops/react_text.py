@@ -40,7 +40,7 @@ class ReactText(TextLoop):
         messages = opening(self.instructions(episode), with_lines(observation, [actions]))
         conversation = with_compaction(episode, episode.open(messages), messages, self._compaction)
         while True:
-            reading = self.read(await conversation.generate(prefill=self.prefill), episode.action_hint)
+            reading = self.read(await self.act(conversation), episode.action_hint)
             if reading.problem:
                 episode.count_invalid(reading.problem)
                 conversation.add(user(reading.problem))

@@ -85,7 +85,7 @@ class SelfPlay(TextLoop):
     async def _move(self, episode: Episode, conversation: Conversation) -> StepResult:
         """Let the current player move; if it has to move again, it reads what was wrong with its answer."""
         mover = episode.player
-        reading = self.read(await conversation.generate(prefill=self.prefill), episode.action_hint)
+        reading = self.read(await self.act(conversation), episode.action_hint)
         result = await episode.step("" if reading.problem else reading.action)
         if reading.problem and episode.player == mover:
             return replace(result, observation=after(f"{reading.problem}\n", result.observation))

@@ -96,7 +96,7 @@ class StepIndependent(TextLoop):
         while True:
             messages = await self._prompt(episode, [goal, memory.text()], observation, problem)
             conversation = episode.open(messages) if conversation is None else conversation.fork(messages)
-            reading = self.read(await conversation.generate(prefill=self.prefill), episode.action_hint)
+            reading = self.read(await self.act(conversation), episode.action_hint)
             problem = reading.problem
             if problem:
                 episode.count_invalid(problem)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from agentrl.agent_loop import AgentLoop, Answer, Episode
+from agentrl.agent_loop import PLAIN_TURN, AgentLoop, Answer, Conversation, Episode, TurnOptions
 from agentrl.engine import StopReason
 from agentrl.errors import ConfigError
 from agentrl.message import Message
@@ -62,12 +64,14 @@ class TextLoop(AgentLoop):
         prefill: Text that each answer with an action begins with, such as ``<action>`` for a model that does not
             follow the form by itself; it is not trained. The action then ends at ``</action>`` or at the end of its
             line.
+        stop: Text at which each answer with an action ends, such as ``</action>``; it stays in the answer.
     """
 
     format: str = "react"
     list_actions: bool = False
     explain: bool = True
     prefill: str = ""
+    stop: str = ""
 
     def __post_init__(self) -> None:
         try:
@@ -79,6 +83,20 @@ class TextLoop(AgentLoop):
             raise ConfigError(
                 "prefill is not a text", got=repr(self.prefill), expected="the start of each answer: <action>"
             )
+        if not isinstance(self.stop, str):
+            raise ConfigError("stop is not a text", got=repr(self.stop), expected="the end of each answer: </action>")
+
+    @classmethod
+    def answer_forms(cls, answer_format: str) -> Sequence[Mapping[str, Any]]:
+        """Return the options without and with the start of an action: even a small model completes a form."""
+        begun = {"format": AnswerFormat.ACTION_TAG.value, "prefill": "<action>", "stop": "</action>"}
+        return ({},) if answer_format else ({}, begun)
+
+    async def act(self, conversation: Conversation, options: TurnOptions = PLAIN_TURN) -> Answer:
+        """Sample an answer with an action, which begins with `prefill` and ends at `stop`."""
+        if self.stop:
+            options = replace(options, stop=(*options.stop, self.stop))
+        return await conversation.generate(prefill=self.prefill, options=options)
 
     async def actions(self, episode: Episode) -> str:
         """Return the line with the admissible actions; empty if they are not listed."""

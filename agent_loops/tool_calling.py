@@ -52,6 +52,7 @@ class ToolCalling(AgentLoop):
 
     offers_tools = True
     follow_ups = ("tool",)
+    text_loop = "react_text"
 
     def __init__(
         self,
@@ -75,6 +76,11 @@ class ToolCalling(AgentLoop):
         self.prefill = prefill
         self.repairs_calls = calls == "repaired"
         self.compaction = Compaction.from_option(compact)
+
+    @classmethod
+    def answer_forms(cls, answer_format: str) -> Sequence[Mapping[str, Any]]:
+        """Return the options without and with the start of a call."""
+        return ({}, {"prefill": True})
 
     async def run(self, episode: Episode) -> None:
         """Play one episode.

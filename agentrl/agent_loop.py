@@ -355,6 +355,8 @@ class AgentLoop(ABC):
 
     offers_tools: ClassVar[bool] = False
     """True if the policy may call `Episode.tools`; in other loops ``agent.tools`` is an error."""
+    text_loop: ClassVar[str | None] = None
+    """Name of the loop that takes this one's place if the model cannot call tools; ``None`` if it need not."""
     follow_ups: ClassVar[tuple[Role, ...]] = ("user",)
     """Roles of the messages that follow an answer in the same conversation. Before a run starts, the chat template is
     checked to leave earlier turns unchanged when they follow. Empty if each turn has its own conversation."""
@@ -397,6 +399,15 @@ class AgentLoop(ABC):
             UsageError: a name is reserved.
         """
         return
+
+    @classmethod
+    def answer_forms(cls, answer_format: str) -> Sequence[Mapping[str, Any]]:
+        """Return options that may help a model to answer in the expected form, the plainest first.
+
+        Args:
+            answer_format: The environment's own form of an answer; empty if it has none.
+        """
+        return ({},)
 
     def demonstration_problem(self) -> str | None:
         """Return the reason why `demonstrate` does not work with the loop's options; ``None`` if it works."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,28 +14,21 @@ from huggingface_hub import snapshot_download
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedTokenizerFast
 from transformers.utils.hub import CHAT_TEMPLATE_FILE
 
-from agentrl.agent_loop import AgentLoop
 from agentrl.builders.scratch import write_scratch_model
 from agentrl.config.config import SCRATCH, Config
-from agentrl.config.derived import per_environment_configs
 from agentrl.config.section import Section
-from agentrl.env.lookup import resolve_environment
-from agentrl.errors import TemplateError, UsageError
-from agentrl.message import Role
+from agentrl.errors import UsageError
 from agentrl.models.load import load_model
 from agentrl.models.lora import check_one_model, find_adapter, is_adapter_folder
 from agentrl.models.products import FLOAT32_HEAD
 from agentrl.models.vision import MODEL_TYPES
 from agentrl.observe.files import writing
 from agentrl.observe.model_folder import check_fetchable, find_model
-from agentrl.render.call_form import PROBE_TOOL
-from agentrl.render.check import RewrittenHistory, check_template
 from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import check_same_tokens, load_tokenizer
 from agentrl.render.tokens import find_chat_template, read_chat_template
-from agentrl.render.tool_check import check_calls_shown
-from agentrl.rollout.runner import make_agent_loop
+from agentrl.rollout.loop_choice import check_rendering
 from agentrl.training.checkpoint import save_model_folder, system_errors
 
 SHARD_SIZE = "5GB"
@@ -216,60 +209,6 @@ def check_tokens(config: Config, model_path: str) -> None:
     for what, section in scoring.items():
         if section is not None and section.path is not None:
             check_same_tokens(what, section.path, model_path)
-
-
-_COST_OF_FORKS = (
-    "A turn after that starts a new sequence, whose prompt is computed again: an episode of N turns may cost up to N "
-    "times the tokens. A template that only appends (model.chat_template) or the loop step_independent costs less. "
-    "With agent.rewritten_history=refuse, the run does not start."
-)
-
-
-def check_rendering(config: Config, renderer: Renderer, *, say: Callable[[str], None] = lambda _: None) -> None:
-    """Check that the chat template can be rendered turn by turn, before anything is sampled.
-
-    If it rewrites history and the config allows forked conversations, the renderer detects rewrites, and `say` is
-    called with a message about the cost.
-
-    Raises:
-        TemplateError: the template rewrites history (the error shows both renderings), or the loop calls tools and the
-            template does not support them.
-        UsageError: the environment shows images, but the model reads text only.
-    """
-    for part in per_environment_configs(config):
-        environment = part.config.sole_environment
-        spec = resolve_environment(environment.name)
-        if renderer.images is None and spec.shows_images(environment.options):
-            raise UsageError(
-                f"environment {spec.name} shows images, but the model reads text only",
-                got=config.model.path,
-                expected=f"a vision-language model ({', '.join(MODEL_TYPES)})",
-                hint="or let the environment show text",
-            )
-        loop = make_agent_loop(part.config.agent.loop, part.config.agent.options)
-        tools = [PROBE_TOOL] if loop.offers_tools else []
-        if loop.offers_tools:
-            renderer.require_tools()
-        if not loop.follow_ups:
-            continue
-        try:
-            check_template(renderer, roles=_roles_of_follow_ups(loop, renderer), tools=tools)
-        except RewrittenHistory as error:
-            if config.agent.rewritten_history == "refuse":
-                raise
-            renderer.rewrites_history = True
-            say(f"{error.what}: conversations fork at these turns. {_COST_OF_FORKS}")
-
-
-def _roles_of_follow_ups(loop: AgentLoop, renderer: Renderer) -> Sequence[Role]:
-    """Return the roles that follow answers, without tool results if the template cannot render optional tool calls."""
-    if loop.offers_tools or "tool" not in loop.follow_ups:
-        return loop.follow_ups
-    try:
-        check_calls_shown(renderer)
-    except TemplateError:
-        return [role for role in loop.follow_ups if role != "tool"]
-    return loop.follow_ups
 
 
 def check_model(config: Config) -> None:

@@ -19,11 +19,12 @@ from agentrl.builders.episodes import (
 )
 from agentrl.builders.group_extras import GroupExtras, build_group_extras, learning_signal, policy_group_size
 from agentrl.builders.learning import build_learning
-from agentrl.builders.models import build_renderer, check_rendering, check_tokens
+from agentrl.builders.models import build_renderer, check_tokens
 from agentrl.config.config import Config
 from agentrl.engine import PolicyEngine
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
+from agentrl.rollout.loop_choice import check_rendering
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.roles.role_policies import AdapterPolicy
 from agentrl.rollout.scheduler import Group, GroupScheduler

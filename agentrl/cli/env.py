@@ -11,7 +11,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.builders.default_loop import select_default_loop
 from agentrl.builders.models import resolve_model
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.check import Look, check_all, check_one
@@ -29,6 +28,7 @@ from agentrl.registry import Kind, names
 from agentrl.remote.server import EnvironmentServer, ServerSettings
 from agentrl.remote.wire import TOKEN_VARIABLE
 from agentrl.rollout.environment_probe import EnvironmentTimeout, probe_environment
+from agentrl.rollout.loop_choice import select_default_loop
 from agentrl.testing.env_check import INTEGRITY, RULES, check_env, reward_integrity
 from agentrl.testing.env_subject import CheckDepth
 from agentrl.testing.report import choose_rules

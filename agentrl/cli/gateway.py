@@ -24,6 +24,7 @@ from agentrl.evaluation.session import RESULT_FILE
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note, out
 from agentrl.observe.files import replace_file, writing
+from agentrl.rollout.loop_choice import show_tools
 from agentrl.runs.stop import stop_signals
 
 app = typer.Typer()
@@ -109,7 +110,7 @@ def _describe(config: Config, folder: Path) -> None:
 async def _serve(
     config: Config, folder: Path, keeps: bool, idle_s: float, host: str, port: int, key: str | None
 ) -> LiveTraffic:
-    resolved = config if isinstance(config.engine, OpenAIEngineConfig) else resolve_model(config)
+    resolved = config if isinstance(config.engine, OpenAIEngineConfig) else show_tools(resolve_model(config), say=note)
     stop = asyncio.Event()
     with stop_signals(stop.set):
         async with open_policy(resolved, PolicyKind.ENGINE, folder) as policy:

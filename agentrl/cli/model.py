@@ -16,12 +16,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.builders.default_loop import TEXT_LOOP, TOOL_LOOP
 from agentrl.cli.help import examples
 from agentrl.config import load_config
 from agentrl.config.estimate import shown_bytes
 from agentrl.errors import UsageError, did_you_mean
-from agentrl.evaluation.model_check import ModelCheck, check_model
+from agentrl.evaluation.model_check import TEXT_LOOP, TOOL_LOOP, ModelCheck, check_model
 from agentrl.models.gguf import load_gguf
 from agentrl.observe.console import note, out
 from agentrl.observe.files import check_writable, replace_file, writing
@@ -29,7 +28,7 @@ from agentrl.observe.model_folder import added_models, find_model, models_folder
 from agentrl.training.checkpoint import save_model_folder
 
 app = typer.Typer(no_args_is_help=True)
-REPLACED = ("agent.loop=", "agent.options", "agent.few_shot_turns=", "sampling.stop=")
+REPLACED = ("agent.loop=", "agent.options", "agent.few_shot_turns=")
 """Settings that a check chooses."""
 ENVIRONMENT = "guess_number"
 """Default environment."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,35 +11,24 @@ import typer
 from rich.table import Table
 
 from agentrl.builders.checks import check_training
-from agentrl.builders.default_loop import select_default_loop
 from agentrl.builders.workers import serve_launched_rank
 from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
 from agentrl.cli.exits import ExitCode
 from agentrl.cli.help import examples
 from agentrl.cli.reports import updated_curve, write_run_report
 from agentrl.config import Config, dump_config, shipped_configs
-from agentrl.config.config import SCRATCH
-from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
-from agentrl.config.estimate import EstimateRow, rows, run_size
-from agentrl.config.learning_rate import rate_rows, rate_warnings
+from agentrl.config.estimate import EstimateRow, run_size
+from agentrl.config.learning_rate import rate_warnings
 from agentrl.config.load import names_environment
 from agentrl.config.overrides import PROMPTS, reward_words, task_words
-from agentrl.env.lookup import resolve_environment
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note, out
-from agentrl.observe.learning import steps_without_learning
-from agentrl.observe.metrics import check_trackers, read_metrics
-from agentrl.observe.model_folder import find_model
-from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.terminal import watching
-from agentrl.rollout.environment_probe import check_environments
-from agentrl.rollout.judges import judge_rows
-from agentrl.rollout.task_source import task_source
+from agentrl.runs.dry_run import describe_run, training_rows
+from agentrl.runs.rl import idle_steps
 from agentrl.runs.rl import train as train_run
-from agentrl.runs.start import Run, RunResult, StartCheck, check_rollouts, check_tasks, resume_run, start_run
-from agentrl.serving.launch import usable_gpus
-from agentrl.serving.launch.placement import check_machine, gpu_rows
-from agentrl.training.objective import learns_from_rewards
+from agentrl.runs.start import Run, RunResult, StartCheck, check_rollouts, resume_run, start_run
+from agentrl.serving.launch.placement import check_machine
 
 app = typer.Typer()
 
@@ -98,9 +86,7 @@ def train(
     config = read_config(words, shortcuts=shortcuts)
     check_training(config)
     if dry_run:
-        on_gpus = gpu_rows(config, len(usable_gpus(os.environ)) if gpus is None else gpus)
-        amounts = [*rows(config), *rate_rows(config), *judge_rows(config), *on_gpus]
-        print_dry_run(config, amounts, check=check_rollouts)
+        print_dry_run(config, training_rows(config, gpus=gpus), check=check_rollouts)
         for warning in rate_warnings(config):
             note(f"warning: {warning}")
         return
@@ -110,31 +96,14 @@ def train(
     _finish(start_run(config, kind=config.algorithm.advantage))
 
 
-def print_dry_run(config: Config, amounts: Sequence[EstimateRow], *, check: StartCheck) -> None:
+def print_dry_run(config: Config, estimates: Sequence[EstimateRow], *, check: StartCheck) -> None:
     """Print the resolved config and estimates, after the checks that the start of such a run makes."""
-    check_trackers(config.trackers)
-    if config.model.path != SCRATCH and Path(find_model(config.model.path)).is_dir():
-        config = select_default_loop(config, say=note)
-    tasks = []
-    if config.has_environment:
-        check_tasks(config)
-        check_environments(config)
-        tasks = [_tasks_row(part) for part in per_environment_configs(config)]
-    check(config, fetch=False, say=note)
-    out.print(dump_config(config))
+    found = describe_run(config, estimates, check=check, say=note)
+    out.print(dump_config(found.config))
     table = Table("quantity", "value", "from", box=None, pad_edge=False)
-    for words in tasks:
-        table.add_row(*words)
-    for row in amounts:
+    for row in found.rows:
         table.add_row(*row)
     out.print(table)
-
-
-def _tasks_row(part: EnvironmentConfigs) -> tuple[str, str, str]:
-    environment = part.config.sole_environment
-    spec = resolve_environment(environment.name)
-    name = f"tasks of {part.label}, weight {part.weight:g}" if part.label else "tasks"
-    return name, f"{len(task_source(spec, environment)):,}", f"{spec.name}/{environment.split}"
 
 
 def print_run(result: RunResult, config: Config) -> None:
@@ -143,7 +112,7 @@ def print_run(result: RunResult, config: Config) -> None:
     if config.environment is not None and config.environment.name == PROMPTS:
         where = " --prompts FILE"
     end = f"{'stopped' if result.interrupted else 'done'} after step {result.step}"
-    note(f"{end}{_without_learning(result, config)}: {result.folder}")
+    note(f"{end}{idle_steps(result, config)}: {result.folder}")
     if result.step:
         _report(result.folder)
     folder = shlex.quote(str(result.folder))
@@ -151,15 +120,6 @@ def print_run(result: RunResult, config: Config) -> None:
         note(f"resume with: agentrl train --resume {folder}")
         raise typer.Exit(ExitCode.INTERRUPTED)
     note(f"measure it: agentrl eval --model {folder}{where}\nread it:    agentrl view {folder}")
-
-
-def _without_learning(result: RunResult, config: Config) -> str:
-    """Describe the steps in which nothing was learned, if they are at least half of the run."""
-    lines = read_metrics(RunDirectory(result.folder).metrics_file)
-    idle = steps_without_learning(lines)
-    if not learns_from_rewards(config.algorithm) or not idle or 2 * idle < len(lines):
-        return ""
-    return f", but nothing was learned in {idle} of {len(lines)} steps: all episodes of a task had the same return"
 
 
 def _report(folder: Path) -> None:

@@ -381,6 +381,8 @@ class AgentChanges(Section):
     """Maximum number of turns in an episode."""
     max_answer_tokens: int | None = Field(None, ge=1)
     """Maximum number of tokens in an answer."""
+    few_shot_turns: int | None = Field(None, ge=0)
+    """Number of turns of this environment's expert that its prompts contain as examples."""
     reward: RewardEntries | None = None
     """Replacement of ``agent.reward``."""
 

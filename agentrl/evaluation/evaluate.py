@@ -21,7 +21,7 @@ import orjson
 
 from agentrl.builders.adapters import open_adapters
 from agentrl.builders.episodes import sampling_params
-from agentrl.builders.models import build_renderer, check_rendering, prepare_model
+from agentrl.builders.models import build_renderer, prepare_model
 from agentrl.builders.servers import ServedModel, check_served, open_pool
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ScriptedEngineConfig, ServerEngineConfig
@@ -36,6 +36,7 @@ from agentrl.observe.incidents import Incidents
 from agentrl.remote.chat import error_message
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer
+from agentrl.rollout.loop_choice import check_rendering
 from agentrl.rollout.policies import ChatEpisodePolicy, EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.roles.role_policies import AdapterPolicy
 from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all

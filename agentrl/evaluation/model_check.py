@@ -17,15 +17,6 @@ from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentrl.builders.default_loop import (
-    TEXT_LOOP,
-    TOOL_LOOP,
-    PlaySettings,
-    Recommendation,
-    begun_action,
-    calls_tools,
-    save_recommendation,
-)
 from agentrl.builders.episodes import build_env_pool, build_runner, sampling_params
 from agentrl.builders.models import resolve_model, start_renderer
 from agentrl.config.config import Config
@@ -39,11 +30,14 @@ from agentrl.render.call_form import PROBE_TOOL
 from agentrl.render.check import template_faults
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
+from agentrl.rollout.loop_choice import PlaySettings, Recommendation, answer_forms, calls_tools, save_recommendation
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.task_source import task_source
 from agentrl.training.diagnostics.agreement import Agreement, measure_agreement
 from agentrl.trajectory import Trajectory, Turn
 
+TOOL_LOOP, TEXT_LOOP = "tool_calling", "react_text"
+"""Agent loops that a check tries."""
 GOOD = 0.9
 """Share of usable first answers at which no more examples are put into the prompt."""
 ENOUGH = 0.97
@@ -247,14 +241,9 @@ def shown_duration(seconds: float) -> str:
 
 def settings_to_try(config: Config, loop: str) -> list[PlaySettings]:
     """List the settings of a loop that may be tried, the cheapest first."""
-    spec = resolve_environment(config.sole_environment.name)
     found = []
     for shots in SHOTS:
-        found.append(PlaySettings(loop=loop, options={}, shots=shots))
-        if loop == TOOL_LOOP:
-            found.append(PlaySettings(loop=loop, options={"prefill": True}, shots=shots))
-        elif not spec.answer_format:
-            found.append(begun_action(shots))
+        found += [PlaySettings(loop=loop, options=dict(form), shots=shots) for form in answer_forms(loop, config)]
     return found
 
 

@@ -10,15 +10,17 @@ from transformers import PreTrainedModel
 from agentrl.builders.episodes import RunEnvironment, build_run_environments, close_run_environments, sampling_params
 from agentrl.builders.training import TrainingParts
 from agentrl.config.config import Config
-from agentrl.config.derived import SOLE
+from agentrl.config.derived import SOLE, per_environment_configs
 from agentrl.config.engines import LocalEngineConfig
-from agentrl.errors import UsageError
+from agentrl.env.lookup import resolve_environment
+from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.evaluate import evaluate_panel
 from agentrl.evaluation.panel import Panel
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.policies import EngineEpisodePolicy
+from agentrl.rollout.reward_functions import check_columns
 from agentrl.rollout.task_source import task_source
 from agentrl.serving.local import LocalEngine
 
@@ -129,3 +131,30 @@ def _metrics(result: EvaluationResult, prefix: str) -> dict[str, float]:
         if found.success is not None:
             metrics[f"{prefix}success/{name}"] = found.success.mean
     return metrics
+
+
+def check_panels(config: Config) -> None:
+    """Check that the evaluations during a run have enough tasks, and that these have the columns of rewards.
+
+    Raises:
+        ConfigError: a split has too few tasks, or a task lacks a column.
+        UsageError: a split does not exist.
+    """
+    if config.evaluation.every:
+        for part in per_environment_configs(config):
+            _check_panel(part.config)
+
+
+def _check_panel(config: Config) -> None:
+    spec = resolve_environment(config.sole_environment.name)
+    split, requested = config.evaluation.split, config.evaluation.tasks
+    source = task_source(spec, config.sole_environment, split=split)
+    check_columns(config.agent, lambda: source)
+    available = len(source)
+    if requested > available:
+        raise ConfigError(
+            "evaluation.tasks exceeds the split of evaluations",
+            got=f"{requested:,} tasks of {spec.name}/{split}",
+            expected=f"at most {available:,}",
+            hint=f"set evaluation.tasks={available} and more evaluation.samples, or another evaluation.split",
+        )

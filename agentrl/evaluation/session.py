@@ -13,7 +13,6 @@ from typing import Any
 import orjson
 
 from agentrl.builders.checks import check_agents
-from agentrl.builders.default_loop import select_default_loop
 from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.builders.models import check_model, resolve_model
 from agentrl.builders.rewards import check_rewards
@@ -31,6 +30,7 @@ from agentrl.observe.run_folder import find_run, lock_folder
 from agentrl.render.tokens import read_chat_template
 from agentrl.rollout.environment_probe import check_environments
 from agentrl.rollout.judges import build_judge
+from agentrl.rollout.loop_choice import select_default_loop
 from agentrl.rollout.task_source import task_source
 from agentrl.rollout.waits import RolloutCounters, settled_heap
 

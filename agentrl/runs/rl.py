@@ -33,6 +33,7 @@ from agentrl.builders.group_extras import check_extra_rollouts
 from agentrl.builders.models import prepare_model
 from agentrl.builders.processes import open_processes
 from agentrl.builders.training import build_training
+from agentrl.config.config import Config
 from agentrl.config.learning_rate import rate_warnings
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
@@ -40,11 +41,12 @@ from agentrl.errors import BudgetSpent, TrainingError, UsageError, described_err
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.diagnosis import RunDiagnosis, save_problems
+from agentrl.observe.learning import steps_without_learning
 from agentrl.observe.metrics import MetricsFile, Trackers, read_metrics
 from agentrl.observe.model_folder import MODEL
 from agentrl.observe.problems import Problem, problem_lines
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
-from agentrl.observe.run_folder import logging_to
+from agentrl.observe.run_folder import RunDirectory, logging_to
 from agentrl.observe.trajectory_store import TrajectoryStore, void_after
 from agentrl.rollout.scheduler import Group
 from agentrl.rollout.waits import settled_heap
@@ -420,3 +422,12 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
 async def _train_with_signals(orchestrator: Orchestrator, interruption: StopRequest) -> RunResult:
     with stop_signals(orchestrator.stop), interruption.stops(orchestrator.stop):
         return await orchestrator.run()
+
+
+def idle_steps(result: RunResult, config: Config) -> str:
+    """Describe the steps in which nothing was learned, if they are at least half of the run."""
+    lines = read_metrics(RunDirectory(result.folder).metrics_file)
+    idle = steps_without_learning(lines)
+    if not learns_from_rewards(config.algorithm) or not idle or 2 * idle < len(lines):
+        return ""
+    return f", but nothing was learned in {idle} of {len(lines)} steps: all episodes of a task had the same return"

@@ -18,7 +18,7 @@ from agentrl.builders.checks import check_agents
 from agentrl.builders.cluster import refuse_cluster
 from agentrl.builders.episodes import RunEnvironment, build_run_environments, build_task_sampler, close_run_environments
 from agentrl.builders.group_extras import check_experts
-from agentrl.builders.models import build_renderer, check_rendering, start_renderer
+from agentrl.builders.models import build_renderer, start_renderer
 from agentrl.builders.trainers import LearnerParts, build_learner, build_on_ranks
 from agentrl.config.config import SCRATCH, Config
 from agentrl.errors import ConfigError, UsageError
@@ -28,6 +28,7 @@ from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
+from agentrl.rollout.loop_choice import check_rendering
 from agentrl.rollout.runner import Assignment, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.turns import derive_seed

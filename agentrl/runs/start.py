@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from agentrl.builders.checks import check_agents, check_training
-from agentrl.builders.default_loop import select_default_loop
 from agentrl.builders.episodes import build_loop
 from agentrl.builders.group_extras import check_extra_rollouts
-from agentrl.builders.models import check_rendering, check_tokens, resolve_model, start_renderer
+from agentrl.builders.models import check_tokens, resolve_model, start_renderer
 from agentrl.builders.rewards import check_rewards
 from agentrl.builders.tools import check_tools
 from agentrl.config.config import SCRATCH, Config
@@ -21,6 +20,7 @@ from agentrl.config.load import dump_config, load_config
 from agentrl.config.resume_rules import Change, changes, check_same_run
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
+from agentrl.evaluation.periodic import check_panels
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.console import html_table
 from agentrl.observe.metrics import check_trackers
@@ -29,7 +29,7 @@ from agentrl.observe.run_folder import RunDirectory
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.rollout.curriculum import check_curriculum
 from agentrl.rollout.environment_probe import check_environments
-from agentrl.rollout.reward_functions import check_columns
+from agentrl.rollout.loop_choice import check_rendering, select_default_loop
 from agentrl.rollout.task_source import task_source
 from agentrl.serving.launch.placement import check_machine
 from agentrl.training.chat_file import ENVIRONMENT
@@ -122,30 +122,9 @@ def check_tasks(config: Config) -> str:
         build_loop(part.config.agent)
     check_tools(config)
     check_rewards(config)
-    _check_panels(config)
+    check_panels(config)
     check_curriculum(config)
     return MIXED if config.environments else spec.name
-
-
-def _check_panels(config: Config) -> None:
-    if config.evaluation.every:
-        for part in per_environment_configs(config):
-            _check_panel(part.config)
-
-
-def _check_panel(config: Config) -> None:
-    spec = resolve_environment(config.sole_environment.name)
-    split, requested = config.evaluation.split, config.evaluation.tasks
-    source = task_source(spec, config.sole_environment, split=split)
-    check_columns(config.agent, lambda: source)
-    available = len(source)
-    if requested > available:
-        raise ConfigError(
-            "evaluation.tasks exceeds the split of evaluations",
-            got=f"{requested:,} tasks of {spec.name}/{split}",
-            expected=f"at most {available:,}",
-            hint=f"set evaluation.tasks={available} and more evaluation.samples, or another evaluation.split",
-        )
 
 
 def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
@@ -167,7 +146,7 @@ def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     check_training(config)
     check_machine(config)
     check_trackers(config.trackers)
-    _check_panels(config)
+    check_panels(config)
     check_curriculum(config)
     return Run(folder, config, found)
 

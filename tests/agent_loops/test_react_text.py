@@ -137,6 +137,16 @@ async def test_a_prefill_begins_each_answer_and_is_not_sampled(play):
     assert "assistant\n<action>leave<|im_end|>" in played.text
 
 
+async def test_an_answer_ends_at_the_loop_s_stop_text(play):
+    options = {"format": "action_tag", "stop": "</action>"}
+    played = await play(
+        Room, "react_text", "<action>look</action> and then?", "<action>leave</action>", options=options
+    )
+    assert played.trajectory.outcome is Outcome.FINISHED
+    assert "<action>look</action><|im_end|>" in played.text
+    assert "and then" not in played.text
+
+
 @pytest.mark.parametrize("form", list(ANSWERS))
 def test_demonstrations_are_read_back(form):
     loop = ReactText(format=form)
@@ -174,6 +184,8 @@ def test_lines_are_added_to_any_content():
 def test_a_prefill_is_text(prefill):
     with pytest.raises(ConfigError, match="prefill is not a text"):
         ReactText(prefill=prefill)
+    with pytest.raises(ConfigError, match="stop is not a text"):
+        ReactText(stop=prefill)
     with pytest.raises(ConfigError, match="prefill is not a boolean"):
         ToolCalling(prefill=str(prefill))
 

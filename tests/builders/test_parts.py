@@ -11,7 +11,7 @@ from support.tokenizers import build_tokenizer
 from agentrl.agent_loop import AgentLoop
 from agentrl.builders import scratch
 from agentrl.builders.episodes import build_env_pool, build_runner
-from agentrl.builders.models import build_renderer, check_rendering, prepare_model, resolve_model
+from agentrl.builders.models import build_renderer, prepare_model, resolve_model
 from agentrl.builders.scratch import scratch_corpus
 from agentrl.builders.tools import find_tool
 from agentrl.config import load_config, shipped_configs
@@ -27,6 +27,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, token_breaker
 from agentrl.rollout.curriculum import check_curriculum
 from agentrl.rollout.environment_probe import has_expert
+from agentrl.rollout.loop_choice import check_rendering
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.rollout.task_source import task_source
 from agentrl.rollout.text_corpus import MAX_FAILED

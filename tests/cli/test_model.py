@@ -129,8 +129,8 @@ def test_a_model_that_cannot_call_tools_plays_in_text_where_nobody_chose_a_loop(
     assert ended.code == 0, ended.err
     assert "has no tool calls, so its actions are text: agent.loop=react_text" in caplog.text
     caplog.clear()
-    options = ("agent.loop=react_text", 'agent.options={format: action_tag, prefill: "<action>"}')
-    same = agentrl("eval", *words, *short, "--tasks", "2", *options, "sampling.stop=['</action>']")
+    options = ("agent.loop=react_text", 'agent.options={format: action_tag, prefill: "<action>", stop: "</action>"}')
+    same = agentrl("eval", *words, *short, "--tasks", "2", *options)
     assert "2/2 episodes" in same.err
     assert "reused episodes" in same.err  # of the same settings
     assert "has no tool calls" not in caplog.text

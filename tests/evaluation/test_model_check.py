@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.builders.default_loop import TEXT_LOOP, TOOL_LOOP, PlaySettings
 from agentrl.config import load_config
 from agentrl.errors import UsageError
-from agentrl.evaluation.model_check import AnswerShare, CheckProgress, first_answer, settings_to_try, shown_duration
+from agentrl.evaluation.model_check import (
+    TEXT_LOOP,
+    TOOL_LOOP,
+    AnswerShare,
+    CheckProgress,
+    first_answer,
+    settings_to_try,
+    shown_duration,
+)
+from agentrl.rollout.loop_choice import PlaySettings
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 
 

@@ -208,9 +208,19 @@ def test_others_need_a_key(host, capsys):
     assert "--key-variable" in capsys.readouterr().err
 
 
+PLAIN = """{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor -%}
+{{ '<|im_start|>assistant\n' if add_generation_prompt else '' }}"""
+
+
 @pytest.mark.slow
-async def test_the_command_answers_and_keeps(tmp_path):
+@pytest.mark.parametrize("template", [None, PLAIN])
+async def test_the_command_answers_and_keeps(template, tmp_path):
     tokenizer = build_tokenizer("qwen3")
+    if template is not None:  # it shows no tools, so a shipped one takes its place
+        tokenizer.chat_template = template
     write_served_model(tiny_model(vocab_size=len(tokenizer)), tokenizer, tmp_path / "model")
     words = ["gateway", "--model", str(tmp_path / "model"), "--record", str(tmp_path / "kept")]
     program = [str(Path(sys.executable).with_name("agentrl")), *words]
@@ -219,7 +229,7 @@ async def test_the_command_answers_and_keeps(tmp_path):
     )
     try:
         url = process.stdout.readline().strip().removeprefix("OPENAI_BASE_URL=")
-        status, _ = await post(url + "/chat/completions", "", body(user("one"), max_tokens=5))
+        status, _ = await post(url + "/chat/completions", "", body(user("one"), max_tokens=5, tools=[ADD]))
         assert status == 200
     finally:
         process.send_signal(signal.SIGINT)

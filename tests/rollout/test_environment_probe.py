@@ -14,13 +14,13 @@ from support.models import tiny_model
 from support.tokenizers import build_tokenizer
 
 import agentrl
-from agentrl.builders.default_loop import select_default_loop
 from agentrl.cli import env as env_commands
 from agentrl.config import Config, load_config
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation, optional_part
 from agentrl.env.lookup import resolve_environment, spec_of
 from agentrl.errors import EnvironmentFailure, UsageError
 from agentrl.rollout.environment_probe import EnvironmentTimeout, check_environments, has_expert, probe_environment
+from agentrl.rollout.loop_choice import select_default_loop
 
 DEADLINE_S = 0.05
 

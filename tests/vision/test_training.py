@@ -13,13 +13,14 @@ from support.tokenizers import build_tokenizer
 from support.vision import FAMILIES, save_vision_model
 
 from agentrl.builders.checks import check_training
-from agentrl.builders.models import build_renderer, check_rendering
+from agentrl.builders.models import build_renderer
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, LedgerError, UsageError
 from agentrl.message import TextPart, user
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.render.conversation import LedgerConversation
+from agentrl.rollout.loop_choice import check_rendering
 from agentrl.runs.api import evaluate
 from agentrl.runs.rl import train
 from agentrl.runs.sft import warm_start

@@ -10,16 +10,18 @@ import pytest
 from support.models import tiny_model
 from support.tokenizers import build_tokenizer
 
-from agentrl.builders.default_loop import (
+from agentrl.config import Config, load_config
+from agentrl.config.derived import per_environment_configs
+from agentrl.rollout.loop_choice import (
     PlaySettings,
     Recommendation,
     find_recommendation,
     save_recommendation,
     select_default_loop,
+    show_tools,
 )
-from agentrl.config import Config, load_config
 
-TEXT = PlaySettings(loop="react_text", options={"format": "action_tag"}, shots=2, stop=("</action>",))
+TEXT = PlaySettings(loop="react_text", options={"format": "action_tag", "stop": "</action>"}, shots=2)
 FOUND = Recommendation(settings=TEXT, usable=0.875, answers=24, date="2026-11-25")
 
 
@@ -47,7 +49,6 @@ def test_what_model_check_found_is_taken_and_said(model: Path) -> None:
     save_recommendation(config_of(model), FOUND)
     config, said = chosen(config_of(model))
     assert (config.agent.loop, config.agent.options, config.agent.few_shot_turns) == ("react_text", TEXT.options, 2)
-    assert config.sampling.stop == ("</action>",)
     [line] = said
     assert "88% of 24 first answers usable on 2026-11-25" in line
     assert "agent.loop=react_text 'agent.options={" in line
@@ -62,11 +63,11 @@ def test_a_choice_of_the_user_stands(model: Path, words: list[str]) -> None:
     assert chosen(config) == (config, [])
 
 
-def test_shots_and_stop_texts_of_the_user_stand_beside_the_found_loop(model: Path) -> None:
+def test_shots_of_the_user_stand_beside_the_found_loop(model: Path) -> None:
     save_recommendation(config_of(model), FOUND)
-    config, [line] = chosen(config_of(model, "agent.few_shot_turns=0", "sampling.stop=['!']"))
+    config, [line] = chosen(config_of(model, "agent.few_shot_turns=0"))
     assert "these settings are taken, except for agent.few_shot_turns, which you set" in line
-    assert (config.agent.loop, config.agent.few_shot_turns, config.sampling.stop) == ("react_text", 0, ("!",))
+    assert (config.agent.loop, config.agent.few_shot_turns) == ("react_text", 0)
 
 
 def test_a_result_is_of_its_model_files_template_environment_and_options(model: Path) -> None:
@@ -165,7 +166,51 @@ def test_a_damaged_result_is_as_none(model: Path) -> None:
 
 
 def test_settings_are_words_for_a_shell() -> None:
-    assert str(dataclasses.replace(TEXT, options={}, stop=())) == "agent.loop=react_text agent.few_shot_turns=2"
+    assert str(dataclasses.replace(TEXT, options={})) == "agent.loop=react_text agent.few_shot_turns=2"
     assert str(PlaySettings(loop="tool_calling", options={"prefill": True})) == (
         "agent.loop=tool_calling 'agent.options={\"prefill\": true}'"
     )
+
+
+TWO = "environments={one: {name: guess_number}, two: {name: countdown}}"
+
+
+def test_each_environment_of_several_gets_its_own_loop(without_tools: Path) -> None:
+    save_recommendation(config_of(without_tools, env="countdown"), FOUND)
+    config, said = chosen(load_config(None, [TWO, f"model.path={without_tools}"]))
+    one, two = (part.config.agent for part in per_environment_configs(config))
+    assert (one.loop, one.few_shot_turns) == ("react_text", 0)
+    assert one.options == {"format": "action_tag", "prefill": "<action>", "stop": "</action>"}
+    assert (two.loop, two.options, two.few_shot_turns) == ("react_text", TEXT.options, 2)
+    assert [line.partition(":")[0] for line in said] == ["two", "one"]
+    assert "set environments.one.agent.loop to choose" in said[1]
+
+
+def test_a_loop_that_the_user_chose_for_one_environment_stands(without_tools: Path) -> None:
+    words = [TWO, f"model.path={without_tools}", "environments.one.agent.loop=step_independent"]
+    config, [line] = chosen(load_config(None, words))
+    one, two = (part.config.agent for part in per_environment_configs(config))
+    assert (one.loop, one.options, two.loop) == ("step_independent", {}, "react_text")
+    assert line.startswith("two: ")
+
+
+def test_tools_of_one_environment_choose_the_template_for_all(without_tools: Path) -> None:
+    words = [TWO, f"model.path={without_tools}", "environments.two.agent.tools=[calculator]"]
+    config, [line] = chosen(load_config(None, words))
+    assert config.model.chat_template == "chatml"
+    assert {part.config.agent.loop for part in per_environment_configs(config)} == {"tool_calling"}
+    assert "model.chat_template=chatml takes its place" in line
+
+
+def test_clients_that_may_bring_tools_get_a_template_that_shows_them(without_tools: Path) -> None:
+    said: list[str] = []
+    config = config_of(without_tools)
+    assert show_tools(config, say=said.append).model.chat_template == "chatml"
+    assert len(said) == 1
+    own = config_of(without_tools, "agent.tool_parser=hermes")
+    assert show_tools(own, say=said.append) is own
+
+
+def test_a_model_with_tool_calls_keeps_its_template(model: Path) -> None:
+    config = config_of(model)
+    assert show_tools(config, say=print) is config

@@ -1,0 +1,80 @@
+"""Dry run: the checks of a run's start, its resolved config and its estimates, without a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config.config import SCRATCH, Config
+from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
+from agentrl.config.estimate import EstimateRow, rows
+from agentrl.config.learning_rate import rate_rows
+from agentrl.env.lookup import resolve_environment
+from agentrl.observe.metrics import check_trackers
+from agentrl.observe.model_folder import find_model
+from agentrl.rollout.environment_probe import check_environments
+from agentrl.rollout.judges import judge_rows
+from agentrl.rollout.loop_choice import select_default_loop
+from agentrl.rollout.task_source import task_source
+from agentrl.runs.start import StartCheck, check_tasks
+from agentrl.serving.launch import usable_gpus
+from agentrl.serving.launch.placement import gpu_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun:
+    """Resolved config of a run and its estimates."""
+
+    config: Config
+    rows: list[EstimateRow]
+
+
+def training_rows(config: Config, *, gpus: int | None = None) -> list[EstimateRow]:
+    """Return the estimates of a training run: sizes, learning rate, judge and placement.
+
+    Args:
+        config: Config of the run.
+        gpus: Number of GPUs; those of this machine by default.
+
+    Raises:
+        ConfigError: the run cannot be placed on the GPUs.
+        UsageError: there are too few GPUs.
+    """
+    placed = gpu_rows(config, len(usable_gpus(os.environ)) if gpus is None else gpus)
+    return [*rows(config), *rate_rows(config), *judge_rows(config), *placed]
+
+
+def describe_run(
+    config: Config, estimates: Sequence[EstimateRow], *, check: StartCheck, say: Callable[[str], None]
+) -> DryRun:
+    """Make the checks of a run's start, and describe the run.
+
+    Args:
+        config: Config of the run.
+        estimates: Estimates of this kind of run.
+        check: Check of this kind of run.
+        say: Called with messages for the user.
+
+    Raises:
+        UsageError: a check failed.
+        TemplateError: the model's chat template does not support the agent loop.
+    """
+    check_trackers(config.trackers)
+    if config.model.path != SCRATCH and Path(find_model(config.model.path)).is_dir():
+        config = select_default_loop(config, say=say)
+    tasks = []
+    if config.has_environment:
+        check_tasks(config)
+        check_environments(config)
+        tasks = [_tasks_row(part) for part in per_environment_configs(config)]
+    check(config, fetch=False, say=say)
+    return DryRun(config=config, rows=[*tasks, *estimates])
+
+
+def _tasks_row(part: EnvironmentConfigs) -> EstimateRow:
+    environment = part.config.sole_environment
+    spec = resolve_environment(environment.name)
+    name = f"tasks of {part.label}, weight {part.weight:g}" if part.label else "tasks"
+    return name, f"{len(task_source(spec, environment)):,}", f"{spec.name}/{environment.split}"
