@@ -191,21 +191,41 @@ def _is_filled(value: Any) -> bool:
     return bool(value)
 
 
+def message_rows(value: Any) -> Any:
+    """Return the messages of a JSON text, in which data sets hold rows of many forms; return other values unchanged."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    try:
+        rows = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    are_messages = bool(rows) and all(isinstance(row, dict) and row.keys() >= {"role", "content"} for row in rows)
+    return rows if are_messages else value
+
+
 def read_tools(found: Any, place: str) -> tuple[ToolSchema, ...]:
     """Read the schemas of a conversation's tools: a list, or its JSON text.
+
+    A schema may be JSON text, and may lack the level ``function``.
 
     Raises:
         UsageError: neither of them.
     """
     try:
         tools = json.loads(found) if isinstance(found, str) and found else found or []
-        schemas = [_without_nulls(tool) for tool in tools]
+        schemas = [_schema(json.loads(tool) if isinstance(tool, str) else tool) for tool in tools]
         if isinstance(tools, list) and all(isinstance(schema["function"]["name"], str) for schema in schemas):
             return tuple(schemas)
-    except (KeyError, TypeError, ValueError, RecursionError):
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         pass
     expected = '[{"function": {"name": …}}]'
     raise UsageError(f"{place}: tools are not a list of schemas", got=str(found)[:80], expected=expected)
+
+
+def _schema(tool: Any) -> Any:
+    schema = _without_nulls(tool)
+    is_bare = "function" not in schema and isinstance(schema.get("parameters"), dict)
+    return {"type": "function", "function": schema} if is_bare else schema
 
 
 def _without_nulls(value: Any) -> Any:
@@ -227,6 +247,7 @@ def read_messages(rows: Sequence[Any], place: str, *, tools: Sequence[ToolSchema
         UsageError: a message is not valid.
     """
     names: dict[str, str] = {}
+    unanswered: list[str] = []
     for row in rows:
         if not isinstance(row, dict) or row.get("role") not in get_args(Role):
             raise UsageError(f"{place}: a message has no known role", got=str(row)[:80], expected=get_args(Role))
@@ -237,9 +258,13 @@ def read_messages(rows: Sequence[Any], place: str, *, tools: Sequence[ToolSchema
         if not isinstance(given, list):
             raise UsageError(f"{place}: tool_calls are not a list", got=str(given)[:80], expected="a list of calls")
         calls = tuple(_call(call, tools, place) for call in given)
-        names |= {call.id: call.name for call in calls}
+        names |= {call.id: call.name for call in calls if call.id}
+        next_name = unanswered.pop(0) if row["role"] == "tool" and unanswered else None
+        if row["role"] != "tool":
+            unanswered = [call.name for call in calls]
         answered = _optional_text(row, "tool_call_id", place)
-        name = _optional_text(row, "name", place) or names.get(answered or "")
+        called = names.get(answered) if answered else next_name  # without ids, results follow the order of the calls
+        name = _optional_text(row, "name", place) or called
         reasoning = _optional_text(row, "reasoning_content", place) or _optional_text(row, "reasoning", place)
         yield Message(
             role=row["role"],

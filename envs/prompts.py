@@ -6,7 +6,7 @@ from typing import Any
 
 import gymnasium
 
-from agentrl.data_file import Row, read_messages, read_rows, refuse_media
+from agentrl.data_file import Row, message_rows, read_messages, read_rows, refuse_media
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
 from agentrl.message import Message
@@ -90,7 +90,7 @@ def _task(row: Row, split: str, number: int) -> Task:
 def _prompt(row: Row) -> Any:
     """Return the prompt of a row; data sets for verifiers may have a ``question`` instead."""
     prompt = row.values.get("prompt")
-    return row.values.get("question") if prompt is None else prompt
+    return message_rows(row.values.get("question") if prompt is None else prompt)
 
 
 def _reward_model(row: Row) -> Mapping[str, Any]:

@@ -225,7 +225,7 @@ def _system(body: Mapping[str, Any]) -> list[Message]:
         if not isinstance(block, dict) or block.get("type") != "text":
             raise BadRequest(f"{where}.type must be text", field=f"{where}.type", code="unsupported")
         texts.append(take(block, "text", str, where))
-    return [Message(role="system", content="\n".join(texts))]
+    return [Message(role="system", content="\n".join(filter(None, texts)))]
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | None]:
@@ -287,8 +287,8 @@ class _Messages:
                 continue
             call_id = take(block, "tool_use_id", str, where)
             content = _content(_block_list(block, where), where) if is_given(block, "content") else ""
-            if take_optional(block, "is_error", bool, False, where) and isinstance(content, str):
-                content = f"Error: {content}"
+            if take_optional(block, "is_error", bool, False, where):
+                content = f"Error: {content}" if isinstance(content, str) else (TextPart(text="Error:"), *content)
             yield Message(role="tool", content=content, tool_call_id=call_id, name=self._names.get(call_id))
         if rest:
             yield Message(role="user", content=_content(rest, path))
@@ -332,7 +332,7 @@ def _block_list(turn: Mapping[str, Any], path: str) -> list[tuple[str, Mapping[s
 def _content(blocks: Sequence[tuple[str, Mapping[str, Any]]], path: str) -> Content:
     parts = [_part(block, where) for where, block in blocks]
     if all(isinstance(part, TextPart) for part in parts):
-        return "\n".join(part.text for part in parts if isinstance(part, TextPart))
+        return "\n".join(part.text for part in parts if isinstance(part, TextPart) and part.text)
     return tuple(parts)
 
 

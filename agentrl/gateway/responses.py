@@ -328,7 +328,7 @@ class _Items:
         if call_id not in self._names:
             where = f"{path}.call_id"
             raise BadRequest(f"{where}: no earlier call has the id {short_repr(call_id)}", field=where)
-        content = _text(item.get("output"), f"{path}.output")
+        content = _content(item.get("output"), f"{path}.output")
         self._append(Message(role="tool", content=content, tool_call_id=call_id, name=self._names[call_id]))
 
     def _append(self, message: Message) -> None:
@@ -383,7 +383,7 @@ def _content(value: Any, path: str) -> Content:
 def _text(value: Any, path: str) -> str:
     content = _content(value, path)
     if not isinstance(content, str):
-        raise _unsupported_error(path, value, "only user messages may contain images")
+        raise _unsupported_error(path, value, "only user messages and results of calls may contain images")
     return content
 
 

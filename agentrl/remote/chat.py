@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,14 @@ from agentrl.message import (
 )
 
 _STOP_REASONS = {"stop": StopReason.STOP, "tool_calls": StopReason.STOP, "length": StopReason.LENGTH}
+
+
+class ServiceBusy(Exception):
+    """The service may answer later; carries the reason, the HTTP status, and the requested waiting time in seconds."""
+
+    def __init__(self, why: str, status: int, wait_s: float | None) -> None:
+        super().__init__(why)
+        self.status, self.wait_s = status, wait_s
 
 
 def encode_request(
@@ -89,11 +98,16 @@ def _encode_part(part: TextPart | ImagePart) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": part.data_url}}
 
 
-def decode_answer(text: str) -> ChatAnswer:
+def decode_answer(text: str, request_id: str = "") -> ChatAnswer:
     """Read the answer from the body of a successful response.
 
+    Args:
+        text: The body.
+        request_id: Id of the request, from which missing call ids are made.
+
     Raises:
-        EngineError: the body is not a chat completion.
+        ServiceBusy: the body reports an error of the service or of its upstream provider that may pass.
+        EngineError: the body is not a chat completion, or reports another error.
     """
     try:
         body = json.loads(text)
@@ -104,16 +118,21 @@ def decode_answer(text: str) -> ChatAnswer:
             hint="check that the url is the base URL of the API, including /v1",
         ) from error
     try:
+        if not body.get("choices") and body.get("error"):
+            raise _reported_error(body["error"])
         choice = body["choices"][0]
         message, finish = choice["message"], choice.get("finish_reason")
+        if finish == "error":
+            raise _reported_error(choice.get("error") or body.get("error") or "finish_reason error")
         usage = body.get("usage") or {}
-        calls, problems = _decode_calls(message.get("tool_calls") or [])
+        content, thinking = _decode_content(message.get("content"))
+        calls, problems = _decode_calls(message.get("tool_calls") or [], request_id)
         return ChatAnswer(
             message=Message(
                 role="assistant",
-                content=message.get("content") or "",
+                content=content or message.get("refusal") or "",
                 tool_calls=calls,
-                reasoning=message.get("reasoning_content") or message.get("reasoning"),
+                reasoning=message.get("reasoning_content") or message.get("reasoning") or thinking,
             ),
             prompt_tokens=int(usage.get("prompt_tokens") or 0),
             answer_tokens=int(usage.get("completion_tokens") or 0),
@@ -124,13 +143,43 @@ def decode_answer(text: str) -> ChatAnswer:
         raise EngineError("the service's answer is not a chat completion", got=repr(text[:200])) from error
 
 
-def _decode_calls(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[ToolCall, ...], tuple[str, ...]]:
+def _reported_error(error: Any) -> EngineError | ServiceBusy:
+    """Return the error that a service reports in the body of a response with status 200.
+
+    A service that has already sent the status reports a later failure of its upstream provider in this way; only the
+    code of a client's error is permanent.
+    """
+    code = error.get("code") if isinstance(error, dict) else None
+    status = code if isinstance(code, int) and 400 <= code < 600 else 502
+    got = f"{status}, {error_message(json.dumps({'error': error}))!r}"
+    if 400 <= status < 500 and status not in (408, 429):
+        return ErrorStatus("the service reports an error in its answer", status=status, got=got)
+    return ServiceBusy(got, status, None)
+
+
+def _decode_content(content: Any) -> tuple[str, str | None]:
+    """Return the text and the thinking of an answer's content: text, or parts as reasoning models of Mistral write."""
+    if content is None or isinstance(content, str):
+        return content or "", None
+    texts, thoughts = [], []
+    for part in content:
+        if part["type"] == "thinking":
+            inner = part["thinking"]
+            thoughts += [inner] if isinstance(inner, str) else [one["text"] for one in inner]
+        elif part["type"] in ("text", "output_text"):
+            texts.append(part["text"])
+        else:
+            raise ValueError(f"a part of type {part['type']!r}")
+    return "".join(texts), "".join(thoughts) or None
+
+
+def _decode_calls(rows: Sequence[Mapping[str, Any]], request_id: str) -> tuple[tuple[ToolCall, ...], tuple[str, ...]]:
     calls: list[ToolCall] = []
     problems: list[str] = []
-    for row in rows:
+    for index, row in enumerate(rows):
         name, written = row["function"]["name"], row["function"].get("arguments") or "{}"
         try:
-            arguments = json.loads(written)
+            arguments = written if isinstance(written, dict) else json.loads(written)
         except json.JSONDecodeError as error:
             problems.append(f"the arguments of the call of {name} are not valid JSON: {error}")
             continue
@@ -138,10 +187,17 @@ def _decode_calls(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[ToolCall, ..
             problems.append(f"the arguments of the call of {name} are nested too deeply")
             continue
         if isinstance(arguments, dict):
-            calls.append(ToolCall(name=name, arguments=arguments, id=row.get("id") or ""))
+            given = row.get("id") or ""
+            is_new = given and all(call.id != given for call in calls)
+            calls.append(ToolCall(name=name, arguments=arguments, id=given if is_new else _call_id(request_id, index)))
         else:
             problems.append(f"the arguments of the call of {name} are not a JSON object: {written[:100]}")
     return tuple(calls), tuple(problems)
+
+
+def _call_id(request_id: str, index: int) -> str:
+    """Return an id for a call without one: nine characters, as Mistral's services require, unique in the episode."""
+    return hashlib.sha256(f"{request_id}/{index}".encode()).hexdigest()[:9]
 
 
 def error_message(text: str) -> str:
@@ -173,14 +229,6 @@ class WrongService(UsageError):
     def __init__(self, what: str, *, status: int, got: str, hint: str) -> None:
         super().__init__(what, got=got, hint=hint)
         self.status = status
-
-
-class _Busy(Exception):
-    """The service may answer later; carries the reason, the HTTP status, and the requested waiting time in seconds."""
-
-    def __init__(self, why: str, status: int, wait_s: float | None) -> None:
-        super().__init__(why)
-        self.status, self.wait_s = status, wait_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,21 +312,21 @@ class ChatService(ChatPolicy):
         await self.start()
         what = f"request {request_id} to {self.settings.url}"
         async with async_boundary(EngineError, what, deadline_s=self.settings.timeout_s), self._slots:
-            return await self._ask_with_retries(body, what)
+            return await self._ask_with_retries(body, what, request_id)
 
-    async def _ask_with_retries(self, body: dict[str, Any], what: str) -> ChatAnswer:
+    async def _ask_with_retries(self, body: dict[str, Any], what: str, request_id: str) -> ChatAnswer:
         wait_s = self._first_wait_s
         for attempt in range(self.settings.retries + 1):
             try:
-                return decode_answer(await self._post(body))
-            except (_Busy, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+                return decode_answer(await self._post(body), request_id)
+            except (ServiceBusy, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
                 if attempt == self.settings.retries:
-                    got = f"{type(error).__name__.strip('_')}: {error}"
+                    got = f"{type(error).__name__}: {error}"
                     failed = f"{what} failed after {attempt + 1} attempts"
-                    if isinstance(error, _Busy):
+                    if isinstance(error, ServiceBusy):
                         raise ErrorStatus(failed, status=error.status, got=got) from error
                     raise EngineError(failed, got=got) from error
-                requested_s = error.wait_s if isinstance(error, _Busy) else None
+                requested_s = error.wait_s if isinstance(error, ServiceBusy) else None
             await asyncio.sleep(wait_s if requested_s is None else min(requested_s, LONGEST_WAIT_S))
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
         raise AssertionError("the last attempt returns or raises")
@@ -296,7 +344,7 @@ class ChatService(ChatPolicy):
     def _raise_error(self, status: int, headers: Mapping[str, str], text: str) -> None:
         got, section = f"{status}, {error_message(text)!r}", self.settings.section
         if status == 429 or (status >= 500 and status != 501):
-            raise _Busy(got, status, _seconds(headers.get("Retry-After")))
+            raise ServiceBusy(got, status, _seconds(headers.get("Retry-After")))
         if status in (401, 403):
             variable = f"the environment variable {self.settings.api_key_variable}"
             hint = f"put a valid key into {variable}, or name another in {section}.api_key_variable"

@@ -526,7 +526,8 @@ class ChatConversation(Conversation):
         if prefill:
             raise UsageError("a text service cannot continue a prefill", got=f"prefill {prefill!r}", expected="none")
         if options.form is not None:
-            raise UnsupportedOption("a text service cannot enforce a form", option="form")
+            hint = "describe the form in the prompt, or serve the model with engine=vllm or engine=sglang"
+            raise UnsupportedOption("a text service cannot enforce a form", option="form", hint=hint)
         if options.logprobs:
             raise UnsupportedOption("a text service returns no log-probabilities", option="logprobs")
         seed = self._turns.begin_turn(is_counted=not options.for_environment)

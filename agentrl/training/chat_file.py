@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from agentrl.data_file import Row, ToolSchema, read_messages, read_rows, read_tools, refuse_media
+from agentrl.data_file import Row, ToolSchema, message_rows, read_messages, read_rows, read_tools, refuse_media
 from agentrl.errors import Outcome, UsageError
 from agentrl.message import Message, Role
 from agentrl.render.check import check_template
@@ -23,6 +23,8 @@ ENVIRONMENT = "chat"
 """Environment name of trajectories from a file."""
 SYSTEM_COLUMNS = ("system", "system_prompt")
 """Columns of a row that may contain the system message."""
+TOOL_COLUMNS = ("tools", "tool_defs")
+"""Columns of a row that may contain the schemas of its tools; the first that is not null counts."""
 TRAINING_KEYS = ("weight", "train", "training", "trainable", "loss")
 """Keys of a message with which fine-tuning tools mark whether an answer is trained on."""
 
@@ -129,7 +131,7 @@ def _to_trajectory(chat: Chat, renderer: Renderer) -> Trajectory:
 
 def _chat(row: Row) -> Chat:
     values, place = row.values, row.place
-    rows = values.get("messages")
+    rows = message_rows(values.get("messages"))
     if not isinstance(rows, list):
         expected = '{"messages": [{"role": …}, …]}'
         raise UsageError(
@@ -137,7 +139,7 @@ def _chat(row: Row) -> Chat:
         )
     _refuse_untrained(row)
     rows = [*_system_rows(row, rows), *rows]
-    tools = read_tools(values.get("tools"), place)
+    tools = read_tools(next((values[name] for name in TOOL_COLUMNS if values.get(name) is not None), None), place)
     messages = list(read_messages(rows, place, tools=tools))
     while messages and messages[-1].role != "assistant":
         messages.pop()

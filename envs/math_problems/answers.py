@@ -9,7 +9,8 @@ MOST_DIGITS = 60
 _WHOLE = r"(?:\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+(?!\d)|\d+)"
 _PLAIN = rf"(?:{_WHOLE}(?:\.\d+)?|\.\d+)"
 _FORMS = rf"""(?P<sign>[-+]?)(?:
-    (?:(?P<mixed>\d+)\s*)?\\[dt]?frac\s*\{{\s*(?P<over>[-+]?\d+)\s*\}}\s*\{{\s*(?P<under>[-+]?\d+)\s*\}}
+    (?:(?P<mixed>\d+)\s*)?\\[dt]?frac\s*(?:\{{\s*(?P<over>[-+]?\d+)\s*\}}|(?P<over_digit>\d))
+        \s*(?:\{{\s*(?P<under>[-+]?\d+)\s*\}}|(?P<under_digit>\d))
     |(?P<mixed_plain>\d+)\s+(?P<over_plain>\d+)/(?P<under_plain>\d+)
     |(?P<number>{_PLAIN})(?:\s*/\s*(?P<divisor>[-+]?{_PLAIN}))?
 )"""
@@ -147,7 +148,8 @@ def _value(found: re.Match[str]) -> Fraction | None:
     if found["number"]:
         divisor = _decimal(found["divisor"] or "1")
         return sign * _decimal(found["number"]) / divisor if divisor else None
-    over, under = int(found["over"] or found["over_plain"]), int(found["under"] or found["under_plain"])
+    over = int(found["over"] or found["over_digit"] or found["over_plain"])
+    under = int(found["under"] or found["under_digit"] or found["under_plain"])
     whole = int(found["mixed"] or found["mixed_plain"] or 0)
     return sign * (whole + Fraction(over, under)) if under else None
 

@@ -100,6 +100,9 @@ async def check_folder(places: Places, acted: Sandbox, task: FolderTask) -> Verd
     if rewards is None:
         solved = _has_passed(result, task)
         rewards = {"reward": float(solved)}
+        if task.needs_reward_file and not result.timed_out:
+            code = f"its exit code {result.exit_code} decides"
+            _warn(task.name, f"its verifier wrote no reward.json or reward.txt, which Harbor requires: {code}")
         if result.timed_out:
             _warn(task.name, f"its verifier was stopped after its limit of {task.verifier_seconds:g} s: reward 0")
     right = rewards["reward"] >= 1

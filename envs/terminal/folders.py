@@ -38,6 +38,8 @@ class FolderTask:
     """Script that checks the work, next to the tests; ``None`` runs pytest on the tests."""
     reads_pytest: bool
     """True if pytest's summary decides, if it is printed: scripts may hide the exit code."""
+    needs_reward_file: bool = False
+    """True if the task's format requires the script to write its reward to a file."""
     image: str | None
     """Container image, for back ends that have images."""
     folder: str
@@ -114,6 +116,7 @@ def _of_harbor(folder: Path) -> FolderTask:
         tests=folder / "tests",
         script=script,
         reads_pytest=False,
+        needs_reward_file=True,
         image=image,
         folder=working,
         files=files if image is None or not (context / "Dockerfile").is_file() else (),

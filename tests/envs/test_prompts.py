@@ -95,6 +95,14 @@ def test_a_file_without_prompts_is_refused_with_its_row(workplace: Path, rows: l
         tasks_of(written(workplace, *rows))
 
 
+def test_a_prompt_of_json_text_is_a_conversation_only_if_it_holds_messages(workplace: Path) -> None:
+    # maxtext#3559: messages that were written as JSON text for Parquet
+    texts = [json.dumps(ROWS[1]["prompt"]), '[{"role": "a rook"}]', "[1, 2] is a list.", '[{"role"']
+    found = tasks_of(written(workplace, *({"prompt": text} for text in texts)))
+    assert found[0].messages == (system("Be brief."), user("3 + 4?"))
+    assert [(task.messages, task.prompt) for task in list(found)[1:]] == [((), text) for text in texts[1:]]
+
+
 def test_nulls_of_merged_data_sets_are_columns_of_other_rows(workplace: Path) -> None:
     rows = [
         {"prompt": "a", "ground_truth": "1", "id": None},

@@ -216,6 +216,43 @@ def test_turns_become_messages():
     assert question == Message(role="user", content="and?")
 
 
+EMPTY = {"type": "text", "text": ""}
+IMAGE_BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
+
+
+def test_a_failed_call_is_named_an_error_even_with_an_image():
+    turns = [
+        asked()["messages"][0],
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "add", "input": {}}]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t1", "is_error": True, "content": [IMAGE_BLOCK]}],
+        },
+    ]
+    result = DIALECT.read(asked(messages=turns), {}).messages[-1]
+    assert result.content[0] == TextPart(text="Error:")
+    assert result.content[1].media_type == "image/png"
+
+
+def test_what_claude_code_sends_to_other_servers_is_read():
+    # claude-code#23390: empty blocks; vllm#44000: system turns; llm-scaler#341: thinking without a signature
+    turns = [
+        {"role": "user", "content": [EMPTY, {"type": "text", "text": "one"}]},
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, EMPTY]},
+        {"role": "user", "content": "two"},
+    ]
+    fields = {"system": [{"type": "text", "text": "Act.", "cache_control": {"type": "ephemeral"}}, EMPTY]}
+    tools = [{**ADD, "defer_loading": True, "cache_control": {"type": "ephemeral"}}]
+    assert DIALECT.read(asked(messages=turns, tools=tools, **fields), {}).messages == [
+        Message(role="system", content="Act."),
+        Message(role="user", content="one"),
+        Message(role="system", content="Be brief."),
+        Message(role="assistant", content="", reasoning="hm"),
+        Message(role="user", content="two"),
+    ]
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

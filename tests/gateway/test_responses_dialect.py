@@ -134,6 +134,8 @@ def test_images_come_in_the_request() -> None:
     image = {"type": "input_image", "image_url": url, "detail": "auto"}
     [message] = history({"role": "user", "content": [{"type": "input_text", "text": "What?"}, image]})
     assert message.content == (TextPart(text="What?"), ImagePart(data=b"pixels"))
+    # lmstudio-bug-tracker#2200: Codex sends a picture as the result of a call
+    assert history(call_item("a"), result_item("a", [image]))[1].content == (ImagePart(data=b"pixels"),)
 
 
 def call(call_id: str) -> ToolCall:

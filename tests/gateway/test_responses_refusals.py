@@ -49,7 +49,9 @@ REFUSED = [
     ("input.0.content.0.image_url", {"input": [{"role": "user", "content": [{**IMAGE, "image_url": None}]}]}),
     ("input.0.content", {"input": [{"role": "assistant", "content": [INLINE]}]}),
     ("input.0.content", {"input": [{"role": "developer", "content": [INLINE]}]}),
-    ("input.1.output", {"input": [call_item("a"), result_item("a", [INLINE])]}),
+    # vllm#55974: an item that the SDK's types allow; vllm#55495: arguments that another server cut
+    ("input.0.type", {"input": [{"type": "mcp_call", "id": "m", "name": "f", "arguments": "{}", "server_label": "s"}]}),
+    ("input.0.arguments", {"input": [{**call_item("a"), "arguments": '{"cmd": "timeout 7'}]}),
     ("input.1.output", {"input": [call_item("a"), result_item("a", None)]}),
     ("input.0.call_id", {"input": [result_item("lost")]}),
     ("input.0.call_id", {"input": [{**call_item("a"), "call_id": None}]}),

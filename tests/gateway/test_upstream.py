@@ -131,6 +131,22 @@ async def test_a_service_gets_the_clients_seed_and_names():
     assert (bodies[0]["seed"], bodies[0]["messages"]) == (11, speakers)
 
 
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        # vllm#35438: a schema that is not nested as the API requires
+        ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format.json_schema"),
+    ],
+)
+async def test_a_form_that_a_service_cannot_enforce_is_refused_and_ends_no_session(fields, named):
+    said = {"choices": [{"message": {"role": "assistant", "content": "so"}, "finish_reason": "stop"}]}
+    async with upstream(200, said) as (url, bodies), in_front_of(url) as gateway:
+        status, refused = await post(gateway + CHAT, "", QUESTION | fields)
+        assert (status, refused["error"]["param"], bodies) == (400, named, [])
+        assert (await post(gateway + CHAT, "", QUESTION))[0] == 200
+
+
 async def test_an_image_that_the_model_cannot_see_is_refused_and_ends_no_session(behind):
     live, _ = behind()
     parts = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": PNG}}]

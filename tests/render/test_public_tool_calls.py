@@ -19,7 +19,10 @@ TOOLS = {
     "weather": schema("weather", place=TEXT),
     "glob": schema("glob", pattern=TEXT),
     "connect": schema("connect", body={"type": "object"}),
+    "write": schema("write", path=TEXT, content=TEXT),
+    "now": schema("now"),
 }
+XML = "<parameter>\n  <hello></hello>\n</parameter>"
 CODER = "<tool_call>\n<function=bash>\n<parameter=command>ls -la</parameter>\n</function>\n</tool_call>"
 HERMES = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
 GLM = "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n</tool_call>"
@@ -51,6 +54,65 @@ WEATHER = '{"name": "weather", "arguments": {"place": "Paris"}}'
             '{"mode": "CLEAN", "on": true}\n</function>\n</tool_call>',
             "",
             [("connect", {"body": {"mode": "CLEAN", "on": True}})],
+        ),
+        # vllm#44060: a file that contains the closing tag
+        (
+            "minimax_m2",
+            '<minimax:tool_call>\n<invoke name="write">\n<parameter name="path">a.xml</parameter>\n'
+            f'<parameter name="content">{XML}</parameter>\n</invoke>\n</minimax:tool_call>',
+            "",
+            [("write", {"path": "a.xml", "content": XML})],
+        ),
+        (
+            "qwen3_coder",
+            f"<tool_call>\n<function=write>\n<parameter=content>\n{XML}\n</parameter>\n<parameter=path>\na.xml\n"
+            "</parameter>\n</function>\n</tool_call>",
+            "",
+            [("write", {"path": "a.xml", "content": XML})],
+        ),
+        # vllm#45167: an argument that quotes the marks of calls
+        *(
+            (parser, before + "a </tool_call> b" + after, "", [("weather", {"place": "a </tool_call> b"})])
+            for parser, before, after in (
+                ("hermes", '<tool_call>\n{"name": "weather", "arguments": {"place": "', '"}}\n</tool_call>'),
+                (
+                    "qwen3_coder",
+                    "<tool_call>\n<function=weather>\n<parameter=place>\n",
+                    "\n</parameter>\n</function>\n</tool_call>",
+                ),
+                ("glm", "<tool_call>weather\n<arg_key>place</arg_key>\n<arg_value>", "</arg_value>\n</tool_call>"),
+            )
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=bash>\n<parameter=command>\necho '</parameter>' '</function>'\n</parameter>\n"
+            "</function>\n</tool_call>",
+            "",
+            [("bash", {"command": "echo '</parameter>' '</function>'"})],
+        ),
+        # vllm#49248: the opening tag of a value is missing
+        (
+            "glm",
+            "<tool_call>weather<arg_key>place</arg_key>Paris</arg_value></tool_call>",
+            "",
+            [("weather", {"place": "Paris"})],
+        ),
+        # vllm#32436: no arguments, and no line after the name
+        ("glm", "<tool_call>now</tool_call>", "", [("now", {})]),
+        # vllm#47901: a call without arguments before another
+        (
+            "mistral",
+            '[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]weather[ARGS]{"place": "Paris"}',
+            "",
+            [("now", {}), ("weather", {"place": "Paris"})],
+        ),
+        # vllm#55495: two lines of shell with a variable
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=bash>\n<parameter=command>\ntimeout 7\necho A=$A\n</parameter>\n</function>\n"
+            "</tool_call>",
+            "",
+            [("bash", {"command": "timeout 7\necho A=$A"})],
         ),
         # browser-ai#212: commas in the texts of several pythonic calls
         (

@@ -208,3 +208,74 @@ async def test_a_closed_engine_says_so():
         await engine.close()
         with pytest.raises(EngineError, match="closed"):
             await _ask(engine)
+
+
+def answered(finish="stop", **message):
+    return {"choices": [{"message": {"role": "assistant", **message}, "finish_reason": finish}]}
+
+
+def called(*calls):
+    rows = [{"type": "function", "function": {"name": "add", "arguments": given}, **more} for given, more in calls]
+    return answered("tool_calls", content=None, tool_calls=rows)
+
+
+THINKING = {"type": "thinking", "thinking": [{"type": "text", "text": "It is easy."}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "text", "reasoning"),
+    [
+        # agent-framework#6978, hermes-agent#4748: reasoning models of Mistral answer in parts
+        (
+            answered(content=[THINKING, {"type": "text", "text": "4"}, {"type": "text", "text": "2"}]),
+            "42",
+            "It is easy.",
+        ),
+        (answered(content=[{"type": "thinking", "thinking": "Hm."}]), "", "Hm."),
+        (answered(content=None, refusal="I cannot."), "I cannot.", None),
+    ],
+)
+async def test_an_answer_in_parts_is_read(body, text, reasoning):
+    async with serving((200, body)) as (engine, _):
+        message = (await _ask(engine)).message
+    assert (message.content, message.reasoning) == (text, reasoning)
+
+
+async def test_calls_of_services_that_deviate_are_read():
+    # mlx-lm#1904: arguments as an object; brainlid/langchain#620: calls without an id, or with the same one
+    body = called(({"a": 1}, {"id": "x"}), ('{"a": 2}', {"id": ""}), ('{"a": 3}', {}), ('{"a": 4}', {"id": "x"}))
+    async with serving((200, body)) as (engine, _):
+        answers = [await engine.chat([user("Hi.")], [], SamplingParams(), name) for name in ("r1", "r2", "r1")]
+    calls = [answer.message.tool_calls for answer in answers]
+    assert [call.arguments for call in calls[0]] == [{"a": 1}, {"a": 2}, {"a": 3}, {"a": 4}]
+    assert len({call.id for call in (*calls[0], *calls[1][1:])}) == 7
+    assert calls[0][0].id == "x"
+    assert calls[0] == calls[2]
+
+
+FAILED = {"error": {"message": "Provider returned error", "code": 502}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        FAILED,  # saturn#43: status 200 with an error instead of choices
+        answered("error", content='{"title": "par'),  # bifrost#5425, pi#9002: half an answer
+        {"choices": [{**answered("error", content="")["choices"][0], **FAILED}]},
+    ],
+)
+async def test_a_failure_behind_status_200_is_tried_again(body):
+    async with serving((200, body), (200, COMPLETION)) as (engine, seen):
+        assert (await _ask(engine)).message.text == "Hello."
+    assert len(seen) == 2
+    async with serving((200, body), retries=1) as (engine, seen):
+        with pytest.raises(EngineError, match=r"Provider returned error|finish_reason error"):
+            await _ask(engine)
+    assert len(seen) == 2
+
+
+async def test_a_permanent_error_behind_status_200_is_not_tried_again():
+    async with serving((200, {"error": {"message": "no such model", "code": 404}})) as (engine, seen):
+        with pytest.raises(EngineError, match="no such model"):
+            await _ask(engine)
+    assert len(seen) == 1

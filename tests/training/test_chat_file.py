@@ -370,6 +370,48 @@ def test_what_a_gateway_records_is_read_again_with_its_separators_and_surrogates
     assert "two\u0085three" in read_chats(write(tmp_path, {"messages": rows}))[0].messages[0].text
 
 
+SEARCH = {"name": "search", "description": "Search.", "parameters": {
+    "type": "object", "properties": {"names": {"type": "array", "items": {"type": "string"}}}}}  # fmt: skip
+PARALLEL = [
+    {"role": "user", "content": "Find Ann, and look at the door.", "tool_calls": None},
+    {"role": "assistant", "content": "", "tool_calls": [
+        {"type": "function", "function": {"name": "search", "arguments": {"names": ["Ann"]}}},
+        {"type": "function", "function": {"name": "look", "arguments": {"at": "door"}}},
+    ]},
+    {"role": "tool", "content": "No Ann."},
+    {"role": "tool", "content": "It is shut."},
+    {"role": "assistant", "content": "Neither."},
+]  # fmt: skip
+
+
+def test_parallel_calls_of_a_parquet_file_are_written_as_the_whole_template_writes_them(tmp_path, renderer):
+    # verl#4112: lists in arguments, and nulls of other rows; slime#2263: consecutive results are one turn
+    tools = [{"type": "function", "function": SEARCH}, TOOL]
+    parquet.write_table(pa.Table.from_pylist([{"messages": PARALLEL, "tools": tools}]), tmp_path / "chats.parquet")
+    chats = read_chats(tmp_path / "chats.parquet")
+    assert [message.name for message in chats[0].messages if message.role == "tool"] == ["search", "look"]
+    (trajectory,) = build_sft_dataset(chats, renderer, max_tokens=4000).trajectories
+    plain = [{key: value for key, value in row.items() if value is not None} for row in PARALLEL]
+    whole = build_tokenizer("qwen2.5").apply_chat_template(plain, tools=tools, tokenize=False)
+    assert renderer.encoder.decode(trajectory.sequences[0].ids_list()) == whole.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        # maxtext#3559, ms-swift#10125: columns that hold JSON, because Arrow has one type for a column
+        {"messages": json.dumps(CALLING["messages"]), "tools": json.dumps([TOOL])},
+        {"messages": CALLING["messages"], "tools": [json.dumps(TOOL)]},
+        # prime-rl#3494: two data sets put together, with different columns for their tools
+        {"messages": CALLING["messages"], "tools": None, "tool_defs": [TOOL["function"]]},
+    ],
+)
+def test_columns_in_other_forms_are_the_same_conversation(tmp_path, row):
+    (chat,) = read_chats(write(tmp_path, row))
+    (plain,) = read_chats(write(tmp_path, CALLING))
+    assert (chat.messages, chat.tools) == (plain.messages, plain.tools)
+
+
 def test_files_that_cannot_be_used(tmp_path):
     with pytest.raises(UsageError, match="cannot read"):
         read_chats(tmp_path / "none.jsonl")

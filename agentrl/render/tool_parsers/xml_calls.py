@@ -61,6 +61,35 @@ class InvokeMarks:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentEnd:
+    """End of an argument's value in a notation that does not escape its tags within values."""
+
+    tag: str
+    """Closing tag, such as ``</parameter>``."""
+    before: re.Pattern[str]
+    """Text after a closing tag that ends the value: the next argument or the end of the call."""
+    opening: re.Pattern[str]
+    """Opening tag of an argument."""
+
+    def find(self, text: str, start: int) -> int:
+        """Return the index of the closing tag of the value that begins at `start`; -1 if there is none.
+
+        It is the first one. If neither an argument nor the end of the call follows it, the value itself contains the
+        tag, as files in XML do, and ends at the first tag that one of them follows.
+        """
+        first = place = text.find(self.tag, start)
+        while place >= 0 and not self.before.match(text, place + len(self.tag)):
+            place = text.find(self.tag, place + 1)
+        return place if place >= 0 and self._is_one_value(text[start:place]) else first
+
+    def _is_one_value(self, value: str) -> bool:
+        """Return False if a text with closing tags is several arguments, or one whose closing tag is doubled."""
+        opened = value.count(self.tag.replace("/", "", 1).rstrip(">"))
+        is_doubled = value.rstrip().endswith(self.tag) and opened < value.count(self.tag)
+        return self.opening.search(value) is None and not is_doubled
+
+
 class InvokeTagParser:
     """Parser of a notation with invoke tags; see `agentrl.render.tool_parsers`."""
 
@@ -68,10 +97,11 @@ class InvokeTagParser:
         self._marks = marks
         tag = re.escape(f"<{marks.prefix}")
         self._invoke = re.compile(rf'\s*{tag}invoke\s+name="([^"]*)"\s*>')
-        self._parameter = re.compile(
-            rf'\s*{tag}parameter\s+name="([^"]*)"(?:\s+string="(true|false)")?\s*>'
-            rf"(.*?){re.escape(marks.end_of('parameter'))}",
-            re.DOTALL,
+        self._parameter = re.compile(rf'\s*{tag}parameter\s+name="([^"]*)"(?:\s+string="(true|false)")?\s*>')
+        self._end = ArgumentEnd(
+            tag=marks.end_of("parameter"),
+            before=re.compile(rf"\s*(?:{tag}parameter\s|{re.escape(marks.end_of('invoke'))})"),
+            opening=re.compile(rf"{tag}parameter\s+name="),
         )
         self._opens_again = re.compile(rf"\s*{tag}parameter\s")
         self._next_call = re.compile(rf"{re.escape(marks.end_of('invoke'))}\s*{tag}invoke\s")
@@ -135,12 +165,14 @@ class InvokeTagParser:
             nonlocal end
             written: dict[str, tuple[str, str | None]] = {}
             while parameter := self._parameter.match(text, end):
-                key, end = parameter[1], parameter.end()
+                if (stop := self._end.find(text, parameter.end())) < 0:
+                    break
+                key, value, end = parameter[1], text[parameter.end() : stop], stop + len(self._end.tag)
                 if key in written:
                     raise MalformedCall(f"Tool call {number} gives {key!r} twice.")
-                if self._opens_again.match(parameter[3]) or self._next_call.search(parameter[3]):
+                if self._opens_again.match(value) or self._next_call.search(value):
                     raise MalformedCall(f"{key!r} (tool call {number}) was not closed. {self._marks.form}")
-                written[key] = parameter[3], parameter[2]
+                written[key] = value, parameter[2]
             end = skip_space(text, end)
             if not text.startswith(closing, end):
                 extra = "was not closed" if end == len(text) else "has text outside its parameter tags"
@@ -177,7 +209,7 @@ _NEXT_CALL = re.compile(rf"{CLOSE}\s*{OPEN}")
 _GLM_TAGS = CallTags(
     call=re.compile(r"<tool_call>\s*([^<\n]*)"),
     ends=(CLOSE,),
-    argument=re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>"),
+    argument=re.compile(r"<arg_key>([^<]*)</arg_key>\s*(?:<arg_value>)?"),
     argument_end="</arg_value>",
     marks=re.compile("</?tool_call>"),
 )
@@ -241,7 +273,11 @@ _CODER_TAGS = CallTags(
     argument_end="</parameter>",
     marks=re.compile("</?tool_call>|</function>"),
 )
-_PARAMETER = re.compile(r"\s*<parameter=([^>\s]*)>(.*?)</parameter>\s*", re.DOTALL)
+_FUNCTION_END = re.compile(rf"</function>\s*{CLOSE}")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\s]*)>")
+_PARAMETER_END = ArgumentEnd(
+    tag="</parameter>", before=re.compile(r"\s*(?:<parameter=|\Z)"), opening=re.compile("<parameter=[^>]")
+)
 
 
 def parse_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
@@ -250,9 +286,12 @@ def parse_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
         return ParsedCalls(content=text.strip())
 
     def read(start: int, found: CollectedCalls) -> int:
-        body, closing, _ = text[start : first_of(text, [OPEN], start)].partition(CLOSE)
-        found.take(partial(_read_block, body, tools, found.number, closed=bool(closing)))
-        return after_block(text, start, OPEN, CLOSE)
+        following = first_of(text, [OPEN], start)
+        ending = _FUNCTION_END.search(text, start, following)  # an argument may contain the closing mark
+        end = text.find(CLOSE, start, following) if ending is None else ending.end() - len(CLOSE)
+        body = text[start : end if end >= 0 else following]
+        found.take(partial(_read_block, body, tools, found.number, closed=end >= 0))
+        return end + len(CLOSE) if end >= 0 else following
 
     found = collect_blocks(text, OPEN, read)
     rest = "".join(found.content)
@@ -282,13 +321,15 @@ def _read_parameters(body: str, name: str, tools: ToolSchemas, number: int) -> d
     arguments: dict[str, Any] = {}
     cursor = 0
     while parameter := _PARAMETER.match(body, cursor):
-        key, value = parameter[1], parameter[2].removeprefix("\n").removesuffix("\n")
+        if (stop := _PARAMETER_END.find(body, parameter.end())) < 0:
+            break
+        key, value = parameter[1], body[parameter.end() : stop].removeprefix("\n").removesuffix("\n")
         if key in arguments:
             raise MalformedCall(f"Tool call {number} gives {key!r} of {name} twice.")
         if value.startswith(f"<parameter={key}>"):
             raise MalformedCall(f"{key!r} of {name} (tool call {number}) is opened twice. {QWEN3_CODER_FORM}")
         arguments[key] = typed_value(value, key, name, tools, number)
-        cursor = parameter.end()
+        cursor = stop + len(_PARAMETER_END.tag)
     if body[cursor:].strip():
         raise MalformedCall(f"Tool call {number} has text outside its parameter tags. {QWEN3_CODER_FORM}")
     return arguments

@@ -240,6 +240,22 @@ async def test_what_is_no_reward_is_0_and_says_so(
     assert "task partial: its verifier wrote a reward that is not a number" in caplog.text
 
 
+async def test_a_verifier_without_a_reward_is_reported_where_its_format_requires_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # reef#215, evalscope#1608: the verifier fails before it writes a reward, and its last command succeeds
+    failing = "no-such-pytest tests || true\necho done\n"
+    with caplog.at_level(logging.WARNING):
+        harbor = written(tmp_path / "a", "partial", **{"tests/test.sh": failing})
+        assert (await played(Terminal(folders=harbor, sandbox="plain"), "true"))[1] == 1.0
+    assert "task partial: its verifier wrote no reward.json or reward.txt, which Harbor requires" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        bench = written(tmp_path / "b", "bench", **{"run-tests.sh": failing})
+        await played(Terminal(folders=bench, sandbox="plain"), "true")
+    assert "reward.txt" not in caplog.text
+
+
 async def test_a_verifier_that_exceeds_its_limit_pays_nothing_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
