@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -259,3 +260,24 @@ async def test_a_reward_model_and_the_environment_are_told_apart(monkeypatch: py
     score = await scorer.score(episode(reward=0.125), TASK)
     assert score == Score(reward=0.5 + 2 * 0.125, components={"reward_model": 0.5, "environment": 0.125})
     assert "<7><8>" in read[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_kept"),
+    [
+        ({}, True),
+        ({"cache": "memory"}, False),
+        ({"cache": "off"}, False),
+        ({"cache": "memory", "budget": {"max_requests": 5}}, True),
+        ({"cache": "off", "budget": {"max_tokens_total": 5}}, True),
+    ],
+)
+async def test_what_a_judge_has_cost_is_kept_while_it_is_needed(
+    settings: dict[str, Any], is_kept: bool, tmp_path: Path
+) -> None:
+    agent = load_config(None, [*GUESS, f"agent.judge={ {'engine': SERVICE, **settings} }"]).agent
+    client = rewards.build_judge(agent, folder=tmp_path)
+    assert client is not None
+    await client.close()
+    assert (tmp_path / rewards.JUDGE_FILE).exists() == is_kept
+    assert rewards.build_judge(load_config(None, list(GUESS)).agent, folder=tmp_path) is None

@@ -3,6 +3,7 @@
 import pytest
 
 from agentrl.errors import EnvironmentFailure, Outcome, RewardFailure, SourceLocation
+from agentrl.observe.diagnosis import Reminder
 from agentrl.observe.incidents import MOST, Incidents
 from agentrl.observe.problems import (
     Evidence,
@@ -243,3 +244,12 @@ def test_the_worst_three_come_first():
     assert [problem.weight for problem in found] == [1.0, 0.9, 0.5]
     assert problem_lines(found) == ["problem 1: t1.0", "problem 2: t0.9", "problem 3: t0.5"]
     assert found[0].to_json() == {"kind": "k1.0", "text": "t1.0", "count": 0, "of": 0, "file": None, "line": None}
+
+
+def test_a_lasting_problem_is_told_ever_more_rarely_until_it_was_away():
+    reminder = Reminder()
+    assert [step for step in range(1, 30) if reminder.is_due("a", step)] == [1, 3, 9, 27]
+    assert not reminder.is_due("a", 39), "ten steps later"
+    assert reminder.is_due("b", 39), "another problem"
+    assert reminder.is_due("a", 50), "eleven steps later it is new"
+    assert [step for step in range(51, 60) if reminder.is_due("a", step)] == [52, 58]

@@ -1,7 +1,7 @@
 import pytest
 
 from agentrl.errors import UsageError
-from agentrl.observe.run_folder import RunDirectory, lock_folder
+from agentrl.observe.run_folder import RunDirectory, find_run, lock_folder
 
 
 def test_a_new_run_is_reached_through_latest(tmp_path):
@@ -28,6 +28,20 @@ def test_a_folder_of_the_user_called_latest_is_left_alone(tmp_path):
     (tmp_path / "latest").mkdir()
     RunDirectory.create(tmp_path, "a")
     assert not (tmp_path / "latest").is_symlink()
+
+
+def test_a_model_in_a_checkpoint_belongs_to_its_run_and_what_is_in_it_does_not(tmp_path):
+    run, newest = (RunDirectory.create(tmp_path / "runs", name) for name in "ab")
+    run.save_config("")
+    newest.save_config("")
+    model = run.checkpoints / "step-000001" / "model"
+    (model / "deeper").mkdir(parents=True)
+    for folder, owner in ((run.path, run), (run.checkpoints, run), (model, run), (tmp_path / "runs", newest)):
+        found = find_run(folder)
+        assert found is not None
+        assert found.path == owner.path
+    assert find_run(model / "deeper") is None
+    assert find_run(model / "absent") is None
 
 
 @pytest.mark.parametrize("name", ["absent", "."])

@@ -80,6 +80,11 @@ def test_ordinary_entropies_are_no_sign(entropy):
     assert first_step("entropy_falls", lines_of(entropy=entropy)) is None
 
 
+def test_the_newest_entropy_is_compared_with_those_of_five_earlier_steps():
+    assert first_step("entropy_rises", lines_of(entropy=[0.4, 1.0, 1.0, 1.0, 1.0, 1.25])) == 6
+    assert first_step("entropy_rises", lines_of(entropy=[0.4, 1.0, 1.0, 1.0, 1.0, 1.0, 1.25])) is None
+
+
 def test_a_slow_rise_over_many_steps_is_no_sign():
     assert first_step("entropy_rises", lines_of(entropy=[0.4 * 1.15**step for step in range(20)])) is None
 
@@ -110,6 +115,7 @@ def test_members_that_answer_alike_are_named_unless_the_task_is_solved(identical
     [
         ([1.0, 1.2, 25.0], True),
         ([1.0, 1.2, 19.0], False),
+        ([1.0, 2.0, 35.0], True),  # of the earlier ones alone
         ([1.0, 30.0], False),  # one step is no measure
         ([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 30.0], False),  # the trainer's own alarm says it
         ([0.0, 0.0, 5.0], False),

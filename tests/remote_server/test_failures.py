@@ -167,6 +167,19 @@ async def test_a_step_that_was_given_up_is_finished_before_the_next_one(serve: A
     await env.close()
 
 
+async def test_the_state_after_a_step_that_was_given_up_is_not_the_one_before_it(serve: Any) -> None:
+    env = await begun(serve(STAIRS).url)
+    state_key = optional_part(env, "state_key")
+    assert await state_key() == "0"
+    step = asyncio.create_task(env.step("up"))
+    await asyncio.sleep(0)
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    assert await state_key() == "1"
+    await env.close()
+
+
 async def test_a_missed_deadline_throws_the_environment_away(serve: Any) -> None:
     Waiting.gate = asyncio.Event()
     running = serve(WAITING)

@@ -4,10 +4,11 @@ import asyncio
 import json
 
 import pytest
-from judge_parts import TASK, episode, group_of, judge_at
+from judge_parts import TASK, client_of, config_of, episode, group_of, judge_at
 from support.judge_service import judge_service
 
 from agentrl.errors import BudgetSpent, EngineError, UsageError
+from agentrl.rollout.judges.forms import VerdictForm
 
 SEVEN = "Score: 7"
 
@@ -69,6 +70,27 @@ async def test_another_model_or_temperature_is_another_question(tmp_path):
             async with judge_at(service, file=file, **settings) as (judge, _):
                 await judge.score(episode("north"), TASK)
     assert len(service.bodies) == 4
+
+
+class Count(VerdictForm):
+    """Any number, under a schema that the question does not show."""
+
+    instructions = ""
+
+    def __init__(self, most):
+        self.schema = {"type": "object", "properties": {"count": {"type": "integer", "maximum": most}}}
+
+    def read(self, answer):
+        return json.loads(answer)
+
+
+async def test_the_same_words_with_another_schema_are_another_question():
+    with judge_service(lambda question, body: {"count": len(service.bodies)}) as service:
+        client = client_of(service, config_of(service))
+        found = [await client.ask("How many?", Count(most), "g") for most in (3, 4, 3)]
+        await client.close()
+    assert found[0] == found[2] != found[1]
+    assert len(service.bodies) == 2
 
 
 async def test_an_unreadable_answer_is_paid_for_and_not_kept(tmp_path):

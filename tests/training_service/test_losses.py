@@ -122,12 +122,16 @@ def test_several_targets_of_a_place_and_one_together(base_model: Callable[..., B
             "weights": random.random((6, 3)).astype(np.float32),
         },
     )
-    data = [wide, datum_of("cross_entropy", 4, 2)]
+    narrow = Datum(
+        tokens=random.integers(0, 300, 5),
+        inputs={name: value[:5, :2] for name, value in wide.inputs.items()},
+    )
+    data = [wide, datum_of("cross_entropy", 4, 2), narrow]
     expected, logprobs, model = plain(run, data, "cross_entropy", {})
     expected.backward()
     found, loss = run.forward_backward(PassRequest(data=data, loss="cross_entropy"))
     assert loss == pytest.approx(expected.item(), rel=1e-4)
-    assert [own.shape for own in found] == [(6, 3), (4,)]
+    assert [own.shape for own in found] == [(6, 3), (4,), (5, 2)]
     np.testing.assert_allclose(found[0], logprobs[0].detach().numpy(), rtol=1e-4, atol=1e-4)
     for key, gradient in gradients(run.model).items():
         wanted = gradients(model)[key]

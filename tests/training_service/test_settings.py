@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from agentrl.training_service.losses import LOSSES, check_pass
 from agentrl.training_service.requests import Sampling
 from agentrl.training_service.runs import AdamStep, BaseWeights, RunSettings, TrainingRun
 from agentrl.training_service.samplers import Samplers
+from agentrl.training_service.sessions import MOST_PENDING, MOST_WAITING_BYTES, Busy, ServedRun, WaitingRequest
 from agentrl.training_service.store import CheckpointInfo, CheckpointStore
 from agentrl.training_service.wire import Datum, PassRequest, make, read_pass
 
@@ -303,3 +304,20 @@ def test_a_result_that_nobody_waits_for_in_time_is_fetched_later() -> None:
         assert future.is_fetched
 
     asyncio.run(fetch())
+
+
+def test_a_number_is_used_once_and_not_far_ahead_and_only_the_next_may_be_large() -> None:
+    waiting = WaitingRequest(future=cast("Future", None), work=cast("Any", None), bytes=10)
+    run = ServedRun(id="r", session=cast("Any", None), training=cast("Any", None), metadata=None, next=5)
+    run.waiting = {7: waiting, 8: replace(waiting, bytes=20)}
+    assert run.waiting_bytes == 30
+    for used in (4, 7, 8):
+        with pytest.raises(UsageError, match=f"sent before: got seq_id {used}, expected 5 or more"):
+            run.check(used, 1, 0)
+    for new in (5, 6, 9, 4 + MOST_PENDING):
+        run.check(new, 1, MOST_WAITING_BYTES - 1)
+    with pytest.raises(UsageError, match="too many requests are waiting"):
+        run.check(5 + MOST_PENDING, 1, 0)
+    with pytest.raises(Busy, match="too large"):
+        run.check(6, 2, MOST_WAITING_BYTES - 1)
+    run.check(5, 2, MOST_WAITING_BYTES - 1)
