@@ -148,7 +148,7 @@ class TokenSequence:
         self._logprobs = array("f")
         self._versions = array("i")
         self._images: list[PlacedImage] = []
-        self.routes = SequenceRoutes(None if parent is None else parent.routes, shared)
+        self.routes: SequenceRoutes = SequenceRoutes(None if parent is None else parent.routes, shared)
 
     def __len__(self) -> int:
         return self.shared + len(self._ids)

@@ -81,7 +81,7 @@ def check_options(
         for name, parameter in inspect.signature(function, eval_str=True).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
-    called: str = name or getattr(function, "__name__", repr(function))
+    called: str = getattr(function, "__name__", repr(function)) if name is None else name
     for option in options:
         if option not in parameters:
             raise _unknown(called, option, list(parameters))

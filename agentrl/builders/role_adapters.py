@@ -173,7 +173,7 @@ class AdapterSource:
 
     def __init__(self, weights: ModelWeights) -> None:
         self._weights = weights
-        self.weights = weights.trained
+        self.weights = weights.trained_tensors
         self.token_logprobs = weights.token_logprobs
 
 
