@@ -81,19 +81,19 @@ def check_options(
         for name, parameter in inspect.signature(function, eval_str=True).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
-    name = name or str(getattr(function, "__name__", repr(function)))
+    called: str = getattr(function, "__name__", repr(function)) if name is None else name
     for option in options:
         if option not in parameters:
-            raise _unknown(name, option, list(parameters))
+            raise _unknown(called, option, list(parameters))
     for option, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and option not in options:
-            raise ConfigError(f"{name} needs the option {option}")
-    checked = {option: _convert(name, option, value, parameters[option]) for option, value in options.items()}
+            raise ConfigError(f"{called} needs the option {option}")
+    checked = {option: _convert(called, option, value, parameters[option]) for option, value in options.items()}
     clip_range(*(checked.get(side) for side in ("clip", "clip_low", "clip_high")), default=ClipRange(low=0, high=0))
     bound = checked.get("dual_clip")
     if bound is not None and bound < 1:
         raise ConfigError(
-            f"{name}: dual_clip must bound ratios above 1", got=bound, expected="at least 1, or null for no bound"
+            f"{called}: dual_clip must bound ratios above 1", got=bound, expected="at least 1, or null for no bound"
         )
     return checked
 

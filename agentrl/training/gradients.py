@@ -18,8 +18,8 @@ from agentrl.algorithms.aggregation import TokenOwners
 from agentrl.algorithms.correction import loglinear
 from agentrl.algorithms.types import LossInput, log_ratio
 from agentrl.training.batch import StepBatch
-from agentrl.training.forward.micro_batches import MicroBatch, SumsByName
-from agentrl.training.forward.runner import ModelRunner, PassHook
+from agentrl.training.forward.micro_batches import MicroBatch
+from agentrl.training.forward.runner import ModelRunner, PassHook, SumsByName
 from agentrl.training.objective import Objective
 from agentrl.training.signals.base import SignalUpdates
 

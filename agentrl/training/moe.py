@@ -28,11 +28,9 @@ from agentrl.errors import ConfigError
 from agentrl.models.moe import routers
 from agentrl.training.distributed import Ranks
 from agentrl.training.forward.layout import Layout
-from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.forward.moe_replay import ReplayCount, RouterReplay
-from agentrl.training.forward.prefix_tree import pack
-from agentrl.training.forward.runner import ModelRunner, PassHook
-from agentrl.training.forward.sequences import ScoredSequence
+from agentrl.training.forward.runner import ModelRunner, PassHook, SumsByName
+from agentrl.training.forward.sequences import ScoredSequence, pack
 from agentrl.training.signals.base import TokenSignal
 
 Routed = tuple[Tensor, Tensor]

@@ -31,7 +31,7 @@ from agentrl.config.algorithm import ReferenceConfig
 from agentrl.config.config import AlgorithmConfig, Config
 from agentrl.errors import AgentRLError, ConfigError, TrainingError, raised_in
 from agentrl.registry import Kind, lookup
-from agentrl.training.forward.micro_batches import SumsByName
+from agentrl.training.forward.runner import SumsByName
 
 SIGNALLED = frozenset({Input.GREEDY_RETURN, Input.TEACHER, Input.TEACHER_TOP, Input.EXPERT})
 """Inputs that signals provide; each signal checks its own."""

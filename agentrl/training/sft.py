@@ -18,8 +18,7 @@ from agentrl.message.image import ImageReader
 from agentrl.models.lora import adapter_dropout
 from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.distributed import Ranks
-from agentrl.training.forward.micro_batches import SumsByName
-from agentrl.training.forward.runner import make_runner
+from agentrl.training.forward.runner import SumsByName, make_runner
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
 from agentrl.training.optimizer import LearningProgress, OptimizerSettings, PolicyOptimizer
 from agentrl.trajectory import Source, Trajectory

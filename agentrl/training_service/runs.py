@@ -25,8 +25,7 @@ from agentrl.models.lora import add_adapters, load_adapter, trained_names
 from agentrl.observe.model_folder import MODEL
 from agentrl.training.checkpoint import STATE_FILE, load_state, save_adapter_folder, save_model_folder, save_state
 from agentrl.training.compile import checkpoint_activations
-from agentrl.training.forward.micro_batches import SumsByName
-from agentrl.training.forward.runner import make_runner
+from agentrl.training.forward.runner import SumsByName, make_runner
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, group_of
 from agentrl.training_service.losses import TARGETS, LossKind, Options, check_pass, loss_inputs, max_targets

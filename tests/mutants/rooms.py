@@ -178,7 +178,7 @@ ROOMS = {
         sources=(
             "agentrl/training/objective.py",
             "agentrl/training/gradients.py",
-            "agentrl/training/forward/micro_batches.py",
+            *(f"agentrl/training/forward/{name}.py" for name in ("micro_batches", "runner")),
             *(f"agentrl/training/{name}.py" for name in ("batch", "rewards", "report")),
             *(f"agentrl/training/signals/{name}.py" for name in ("critic", "greedy_baseline", "reference", "teacher")),
         ),

@@ -10,7 +10,7 @@ from support.trainers import restore, state_of
 from agentrl.algorithms.types import Estimate
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, TrainingError, UsageError
-from agentrl.training.forward.micro_batches import SumsByName
+from agentrl.training.forward.runner import SumsByName
 from agentrl.training.signals.critic import ValueTargets
 from agentrl.training.trainer import Trainer
 

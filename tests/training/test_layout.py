@@ -16,8 +16,7 @@ from agentrl.training.forward.layout import (
 )
 from agentrl.training.forward.logprobs import score
 from agentrl.training.forward.micro_batches import make_micro_batches
-from agentrl.training.forward.prefix_tree import pack
-from agentrl.training.forward.sequences import ScoredSequence
+from agentrl.training.forward.sequences import ScoredSequence, pack
 from agentrl.training.forward.tree_attention import ATTENTION, AttentionTree
 
 SHARED = TrainerConfig(share_prefixes=True)

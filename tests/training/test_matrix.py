@@ -18,7 +18,7 @@ from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import Outcome
 from agentrl.registry import Kind, lookup, names
 from agentrl.training.batch import step_batch
-from agentrl.training.forward.micro_batches import SumsByName
+from agentrl.training.forward.runner import SumsByName
 from agentrl.training.objective import PROVIDED, Objective
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.trainer import Trainer

@@ -76,6 +76,9 @@ def test_an_update_with_a_critic_on_the_same_trunk_is_not_repeated(overflowing, 
     run_step(failing_trainer(overflowing, tmp_path), trajectories)
     (file,) = (tmp_path / "numerics").iterdir()
     state = read_dump(file)
+    names = "advantage episode_return behaviour_logp trainer_logp version step_version reference_logp teacher_logp"
+    names += " teacher_top_ids teacher_top_logp expert entropy sample_counts seed"
+    assert state["values"].keys() == set(names.split())  # as in dumps of earlier versions
     assert state["joins_critic"] is False
     with pytest.raises(UsageError, match=r"cannot be repeated: got trainer\.critic\.kind shared"):
         replay({**state, "joins_critic": True})

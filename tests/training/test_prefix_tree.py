@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.training.forward.prefix_tree import PrefixNode, pack, shared_rows
-from agentrl.training.forward.sequences import ScoredSequence
+from agentrl.training.forward.sequences import PrefixNode, ScoredSequence, pack, shared_rows
 from agentrl.training.forward.tree_attention import AttentionTree
 
 

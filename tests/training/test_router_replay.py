@@ -16,8 +16,7 @@ from agentrl.models.moe import ChosenExperts, routers
 from agentrl.training.compile import checkpoint_activations
 from agentrl.training.forward.layout import PADDED, Layout, with_replay
 from agentrl.training.forward.logprobs import score
-from agentrl.training.forward.prefix_tree import pack
-from agentrl.training.forward.sequences import ScoredSequence
+from agentrl.training.forward.sequences import ScoredSequence, pack
 from agentrl.training.forward.tree_attention import ATTENTION
 from agentrl.training.trainer import Trainer
 

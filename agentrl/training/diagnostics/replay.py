@@ -28,8 +28,7 @@ from agentrl.training.compile import checkpoint_activations
 from agentrl.training.diagnostics.watch import UpdateNumbers, prepare_repeatable, recorded_numbers, repeatable
 from agentrl.training.forward.layout import Layout
 from agentrl.training.forward.logprobs import TeacherLogprobs
-from agentrl.training.forward.micro_batches import SumsByName
-from agentrl.training.forward.runner import ModelRunner, RunnerSettings
+from agentrl.training.forward.runner import ModelRunner, RunnerSettings, SumsByName
 from agentrl.training.forward.tree_attention import ATTENTION
 from agentrl.training.gradients import DUMPED_STEP, DUMPED_TOKENS, GradientPass
 from agentrl.training.moe import moe_hooks

@@ -19,8 +19,15 @@ from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.context_parallel import Attention, ContextGroup, SharedAttention, key_value_copies
 from agentrl.training.distributed.fsdp import computing_dtype, reshard, within_forward
 from agentrl.training.forward.moe_replay import ROUTES, RouterReplay
-from agentrl.training.forward.prefix_tree import pack, shared_rows, sorted_prefixes
-from agentrl.training.forward.sequences import ScoredSequence, micro_batches, pad, padded_places
+from agentrl.training.forward.sequences import (
+    ScoredSequence,
+    micro_batches,
+    pack,
+    pad,
+    padded_places,
+    shared_rows,
+    sorted_prefixes,
+)
 from agentrl.training.forward.tree_attention import ATTENTION, AttentionTree, PaddedAttention, has_flash
 
 FEWEST_SHARED = 16

@@ -7,6 +7,7 @@ results. The rest of training does not depend on micro-batches, lanes, shards or
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -22,17 +23,15 @@ from agentrl.message.image import ImageReader
 from agentrl.models.lora import disable_adapters
 from agentrl.models.threads import ThreadWorkers, check_lanes
 from agentrl.training.distributed import Ranks
-from agentrl.training.distributed.fsdp import reshard, within_forward
+from agentrl.training.distributed.fsdp import add_up_gradients, reshard, within_forward
 from agentrl.training.forward.layout import PADDED, Layout, choose_layout, with_replay
 from agentrl.training.forward.logprobs import LARGEST_ID, TeacherLogprobs, TokenScores, score, top_token_scores
 from agentrl.training.forward.micro_batches import (
-    Loss,
     MicroBatch,
-    SumsByName,
-    add_gradients,
     make_micro_batches,
     pad_to_ranks,
     rank_share,
+    share_out,
 )
 from agentrl.training.forward.sequences import ScoredSequence
 
@@ -50,6 +49,33 @@ class RunnerSettings:
     """True to add up a sharded model's gradients over ranks after every micro-batch instead of once at the end."""
     recompute: bool | Checkpointing = False
     """Gradient checkpointing; see `agentrl.training.compile`."""
+
+
+class SumsByName:
+    """Sums and counts by name."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._counts: defaultdict[str, int] = defaultdict(int)
+
+    def add(self, name: str, values: torch.Tensor) -> None:
+        """Add values of any shape."""
+        self._sums[name] += float(values.detach().double().sum())
+        self._counts[name] += values.numel()
+
+    def merge(self, other: SumsByName) -> None:
+        """Add the sums and counts of `other`."""
+        for name, total in other._sums.items():
+            self._sums[name] += total
+            self._counts[name] += other._counts[name]
+
+    def means(self) -> dict[str, float]:
+        """Compute the mean of the values added under each name."""
+        return {name: self._sums[name] / count for name, count in self._counts.items() if count}
+
+
+Loss = Callable[[list[int], SumsByName], torch.Tensor]
+"""Function that returns the loss of a micro-batch, given its sequences' numbers, and adds measurements to the sums."""
 
 
 class PassHook(Protocol):
@@ -337,3 +363,58 @@ def make_runner(
         recompute=config.gradient_checkpointing,
     )
     return ModelRunner(model, passes)
+
+
+def add_gradients(
+    model: PreTrainedModel,
+    lanes: ThreadWorkers,
+    work: Sequence[MicroBatch],
+    loss: Loss,
+    *,
+    every_time: bool = False,
+    head_parameters: Sequence[nn.Parameter] = (),
+) -> list[tuple[float, SumsByName]]:
+    """Add the gradients of all micro-batches to those of the model's parameters and of `head_parameters`.
+
+    The loss is called in the lanes' threads. With `every_time`, a sharded model's gradients are added up over ranks
+    after every micro-batch instead of once at the end.
+
+    Returns:
+        Loss and measurements of each micro-batch that counts, in the order of `work`.
+    """
+    parameters = [*(p for p in model.parameters() if p.requires_grad), *head_parameters]
+    costs = [micro_batch.cost for micro_batch in work]
+    shares = [list(range(len(work)))] if lanes.count == 1 else share_out(costs, lanes.count)
+    last = max((index for index, micro_batch in enumerate(work) if micro_batch.needs_grad), default=None)
+    single = len(shares) == 1
+
+    def compute(share: list[int]) -> tuple[dict[int, tuple[float, SumsByName]], list[torch.Tensor | None]]:
+        found: dict[int, tuple[float, SumsByName]] = {}
+        gradients: list[torch.Tensor | None] = [None] * len(parameters)
+        for index in share:
+            tally = SumsByName()
+            with torch.set_grad_enabled(work[index].needs_grad):
+                value = loss(work[index].sequences, tally)
+            if not work[index].counts:
+                value = value * 0.0
+            if work[index].needs_grad and single:
+                add_up_gradients(model, over_ranks=every_time or index == last)
+                torch.autograd.backward(value)
+            elif work[index].needs_grad:
+                new = torch.autograd.grad(value, parameters, allow_unused=True)
+                gradients = [_sum(old, own) for old, own in zip(gradients, new, strict=True)]
+            found[index] = float(value.detach()), tally
+        return found, gradients
+
+    results: dict[int, tuple[float, SumsByName]] = {}
+    for found, gradients in lanes.run(compute, shares):
+        results.update(found)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = _sum(parameter.grad, gradient)
+    return [results[index] for index, micro_batch in enumerate(work) if micro_batch.counts]
+
+
+def _sum(old: torch.Tensor | None, new: torch.Tensor | None) -> torch.Tensor | None:
+    if old is None or new is None:
+        return new if old is None else old
+    return old.add_(new)

@@ -1,4 +1,4 @@
-"""Attention over a packed row of sequences (`agentrl.training.forward.prefix_tree`), with the device's fastest kernel.
+"""Attention over a packed row of sequences (`agentrl.training.forward.sequences`), with the device's fastest kernel.
 
 On the CPU, attention is computed node by node. On CUDA, FlashAttention computes rows without shared prefixes, if it is
 installed, and flex_attention the others. Other devices use a dense mask, as does the CPU for capped scores and for
@@ -24,7 +24,7 @@ from transformers.masking_utils import sdpa_mask
 
 from agentrl.errors import UsageError
 from agentrl.training.distributed.context_parallel import Attention
-from agentrl.training.forward.prefix_tree import PackedRow, PrefixNode
+from agentrl.training.forward.sequences import PackedRow, PrefixNode
 
 _FORWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

@@ -27,8 +27,8 @@ from agentrl.training.checkpoint import save_model_folder
 from agentrl.training.compile import checkpoint_activations
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import load_sharded
-from agentrl.training.forward.micro_batches import MicroBatch, SumsByName
-from agentrl.training.forward.runner import ModelRunner, RunnerSettings
+from agentrl.training.forward.micro_batches import MicroBatch
+from agentrl.training.forward.runner import ModelRunner, RunnerSettings, SumsByName
 from agentrl.training.optimizer import LearningProgress, OptimizerSettings, PolicyOptimizer
 from agentrl.training.preferences.dpo import pair_batches
 from agentrl.training.weights import ModelWeights

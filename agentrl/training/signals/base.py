@@ -15,8 +15,7 @@ from agentrl.errors import UsageError
 from agentrl.training.batch import StepBatch
 from agentrl.training.checkpoint import SignalState
 from agentrl.training.forward.logprobs import ValueHead
-from agentrl.training.forward.micro_batches import SumsByName
-from agentrl.training.forward.runner import ModelRunner
+from agentrl.training.forward.runner import ModelRunner, SumsByName
 from agentrl.training.optimizer import OptimizerSettings, Update
 from agentrl.training.rewards import RewardShaping
 

@@ -21,8 +21,7 @@ from agentrl.registry import Kind, lookup, names
 from agentrl.training.batch import StepBatch
 from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.forward.logprobs import ValueHead, head_for
-from agentrl.training.forward.micro_batches import SumsByName
-from agentrl.training.forward.runner import ModelRunner
+from agentrl.training.forward.runner import ModelRunner, SumsByName
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
 from agentrl.training.signals.base import SignalSetup, TokenSignal, check_vocabulary, update_metrics

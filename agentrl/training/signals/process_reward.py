@@ -23,8 +23,7 @@ from agentrl.models.lora import base_is_reference
 from agentrl.registry import Kind, lookup
 from agentrl.training.batch import StepBatch
 from agentrl.training.compile import checkpoint_activations, compile_layers
-from agentrl.training.forward.micro_batches import SumsByName
-from agentrl.training.forward.runner import ModelRunner
+from agentrl.training.forward.runner import ModelRunner, SumsByName
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
 from agentrl.training.signals.base import SignalSetup, TokenSignal, check_vocabulary, update_metrics
