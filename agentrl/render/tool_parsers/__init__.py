@@ -77,7 +77,8 @@ REPAIRS: Mapping[str, str] = {
 
 def repair_of(parser: str | None) -> CallRepair | None:
     """Return the repair of the notation of a parser in the registry; ``None`` if it has none."""
-    return None if parser not in REPAIRS else cast(CallRepair, load(REPAIRS[parser]))
+    reference = None if parser is None else REPAIRS.get(parser)
+    return None if reference is None else cast(CallRepair, load(reference))
 
 
 class MalformedCall(Exception):
