@@ -84,6 +84,7 @@ class RuntimeEpisode(Episode):
     async def reset(self) -> Content:
         """Reset the environment for the task."""
         observation = await self._reset_environment()
+        self._check_instructions(self.info.get("instructions"))
         prompt = self.task.messages[-1].text if self._history is not None else self.task.prompt
         return _after_prompt(prompt, self._cut(observation))
 
@@ -102,6 +103,16 @@ class RuntimeEpisode(Episode):
         self.player = result.info.get("player")
         self.observation = result.observation
         return result.observation
+
+    def _check_instructions(self, found: object) -> None:
+        """Check that the environment has no private instructions for players that nothing plays."""
+        if found and isinstance(found, Mapping):
+            names = ", ".join(map(str, found))
+            raise UsageError(
+                f"environment {self.spec.name} has instructions for {names}, which the runtime does not play",
+                got='info["instructions"] of reset',
+                expected=f"roles_of in its EnvironmentSpec to include {names}",
+            )
 
     async def step(self, action: str) -> StepResult:
         """Take an action."""

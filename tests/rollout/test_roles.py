@@ -6,7 +6,9 @@ from agentrl.agent_loop import AgentLoop, AgentRole
 from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams, StopReason
 from agentrl.errors import Outcome, UsageError
 from agentrl.message import Message, ToolCall, user
+from agentrl.rollout.episode import RuntimeEpisode
 from agentrl.rollout.policies import EngineEpisodePolicy
+from agentrl.rollout.roles.role_episode import RoleEpisode
 from agentrl.rollout.roles.role_policies import RolePolicy
 from agentrl.rollout.roles.run_roles import RoleSetup
 from agentrl.rollout.runner import EpisodeRunner
@@ -81,6 +83,40 @@ def pair(renderer, make_runner, worlds):
 def text_of(renderer, trajectory, role):
     (sequence,) = (s for s in trajectory.sequences if s.turns[0].role == role)
     return renderer.encoder.decode(sequence.ids_list())
+
+
+class Kept(AgentLoop):
+    """Keeps its episode and ends."""
+
+    async def run(self, episode):
+        self.episode = episode
+        await episode.reset()
+
+
+async def test_a_single_agent_has_an_episode_without_roles(pair, play):
+    alone, several = Kept(), Kept()
+    several.roles = ("planner",)
+    for loop, kind in ((alone, RuntimeEpisode), (several, RoleEpisode)):
+        trajectory = await play(pair("forward", loop=loop))
+        assert trajectory.outcome is Outcome.FINISHED, trajectory.error
+        assert type(loop.episode) is kind
+    assert (alone.episode.roles, alone.episode.players, alone.episode.player_names) == ({}, {}, ())
+    assert list(several.episode.roles) == ["planner"]
+
+
+async def test_instructions_for_players_that_nothing_plays_are_refused(make_runner, play, worlds):
+    def told(instructions):
+        class Told(worlds.Corridor):
+            def reset(self, **options):
+                observation, info = super().reset(**options)
+                return observation, {**info, "instructions": instructions}
+
+        return Told
+
+    with pytest.raises(UsageError, match=r"instructions for user, which the runtime does not play.*roles_of"):
+        await play(make_runner(told({"user": "Be rude."}), "forward"))
+    trajectory = await play(make_runner(told("Walk."), "forward"))
+    assert trajectory.outcome is Outcome.FINISHED, trajectory.error
 
 
 async def test_turns_carry_their_role_and_each_role_is_a_sequence(pair, play):
