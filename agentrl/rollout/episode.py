@@ -31,7 +31,7 @@ from agentrl.errors import (
     bounded_reward,
 )
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, encodable, system, text_of, tool_result
-from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, RESTORE, SNAPSHOT, STATE_KEY, STEP
+from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, RESTORE, SNAPSHOT, STATE_KEY, STEP, Stepped
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.tools import EpisodeTools, ToolCallResult, batches, gather_in_order
@@ -84,6 +84,7 @@ class RuntimeEpisode(Episode):
     async def reset(self) -> Content:
         """Reset the environment for the task."""
         observation = await self._reset_environment()
+        self._check_instructions(self.info.get("instructions"))
         prompt = self.task.messages[-1].text if self._history is not None else self.task.prompt
         return _after_prompt(prompt, self._cut(observation))
 
@@ -103,6 +104,16 @@ class RuntimeEpisode(Episode):
         self.observation = result.observation
         return result.observation
 
+    def _check_instructions(self, found: object) -> None:
+        """Check that the environment has no private instructions for players that nothing plays."""
+        if found and isinstance(found, Mapping):
+            names = ", ".join(map(str, found))
+            raise UsageError(
+                f"environment {self.spec.name} has instructions for {names}, which the runtime does not play",
+                got='info["instructions"] of reset',
+                expected=f"roles_of in its EnvironmentSpec to include {names}",
+            )
+
     async def step(self, action: str) -> StepResult:
         """Take an action."""
         async with self._stepping:
@@ -120,7 +131,8 @@ class RuntimeEpisode(Episode):
 
     async def _take_action(self, action: str, turn: Turn) -> StepResult:
         """Take the agent's action; count it if the environment rejects it."""
-        result = await self._step_environment(action, turn)
+        began = self.turns.waits.clock()
+        result = self._record_step(await self.environment.step(encodable(action)), turn, began)
         if not result.info.get("valid", True):
             (self.turns.acting or turn).valid = False
             self.turns.counters.invalid_actions += 1
@@ -142,13 +154,10 @@ class RuntimeEpisode(Episode):
             await self.environment.call(RESTORE, before)
         return stepped.result
 
-    async def _step_environment(self, action: str, turn: Turn) -> StepResult:
-        """Step the environment; `turn` gets the reward and the seconds."""
-        clock = self.turns.waits.clock
-        began = clock()
-        stepped = await self.environment.step(encodable(action))
+    def _record_step(self, stepped: Stepped, turn: Turn, began: float) -> StepResult:
+        """Record a step that began at `began`; `turn` gets the reward and the seconds."""
         result = stepped.result
-        turn.timings.env += clock() - began
+        turn.timings.env += self.turns.waits.clock() - began
         turn.reward += result.reward
         for name, value in result.info.get("reward_components", {}).items():
             self._add_component(name, float(value))

@@ -1,13 +1,17 @@
 """Several agents in one episode: who speaks, with which prompt and tools, and whose reward it is."""
 
+from dataclasses import replace
+
 import pytest
 
 from agentrl.agent_loop import AgentLoop, AgentRole
-from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams, StopReason
+from agentrl.engine import AdapterVersions, ChatAnswer, ChatPolicy, SamplingParams, StopReason
 from agentrl.errors import Outcome, UsageError
 from agentrl.message import Message, ToolCall, user
+from agentrl.rollout.episode import RuntimeEpisode
 from agentrl.rollout.policies import EngineEpisodePolicy
-from agentrl.rollout.roles.role_policies import RolePolicy
+from agentrl.rollout.roles.role_episode import RoleEpisode
+from agentrl.rollout.roles.role_policies import AdapterPolicy, RoleAdapters, RolePolicy
 from agentrl.rollout.roles.run_roles import RoleSetup
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
@@ -83,6 +87,40 @@ def text_of(renderer, trajectory, role):
     return renderer.encoder.decode(sequence.ids_list())
 
 
+class Kept(AgentLoop):
+    """Keeps its episode and ends."""
+
+    async def run(self, episode):
+        self.episode = episode
+        await episode.reset()
+
+
+async def test_a_single_agent_has_an_episode_without_roles(pair, play):
+    alone, several = Kept(), Kept()
+    several.roles = ("planner",)
+    for loop, kind in ((alone, RuntimeEpisode), (several, RoleEpisode)):
+        trajectory = await play(pair("forward", loop=loop))
+        assert trajectory.outcome is Outcome.FINISHED, trajectory.error
+        assert type(loop.episode) is kind
+    assert (alone.episode.roles, alone.episode.players, alone.episode.player_names) == ({}, {}, ())
+    assert list(several.episode.roles) == ["planner"]
+
+
+async def test_instructions_for_players_that_nothing_plays_are_refused(make_runner, play, worlds):
+    def told(instructions):
+        class Told(worlds.Corridor):
+            def reset(self, **options):
+                observation, info = super().reset(**options)
+                return observation, {**info, "instructions": instructions}
+
+        return Told
+
+    with pytest.raises(UsageError, match=r"instructions for user, which the runtime does not play.*roles_of"):
+        await play(make_runner(told({"user": "Be rude."}), "forward"))
+    trajectory = await play(make_runner(told("Walk."), "forward"))
+    assert trajectory.outcome is Outcome.FINISHED, trajectory.error
+
+
 async def test_turns_carry_their_role_and_each_role_is_a_sequence(pair, play):
     trajectory = await play(pair("Go on.", "forward"))
     assert trajectory.outcome is Outcome.FINISHED
@@ -127,6 +165,22 @@ async def test_a_role_can_be_played_by_another_policy(pair, play):
     assert trajectory.success
     assert [turn.role for turn in trajectory.turns] == ["planner", "worker", "worker", "worker"]
     assert trajectory.role_returns == {"planner": 1.0}
+
+
+async def test_an_adapter_plays_its_role_and_stamps_its_own_version(pair, play):
+    versions = AdapterVersions()
+    versions.publish(0, {"a": 5})
+    runner = pair("Go on.", "forward")
+    engine, renderer = runner.policy.engine, runner.policy.renderer
+    engine.capabilities = replace(engine.capabilities, adapters=frozenset({"a"}))
+    adapters = RoleAdapters(by_role={"planner": "a"}, versions=versions)
+    policy = AdapterPolicy(engine, renderer, SamplingParams(temperature=0.5), adapters=adapters)
+    for own in (policy, policy.with_sampling(SamplingParams(), trains=False)):
+        trajectory = await play(runner.with_policy(own))
+        assert [turn.adapter for turn in trajectory.turns] == ["a", None, None, None], trajectory.error
+        stamped = [set(sequence.versions[sequence.loss_mask].tolist()) for sequence in trajectory.sequences]
+        assert stamped == [{5}, {0}]
+    assert policy.with_sampling(SamplingParams(), trains=False).trains is False
 
 
 class Overreaching(Pair):

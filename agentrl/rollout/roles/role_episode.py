@@ -25,7 +25,8 @@ from agentrl.errors import (
     UsageError,
     bounded_reward,
 )
-from agentrl.message import Content, Message, ToolCall, system
+from agentrl.message import Content, Message, ToolCall, encodable, system
+from agentrl.remote.env_methods import Stepped
 from agentrl.rollout.episode import RecordedConversation, RuntimeEpisode
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.roles.environment_roles import EnvironmentRoles
@@ -88,8 +89,8 @@ class RoleEpisode(RuntimeEpisode):
         self._environment_roles.note_agent_turn()
         return await self._run_environment_roles(await super()._take_action(action, turn), turn)
 
-    async def _step_environment(self, action: str, turn: Turn) -> StepResult:
-        result = await super()._step_environment(action, turn)
+    def _record_step(self, stepped: Stepped, turn: Turn, began: float) -> StepResult:
+        result = super()._record_step(stepped, turn, began)
         if self.roles and "rewards" in result.info:
             self._reward_players(result.info["rewards"])
         return result
@@ -100,7 +101,8 @@ class RoleEpisode(RuntimeEpisode):
         try:
             while not result.done and self.player in self._environment_roles.roles:
                 words = await self._environment_roles.respond(str(self.player), self._cut(result.observation))
-                answered = await self._step_environment(words, turn)
+                began = self.turns.waits.clock()
+                answered = self._record_step(await self.environment.step(encodable(words)), turn, began)
                 facts = {**answered.info, "valid": result.info.get("valid", True)}
                 result = replace(answered, reward=result.reward + answered.reward, info=facts)
         except (EpisodeEnd, AgentRLError) as error:
