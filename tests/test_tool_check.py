@@ -86,7 +86,7 @@ def broken_rules(tool: Tool) -> dict[str, str]:
 
 def test_a_good_tool_passes() -> None:
     report = check_tool(spell, examples=[{"word": "ab", "times": 2}, {"word": "c"}])
-    assert report.ok, report
+    assert report.passed, report
     assert {row.status for row in report.rows} == {CheckStatus.PASSED}
     assert "passed   pure means pure" in str(report)
 
@@ -107,7 +107,7 @@ def test_what_is_wrong_is_found(tool: Tool, rule: str, words: str) -> None:
 
 def test_without_examples_nothing_is_called() -> None:
     report = check_tool(stumble)
-    assert report.ok
+    assert report.passed
     assert next(row.check for row in report.rows if row.status is CheckStatus.SKIPPED) == "examples succeed"
 
 
@@ -146,4 +146,4 @@ async def test_a_tool_is_checked_where_an_event_loop_runs():
         """
         return 2 * number
 
-    assert check_tool(agentrl.tool(double), examples=[{"number": 2}]).ok
+    assert check_tool(agentrl.tool(double), examples=[{"number": 2}]).passed

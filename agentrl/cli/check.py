@@ -47,7 +47,7 @@ class CheckedEnvironment:
         """Worst status among the report's rows."""
         if self.report is None:
             return CheckStatus.SKIPPED
-        if not self.report.ok:
+        if not self.report.passed:
             return CheckStatus.FAILED
         return CheckStatus.WARNED if self.report.with_status(CheckStatus.WARNED) else CheckStatus.PASSED
 
@@ -72,7 +72,7 @@ def check_one(look: Look, name: str, json_file: str | None, **settings: Any) -> 
     if json_file != STANDARD_OUTPUT:
         _print_report(report)
     write_report(report.to_plain(), json_file)
-    if not report.ok:
+    if not report.passed:
         broken = ", ".join(row.check for row in report.with_status(CheckStatus.FAILED))
         raise AgentRLError(f"environment {report.name} breaks rules", got=broken)
 

@@ -84,7 +84,7 @@ def check(name: Name, arguments: Pairs = None, option: Options = None, sandbox: 
     reports = asyncio.run(_check(name, [pairs] if pairs else [], option, sandbox))
     for report in reports:
         out.print(str(report))
-    if broken := [report.name for report in reports if not report.ok]:
+    if broken := [report.name for report in reports if not report.passed]:
         raise AgentRLError("tools break rules", got=", ".join(broken))
 
 

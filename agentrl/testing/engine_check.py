@@ -471,7 +471,7 @@ class EngineReport(CheckReport):
 
     def raise_on_failure(self) -> None:
         """Raise an `EngineError` that lists the broken rules, if there are any."""
-        if not self.ok:
+        if not self.passed:
             failed = "; ".join(f"{row.check}: {row.detail}" for row in self.with_status(CheckStatus.FAILED))
             raise EngineError("the engine does not conform to its contract", got=failed)
 

@@ -1,7 +1,7 @@
 """Conformance check of environments: `check_env` plays an environment and reports which rules it keeps.
 
 report = check_env("my_game:GuessNumber-v0")
-assert report.ok, report
+assert report.passed, report
 
 The check ends if a call of the environment does not return. `reward_integrity` reports what correlates with the reward
 besides a solution: texts that the policy reads, and actions that solve nothing.
@@ -205,9 +205,9 @@ class _Inspection:
             if self.watch is not None and rule in self.rules:
                 self.watch(rule.name)
             row = _check(rule, subject)
-            if rule in self.rules or not row.ok:
+            if rule in self.rules or not row.passed:
                 self.rows.append(row)
-            if self.must_play and rule is PLAYS and not row.ok:
+            if self.must_play and rule is PLAYS and not row.passed:
                 break
         self._skip_the_rest("no episode can be played")
 

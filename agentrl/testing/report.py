@@ -154,7 +154,7 @@ class CheckRow:
     seconds: float = 0.0
 
     @property
-    def ok(self) -> bool:
+    def passed(self) -> bool:
         """True if the rule is not broken."""
         return self.status is not CheckStatus.FAILED
 
@@ -172,9 +172,9 @@ class CheckReport:
     rows: tuple[CheckRow, ...]
 
     @property
-    def ok(self) -> bool:
+    def passed(self) -> bool:
         """True if no rule is broken."""
-        return all(row.ok for row in self.rows)
+        return all(row.passed for row in self.rows)
 
     @property
     def seconds(self) -> float:
@@ -190,7 +190,7 @@ class CheckReport:
         return {
             self.kind: self.name,
             **({"split": self.split} if self.split else {}),
-            "passed": self.ok,
+            "passed": self.passed,
             "seconds": round(self.seconds, 3),
             "rows": [asdict(row) for row in self.rows],
         }

@@ -1,7 +1,7 @@
 """Conformance check of sandbox back ends: `check_sandbox` uses sandboxes and attacks them.
 
 report = await check_sandbox("local")
-assert report.ok, report
+assert report.passed, report
 
 This file lists the rules in the order of the report.
 """

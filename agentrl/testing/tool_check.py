@@ -1,7 +1,7 @@
 """Conformance check of tools: `check_tool` reads a tool's schema and calls it with valid and invalid arguments.
 
 report = check_tool(midpoint, examples=[{"low": 1, "high": 9}])
-assert report.ok, report
+assert report.passed, report
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import agentrl.cli.train
+import agentrl.cli.learn
 import agentrl.observe.terminal
 from agentrl.errors import Outcome
 from agentrl.observe.progress import Phase, RolloutProgress, RunStatus
@@ -102,7 +102,7 @@ def test_an_interrupted_warm_start_says_that_nothing_is_saved(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("agentrl.cli.train.warm_start", interrupted)
+    monkeypatch.setattr("agentrl.cli.learn.warm_start", interrupted)
     ended = agentrl("sft", "--env", "household/train", "--model", "scratch", "environment.options={size: tiny}")
     assert ended.code == 130
     assert "has no model, because a warm start saves the model at its end; start again" in ended.err

@@ -18,6 +18,7 @@ from agentrl.sandbox.docker.sandbox import SUPPLY
 
 OWNING = """
 import asyncio, json, sys
+from agentrl.sandbox import open_sandbox
 async def main():
     sandbox = open_sandbox(json.loads(sys.argv[1]))
     await sandbox.start()

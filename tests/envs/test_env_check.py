@@ -199,7 +199,7 @@ def spec_of(make: Callable[..., Any], **changes: Any) -> EnvironmentSpec:
 
 
 def broken_rules(report: CheckReport) -> set[str]:
-    return {row.check for row in report.rows if not row.ok}
+    return {row.check for row in report.rows if not row.passed}
 
 
 def test_a_sound_environment_passes() -> None:
@@ -278,7 +278,7 @@ def test_one_that_only_this_process_knows_may_not_ask_for_worker_processes() -> 
 def test_an_asynchronous_environment_is_checked_too() -> None:
     report = check_env(spec_of(Awaited))
     skipped = {row.check for row in report.rows if row.status is CheckStatus.SKIPPED}
-    assert report.ok, str(report)
+    assert report.passed, str(report)
     assert {"keeps gymnasium rules", "is solved by its expert", "restores snapshots"} <= skipped
 
 
@@ -290,7 +290,7 @@ def test_every_shipped_environment_passes(name: str) -> None:
         pytest.skip("needs a package, or options; see tests/originals")
     episodes = FEW if name in IN_SANDBOXES else 8
     report = check_env(name, episodes=episodes, call_timeout_s=60)  # tests may run beside others
-    assert report.ok, str(report)
+    assert report.passed, str(report)
     assert {row.check for row in report.with_status(CheckStatus.WARNED)} == EXPLAINED.get(name, set()), report
     statuses = {row.check: row.status for row in report.rows}
     assert statuses["is the same everywhere"] is CheckStatus.PASSED
@@ -310,7 +310,7 @@ def test_doing_no_work_pays_in_no_shipped_environment(name: str) -> None:
 
 def test_split_and_options_can_be_chosen() -> None:
     report = check_env("household/valid_unseen", options={"size": "tiny"}, episodes=3)
-    assert report.ok, str(report)
+    assert report.passed, str(report)
     assert report.name == resolve_environment("household").name
     with pytest.raises(UnknownNameError, match="Did you mean household/valid_seen"):
         check_env("household/valid_sen")
@@ -328,7 +328,7 @@ def test_random_play_of_a_space_of_very_long_texts_is_short() -> None:
             return super().step(action)
 
     spec = EnvironmentSpec(name="endless", make=Endless, tasks=lambda split, **_: SeedTasks("endless", split))
-    assert check_env(spec, only=("plays an episode",)).ok
+    assert check_env(spec, only=("plays an episode",)).passed
     assert 0 < max(map(len, said)) <= RANDOM_CHARACTERS
 
 

@@ -180,7 +180,7 @@ def test_what_cannot_be_played_or_is_not_known_is_said() -> None:
             raise RuntimeError("no numbers today")
 
     report = reward_integrity(spec_of(Raising))
-    assert not report.ok
+    assert not report.passed
     assert "no numbers today" in report.rows[0].detail
     with pytest.raises(UnknownNameError, match="Did you mean 'silence earns nothing'"):
         reward_integrity(spec_of(Sums), only=["silence earns"])

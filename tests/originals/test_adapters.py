@@ -46,7 +46,7 @@ def _examples(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_adapters_keep_the_rules(name: str, options: Mapping[str, Any]) -> None:
     # what these worlds pay for doing nothing is the choice of their authors
     report = check_env(name, options=options, episodes=4, skip=[rule.name for rule in LAZY])
-    assert report.ok, str(report)
+    assert report.passed, str(report)
     assert resolve_environment(name).extra is not None
 
 

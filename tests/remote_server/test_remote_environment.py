@@ -39,7 +39,7 @@ SHIPPED = [
 def test_served_environments_pass_the_check(serve: Any, name: str, options: dict[str, Any]) -> None:
     running = serve(resolve_environment(name), options)
     report = check_env(running.url, episodes=1)
-    assert report.ok, str(report)
+    assert report.passed, str(report)
     assert "passed   is the same everywhere" in str(report)
     assert running.count() == 0
 
@@ -50,7 +50,7 @@ def test_asynchronous_and_tooled_environments_pass_the_check(serve: Any, spec: E
         **{name: getattr(spec, name) for name in spec.__slots__} | {"splits": ("train", "valid"), "scores": {}}
     )
     report = check_env(serve(spec).url, episodes=1)
-    assert report.ok, str(report)
+    assert report.passed, str(report)
 
 
 async def transcript(spec: EnvironmentSpec, task: Task, options: dict[str, Any]) -> list[Any]:

@@ -7,7 +7,7 @@ from support.rewards import TASK, exact
 
 from agentrl.builders.rewards import check_reward_weights
 from agentrl.config import load_config
-from agentrl.config.environment import AgentChanges, AgentConfig
+from agentrl.config.environment import AgentConfig
 from agentrl.errors import ConfigError, UnknownNameError, UsageError
 from agentrl.rollout.env_pool import ThreadWorker
 from agentrl.rollout.reward_functions import check_columns, find_reward
@@ -112,11 +112,6 @@ def test_what_is_no_reward_function_is_refused_before_anything_runs(entry, words
 def test_a_wrong_list_of_rewards_is_a_config_error(value, words):
     with pytest.raises(ConfigError, match=words):
         load_config(None, ["environment=guess_number", f"agent.reward={value}"])
-
-
-def test_the_configs_of_older_runs_name_a_scorer():
-    assert AgentConfig(scorer="my:Judge").reward == ["my:Judge"]
-    assert AgentChanges(scorer=None).reward is None
 
 
 def test_weights_that_gdpo_would_ignore_are_refused():

@@ -39,7 +39,7 @@ async def server() -> AsyncIterator[SandboxServer]:
 @pytest.mark.parametrize("rule", RULES)
 async def test_served_sandboxes_keep_the_rules(server: SandboxServer, rule: str):
     report = await check_sandbox({"type": "http", "url": server.url}, only=[rule])
-    assert report.ok, report
+    assert report.passed, report
 
 
 async def test_a_repeated_call_is_done_once(server: SandboxServer):

@@ -24,6 +24,7 @@ HEADERS = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 AGENTRL = (sys.executable, "-c", "from agentrl.cli import main; main()")
 OWNER = """
 import asyncio, json, os, sys
+from agentrl.sandbox import open_sandbox
 async def main():
     sandbox = open_sandbox()
     await sandbox.start()

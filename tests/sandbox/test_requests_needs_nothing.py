@@ -87,11 +87,11 @@ def test_ports_of_this_machine_are_those_of_its_own_address() -> None:
     assert hosts.own_ports == (81, 83)
 
 
-@pytest.mark.parametrize("name", list(DEFAULT_LIMITS.given))
+@pytest.mark.parametrize("name", list(DEFAULT_LIMITS.non_null))
 def test_a_limit_is_demanded_if_it_is_another_one_than_the_default(name: str) -> None:
-    default = DEFAULT_LIMITS.given[name]
+    default = DEFAULT_LIMITS.non_null[name]
     for value in (default - 1, default + 1):
-        assert changed_limits(Limits(**{**DEFAULT_LIMITS.given, name: value})) == [name]
+        assert changed_limits(Limits(**{**DEFAULT_LIMITS.non_null, name: value})) == [name]
     assert changed_limits(DEFAULT_LIMITS) == []
 
 

@@ -112,7 +112,7 @@ async def test_a_server_conforms_up_to_its_death(served_folder, reference_of, tm
 
 async def test_the_kit_sees_that_a_process_was_not_killed():
     report = await check_engine(lambda: ScriptedEngine(max_context=300), kill=lambda: None)
-    (row,) = [row for row in report.rows if not row.ok]
+    (row,) = [row for row in report.rows if not row.passed]
     assert row.check == "killed engine"
     assert row.detail == "a request that ran at the kill did not raise EngineError"
 
@@ -192,7 +192,7 @@ async def test_the_kit_finds_a_broken_promise(engine, failing, reference_of):
         new_weights=_shaken(model),
         deadline_s=2,
     )
-    found = {row.check for row in report.rows if not row.ok}
+    found = {row.check for row in report.rows if not row.passed}
     assert failing <= found
     with pytest.raises(EngineError, match="does not conform to its contract"):
         report.raise_on_failure()
@@ -203,6 +203,6 @@ async def test_the_kit_finds_answers_that_are_too_long_or_stamped_wrong():
         return ScriptedAnswer(token_ids=[1] * request.params.max_tokens, version=7)
 
     report = await check_engine(lambda: ScriptedEngine(script=script, max_context=300), deadline_s=2)
-    assert {"versions", "seeds"} <= {row.check for row in report.rows if not row.ok}
+    assert {"versions", "seeds"} <= {row.check for row in report.rows if not row.passed}
     assert "failed   versions" in str(report)
     assert len(report.rows) == len(RULES)

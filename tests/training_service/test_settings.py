@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from tinker.proto import tinker_public_pb2 as proto
 
 from agentrl.engine import SamplingParams
 from agentrl.errors import UsageError
@@ -23,7 +24,7 @@ from agentrl.training_service.runs import AdamStep, BaseWeights, RunSettings, Tr
 from agentrl.training_service.samplers import Samplers
 from agentrl.training_service.sessions import MOST_PENDING, MOST_WAITING_BYTES, Busy, ServedRun, WaitingRequest
 from agentrl.training_service.store import CheckpointInfo, CheckpointStore
-from agentrl.training_service.wire import Datum, PassRequest, make, read_pass
+from agentrl.training_service.wire import Datum, PassRequest, read_pass
 
 SETTINGS = RunSettings(rank=4, seed=3)
 ADAM = AdamStep(learning_rate=1e-2, beta1=0.8, beta2=0.9, eps=1e-8, weight_decay=0.0, grad_clip_norm=0.0)
@@ -105,11 +106,10 @@ def test_thresholds_have_the_documented_defaults(loss: str, low: float, high: fl
 
 
 def test_the_newer_form_of_an_option_comes_before_the_older() -> None:
-    message = make(
-        "ForwardBackwardRequest",
+    message = proto.ForwardBackwardRequest(
         model_id="m",
         seq_id=1,
-        data=[make("Datum")],
+        data=[proto.Datum()],
         loss_fn="dro",
         loss_fn_config={"beta": 0.25, "other": 2.0},
     )
