@@ -105,11 +105,6 @@ class TaskCursor:
             self._epoch, self._order = epoch, _shuffle(self.seed, epoch, len(self.source))
         return self.source[self._order[offset] if self.shuffle else offset]
 
-    @property
-    def epoch(self) -> float:
-        """Number of passes over the source, with fraction."""
-        return self.position / len(self.source)
-
     def state_dict(self) -> dict[str, int]:
         """Return the state for `load_state_dict`."""
         return {"position": self.position, "seed": self.seed, "size": len(self.source)}

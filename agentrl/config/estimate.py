@@ -217,7 +217,6 @@ class RunEstimate:
     most_tokens_per_step: int
     most_micro_batches: int
     """Forward and backward passes per optimizer step if every episode uses its budget."""
-    optimizer_steps_per_step: int
     optimizer_steps: int
     admitted_ahead: int
     """Episodes that may start before the first training step ends."""
@@ -239,7 +238,6 @@ def derive(config: Config) -> RunEstimate:
     """
     trainer, agent = config.trainer, config.agent
     episodes = trainer.tasks_per_step * config.algorithm.group_size
-    optimizer_steps = trainer.epochs * trainer.mini_batches
     admitted = (config.rollout.max_staleness + 1) * episodes
     evaluations = trainer.steps // config.evaluation.every if config.evaluation.every else 0
     per_mini_batch = math.ceil(episodes / trainer.mini_batches)
@@ -261,8 +259,7 @@ def derive(config: Config) -> RunEstimate:
         most_sampled_tokens_per_episode=min(most_tokens, max(a.max_turns * a.max_answer_tokens for a in agents)),
         most_tokens_per_step=episodes * most_tokens,
         most_micro_batches=_micro_batches(per_mini_batch * sequences, agent.max_tokens, trainer.tokens_per_micro_batch),
-        optimizer_steps_per_step=optimizer_steps,
-        optimizer_steps=optimizer_steps * trainer.steps,
+        optimizer_steps=trainer.epochs * trainer.mini_batches * trainer.steps,
         admitted_ahead=admitted,
         evaluation_episodes=evaluations * len(parts) * config.evaluation.tasks * config.evaluation.samples,
         checkpoints=math.ceil(trainer.steps / config.checkpoint.every),

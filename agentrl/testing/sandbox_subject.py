@@ -11,7 +11,7 @@ import tempfile
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -73,7 +73,6 @@ class SandboxSubject:
     """Back end under check."""
 
     spec: SandboxSpec
-    _has_python: bool | None = field(default=None, init=False)
 
     def open(self) -> Sandbox:
         """Make another sandbox without starting it."""

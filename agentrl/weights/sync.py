@@ -127,7 +127,6 @@ class RemoteSync(WeightSync):
         probe: Probe for `verify`.
         sleeps: True if `release_memory` puts the servers to sleep until the next sync.
         load_timeout_s: Seconds before a server's load fails.
-        probe_timeout_s: Seconds before a server's answers to the probe fail.
         return_timeout_s: Seconds that a sync waits for a server to return if all are lost.
     """
 
@@ -140,7 +139,6 @@ class RemoteSync(WeightSync):
         *,
         sleeps: bool = False,
         load_timeout_s: float = 600.0,
-        probe_timeout_s: float = 120.0,
         return_timeout_s: float = 600.0,
     ) -> None:
         self._trainer = trainer
@@ -148,7 +146,6 @@ class RemoteSync(WeightSync):
         self._transport = transport
         self._probe = probe
         self._load_timeout_s = load_timeout_s
-        self._probe_timeout_s = probe_timeout_s
         self._return_timeout_s = return_timeout_s
         self._server_sleep = ServerSleep(group)
         self._uses_sleep = sleeps
@@ -247,7 +244,7 @@ class RemoteSync(WeightSync):
 
         while not differences and not wrong:
             await self._group.wait_for_server(deadline_s=self._return_timeout_s)
-            await self._group.each(compare, what="the probe", deadline_s=self._probe_timeout_s)
+            await self._group.each(compare, what="the probe", deadline_s=TIMEOUT_S)
         for server, error in wrong.items():
             raise await name_tensors(error, server, self._trainer.weights) from error
         return differences
@@ -257,7 +254,7 @@ class RemoteSync(WeightSync):
         recorded = self._recorded
         weights = self._trainer.weights if recorded is None else current.tensors
         try:
-            async with async_boundary(EngineError, f"the probe of {server.url}", deadline_s=self._probe_timeout_s):
+            async with async_boundary(EngineError, f"the probe of {server.url}", deadline_s=TIMEOUT_S):
                 if recorded is None:
                     await self._compare_live(server, current.version)
                 else:
