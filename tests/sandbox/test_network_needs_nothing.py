@@ -46,6 +46,22 @@ def test_an_entry_stands_for_its_own_hosts_and_ports(place, is_allowed):
 
 
 @pytest.mark.parametrize(
+    ("address", "port", "may_lead"),
+    [
+        ("8.8.8.8", 443, True),
+        ("8.8.8.8", 81, True),
+        ("10.0.0.5", 82, True),
+        ("::ffff:10.0.0.5", 82, True),
+        ("10.0.0.5", 83, False),
+        ("10.0.0.6", 82, False),
+    ],
+)
+def test_a_listed_name_may_lead_to_public_addresses_and_to_those_listed_themselves(address, port, may_lead):
+    hosts = AllowList.read(["example.org", "10.0.0.5:82"])
+    assert hosts.permits_address(ipaddress.ip_address(address), port) is may_lead
+
+
+@pytest.mark.parametrize(
     "text",
     [
         *("127.1", "2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "127.0.0.1.x.0", "1.2.3.256", "a.0x"),
