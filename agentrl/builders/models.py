@@ -235,3 +235,15 @@ def start_renderer(config: Config, *, fetch: bool = True) -> Renderer | None:
     if config.model.chat_template is not None:
         tokenizer.chat_template = read_chat_template(config.model.chat_template)
     return build_renderer(config, path, tokenizer)
+
+
+def check_policy(config: Config, renderer: Renderer, model_path: str, *, say: Callable[[str], None]) -> None:
+    """Check that the policy's chat template fits the loop, and that the models which score its tokens share them.
+
+    Raises:
+        TemplateError: see `check_rendering`.
+        UsageError: see `check_rendering`.
+        ConfigError: see `check_tokens`.
+    """
+    check_rendering(config, renderer, say=say)
+    check_tokens(config, model_path)

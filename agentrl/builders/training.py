@@ -19,12 +19,11 @@ from agentrl.builders.episodes import (
 )
 from agentrl.builders.group_extras import GroupExtras, build_group_extras, learning_signal, policy_group_size
 from agentrl.builders.learning import build_learning
-from agentrl.builders.models import build_renderer, check_tokens
+from agentrl.builders.models import build_renderer, check_policy
 from agentrl.config.config import Config
 from agentrl.engine import PolicyEngine
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
-from agentrl.rollout.loop_choice import check_rendering
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.roles.role_policies import AdapterPolicy
 from agentrl.rollout.scheduler import Group, GroupScheduler
@@ -114,8 +113,7 @@ def build_training(
     tasks = build_task_sampler(config, curriculum=config.curriculum)
     tokenizer = load_tokenizer(model_path)
     renderer = build_renderer(config, model_path, tokenizer)
-    check_rendering(config, renderer, say=say)
-    check_tokens(config, model_path)
+    check_policy(config, renderer, model_path, say=say)
     build = build_adapters if config.named_adapters else build_learning
     learning = build(
         config,
