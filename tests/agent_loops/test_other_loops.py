@@ -108,6 +108,7 @@ async def test_single_turn(play, options, answer, ends, outcome, reward):
     played = await play(lambda: Question(ends), "single_turn", answer, options=options)
     assert (played.trajectory.outcome, played.trajectory.reward) == (outcome, reward)
     assert len(played.trajectory.turns) == 1
+    assert played.trajectory.metrics.get("invalid_answers", 0) == (outcome is Outcome.POLICY_ERROR)
 
 
 @pytest.mark.parametrize("name", sorted({*agent_loops.PLUGINS["agent_loop"]} - {"external"}))

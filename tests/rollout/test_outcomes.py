@@ -43,6 +43,13 @@ async def test_turn_budget_is_exact(make_runner, play, worlds, agent, environmen
     assert (trajectory.reward, trajectory.success) == (0.0, False)
 
 
+@pytest.mark.parametrize(("threshold", "success"), [(0.0, True), (0.01, False)])
+async def test_a_reward_that_reaches_the_threshold_is_a_success(make_runner, play, worlds, threshold, success):
+    limits = EpisodeLimits(max_turns=2)
+    trajectory = await play(make_runner(worlds.Corridor, "back", limits=limits, success_threshold=threshold))
+    assert (trajectory.reward, trajectory.success) == (0.0, success)
+
+
 async def test_the_environments_own_truncation_is_a_turn_limit(make_runner, play, worlds):
     import gymnasium
 

@@ -15,7 +15,7 @@ from agentrl.remote.server.sandboxes import SandboxServer, ServedSandbox
 from agentrl.remote.wire import Refusal
 from agentrl.sandbox import Limits, Sandbox, SandboxFileError, SandboxSpec, open_sandbox
 from agentrl.sandbox.allow_list import AllowList
-from agentrl.sandbox.http import SANDBOXES, changed_limits
+from agentrl.sandbox.http import SANDBOXES, _write_command, changed_limits
 from agentrl.sandbox.local import UNCONFINED
 from agentrl.sandbox.spec import DEFAULT_LIMITS
 
@@ -151,3 +151,9 @@ async def test_the_newest_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
     assert await ask("a", b"exec") != first[0], "it was forgotten, and is done again"
     with pytest.raises(Refusal, match="used for a different call"):
         await ask("d", b"spawn")
+
+
+def test_a_commands_options_are_sent_each_in_its_own_field() -> None:
+    sent = _write_command(["ls", "-l"], cwd="/elsewhere", env={"A": "1"}, limits=Limits(seconds=7))
+    assert sent == {"command": ["ls", "-l"], "cwd": "/elsewhere", "env": {"A": "1"}, "limits": {"seconds": 7}}
+    assert _write_command("ls") == {"command": "ls", "cwd": None, "env": {}, "limits": None}
