@@ -25,6 +25,8 @@ from agentrl.errors import ConfigError
 from agentrl.message import Message, user
 from agentrl.render.renderer import Renderer
 from agentrl.reward import Score
+from agentrl.rollout.judges import build_judge
+from agentrl.rollout.judges.client import JUDGE_FILE
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
@@ -276,8 +278,8 @@ async def test_what_a_judge_has_cost_is_kept_while_it_is_needed(
     settings: dict[str, Any], is_kept: bool, tmp_path: Path
 ) -> None:
     agent = load_config(None, [*GUESS, f"agent.judge={ {'engine': SERVICE, **settings} }"]).agent
-    client = rewards.build_judge(agent, folder=tmp_path)
+    client = build_judge(agent, folder=tmp_path)
     assert client is not None
     await client.close()
-    assert (tmp_path / rewards.JUDGE_FILE).exists() == is_kept
-    assert rewards.build_judge(load_config(None, list(GUESS)).agent, folder=tmp_path) is None
+    assert (tmp_path / JUDGE_FILE).exists() == is_kept
+    assert build_judge(load_config(None, list(GUESS)).agent, folder=tmp_path) is None
