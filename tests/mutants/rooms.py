@@ -81,7 +81,11 @@ ROOMS = {
         tests=("tests/test_data_file.py", "tests/training/test_chat_file.py", "tests/rollout/test_task_file.py"),
         goal=0.95,
     ),
-    "rollout": Room(sources=("agentrl/rollout",), tests=("tests/rollout",), goal=0.90),
+    "rollout": Room(
+        sources=("agentrl/rollout",),
+        tests=("tests/rollout", "tests/builders/test_parts.py", "tests/builders/test_settings.py"),
+        goal=0.90,
+    ),
     "remote": Room(
         sources=("agentrl/remote",),
         tests=(
