@@ -209,7 +209,7 @@ _NEXT_CALL = re.compile(rf"{CLOSE}\s*{OPEN}")
 _GLM_TAGS = CallTags(
     call=re.compile(r"<tool_call>\s*([^<\n]*)"),
     ends=(CLOSE,),
-    argument=re.compile(r"<arg_key>([^<]*)</arg_key>\s*(?:<arg_value>)?"),
+    argument=re.compile(r"<arg_key>([^<]*)</arg_key>\s*+(?:<arg_value>|(?!<))"),
     argument_end="</arg_value>",
     marks=re.compile("</?tool_call>"),
 )
