@@ -27,8 +27,8 @@ TICK_S = 0.1
 """Seconds of a blocked event loop that count towards a time limit, per block."""
 SLOW_S = 0.5
 """Seconds of a trivial command from which on the machine counts as slow."""
-LONGEST_S = 30.0
-"""Maximum seconds of a program on a slow machine."""
+LONGEST_S = 20.0
+"""Maximum seconds of a program on a slow machine; below the usual deadline of a step (`environment.step_timeout_s`)."""
 
 
 class ProgramFailure(Exception):
@@ -157,31 +157,38 @@ class Deadline:
         self._sandbox = sandbox
         self._seconds = seconds
         self._scope = asyncio.timeout(None)
-        self._watch: asyncio.Task[DeadlineExceeded | SandboxError] | None = None
+        self._watch: asyncio.Task[Exception] | None = None
 
     async def __aenter__(self) -> None:
         await self._scope.__aenter__()
         self._watch = asyncio.create_task(self._expire())
 
-    async def _expire(self) -> DeadlineExceeded | SandboxError:
+    async def _expire(self) -> Exception:
         """Cancel the block once its time is over; return the error to raise."""
-        error: DeadlineExceeded | SandboxError = DeadlineExceeded(f"it did not end within {self._seconds:g} seconds")
-        loop = asyncio.get_running_loop()
+        error: Exception = DeadlineExceeded(f"it did not end within {self._seconds:g} seconds")
         total = 0.0
-        while True:
-            await _sleep_unblocked(self._seconds)
-            probed = loop.time()
-            try:
-                await require_life(self._sandbox)
-            except SandboxError as lost:
-                error = lost
-                break
-            took = loop.time() - probed
-            total += self._seconds + took
-            if took < SLOW_S or total + self._seconds > LONGEST_S:
-                break
-        self._scope.reschedule(loop.time())
+        try:
+            while True:
+                await _sleep_unblocked(self._seconds)
+                took = await self._probe()
+                total += self._seconds + took
+                if took < SLOW_S or total + self._seconds > LONGEST_S:
+                    break
+        except Exception as lost:  # a block must end, whatever a sandbox raises
+            error = lost
+        self._scope.reschedule(asyncio.get_running_loop().time())
         return error
+
+    async def _probe(self) -> float:
+        """Run a trivial command in the sandbox; return the seconds that it took while the event loop was free."""
+        probe, took = asyncio.create_task(require_life(self._sandbox)), 0.0
+        try:
+            while not (await asyncio.wait([probe], timeout=TICK_S))[0]:
+                took += TICK_S
+            await probe
+        finally:
+            probe.cancel()
+        return took
 
     async def __aexit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

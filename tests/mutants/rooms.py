@@ -159,7 +159,14 @@ ROOMS = {
         goal=0.90,
     ),
     "builders": Room(
-        sources=("agentrl/builders",),
+        sources=(
+            "agentrl/builders",
+            "agentrl/config/resume_rules.py",
+            "agentrl/models/identity.py",
+            "agentrl/runs/record.py",
+            "agentrl/runs/start.py",
+            "agentrl/training/stored_episodes.py",
+        ),
         tests=(
             "tests/builders",
             "tests/cli/test_bad_starts.py",

@@ -124,10 +124,27 @@ async def test_a_right_solution_gets_more_time_while_the_machine_is_slow(
     assert judged.is_right is right, judged.problems
 
 
-async def test_a_blocked_event_loop_is_not_the_solutions_fault() -> None:
-    judging = asyncio.create_task(verdict(RIGHT, cases=CASES * 4, seconds=1.5))
+async def test_a_judgement_ends_if_the_sandbox_cannot_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    execute = PlainSandbox.exec
+
+    async def broken(self: PlainSandbox, command: Command, **options: Any) -> ExecResult:
+        if command == ["true"]:
+            raise ConnectionError("the sandbox is gone")
+        return await execute(self, command, **options)
+
+    monkeypatch.setattr(PlainSandbox, "exec", broken)
+    waiting = RIGHT.replace("return", "__import__('time').sleep(60)\n    return")
+    async with asyncio.timeout(20):
+        with pytest.raises(ConnectionError, match="the sandbox is gone"):
+            await verdict(waiting, cases=CASES, seconds=0.3)
+
+
+async def test_a_blocked_event_loop_is_not_the_solutions_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipes, "TICK_S", 0.02)
+    monkeypatch.setattr(pipes, "LONGEST_S", 0.0)  # no more time for a slow machine
+    judging = asyncio.create_task(verdict(RIGHT, cases=CASES * 6, seconds=0.8))
     while not judging.done():
-        time.sleep(0.25)  # noqa: ASYNC251 - as a step of the local engine blocks
+        time.sleep(0.1)  # noqa: ASYNC251 - as a step of the local engine blocks
         for _ in range(5):
             await asyncio.sleep(0)
     assert judging.result().is_right, judging.result().problems
