@@ -37,10 +37,10 @@ from agentrl.errors import Outcome, UsageError
 from agentrl.gateway import Gateway
 from agentrl.message import user
 from agentrl.render.renderer import Renderer
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
-from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import SeedTasks, Task
 

@@ -37,10 +37,10 @@ from agentrl.engine import GenerateRequest, SamplingParams
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
 from agentrl.render.renderer import Renderer
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import Assignment, EpisodeRunner, make_agent_loop, play_all
-from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import SeedTasks, Task
 from agentrl.tool import tool

@@ -20,6 +20,7 @@ from agentrl.engine import SamplingParams
 from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.few_shot import FewShotExamples
 from agentrl.rollout.judges import (
@@ -33,7 +34,6 @@ from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.task_source import task_source
 from agentrl.rollout.tools import ToolLimits
-from agentrl.rollout.turns import EpisodeLimits
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitTracker
 from agentrl.tool import Toolset
 

@@ -18,9 +18,9 @@ from agentrl.cli.help import examples
 from agentrl.cli.reports import updated_curve, write_run_report
 from agentrl.config import Config, dump_config, shipped_configs
 from agentrl.config.estimate import EstimateRow, run_size
-from agentrl.config.learning_rate import rate_warnings
 from agentrl.config.load import names_environment
 from agentrl.config.overrides import PROMPTS, reward_words, task_words
+from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note, out
 from agentrl.observe.terminal import watching

@@ -25,7 +25,6 @@ from pydantic_core import ErrorDetails
 from agentrl import registry
 from agentrl.config.config import Config
 from agentrl.config.environment import MixedEnvironmentConfig
-from agentrl.config.near_names import describe_renaming, nearest_key
 from agentrl.config.overrides import (
     ANNOUNCED,
     MAIN_KEYS,
@@ -39,6 +38,7 @@ from agentrl.config.overrides import (
     parse_source,
 )
 from agentrl.config.trainer import FSDPOptions
+from agentrl.config.unknown_keys import describe_unknown_key
 from agentrl.errors import ConfigError
 
 LABELLED = "environments"
@@ -105,8 +105,7 @@ def _explain(details: ErrorDetails, path: KeyPath) -> str:
         case "unexpected_keyword_argument":
             return f"unknown key {key}; known keys here: {', '.join(field.name for field in fields(FSDPOptions))}"
         case "extra_forbidden":
-            renaming = describe_renaming(key)
-            return f"unknown key {key}{_suggestion(path)}" if renaming is None else f"renamed key: {renaming}"
+            return describe_unknown_key(path, section_at(path[:-1]), all_keys())
         case "missing" if path[:1] == ("environment",):
             return "no environment is named: give environment=household/train, or --env NAME on the command line"
         case "missing":
@@ -126,15 +125,6 @@ def _describe_expected(details: ErrorDetails) -> str:
 def _plain(message: str) -> str:
     plain = message.removeprefix("Input should be ").removeprefix("a valid ")
     return plain.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
-
-
-def _suggestion(path: KeyPath) -> str:
-    section = section_at(path[:-1])
-    if path[-1] in section:
-        return f" for this type of {'.'.join(path[:-1])}: another type has it"
-    if near := nearest_key(path, section, all_keys()):
-        return f"; did you mean {near}?"
-    return f"; known keys here: {', '.join(section)}" if section else ""
 
 
 def section_at(path: KeyPath) -> list[str]:

@@ -22,10 +22,10 @@ from agentrl.gateway import Gateway, GatewaySession
 from agentrl.observe.console import note
 from agentrl.observe.files import JsonLinesWriter, writing
 from agentrl.remote.chat import as_openai
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
-from agentrl.rollout.turns import EpisodeLimits
 from agentrl.task import SeedTasks, Task
 from agentrl.trajectory import Trajectory
 

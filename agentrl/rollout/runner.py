@@ -50,12 +50,13 @@ from agentrl.reward import (
     checked_score,
     no_group,
 )
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.episode import RuntimeEpisode, outcome_of
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.roles.run_roles import RoleSetup, RunRoles
 from agentrl.rollout.tools import EpisodeTools, ToolLimits, list_tools
-from agentrl.rollout.turns import EpisodeLimits, TurnLog, derive_seed
+from agentrl.rollout.turns import TurnLog, derive_seed
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind
 from agentrl.sandbox import Sandbox
 from agentrl.task import Task

@@ -31,7 +31,8 @@ from agentrl.errors import (
 )
 from agentrl.message import ToolCall
 from agentrl.reward import defined_in
-from agentrl.rollout.turns import EpisodeLimits, TurnLog
+from agentrl.rollout.budget import EpisodeLimits
+from agentrl.rollout.turns import TurnLog
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
 from agentrl.sandbox import Sandbox, open_sandbox
 from agentrl.tool import (

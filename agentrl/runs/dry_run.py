@@ -10,7 +10,7 @@ from pathlib import Path
 from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.config.estimate import EstimateRow, rows
-from agentrl.config.learning_rate import rate_rows
+from agentrl.config.usual_learning_rate import rate_rows
 from agentrl.env.lookup import resolve_environment
 from agentrl.observe.metrics import check_trackers
 from agentrl.observe.model_folder import find_model

@@ -34,9 +34,9 @@ from agentrl.builders.models import prepare_model
 from agentrl.builders.processes import open_processes
 from agentrl.builders.training import build_training
 from agentrl.config.config import Config
-from agentrl.config.learning_rate import rate_warnings
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
+from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import BudgetSpent, TrainingError, UsageError, described_error
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter

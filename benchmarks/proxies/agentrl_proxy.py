@@ -18,10 +18,10 @@ from agentrl.engine import SamplingParams
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.gateway import Gateway
 from agentrl.render.renderer import Renderer
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
-from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.vllm import VLLMServer
 from agentrl.task import SeedTasks, Task
 from agentrl.testing import ServerEngine

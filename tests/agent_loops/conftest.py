@@ -4,10 +4,10 @@ from support.tokenizers import build_tokenizer
 from agentrl.engine import SamplingParams
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.render.renderer import Renderer
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
-from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import SeedTasks, Task
 

@@ -13,11 +13,11 @@ from agentrl.engine import SamplingParams
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, Outcome, UsageError
 from agentrl.observe.metrics import read_metrics
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.roles.run_roles import RoleSetup
 from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
-from agentrl.rollout.turns import EpisodeLimits
 from agentrl.rollout.waits import WaitTracker
 from agentrl.runs.rl import train
 from agentrl.runs.start import resume_run

@@ -12,9 +12,9 @@ from agentrl.config.load import (
     names_environment,
     own_fields,
 )
-from agentrl.config.near_names import OTHER_NAMES, WHOLE_KEYS
 from agentrl.config.overrides import parse_override
 from agentrl.config.reference import config_reference
+from agentrl.config.unknown_keys import OTHER_NAMES, WHOLE_KEYS
 from agentrl.env.lookup import parse_env_name
 from agentrl.errors import ConfigError
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from agentrl.errors import SandboxError
-from agentrl.sandbox.docker.container import (
+from agentrl.sandbox.docker.container_plan import (
     OWNER,
     UNTIL,
     is_left_behind,

@@ -12,7 +12,7 @@ from engine import IMAGE
 
 from agentrl.errors import SandboxError, UsageError
 from agentrl.sandbox import Limits, open_sandbox
-from agentrl.sandbox.docker.container import OWNER, UNTIL, this_owner
+from agentrl.sandbox.docker.container_plan import OWNER, UNTIL, this_owner
 from agentrl.sandbox.docker.daemon import Daemon
 from agentrl.sandbox.docker.sandbox import SUPPLY
 

@@ -22,10 +22,10 @@ from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import Outcome
 from agentrl.gateway import Gateway
 from agentrl.render.renderer import Renderer
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
-from agentrl.rollout.turns import EpisodeLimits
 from agentrl.task import SeedTasks, Task
 from agentrl.testing import ServerEngine
 

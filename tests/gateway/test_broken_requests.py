@@ -13,7 +13,7 @@ from support.gateway_client import DIALECTS, post
 
 from agentrl.config.engines import ScriptedEngineConfig
 from agentrl.remote.listening import DEEPEST
-from agentrl.rollout.turns import EpisodeLimits
+from agentrl.rollout.budget import EpisodeLimits
 
 CHAT = "/v1/chat/completions"
 QUESTION = {"model": "policy", "messages": [{"role": "user", "content": "one"}]}

@@ -16,7 +16,7 @@ from support.gateway_client import post
 
 from agentrl.errors import LedgerError, Outcome, UsageError
 from agentrl.render.conversation import LedgerConversation
-from agentrl.rollout.turns import EpisodeLimits
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.serving.scripted import Failure, ScriptedAnswer
 
 HANGS = ScriptedAnswer(token_ids=[1], failure=Failure.HANG)

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.errors import Outcome
 from agentrl.gateway import UntrainedRequestRules
-from agentrl.rollout.turns import EpisodeLimits
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.serving.scripted import Failure, ScriptedAnswer
 from agentrl.trajectory import Source
 

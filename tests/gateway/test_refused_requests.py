@@ -9,7 +9,7 @@ import pytest
 from agentrl.agent_loops.external import External
 
 from agentrl.errors import Outcome
-from agentrl.rollout.turns import EpisodeLimits
+from agentrl.rollout.budget import EpisodeLimits
 
 SMALL = EpisodeLimits(max_tokens=100)
 LONG = "word " * 500

@@ -6,7 +6,7 @@ from agentrl.agent_loop import EpisodeEnd
 from agentrl.config.environment import AgentConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import Outcome
-from agentrl.rollout.turns import Budget, EpisodeLimits
+from agentrl.rollout.budget import Budget, EpisodeLimits
 from agentrl.task import SeedTasks
 
 

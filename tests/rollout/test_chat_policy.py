@@ -10,8 +10,8 @@ from agentrl.engine import (
 )
 from agentrl.errors import EngineError, Outcome, UsageError
 from agentrl.message import Message, ToolCall
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.policies import ChatEpisodePolicy, cut_characters
-from agentrl.rollout.turns import EpisodeLimits
 
 
 class Service(ChatPolicy):

@@ -11,8 +11,8 @@ from agentrl.engine import Generation, SamplingParams, StopReason
 from agentrl.errors import EngineError, Outcome
 from agentrl.message import user
 from agentrl.rollout.answer_tokens import ROUNDING, check_logprobs, find_stop
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.policies import MAX_RESUBMISSIONS, EngineEpisodePolicy
-from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine
 from agentrl.trajectory import Source
 

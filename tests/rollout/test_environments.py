@@ -24,10 +24,10 @@ from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.message import TextPart
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, EXPERT_ACTION, RANDOM_ACTION, SAMPLE, EnvMethod
 from agentrl.rollout import env_worker_main
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_pool import EnvPool, ThreadWorker
 from agentrl.rollout.env_worker_main import HEADER
-from agentrl.rollout.turns import EpisodeLimits
 from agentrl.task import Task
 
 TASK = Task(id="t", environment="world", seed=5)

@@ -13,8 +13,9 @@ from agentrl.engine import StopReason
 from agentrl.errors import Outcome, PolicyError, SandboxError, UsageError
 from agentrl.message import ImagePart, TextPart, user
 from agentrl.reward import Score, Scorer
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.episode import _cut_parts
-from agentrl.rollout.turns import EpisodeLimits, derive_seed
+from agentrl.rollout.turns import derive_seed
 from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker
 from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine
 

@@ -135,7 +135,7 @@ async def test_an_expert_without_mistakes_makes_none_that_it_could(make_runner, 
 
 
 async def test_demonstrations_keep_to_the_token_budget(make_runner, play, worlds, renderer):
-    from agentrl.rollout.turns import EpisodeLimits
+    from agentrl.rollout.budget import EpisodeLimits
 
     policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, renderer)
     trajectory = await play(make_runner(worlds.Corridor, policy=policy, limits=EpisodeLimits(max_tokens=20)))

@@ -11,9 +11,9 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.errors import Outcome, ToolError, UsageError
 from agentrl.message import ToolCall, user
 from agentrl.remote.chat import decode_answer
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_adapter import call_own_tool
 from agentrl.rollout.tools import tool_session
-from agentrl.rollout.turns import EpisodeLimits
 from agentrl.tool import Tool, results
 
 

@@ -8,8 +8,8 @@ import pytest
 import agentrl
 from agentrl.errors import Outcome, SandboxError, UsageError
 from agentrl.message import ToolCall
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.tools import tool_session
-from agentrl.rollout.turns import EpisodeLimits
 from agentrl.sandbox import Sandbox, SandboxSpec
 
 

@@ -17,8 +17,8 @@ from agentrl.observe.metrics import trajectory_metrics
 from agentrl.remote.env_methods import RemoteTool
 from agentrl.remote.wire import read_tool_result, write_tool_result
 from agentrl.reward import Score, Scorer
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.tools import MAX_CACHED_RESULTS, RateLimiter, ToolLimits, batches
-from agentrl.rollout.turns import EpisodeLimits
 from agentrl.tool import Tool, ToolResult, ToolRules, Toolset
 
 

@@ -2,67 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import logging
 import os
-import select
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.errors import SandboxError, UsageError, boundary, described_error
 from agentrl.registry import Extra
-from agentrl.sandbox.docker.container import (
+from agentrl.sandbox.docker.container_plan import (
     OWNER,
-    WARM_S,
     DockerOptions,
     Image,
-    Plan,
     Traits,
     is_left_behind,
     labels,
 )
-from agentrl.sandbox.supervised import opening
 
 _log = logging.getLogger(__name__)
 EXTRA = Extra(name="docker", module="docker")
 TIMEOUT_S = 60.0
 """Timeout of each answer of the daemon."""
 _PLAIN = ("unix://", "tcp://", "http://")
-_ATTACHED = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
 _PROGRESS_EVERY_S = 5.0
 _REMOVALS = 600
 _MOST_CONTENT = 2**30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Container:
-    """Started container, whose supervisor has received its opening."""
-
-    id: str
-    end: socket.socket
-    """Socket to its standard input and from its output."""
-    daemon: Daemon
-    image: Image
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def can_be_used(self) -> bool:
-        """True if the container is running and not close to its idle limit."""
-        watch = select.poll()
-        watch.register(self.end, select.POLLRDHUP)
-        return not watch.poll(0) and time.monotonic() < self.started + WARM_S / 2
-
-    def remove(self) -> None:
-        """Kill the container and wait until it is removed. Idempotent."""
-        self.end.close()
-        self.daemon.remove(self.id)
 
 
 class Daemon:
@@ -87,7 +55,7 @@ class Daemon:
         self._pulling = threading.Lock()
         self._pace, self._next_start = threading.Lock(), 0.0
         try:
-            with self._client("reading a daemon's version") as api:
+            with self.client("reading a daemon's version") as api:
                 _try_socket(url)
                 about = api.version(api_version=False)
                 self.name = f"{about.get('Version', '?')} at {url}"
@@ -97,8 +65,8 @@ class Daemon:
             raise UsageError("a Docker or Podman daemon does not answer", got=error) from error
 
     @contextlib.contextmanager
-    def _client(self, doing: str) -> Iterator[Any]:
-        """Connect for one task."""
+    def client(self, doing: str) -> Iterator[Any]:
+        """Connect to the daemon; its errors become a `SandboxError` of the operation `doing`."""
         sdk = EXTRA.load()
         with boundary(SandboxError, doing):
             api = sdk.APIClient(base_url=self.url, version=self._version or "1.40", timeout=TIMEOUT_S)
@@ -128,7 +96,7 @@ class Daemon:
             return image
 
     def _inspect(self, name: str) -> Mapping[str, Any] | None:
-        with self._client("inspecting an image") as api:
+        with self.client("inspecting an image") as api:
             try:
                 found: Mapping[str, Any] = api.inspect_image(name)
             except EXTRA.load().errors.NotFound:
@@ -137,7 +105,7 @@ class Daemon:
 
     def _content(self, image: Image) -> bytes:
         """Read the content of an image's folder, from a container that is never started."""
-        with self._client("reading an image's files") as api:
+        with self.client("reading an image's files") as api:
             config = {"Image": image.id, "Cmd": ["true"], "NetworkDisabled": True, "Labels": labels(0, time.time())}
             identity = str(api.create_container_from_config(config)["Id"])
             content = bytearray()
@@ -161,7 +129,7 @@ class Daemon:
         _log.info("image %s is missing: pulling it", name)
         layers: dict[str, tuple[int, int]] = {}
         logged = time.monotonic()
-        with self._client(f"pulling image {name}") as api:
+        with self.client(f"pulling image {name}") as api:
             repository, tag = sdk.utils.parse_repository_tag(name)
             try:
                 for line in api.pull(repository, tag=tag or "latest", stream=True, decode=True):
@@ -184,39 +152,12 @@ class Daemon:
             found: Mapping[str, Any] = api.inspect_image(name)
             return found
 
-    def start(self, plan: Plan) -> Container:
-        """Start a container and send its supervisor the opening.
+    def forget_images(self) -> None:
+        """Inspect images again before they are used, because one was removed."""
+        self._images.clear()
 
-        Raises:
-            UsageError: the image has no Python.
-        """
-        self._wait_for_turn(plan.options.starts_per_s)
-        config = {**plan.config, "Labels": labels(WARM_S + plan.options.life_s, time.time())}
-        with self._client("starting a container") as api:
-            try:
-                identity = str(api.create_container_from_config(config)["Id"])
-            except EXTRA.load().errors.NotFound:
-                self._images.clear()  # the image was removed meanwhile
-                raise
-            try:
-                end = self._run(api, identity, opening(plan.settings()))
-            except BaseException as error:
-                self.remove(identity)
-                raise _start_error(error, plan) from error
-        return Container(id=identity, end=end, daemon=self, image=plan.image)
-
-    def _run(self, api: Any, identity: str, data: bytes) -> socket.socket:
-        end = _attach(api, identity)
-        try:
-            api.start(identity)
-            end.sendall(data)
-        except BaseException:
-            end.close()
-            raise
-        end.setblocking(False)
-        return end
-
-    def _wait_for_turn(self, per_s: float) -> None:
+    def wait_for_start(self, per_s: float) -> None:
+        """Wait until another container may be started, at most `per_s` per second."""
         with self._pace:
             now = time.monotonic()
             turn = max(now, self._next_start)
@@ -226,7 +167,7 @@ class Daemon:
     def remove(self, identity: str) -> None:
         """Kill a container and wait until it is removed. Idempotent."""
         errors = EXTRA.load().errors
-        with self._client("removing a container") as api:
+        with self.client("removing a container") as api:
             for _ in range(_REMOVALS):
                 try:
                     api.remove_container(identity, v=True, force=True)
@@ -248,7 +189,7 @@ class Daemon:
 
     def remove_labelled(self, label: str, is_meant: Callable[[Mapping[str, str]], bool] = lambda _: True) -> int:
         """Remove the containers with a label (``NAME`` or ``NAME=VALUE``) that match `is_meant`; return the count."""
-        with self._client("listing containers") as api:
+        with self.client("listing containers") as api:
             found = api.containers(all=True, filters={"label": label})
         meant = [one["Id"] for one in found if is_meant(one.get("Labels") or {})]
         for identity in meant:
@@ -304,73 +245,6 @@ def _try_socket(url: str) -> None:
             end.connect(url.removeprefix("unix://"))
 
 
-def _attach(api: Any, identity: str) -> socket.socket:
-    """Attach to a container before its start; the library's socket is duplicated and closed."""
-    raw = api.attach_socket(identity, params=_ATTACHED)
-    try:
-        end = socket.socket(fileno=os.dup(raw.fileno()))
-    finally:
-        getattr(raw, "_response", raw).close()
-        raw.close()
-    end.settimeout(TIMEOUT_S)
-    return end
-
-
-def _start_error(error: BaseException, plan: Plan) -> BaseException:
-    """Return the error of a failed start: `UsageError` if the image has no Python."""
-    text = str(error)
-    if "executable file not found" in text or ("no such file or directory" in text.lower() and "exec:" in text):
-        return UsageError(
-            "an image has no Python, which docker sandboxes need",
-            got=f"{plan.options.python} in {plan.config['Image']}",
-            expected="Python 3.10 or newer",
-            hint="use another image, set the path of its Python (options.python), or mount the Python of the daemon's "
-            "machine (options.readable)",
-        )
-    return error
-
-
 def _progress(layers: Mapping[str, tuple[int, int]], status: str) -> str:
     have, total = (sum(sizes) / 1e6 for sizes in zip(*layers.values(), strict=True)) if layers else (0.0, 0.0)
     return f"{have:.0f} of {total:.0f} MB" if total else status
-
-
-_HEAD = struct.Struct(">BxxxI")
-_OUTPUT = 1
-_MAX_ERRORS = 4000
-
-
-class Frames:
-    """Reader of a container's standard output, which also keeps the beginning of its standard error.
-
-    Args:
-        stream: Stream from the daemon. A frame is one byte for the stream (1 is output, 2 is errors), three zeros, four
-            bytes of size, and the content.
-    """
-
-    def __init__(self, stream: asyncio.StreamReader) -> None:
-        self._stream = stream
-        self._output = bytearray()
-        self._errors = bytearray()
-
-    @property
-    def errors(self) -> str:
-        """Beginning of standard error."""
-        return self._errors.decode(errors="replace").strip()
-
-    async def readexactly(self, size: int) -> bytes:
-        """Read the next bytes of standard output.
-
-        Raises:
-            asyncio.IncompleteReadError: the output ended before.
-        """
-        while len(self._output) < size:
-            kind, length = _HEAD.unpack(await self._stream.readexactly(_HEAD.size))
-            content = await self._stream.readexactly(length)
-            if kind == _OUTPUT:
-                self._output += content
-            else:
-                self._errors += content[: max(_MAX_ERRORS - len(self._errors), 0)]
-        wanted = bytes(self._output[:size])
-        del self._output[:size]
-        return wanted

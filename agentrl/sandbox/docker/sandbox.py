@@ -19,8 +19,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from agentrl.errors import AgentRLError, SandboxError, UsageError
 from agentrl.sandbox.channel import ReadExactly
-from agentrl.sandbox.docker.container import DEFAULT_IMAGE, OWNER, DockerOptions, Plan, plan, read_options, this_owner
-from agentrl.sandbox.docker.daemon import Container, Daemon, Frames, find_daemon
+from agentrl.sandbox.docker.container import Container, Frames, start_container
+from agentrl.sandbox.docker.container_plan import (
+    DEFAULT_IMAGE,
+    OWNER,
+    DockerOptions,
+    Plan,
+    plan,
+    read_options,
+    this_owner,
+)
+from agentrl.sandbox.docker.daemon import Daemon, find_daemon
 from agentrl.sandbox.spec import SandboxSpec
 from agentrl.sandbox.supervised import TOO_OLD, SupervisedSandbox
 from agentrl.sandbox.supervisor import NOT_FOUND
@@ -98,7 +107,7 @@ class ContainerPool:
         daemon = self._daemon(spec.url)
         image = daemon.image(spec.image or DEFAULT_IMAGE, options)
         wanted = plan(spec, options, image, daemon.traits)
-        container = daemon.start(wanted)
+        container = start_container(daemon, wanted)
         self._refill(daemon, wanted)
         return container
 
@@ -138,7 +147,7 @@ class ContainerPool:
     def _warm_up(self, daemon: Daemon, wanted: Plan, key: str) -> None:
         try:
             if threading.main_thread().is_alive():
-                self._warm[key].append(daemon.start(wanted))
+                self._warm[key].append(start_container(daemon, wanted))
         except AgentRLError as failure:
             _log.warning("a warm container could not be started: %s", failure)
         finally:

@@ -9,7 +9,7 @@ from agentrl.agent_loops.external import External
 from agentrl.envs.guess_number import SPEC, GuessNumber
 
 from agentrl.errors import Outcome
-from agentrl.rollout.turns import EpisodeLimits
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.serving.scripted import Failure, ScriptedAnswer
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(120)]

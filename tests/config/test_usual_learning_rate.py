@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agentrl.config import load_config
-from agentrl.config.learning_rate import check_learning_rates, rate_rows, rate_warnings, usual_learning_rate
+from agentrl.config.usual_learning_rate import check_learning_rates, rate_rows, rate_warnings, usual_learning_rate
 
 QWEN = {
     "num_hidden_layers": 24,

@@ -1,4 +1,4 @@
-"""Suggestions for unknown keys: renamed and misspelt keys, keys of another section, and names of other frameworks."""
+"""The error for an unknown key: renamed and misspelt keys, keys of another section, names of other frameworks."""
 
 from __future__ import annotations
 
@@ -126,14 +126,26 @@ def describe_renaming(key: str) -> str | None:
     return "; ".join(found) if key in RENAMED_KEYS else None
 
 
-def nearest_key(path: KeyPath, section: Sequence[str], keys: Sequence[KeyPath]) -> str | None:
-    """Return the key that is probably meant by an unknown one; ``None`` if no key is similar.
+def describe_unknown_key(path: KeyPath, section: Sequence[str], keys: Sequence[KeyPath]) -> str:
+    """Return the error message for an unknown key, with the key that is probably meant.
 
     Args:
         path: The unknown key.
         section: The keys of its section, for all types of the section.
         keys: All keys.
     """
+    key = ".".join(path)
+    if (renaming := describe_renaming(key)) is not None:
+        return f"renamed key: {renaming}"
+    if path[-1] in section:
+        return f"unknown key {key} for this type of {'.'.join(path[:-1])}: another type has it"
+    if near := _nearest_key(path, section, keys):
+        return f"unknown key {key}; did you mean {near}?"
+    return f"unknown key {key}; known keys here: {', '.join(section)}" if section else f"unknown key {key}"
+
+
+def _nearest_key(path: KeyPath, section: Sequence[str], keys: Sequence[KeyPath]) -> str | None:
+    """Return the key that is probably meant by an unknown one; ``None`` if no key is similar."""
     name = path[-1]
     known = WHOLE_KEYS.get(".".join(path)) or OTHER_NAMES.get(name) or _option(path)
     if known is not None:
