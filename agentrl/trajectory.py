@@ -43,6 +43,7 @@ import numpy.typing as npt
 
 from agentrl.errors import LedgerError, Outcome, UsageError
 from agentrl.message import (
+    EpisodeMessages,
     ImagePart,
     Message,
     ToolCall,
@@ -325,7 +326,7 @@ class Trajectory:
     """Text of a scored episode without tokens, which a scripted policy or a text service played."""
     conversations: list[list[Message]] = field(default_factory=list, repr=False, compare=False)
     """Messages of each conversation, in the order in which they were opened or rewritten. This field and the next two
-    are available until the episode is scored, and are not stored."""
+    are available until the episode is scored; a run's store keeps them on disk."""
     answers: list[Message] = field(default_factory=list, repr=False, compare=False)
     """Parsed answers of the policy, one for each turn."""
     completions: list[str] = field(default_factory=list, repr=False, compare=False)
@@ -389,6 +390,16 @@ class Trajectory:
             for role in self.trained_roles
         }
 
+    @property
+    def episode_messages(self) -> EpisodeMessages:
+        """The three fields that are only needed for scoring."""
+        return EpisodeMessages(conversations=self.conversations, answers=self.answers, completions=self.completions)
+
+    @episode_messages.setter
+    def episode_messages(self, messages: EpisodeMessages) -> None:
+        self.conversations, self.answers = messages.conversations, messages.answers
+        self.completions = messages.completions
+
     def forget_messages(self) -> None:
         """Drop the fields that are only needed for scoring; keep the text of an episode without tokens."""
         if self.conversations and not any(len(sequence) for sequence in self.sequences):
@@ -399,7 +410,7 @@ class Trajectory:
         if not self.conversations and any(sequence.turns for sequence in self.sequences):
             raise UsageError(
                 f"the messages of episode {self.id} are not available",
-                got="an episode that was scored, or read from disk",
+                got="an episode that was scored, or read from disk without its messages",
                 expected="an episode during scoring",
                 hint="its tokens are in trajectory.sequences, and agentrl view shows them as text",
             )

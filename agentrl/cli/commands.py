@@ -40,6 +40,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "dpo": CommandEntry("agentrl.cli.learn", "Train on pairs of better and worse episodes of a run.", RUNS),
     "reward-model": CommandEntry("agentrl.cli.learn", "Train a reward model on a run's episodes.", RUNS),
     "view": CommandEntry("agentrl.cli.view", "Show the episodes of a run or an evaluation token by token.", LOOK),
+    "rescore": CommandEntry("agentrl.cli.rescore", "Score stored episodes again, with other reward functions.", LOOK),
     "export": CommandEntry("agentrl.cli.export", "Write a run's model as a Hugging Face checkpoint.", LOOK),
     "replay-step": CommandEntry("agentrl.cli.replay_step", "Repeat an update that was not finite.", LOOK),
     "serve": CommandEntry("agentrl.cli.serve", "Start vLLM or SGLang servers without a run.", MORE),

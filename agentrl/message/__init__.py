@@ -24,11 +24,13 @@ from agentrl.message.message import (
     transcript_record,
     user,
 )
+from agentrl.message.record import EpisodeMessages
 
 __all__ = [
     "MOST_DIGITS",
     "Content",
     "ContentPart",
+    "EpisodeMessages",
     "ImagePart",
     "Message",
     "Role",

@@ -5,7 +5,8 @@ of records have the trajectory's ``id``:
 
 - ``start``: start of an attempt: task, seed, group, attempt. Earlier records with the same id are void.
 - ``turn``: a complete turn: the new tokens of each sequence since the last record.
-- ``end``: outcome, reward, metrics, the table of turns, and the tokens after the last turn.
+- ``end``: outcome, reward, metrics, the table of turns, the tokens after the last turn, and the messages that scorers
+  read, if there are any.
 
 An ``image`` record has the image's checksum as ``id``. It occurs once in a file, before the image's tokens.
 
@@ -24,7 +25,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from agentrl.errors import UsageError
-from agentrl.message import ImagePart
+from agentrl.message import EpisodeMessages, ImagePart
 from agentrl.message.image import image_from_record, image_record
 from agentrl.observe.files import (
     UNREADABLE,
@@ -82,7 +83,7 @@ class TrajectoryStore:
         turns = [sequence["turns"] for sequence in record["sequences"]]
         lengths = [len(sequence) - sequence.shared for sequence in trajectory.sequences]
         end = {"trajectory": _header(record), "sequences": tokens, "turns": turns, "lengths": lengths}
-        self._file.append({"kind": "end", "id": trajectory.id, **end})
+        self._file.append({"kind": "end", "id": trajectory.id, **end, **self._messages(trajectory)})
 
     def rotate(self, step: int) -> None:
         """Continue in the file of another training step; the old file is synced to disk."""
@@ -133,6 +134,14 @@ class TrajectoryStore:
             pieces.append(_piece(trajectory, number, sequence, written[number]))
             written[number] = own
         return pieces
+
+    def _messages(self, trajectory: Trajectory) -> dict[str, Any]:
+        """Return the entry of an episode's messages; empty if there are none."""
+        messages = trajectory.episode_messages
+        if not messages.conversations:
+            return {}
+        self._write_images(messages.images())
+        return {"messages": messages.to_record()}
 
     def _write_images(self, images: list[ImagePart]) -> None:
         for image in images:
@@ -208,7 +217,7 @@ class StoredTrajectory:
     """True if the episode ended; otherwise the trajectory holds its last state, without the table of turns."""
 
 
-def read_trajectories(source: Path, *, unfinished: bool = False) -> Iterator[StoredTrajectory]:
+def read_trajectories(source: Path, *, unfinished: bool = False, messages: bool = False) -> Iterator[StoredTrajectory]:
     """Read the trajectories of a store, in the order in which they ended; unfinished ones come last.
 
     Episodes with damaged records are skipped with a warning.
@@ -216,9 +225,10 @@ def read_trajectories(source: Path, *, unfinished: bool = False) -> Iterator[Sto
     Args:
         source: The store's folder, or one of its files.
         unfinished: True to include unfinished episodes.
+        messages: True to restore the messages that scorers read, for `Trajectory.messages` and the like.
     """
     files = step_files(source) if source.is_dir() else [source]
-    reader = _Reader(_last_starts(files))
+    reader = _Reader(_last_starts(files), messages=messages)
     for file in files:
         yield from reader.read(file)
     if unfinished:
@@ -242,8 +252,9 @@ def _last_starts(files: Sequence[Path]) -> dict[str, _Position]:
 class _Reader:
     """Reader that assembles episodes from the records of all files, which must be read in order."""
 
-    def __init__(self, last_starts: Mapping[str, _Position]) -> None:
+    def __init__(self, last_starts: Mapping[str, _Position], *, messages: bool) -> None:
         self._last_starts = last_starts
+        self._with_messages = messages
         self._running: dict[str, _Parts] = {}
         self._images: dict[str, ImagePart] = {}
         self._files = 0
@@ -286,8 +297,14 @@ class _Reader:
                 parts.add(record["sequences"])
                 if record["kind"] == "end":
                     del self._running[identity]
-                    return parts.finish(record)
+                    return self._finish(parts, record)
         return None
+
+    def _finish(self, parts: _Parts, end: Mapping[str, Any]) -> Trajectory:
+        trajectory = parts.finish(end)
+        if self._with_messages and "messages" in end:
+            trajectory.episode_messages = EpisodeMessages.from_record(end["messages"], self._images)
+        return trajectory
 
 
 class _Parts:

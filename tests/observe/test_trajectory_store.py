@@ -3,6 +3,7 @@ import time
 import pytest
 
 from agentrl.errors import Outcome
+from agentrl.message import ImagePart, Message, TextPart, ToolCall, tool_result, user
 from agentrl.observe.trajectory_record import trajectory_record
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories, void_after
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
@@ -193,3 +194,32 @@ def test_an_episode_that_was_cancelled_and_played_again_is_read_once(tmp_path, e
     assert stored["t0"].outcome == (Outcome.FINISHED if ends else None)
     assert stored["t0"].sequences[0].ids_list() == again.sequences[0].ids_list()
     assert stored["t1"].outcome is Outcome.CANCELLED, "which was never played again"
+
+
+def test_messages_are_restored_for_scorers(tmp_path):
+    image = ImagePart(data=b"picture", alternative="a picture")
+    call = ToolCall(name="look", arguments={"at": [1, None, "\u2028"], "far": 10**400}, id="call-0")
+    answers = [
+        Message(role="assistant", content="hm", reasoning="thought", tool_calls=(call,)),
+        Message(role="assistant", content="done"),
+    ]
+    first = [user((TextPart(text="see "), image)), answers[0], tool_result(call, "lone \ud800")]
+    store = TrajectoryStore(tmp_path, step=1)
+    trajectory = new_trajectory()
+    play(store, trajectory, 2)
+    trajectory.conversations = [first, [*first, answers[1]]]
+    trajectory.answers, trajectory.completions = answers, ["<think>thought</think>hm", "done"]
+    finish(store, trajectory)
+    trajectory.forget_messages()
+    store.close()
+    (plain,) = read_trajectories(tmp_path)
+    assert plain.trajectory.conversations == []
+    (stored,) = read_trajectories(tmp_path, messages=True)
+    found = stored.trajectory
+    assert found.answers == answers
+    assert found.completions == ["<think>thought</think>hm", "done"]
+    assert found.conversations[1][1] is found.answers[0]
+    assert found.conversations[1][3] is found.answers[1]
+    assert found.messages[0] == first[0]
+    assert found.messages[2].text == "lone \\ud800"
+    assert found.tool_calls == (call,)

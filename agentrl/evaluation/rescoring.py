@@ -1,0 +1,245 @@
+"""New rewards for stored episodes, without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, TypeAlias
+
+from agentrl.config.config import Config
+from agentrl.config.derived import per_environment_configs
+from agentrl.env.lookup import resolve_environment
+from agentrl.errors import ConfigError, RewardFailure, UsageError, async_boundary, with_location
+from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.trajectory_store import StoredTrajectory, read_trajectories
+from agentrl.reward import Score, Scorer, checked_score, rewards_differ
+from agentrl.rollout.env_pool import ThreadWorker
+from agentrl.rollout.reward_functions import find_reward
+from agentrl.rollout.task_source import task_source
+from agentrl.task import Task
+from agentrl.trajectory import Trajectory
+
+CONCURRENT = 64
+"""Number of episodes that are scored at a time; blocking functions run one call after another."""
+SCORE_TIMEOUT_S = 600.0
+"""Deadline of one episode; each function has its own, shorter one."""
+
+
+Tasks: TypeAlias = dict[tuple[str, str], Task]
+"""Tasks by environment and id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescoredEpisode:
+    """A stored episode with a new reward."""
+
+    trajectory: Trajectory
+    step: int
+    """Training step during which the episode ended."""
+    score: Score | None
+    """New score; ``None`` if the scorer failed."""
+    error: str | None = None
+    """Why the scorer failed."""
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the rewards as plain JSON types."""
+        return {
+            "id": self.trajectory.id,
+            "task_id": self.trajectory.task_id,
+            "environment": self.trajectory.environment,
+            "step": self.step,
+            "success": self.trajectory.success,
+            "stored_reward": self.trajectory.reward,
+            "reward": None if self.score is None else self.score.reward,
+            "components": {} if self.score is None else dict(self.score.components),
+            "error": self.error,
+        }
+
+
+@dataclass(slots=True)
+class RescoringSummary:
+    """Comparison of stored and new rewards, over the episodes that have both."""
+
+    episodes: int = 0
+    without_messages: int = 0
+    """Number of episodes that were stored without messages, which are skipped."""
+    abstained: int = 0
+    """Number of episodes to which the new scorer gives no reward."""
+    errors: Counter[str] = field(default_factory=Counter)
+    """Failures of the scorer, by the failing code, its line, and what happened."""
+    pairs: list[tuple[float, float]] = field(default_factory=list)
+    """Stored and new reward of each episode."""
+    by_success: defaultdict[bool, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """New rewards of the episodes that solved their task, and of those that did not."""
+    groups: defaultdict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    """Pairs by group."""
+
+    def add(self, episode: RescoredEpisode) -> None:
+        """Count an episode."""
+        self.episodes += 1
+        stored = episode.trajectory.reward
+        if episode.score is None:
+            self.errors[episode.error or ""] += 1
+        elif episode.score.reward is None:
+            self.abstained += 1
+        else:
+            new = episode.score.reward
+            if episode.trajectory.success is not None:
+                self.by_success[episode.trajectory.success].append(new)
+            if stored is not None:
+                self.pairs.append((stored, new))
+                self.groups[episode.trajectory.group_id].append((stored, new))
+
+    @property
+    def scored(self) -> int:
+        """Number of episodes with a new reward."""
+        return self.episodes - self.abstained - self.errors.total()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the comparison as plain JSON types; a value that is not defined is ``None``."""
+        stored, new = [pair[0] for pair in self.pairs], [pair[1] for pair in self.pairs]
+        return {
+            "episodes": self.episodes,
+            "scored": self.scored,
+            "abstained": self.abstained,
+            "without_messages": self.without_messages,
+            "errors": dict(self.errors.most_common()),
+            "stored_reward": _mean(stored),
+            "reward": _mean(new),
+            "changed": sum(rewards_differ(pair) for pair in self.pairs),
+            "correlation": _correlation(stored, new),
+            "reward_of_successes": _mean(self.by_success[True]),
+            "reward_of_failures": _mean(self.by_success[False]),
+            "groups": len(self.groups),
+            "groups_that_differ_stored": sum(_differs(pairs, 0) for pairs in self.groups.values()),
+            "groups_that_differ": sum(_differs(pairs, 1) for pairs in self.groups.values()),
+        }
+
+
+def find_scorers(config: Config) -> dict[str, Scorer]:
+    """Return the scorer of each environment of a run: the reward functions of ``agent.reward``.
+
+    Raises:
+        UnknownNameError: a reward function does not exist.
+        ConfigError: an object is not a reward function, or the scorer is a judge or a reward model.
+    """
+    found = {}
+    for part in per_environment_configs(config):
+        agent = part.config.agent
+        if agent.judge is not None or agent.reward_model is not None:
+            raise ConfigError(
+                "stored episodes can be rescored only by reward functions",
+                got="agent.judge" if agent.judge is not None else "agent.reward_model",
+                expected="--reward module:function",
+            )
+        found[part.config.sole_environment.name] = find_reward(agent, ThreadWorker())
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Stored episodes to score; episodes with infrastructure failures are never selected."""
+
+    run: RunDirectory
+    first_step: int = 0
+    task_id: str | None = None
+
+    def read(self, *, messages: bool = False) -> Iterator[StoredTrajectory]:
+        """Read the episodes, in the order in which they ended."""
+        for stored in read_trajectories(self.run.trajectories, messages=messages):
+            outcome = stored.trajectory.outcome
+            is_meant = stored.step >= self.first_step and self.task_id in (None, stored.trajectory.task_id)
+            if is_meant and outcome is not None and outcome.is_trainable:
+                yield stored
+
+    def tasks_by_environment(self) -> dict[str, Counter[str]]:
+        """Return how many episodes each task has, by environment and task id."""
+        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for stored in self.read():
+            found[stored.trajectory.environment][stored.trajectory.task_id] += 1
+        return dict(found)
+
+
+async def rescore(
+    selection: Selection, tasks: Tasks, scorers: Mapping[str, Scorer], summary: RescoringSummary
+) -> AsyncIterator[RescoredEpisode]:
+    """Score stored episodes, and yield them in the order in which they ended.
+
+    Args:
+        selection: Episodes to score; those without messages are skipped.
+        tasks: Their tasks.
+        scorers: Scorer by environment.
+        summary: Receives the counts and rewards.
+    """
+    chosen = selection.read(messages=True)
+    while batch := list(islice(chosen, CONCURRENT)):
+        known = [stored for stored in batch if stored.trajectory.conversations]
+        summary.without_messages += len(batch) - len(known)
+        for episode in await asyncio.gather(*(_score(stored, tasks, scorers) for stored in known)):
+            summary.add(episode)
+            yield episode
+
+
+def find_tasks(config: Config, wanted: Mapping[str, Iterable[str]]) -> Tasks:
+    """Find tasks in the sources of a run, which are read until all tasks are found.
+
+    Args:
+        config: Config of the run.
+        wanted: Task ids by environment.
+
+    Raises:
+        UsageError: a task is not in its source.
+    """
+    found: Tasks = {}
+    for part in per_environment_configs(config):
+        environment = part.config.sole_environment
+        missing = set(wanted.get(environment.name, ()))
+        source = task_source(resolve_environment(environment.name), environment)
+        for index in range(len(source)):
+            if not missing:
+                break
+            task = source[index]
+            if task.id in missing:
+                missing.discard(task.id)
+                found[environment.name, task.id] = task
+        if missing:
+            raise UsageError(
+                f"{len(missing)} tasks of the stored episodes are not among the tasks of {environment.name}",
+                got=", ".join(sorted(missing)[:3]),
+                expected=f"the tasks with which the run was started ({environment.tasks or environment.split})",
+                hint="the task file or the environment has changed since the run",
+            )
+    return found
+
+
+async def _score(stored: StoredTrajectory, tasks: Tasks, scorers: Mapping[str, Scorer]) -> RescoredEpisode:
+    trajectory = stored.trajectory
+    task = tasks[trajectory.environment, trajectory.task_id]
+    try:
+        async with async_boundary(RewardFailure, f"scoring task {task.id}", deadline_s=SCORE_TIMEOUT_S):
+            score = await checked_score(scorers[trajectory.environment], trajectory, task)
+    except RewardFailure as failure:
+        error = f"{with_location(failure.subject or failure.what, failure.place)}: {failure.got}"
+        return RescoredEpisode(trajectory=trajectory, step=stored.step, score=None, error=error)
+    return RescoredEpisode(trajectory=trajectory, step=stored.step, score=score)
+
+
+def _differs(pairs: Iterable[tuple[float, float]], which: int) -> bool:
+    return rewards_differ([pair[which] for pair in pairs])
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Return Pearson's correlation; ``None`` if one side is constant."""
+    if not (rewards_differ(first) and rewards_differ(second)):
+        return None
+    mean, other = math.fsum(first) / len(first), math.fsum(second) / len(second)
+    products = math.fsum((a - mean) * (b - other) for a, b in zip(first, second, strict=True))
+    return products / math.sqrt(math.fsum((a - mean) ** 2 for a in first) * math.fsum((b - other) ** 2 for b in second))
