@@ -176,6 +176,7 @@ def _build_scheduler(
         group_size=policy_group_size(config.algorithm),
         batch=config.trainer.tasks_per_step,
         max_staleness=config.rollout.max_staleness,
+        batch_order=config.rollout.batch_order,
         max_concurrent=config.rollout.max_concurrent,
         seed=config.run.seed,
         version=version,

@@ -382,6 +382,9 @@ class TrainerConfig(Section):
 class RolloutConfig(Section):
     max_staleness: int = Field(0, ge=0)
     """Maximum number of policy versions between sampling and training; 0: synchronous, 1: one step off-policy."""
+    batch_order: Literal["windowed", "greedy"] = "windowed"
+    """Groups of a batch if ``max_staleness`` is above 0: ``windowed`` waits for groups that would be too stale for a
+    later batch, so none is dropped; ``greedy`` takes the groups that end first, and drops slow ones."""
     max_concurrent: int = Field(128, ge=1)
     """Maximum number of concurrent episodes."""
     retries: int = Field(2, ge=0)
@@ -393,6 +396,15 @@ class RolloutConfig(Section):
     def is_synchronous(self) -> bool:
         """True if no episode runs while the trainer trains, so that a local engine can share the trainer's weights."""
         return self.max_staleness == 0
+
+    @model_validator(mode="after")
+    def _batch_order_is_used(self) -> Self:
+        if self.is_synchronous and self.batch_order == "greedy":
+            raise ValueError(
+                "rollout.batch_order greedy is ignored with rollout.max_staleness 0, where a batch waits for all its "
+                "groups: remove it, or raise rollout.max_staleness"
+            )
+        return self
 
 
 class EvaluationConfig(Section):

@@ -375,12 +375,21 @@ def rows(config: Config) -> list[EstimateRow]:
         ("micro-batches", f"at most {a.most_micro_batches:,}", "per optimizer step, of trainer.tokens_per_micro_batch"),
         ("optimizer steps", f"{a.optimizer_steps:,}", f"{trainer.epochs} epochs x {trainer.mini_batches} x steps"),
         ("started ahead", f"{a.admitted_ahead:,} episodes", f"rollout.max_staleness {config.rollout.max_staleness}"),
+        ("groups of a batch", *_batch_order(config)),
         ("evaluation episodes", f"{a.evaluation_episodes:,}", "all periodic evaluations together"),
         ("checkpoints", f"{a.checkpoints:,}", f"newest {config.checkpoint.keep} kept"),
         *_memory_rows(a, config),
         *_server_rows(config),
         *placement_words(config),
     ]
+
+
+def _batch_order(config: Config) -> tuple[str, str]:
+    if config.rollout.is_synchronous:
+        return "all groups that were started for it", "rollout.max_staleness 0"
+    windowed = config.rollout.batch_order == "windowed"
+    what = "waits for those that would become too stale" if windowed else "those that end first; slow ones are dropped"
+    return what, f"rollout.batch_order {config.rollout.batch_order}"
 
 
 def warm_start_rows(config: Config) -> list[EstimateRow]:

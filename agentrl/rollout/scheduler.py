@@ -9,6 +9,11 @@
 The runner of a group's environment plays the group, and scores it as a whole if the scorer compares episodes. When a
 batch is complete, the task sampler receives the outcomes of all ended groups at once, in the order of groups.
 
+A windowed batch of version v contains every group that was started at version v - `max_staleness` or before, because
+it would be too stale for the next batch. The others are the first finished groups in the order of their starts, which
+leaves as few as possible to wait for later. No group is dropped because it is slow, so the trained groups are not
+biased towards short episodes. A greedy batch contains the groups that end first.
+
 With `max_staleness` 0 a batch consists of the groups that were started for it, sorted by task order and member, so the
 speed of episodes has no effect. Sampling seeds are derived from the run's seed and the group's position.
 """
@@ -18,10 +23,10 @@ from __future__ import annotations
 import asyncio
 import math
 import shlex
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, TrainingError, UsageError, boundary
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
@@ -52,6 +57,8 @@ class Group:
     position: int
     draw: SampledTask
     size: int
+    start_version: int = 0
+    """Version of the weights when the group was started; all its tokens are of this version or newer ones."""
     members: dict[int, Trajectory] = field(default_factory=dict)
     """Finished episodes by member number."""
     extra_names: tuple[str, ...] = ()
@@ -130,6 +137,7 @@ class Group:
             "environment": self.draw.environment,
             "place": self.draw.place,
             "horizon": self.draw.horizon,
+            "start_version": self.start_version,
             "members": [[member, trajectory_record(trajectory)] for member, trajectory in sorted(self.members.items())],
             "beside": {name: trajectory_record(trajectory) for name, trajectory in self.extra_rollouts.items()},
         }
@@ -144,6 +152,7 @@ class Group:
             position=record["position"],
             draw=draw,
             size=size,
+            start_version=record.get("start_version", 0),
             members=members,
             extra_names=extra_names,
             extra_rollouts={name: trajectory_from_record(row) for name, row in record.get("beside", {}).items()},
@@ -159,6 +168,7 @@ class GroupScheduler:
         group_size: Number of episodes per task.
         batch: Number of groups per training step.
         max_staleness: Maximum number of versions between sampling and training.
+        batch_order: ``windowed`` waits for groups that would be too stale for a later batch; ``greedy`` does not.
         max_concurrent: Maximum number of episodes in flight.
         seed: Seed of the run.
         version: Version of the trainer's weights.
@@ -178,6 +188,7 @@ class GroupScheduler:
         group_size: int,
         batch: int,
         max_staleness: int = 0,
+        batch_order: Literal["windowed", "greedy"] = "windowed",
         max_concurrent: int = 128,
         seed: int = 0,
         version: int = 0,
@@ -194,6 +205,7 @@ class GroupScheduler:
         self.max_concurrent = max_concurrent
         self.batch = batch
         self.max_staleness = max_staleness
+        self.batch_order = batch_order
         self.version = version
         self.used = 0
         self._seed = seed
@@ -224,14 +236,14 @@ class GroupScheduler:
                 out or too stale (`MAX_WASTED_BATCHES` batches).
         """
         batch = self.batch
+        self._drop_stale()
         with self._waits.on(WaitKind.GROUPS, "trainer", f"{batch} complete groups"):
             while True:
                 self._changed.clear()
-                self._drop_stale()
                 self.start_episodes()
                 if self._failure is not None:
                     raise self._failure
-                if len(self._finished) >= batch:
+                if self._is_ready():
                     break
                 await self._changed.wait()
         taken, self._finished = self._finished[:batch], self._finished[batch:]
@@ -240,6 +252,26 @@ class GroupScheduler:
         outcomes, self._outcomes = self._outcomes, []
         self.tasks.learn(sorted(outcomes, key=lambda outcome: outcome.position))
         return sorted(taken, key=lambda group: group.position)
+
+    def _is_ready(self) -> bool:
+        """Return True if the first finished groups make a batch that leaves no other group too stale.
+
+        Of the groups that must train within this batch and the next k ones, at most k batches may be left. More than a
+        batch can therefore never be due at once, unless a resumed run has a smaller batch or `max_staleness`.
+        """
+        if len(self._finished) < self.batch:
+            return False
+        if self.batch_order == "greedy":
+            return True
+        self._finished.sort(key=lambda group: group.position)
+        taken = Counter(group.start_version for group in self._finished[: self.batch])
+        started = Counter(group.start_version for group in (*self._running.values(), *self._finished))
+        for later in range(self.max_staleness):
+            newest = self.version - self.max_staleness + later
+            due, chosen = (sum(counts[v] for v in counts if v <= newest) for counts in (started, taken))
+            if chosen < min(self.batch, due - later * self.batch):
+                return False
+        return True
 
     def set_version(self, version: int) -> None:
         """Note that the engine serves the trainer's new weights; call `start_episodes` to start what that allows."""
@@ -269,7 +301,13 @@ class GroupScheduler:
         position = self.tasks.position
         with boundary(EnvironmentFailure, f"task {position} of the run"):
             draw = self.tasks.next()
-        return Group(position=position, draw=draw, size=self.group_size, extra_names=self._extra_names(draw))
+        return Group(
+            position=position,
+            draw=draw,
+            size=self.group_size,
+            start_version=self.version,
+            extra_names=self._extra_names(draw),
+        )
 
     def _extra_names(self, draw: SampledTask) -> tuple[str, ...]:
         """Return the names of a task's extra rollouts; stored experts may lack the task."""
@@ -336,8 +374,9 @@ class GroupScheduler:
             counters.groups_filtered += 1
             self._note_filtered()
         else:
-            self._finished.append(group)
             self._failed_in_a_row = self._filtered_in_a_row = 0
+            if self._is_fresh(group):
+                self._finished.append(group)
 
     def _note_failed(self, group: Group) -> None:
         self._failed_in_a_row += 1
@@ -369,15 +408,16 @@ class GroupScheduler:
             )
 
     def _drop_stale(self) -> None:
-        fresh: list[Group] = []
-        for group in self._finished:
-            age = group.staleness(self.version, self._adapter_versions())
-            if age is not None and age > self.max_staleness:
-                self._note_stale(age)
-            else:
-                fresh.append(group)
-                self._stale_in_a_row = 0
-        self._finished = fresh
+        self._finished = [group for group in self._finished if self._is_fresh(group)]
+
+    def _is_fresh(self, group: Group) -> bool:
+        """Return True if a complete group is not too stale to train on; count it otherwise."""
+        age = group.staleness(self.version, self._adapter_versions())
+        if age is not None and age > self.max_staleness:
+            self._note_stale(age)
+            return False
+        self._stale_in_a_row = 0
+        return True
 
     def _note_stale(self, age: int) -> None:
         self._counters.groups_stale += 1

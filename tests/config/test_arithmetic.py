@@ -127,3 +127,15 @@ def test_attached_servers_are_named_by_their_addresses():
 def test_only_the_local_engine_has_a_cache_of_its_own():
     assert table("engine=local")["key-value cache"][1] == "engine.cache_tokens"
     assert "servers" not in table("engine=local")
+
+
+@pytest.mark.parametrize(
+    ("settings", "value"),
+    [
+        (["rollout.max_staleness=0"], "all groups that were started for it"),
+        (["rollout.max_staleness=2"], "waits for those that would become too stale"),
+        (["rollout={max_staleness: 2, batch_order: greedy}"], "those that end first; slow ones are dropped"),
+    ],
+)
+def test_the_dry_run_says_which_groups_a_batch_takes(settings, value):
+    assert ("groups of a batch", value) in [row[:2] for row in rows(load_config(None, [*SMALL, *settings]))]
