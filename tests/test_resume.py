@@ -10,9 +10,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.trajectory_record import trajectory_record
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import train
 from agentrl.runs.start import Run, resume_run
@@ -89,6 +91,59 @@ def test_a_killed_process_resumes_bit_for_bit(tiny_run):
     result = train(resume_run(killed.folder.path))
     assert result.step == 5
     assert_same(killed.folder.path, expected.folder.path)
+
+
+def test_finished_episodes_of_a_killed_asynchronous_run_are_trained_on(tiny_run):
+    run = tiny_run("trainer.steps=6", "rollout.max_staleness=3", "checkpoint.every=3")
+    child = _start(run)
+    found = {}
+    while not found and child.poll() is None:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=0.05)
+        child.send_signal(signal.SIGSTOP)  # nothing ends between the look at the files and the kill
+        found = _recoverable(run)
+        child.send_signal(signal.SIGKILL if found else signal.SIGCONT)
+    child.wait()
+    assert found
+    told = Messages()
+    assert train(resume_run(run.folder.path), watcher=told).step == 6
+    assert f"{len(found)} finished episodes that were not trained on are kept" in told.messages
+    after = {s.trajectory.id: s.trajectory for s in read_trajectories(run.folder.trajectories, messages=True)}
+    for name, before in found.items():
+        assert trajectory_record(after[name]) == trajectory_record(before), "it was played again"
+        assert after[name].messages == before.messages
+    trained = [name for name in after if int(name.partition("-")[0]) < 12]
+    assert len(trained) == 12 * 3, "every group has all its members once"
+
+
+class Messages(RunWatcher):
+    """Keeps the messages of a run."""
+
+    def __init__(self):
+        self.messages = []
+
+    def on_message(self, text):
+        self.messages.append(text)
+
+
+def _recoverable(run):
+    """Return the finished episodes that the newest checkpoint neither holds nor has trained on."""
+    saved = Checkpoints(run.folder.checkpoints, keep=9).newest()
+    if saved is None:
+        return {}
+    progress = json.loads((saved.path / "progress.json").read_text())
+    state = progress["scheduler"]
+    held = {member[1]["id"] for group in (*state["finished"], *state["unfinished"]) for member in group["members"]}
+    restarted = {group["position"] for group in state["unfinished"]}
+    return {
+        found.id: found
+        for stored in read_trajectories(run.folder.trajectories, messages=True)
+        if (found := stored.trajectory).is_trainable
+        and found.id not in held
+        and (position := int(found.id.partition("-")[0])) is not None
+        and (position in restarted or position >= state["tasks"]["position"])
+        and max(int(s.versions[s.loss_mask].max()) for s in found.sequences) <= progress["version"]
+    }
 
 
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tiny_run, caplog):

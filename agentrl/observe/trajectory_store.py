@@ -217,7 +217,9 @@ class StoredTrajectory:
     """True if the episode ended; otherwise the trajectory holds its last state, without the table of turns."""
 
 
-def read_trajectories(source: Path, *, unfinished: bool = False, messages: bool = False) -> Iterator[StoredTrajectory]:
+def read_trajectories(
+    source: Path, *, unfinished: bool = False, messages: bool = False, first_step: int = 0
+) -> Iterator[StoredTrajectory]:
     """Read the trajectories of a store, in the order in which they ended; unfinished ones come last.
 
     Episodes with damaged records are skipped with a warning.
@@ -226,8 +228,11 @@ def read_trajectories(source: Path, *, unfinished: bool = False, messages: bool 
         source: The store's folder, or one of its files.
         unfinished: True to include unfinished episodes.
         messages: True to restore the messages that scorers read, for `Trajectory.messages` and the like.
+        first_step: First training step whose file is read, if `source` is a folder.
     """
-    files = step_files(source) if source.is_dir() else [source]
+    files = [source]
+    if source.is_dir():
+        files = [file for file in step_files(source) if _step_of(file) >= first_step]
     reader = _Reader(_last_starts(files), messages=messages)
     for file in files:
         yield from reader.read(file)

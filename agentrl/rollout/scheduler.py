@@ -32,6 +32,7 @@ from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, TrainingEr
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.rollout.curriculum import GroupOutcome
+from agentrl.rollout.recovery import RecoveredEpisodes
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import StoredExpert
 from agentrl.rollout.task_order import SampledTask, TaskSampler
@@ -216,6 +217,7 @@ class GroupScheduler:
         self._places = asyncio.Semaphore(max_concurrent)
         self._unfinished = 0
         self._to_restart: deque[Group] = deque()
+        self._recovered = RecoveredEpisodes()
         self._running: dict[int, Group] = {}
         self._finished: list[Group] = []
         self._outcomes: list[GroupOutcome] = []
@@ -285,11 +287,11 @@ class GroupScheduler:
             group = self._to_restart.popleft() if self._to_restart else self._next_group()
             self._running[group.position] = group
             for member in range(group.size):
-                if member not in group.members:
+                if member not in group.members and not self._recover_member(group, member):
                     self._start_episode(group, member)
             for name in group.missing_extras:
                 self._start_episode(group, name)
-            if group.is_complete:  # restored from a run that was saved while the group was being scored
+            if group.is_complete:  # restored from a run that was saved while the group was being scored, or killed
                 self._start(self._finish(group), f"scoring group {group.id}")
 
     def _may_start(self) -> bool:
@@ -313,6 +315,29 @@ class GroupScheduler:
         """Return the names of a task's extra rollouts; stored experts may lack the task."""
         players = self._extra_runners.get(draw.environment, {})
         return tuple(name for name, player in players.items() if player.can_play(draw.task))
+
+    def recover(self, episodes: RecoveredEpisodes) -> int:
+        """Use the finished episodes of a killed run instead of playing them again; return how many may be used.
+
+        Args:
+            episodes: Episodes of the run, after `load_state_dict`. Those of newer weights than the checkpoint's and
+                those of earlier groups are left out, as are groups whose episodes are compared by their scorer.
+        """
+        episodes.keep_groups_from(self.tasks.position, [group.id for group in self._to_restart])
+        episodes.keep_versions_until(self.version, self._adapter_versions())
+        self._recovered = episodes
+        return len(episodes)
+
+    def _recover_member(self, group: Group, member: int) -> bool:
+        runner = self.runners[group.draw.environment]
+        found = None if runner.scores_groups else self._recovered.take(group.id, member)
+        if found is None:
+            return False
+        runner.observer.on_start(found)
+        runner.observer.on_end(found)
+        found.forget_messages()
+        group.members[member] = found
+        return True
 
     def _start_episode(self, group: Group, player: int | str) -> None:
         self._start(self._play(group, player), f"episode {group.id}/{player}")

@@ -48,6 +48,7 @@ from agentrl.observe.problems import Problem, problem_lines
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory, logging_to
 from agentrl.observe.trajectory_store import TrajectoryStore, void_after
+from agentrl.rollout.recovery import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.scheduler import Group
 from agentrl.rollout.waits import settled_heap
 from agentrl.runs.checkpoint import (
@@ -166,6 +167,7 @@ class Orchestrator:
         for warning in rate_warnings(self.config) if progress is None else ():
             self._say(warning)
         start = await prepare_model(self.config, self.folder.model, say=self._say)
+        finished = self._read_finished_episodes() if progress is not None else None
         void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
         self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))
         model_path = start if self._saved is None else str(self._saved.path / MODEL)
@@ -197,6 +199,8 @@ class Orchestrator:
         if self._saved is not None and progress is not None:
             restore(self._saved, self._parts, progress)
             self._pending = None if progress.pending is None else dict(progress.pending)
+        if finished is not None and (recovered := self._parts.scheduler.recover(finished)):
+            self._say(f"{recovered} finished episodes that were not trained on are kept")
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
         self._diagnosis = RunDiagnosis(
             self._parts.counters.incidents,
@@ -214,6 +218,16 @@ class Orchestrator:
         await self._parts.sync.verify()
         if self._changes:
             self.folder.save_config(dump_config(self.config))
+
+    def _read_finished_episodes(self) -> RecoveredEpisodes | None:
+        """Read the episodes that a killed run finished after its checkpoint; ``None`` for synchronous runs.
+
+        A synchronous run plays them again, with the same seeds and weights, and so resumes exactly.
+        """
+        rollout = self.config.rollout
+        if rollout.is_synchronous:
+            return None
+        return read_recoverable(self.folder.trajectories, first_step=self.step - rollout.max_staleness)
 
     def _loss_callback(self) -> Callable[[TrainingError], None]:
         """Return a thread-safe function that ends the run when a required process is lost."""

@@ -1,0 +1,69 @@
+"""Finished episodes of a killed run, which are trained on instead of being played again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from agentrl.observe.trajectory_store import read_trajectories
+from agentrl.trajectory import Trajectory
+
+
+class RecoveredEpisodes:
+    """Stored episodes by group and member; each one is taken at most once.
+
+    Args:
+        episodes: Finished episodes; of several attempts of a member, the last one is kept.
+    """
+
+    def __init__(self, episodes: Iterable[Trajectory] = ()) -> None:
+        self._by_player = {episode.id.rpartition(".")[0]: episode for episode in episodes}
+
+    def __len__(self) -> int:
+        return len(self._by_player)
+
+    def keep_groups_from(self, position: int, others: Iterable[str]) -> None:
+        """Forget the episodes of groups before `position`, except those of the groups `others`."""
+        kept = set(others)
+        self._by_player = {
+            player: episode
+            for player, episode in self._by_player.items()
+            if episode.group_id in kept or _position(episode.group_id) >= position
+        }
+
+    def keep_versions_until(self, version: int, adapters: Mapping[str, int]) -> None:
+        """Forget the episodes with tokens of weights that the checkpoint does not contain."""
+        self._by_player = {
+            player: episode for player, episode in self._by_player.items() if not _is_newer(episode, version, adapters)
+        }
+
+    def take(self, group_id: str, member: int) -> Trajectory | None:
+        """Return a member's episode; ``None`` if it must be played."""
+        return self._by_player.pop(f"{group_id}/{member}", None)
+
+
+def read_recoverable(folder: Path, *, first_step: int) -> RecoveredEpisodes:
+    """Read the trainable episodes of a run's store.
+
+    Args:
+        folder: The run's ``trajectories``.
+        first_step: First training step whose file is read; episodes that began before it are not found.
+    """
+    found = read_trajectories(folder, messages=True, first_step=first_step)
+    return RecoveredEpisodes(stored.trajectory for stored in found if stored.trajectory.is_trainable)
+
+
+def _position(group_id: str) -> int:
+    """Return the position of a group in the run's order of tasks; -1 if the id has none."""
+    first = group_id.partition("-")[0]
+    return int(first) if first.isdecimal() else -1
+
+
+def _is_newer(episode: Trajectory, version: int, adapters: Mapping[str, int]) -> bool:
+    """Return True if a token was sampled by newer weights; a token's version counts by its own adapter."""
+    for sequence in episode.sequences:
+        sampled = sequence.versions[sequence.loss_mask]
+        adapter = sequence.turns[0].adapter if sequence.turns else None
+        if sampled.size and int(sampled.max()) > (version if adapter is None else adapters.get(adapter, -1)):
+            return True
+    return False

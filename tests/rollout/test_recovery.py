@@ -1,0 +1,51 @@
+"""Which finished episodes of a killed run are used."""
+
+import pytest
+
+from agentrl.rollout.recovery import RecoveredEpisodes
+from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
+
+
+def episode(group_id, member=0, attempt=0, versions=(3,), adapter=None):
+    sequence = TokenSequence()
+    sequence.extend([1], Source.PROMPT)
+    sequence.extend_sampled([2] * len(versions), logprobs=[-1.0] * len(versions), versions=list(versions))
+    sequence.turns.append(Turn(index=0, start=1, end=len(sequence), adapter=adapter))
+    return Trajectory(
+        id=f"{group_id}/{member}.{attempt}",
+        task_id=group_id.rpartition("-")[2],
+        environment="e",
+        seed=0,
+        group_id=group_id,
+        sequences=[sequence],
+    )
+
+
+def test_an_episode_is_taken_once_and_the_last_attempt_counts():
+    first, second = episode("4-a"), episode("4-a", attempt=1)
+    found = RecoveredEpisodes([first, second])
+    assert len(found) == 1
+    assert found.take("4-a", 0) is second
+    assert found.take("4-a", 0) is None
+    assert found.take("4-a", 1) is None
+
+
+def test_only_unfinished_and_later_groups_are_kept():
+    found = RecoveredEpisodes(map(episode, ["3-train-a", "4-train-b", "5-train-c", "evaluation/train-d"]))
+    found.keep_groups_from(5, ["3-train-a"])
+    assert [found.take(name, 0) is None for name in ("3-train-a", "4-train-b", "5-train-c")] == [False, True, False]
+    assert len(found) == 0
+
+
+@pytest.mark.parametrize(("versions", "kept"), [((2, 3), True), ((3, 4), False), ((), True)])
+def test_tokens_of_newer_weights_are_not_used(versions, kept):
+    found = RecoveredEpisodes([episode("5-a", versions=versions)])
+    found.keep_versions_until(3, {})
+    assert (found.take("5-a", 0) is not None) is kept
+
+
+def test_a_tokens_version_counts_by_its_own_adapter():
+    episodes = [episode("5-a", adapter="one"), episode("6-a", adapter="two"), episode("7-a", adapter="gone")]
+    found = RecoveredEpisodes(episodes)
+    found.keep_versions_until(9, {"one": 3, "two": 2})
+    assert [found.take(name, 0) is not None for name in ("5-a", "6-a", "7-a")] == [True, False, False]
