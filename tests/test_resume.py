@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -94,26 +95,27 @@ def test_a_killed_process_resumes_bit_for_bit(tiny_run):
 
 
 def test_finished_episodes_of_a_killed_asynchronous_run_are_trained_on(tiny_run):
-    run = tiny_run("trainer.steps=6", "rollout.max_staleness=3", "checkpoint.every=3")
+    run = tiny_run("trainer.steps=60", "rollout.max_staleness=3", "checkpoint.every=3")
     child = _start(run)
     found = {}
-    while not found and child.poll() is None:
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=0.05)
-        child.send_signal(signal.SIGSTOP)  # nothing ends between the look at the files and the kill
+    while not found:
+        time.sleep(0.05)
+        child.send_signal(signal.SIGSTOP)
+        _, status = os.waitpid(child.pid, os.WUNTRACED)  # nothing ends between the look at the files and the kill
+        assert os.WIFSTOPPED(status)
         found = _recoverable(run)
         child.send_signal(signal.SIGKILL if found else signal.SIGCONT)
     child.wait()
-    assert found
+    steps = len(numbers(run.folder.path)) + 2
     told = Messages()
-    assert train(resume_run(run.folder.path), watcher=told).step == 6
+    assert train(resume_run(run.folder.path, [f"trainer.steps={steps}"]), watcher=told).step == steps
     assert f"{len(found)} finished episodes that were not trained on are kept" in told.messages
     after = {s.trajectory.id: s.trajectory for s in read_trajectories(run.folder.trajectories, messages=True)}
     for name, before in found.items():
         assert trajectory_record(after[name]) == trajectory_record(before), "it was played again"
         assert after[name].messages == before.messages
-    trained = [name for name in after if int(name.partition("-")[0]) < 12]
-    assert len(trained) == 12 * 3, "every group has all its members once"
+    trained = [name for name in after if int(name.partition("-")[0]) < 2 * steps]
+    assert len(trained) == 2 * steps * 3, "every group has all its members once"
 
 
 class Messages(RunWatcher):
