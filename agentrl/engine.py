@@ -30,14 +30,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from agentrl.errors import EngineError, UsageError
 from agentrl.message import Message
-from agentrl.routed_experts import concatenate
+from agentrl.models.routed_experts import concatenate
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from agentrl.message.image import PlacedImage
-    from agentrl.routed_experts import RoutedExperts
+    from agentrl.models.routed_experts import RoutedExperts
 
 
 class StopReason(enum.StrEnum):
@@ -113,7 +113,7 @@ class Generation:
     resubmissions: int = 0
     """Number of times that the request was sent to another server because one was lost."""
     routed_experts: RoutedExperts | None = None
-    """Experts of the tokens from the request's `routed_experts_from` on: see `agentrl.routed_experts`."""
+    """Experts of the tokens from the request's `routed_experts_from` on: see `agentrl.models.routed_experts`."""
 
     def followed_by(self, second: Generation) -> Generation:
         """Join this answer and its continuation; the cached prompt tokens are those of this answer."""

@@ -20,7 +20,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         frozenset,
         (
             {"errors", "tool.json_schema"},
-            {"routed_experts"},
+            {"models.routed_experts"},
             {"message", "registry"},
             {"data_file", "task"},
             {"env", "remote.retrieval", "tool", "trajectory"},

@@ -56,11 +56,11 @@ ROOMS = {
         goal=0.90,
     ),
     "ledger": Room(
-        sources=("agentrl/trajectory.py", "agentrl/routed_experts.py", "agentrl/observe/trajectory_record.py"),
+        sources=("agentrl/trajectory.py", "agentrl/models/routed_experts.py", "agentrl/observe/trajectory_record.py"),
         tests=(
             "tests/test_trajectory.py",
             "tests/test_images.py",
-            "tests/test_routed_experts.py",
+            "tests/models/test_routed_experts.py",
             "tests/observe/test_trajectory_store.py",
         ),
         goal=0.95,

@@ -5,9 +5,9 @@ import pytest
 
 from agentrl.engine import Generation, StopReason
 from agentrl.errors import LedgerError, Outcome
+from agentrl.models.routed_experts import concatenate, routed_experts_from_record, routed_experts_record, small
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
-from agentrl.routed_experts import concatenate, routed_experts_from_record, routed_experts_record, small
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 
