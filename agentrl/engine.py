@@ -66,7 +66,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Texts that end an answer, which includes the token that completes the text. An engine that cannot decode its
     tokens, or misses a text, continues; a conversation cuts the answer there in any case
-    (`agentrl.rollout.answer_tokens.find_stop`)."""
+    (`agentrl.render.answer_tokens.find_stop`)."""
     seed: int | None = None
     """Seed of this request's random numbers; ``None`` for a random seed."""
     structure: str | None = None
@@ -408,7 +408,7 @@ class SharedTensors:
 
     layout: TensorLayout
     handle: Callable[[], Mapping[str, Any]]
-    """Returns JSON with which one other process opens the buffer, see `agentrl.weights.shared_memory`."""
+    """Returns JSON with which one other process opens the buffer, see `agentrl.weights.tensors`."""
     part: TensorPart
     """Encodes the tensors for a request: their handles are pickled, not their values."""
 

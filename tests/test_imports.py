@@ -24,7 +24,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
             {"message", "registry"},
             {"data_file", "task"},
             {"env", "remote.retrieval", "tool", "trajectory"},
-            {"engine", "env.trl", "reward"},
+            {"engine", "reward"},
             {"agent_loop", "remote.chat"},
             {"observe", "remote"},
             {"env.lookup", "gateway", "sandbox"},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl.builders.adapters import check_adapter_sync, sends_adapters
+from agentrl.builders.adapter_checks import check_adapter_sync, sends_adapters
 from agentrl.config.config import Config
 from agentrl.errors import ConfigError
 

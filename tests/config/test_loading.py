@@ -6,13 +6,14 @@ import pytest
 from agentrl.config import Config, config_from, dump_config, load_config, number_format, shipped_configs
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import (
+    OTHER_NAMES,
+    WHOLE_KEYS,
     all_keys,
     key_words,
     models_of,
     names_environment,
     own_fields,
 )
-from agentrl.config.near_names import OTHER_NAMES, WHOLE_KEYS
 from agentrl.config.overrides import parse_override
 from agentrl.config.reference import config_reference
 from agentrl.env.lookup import parse_env_name

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import config_from, load_config
-from agentrl.config.load import all_keys
-from agentrl.config.near_names import RENAMED_KEYS
+from agentrl.config.load import RENAMED_KEYS, all_keys
 from agentrl.config.reference import config_reference
 from agentrl.errors import ConfigError
 

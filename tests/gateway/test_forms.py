@@ -11,7 +11,7 @@ from agentrl.agent_loops.external import External
 from support.gateway_client import DIALECTS
 
 from agentrl.errors import Outcome
-from agentrl.rollout.answer_tokens import content_logprobs
+from agentrl.render.answer_tokens import content_logprobs
 from agentrl.serving.scripted import ScriptedAnswer
 
 QUESTION = [{"role": "user", "content": "Who?"}]

@@ -119,7 +119,7 @@ ROOMS = {
     "rewards": Room(
         sources=(
             "agentrl/rollout/reward_functions.py",
-            "agentrl/rollout/reward_signatures.py",
+            "agentrl/rollout/reward_functions.py",
             "agentrl/reward.py",
         ),
         tests=(

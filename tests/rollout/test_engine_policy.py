@@ -10,7 +10,7 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.engine import Generation, SamplingParams, StopReason
 from agentrl.errors import EngineError, Outcome
 from agentrl.message import user
-from agentrl.rollout.answer_tokens import ROUNDING, check_logprobs, find_stop
+from agentrl.render.answer_tokens import ROUNDING, check_logprobs, find_stop
 from agentrl.rollout.policies import MAX_RESUBMISSIONS, EngineEpisodePolicy
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine

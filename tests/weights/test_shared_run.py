@@ -7,8 +7,7 @@ import sys
 import pytest
 import torch
 
-from agentrl.weights.shared_memory import open_handle, pickle_handles
-from agentrl.weights.tensors import pack
+from agentrl.weights.tensors import open_handle, pack, pickle_handles
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([7.0]), "c": torch.tensor([[1, 2]])}
 OPEN_RUN = """

@@ -1,4 +1,4 @@
-"""Several adapters of a run: models, trainers, weights, and the engine that samples with them."""
+"""Adapters of a run or an evaluation: models, trainers, weights, and the engine that samples with them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import filecmp
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from agentrl.builders.adapters.lora import adapter_transport
-from agentrl.builders.adapters.roles import check_role_adapters, roles_of_adapters, trained_roles
+from agentrl.builders.adapter_checks import (
+    check_role_adapters,
+    roles_of_adapters,
+    trained_roles,
+)
 from agentrl.builders.models import load_images
 from agentrl.builders.servers import ServedModel, open_pool
 from agentrl.builders.trainers import LearningParts
@@ -23,7 +27,7 @@ from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import AdapterVersions, PolicyEngine
 from agentrl.errors import UsageError
 from agentrl.models.load import embedding_rows, load_model
-from agentrl.models.lora import adapter_folder, adapters_in, find_base, read_lora_config, with_adapter
+from agentrl.models.lora import adapter_folder, adapters_in, find_base, read_lora_config, save_adapter, with_adapter
 from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.roles.role_policies import RoleAdapters
@@ -32,7 +36,6 @@ from agentrl.serving.engine_checks import check_engine_reports
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
 from agentrl.training.adapters import AdapterTrainers
-from agentrl.training.distributed import Ranks
 from agentrl.training.trainer import Trainer
 from agentrl.training.weights import AdaptersWeights, ModelWeights
 from agentrl.weights import (
@@ -40,11 +43,27 @@ from agentrl.weights import (
     AdaptersProbe,
     AdaptersSync,
     AdaptersTransport,
+    AdapterTransport,
     InProcessSync,
     Probe,
     RemoteSync,
     WeightSync,
+    memory_folder,
 )
+
+
+def adapter_transport(
+    section: ServerEngineConfig | LocalEngineConfig, shared_folder: Path, source: ModelWeights
+) -> AdapterTransport:
+    """Make the transport for the adapters of a model.
+
+    Args:
+        section: Engine section of the config.
+        shared_folder: Folder for adapters that are sent through the disk.
+        source: Weights of the model.
+    """
+    goes_by_disk = isinstance(section, ServerEngineConfig) and section.transport == "disk"
+    return AdapterTransport(shared_folder if goes_by_disk else memory_folder(), partial(save_adapter, source.model))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +129,6 @@ def _same_weights(first: Path, second: Path) -> bool:
 
 def build_adapters(
     config: Config,
-    ranks: Ranks,
     pool: ServerPool | None,
     *,
     model_path: str,
@@ -118,11 +136,10 @@ def build_adapters(
     version: int,
     renderer: Renderer,
 ) -> LearningParts:
-    """Build the trainers of several adapters, their weights, and the engine that samples with them.
+    """Build the trainers of several adapters in this process, their weights, and the engine that samples with them.
 
     Args:
         config: Config of the run.
-        ranks: Unused: several adapters train in this process.
         pool: Engine, if the config uses servers.
         model_path: Base model, or the model folder of a checkpoint with the adapters.
         base_path: Base model of a checkpoint's adapters.

@@ -7,7 +7,7 @@ from support.tokenizers import TOKENIZER_FAMILIES
 from support.tool_notations import NOTATIONS
 from support.tool_outputs import TOOLS, tool_outputs
 
-from agentrl.render.progress import AnswerProgress
+from agentrl.render.answer_tokens import AnswerProgress
 
 TEXTS = st.text(st.sampled_from("ab é🙂漢\n <[{|>/"), max_size=30)
 

@@ -1,4 +1,4 @@
-"""Sampled tokens of an answer: the position of a stop text, valid log-probabilities, and the text of each token."""
+"""Sampled tokens of an answer: the text so far, the position of a stop text, and valid log-probabilities."""
 
 from __future__ import annotations
 
@@ -8,10 +8,63 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from agentrl.agent_loop import TokenLogprob
+from agentrl.agent_loop import AnswerSoFar, TokenLogprob
 from agentrl.engine import Generation
 from agentrl.errors import EngineError
-from agentrl.render.progress import REPLACEMENT
+from agentrl.render.answers import without_beginning_of
+from agentrl.render.renderer import Renderer
+from agentrl.render.tokens import ToolSchema
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""Last character of a text that ends with an incomplete character."""
+
+
+class AnswerProgress:
+    """Reader of the tokens of one answer during sampling.
+
+    Args:
+        renderer: Renderer of the model.
+        tools: Offered tools; with tools, text is held back from the first possible beginning of a call.
+        stop: Texts that end the answer; a possible beginning of one is held back, and nothing is read after one.
+        prompt_tokens: Number of tokens of the prompt.
+        tell: Called when the answer has grown.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        tools: Sequence[ToolSchema],
+        stop: Sequence[str],
+        prompt_tokens: int,
+        tell: Callable[[AnswerSoFar], None],
+    ) -> None:
+        self._renderer, self._tools, self._stop, self._tell = renderer, tools, stop, tell
+        self._prompt_tokens = prompt_tokens
+        self._ids: list[int] = []
+        self._text = ""
+        self._read_from = 0
+        self._read_to = 0
+        self._reported: tuple[str, str] = ("", "")
+
+    def take(self, ids: Sequence[int]) -> None:
+        """Read more tokens."""
+        if any(end in self._text for end in self._stop):
+            return
+        self._ids += ids
+        self._decode()
+        reasoning, text = self._renderer.read_beginning(self._text, self._tools)
+        text = without_beginning_of(self._stop, text)
+        if (reasoning, text) != self._reported:
+            self._reported = (reasoning, text)
+            self._tell(AnswerSoFar(prompt_tokens=self._prompt_tokens, reasoning=reasoning, text=text))
+
+    def _decode(self) -> None:
+        """Decode new tokens together with those before them: some tokenizers drop the space at the start of a text."""
+        before = self._renderer.plain_text(self._ids[self._read_from : self._read_to])
+        text = self._renderer.plain_text(self._ids[self._read_from :])
+        if len(text) > len(before) and not text.endswith(REPLACEMENT):
+            self._text += text[len(before) :]
+            self._read_from, self._read_to = self._read_to, len(self._ids)
 
 
 def find_stop(ids: Sequence[int], stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> int | None:
