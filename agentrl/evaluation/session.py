@@ -35,6 +35,7 @@ from agentrl.env.lookup import ADDRESS, GYMNASIUM_ID, check_split, resolve_envir
 from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, ignore, open_policy
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel
 from agentrl.evaluation.result import EvaluationResult
+from agentrl.evaluation.settings import DEFAULT_TASKS
 from agentrl.models.identity import model_files, weights
 from agentrl.observe.code_identity import CodeIdentity, is_own_module
 from agentrl.observe.files import replace_file, writing
@@ -54,8 +55,6 @@ _log = logging.getLogger(__name__)
 EPISODES_FILE = "episodes.jsonl"
 RESULT_FILE = "evaluation.json"
 FOLDER = "evaluations"
-DEFAULT_TASKS = 100
-"""Default number of tasks of an evaluation; all tasks of a smaller split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +72,8 @@ class EvaluationRequest:
     """Folder of evaluations; each one has a subfolder named by its settings."""
     fresh: bool = False
     """True to play all episodes, including those that an earlier run of the same evaluation has played."""
+    config_keys: tuple[str, ...] = ()
+    """Keys of the ``evaluation`` section that gave numbers of this request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,11 +170,57 @@ async def _play(
     return FinishedEvaluation(result=result, folder=folder, model_path=model_path)
 
 
-def default_tasks(config: Config) -> int:
-    """Return the default number of tasks to play."""
-    return min(
-        DEFAULT_TASKS, len(task_source(resolve_environment(config.sole_environment.name), config.sole_environment))
+def make_request(
+    config: Config,
+    *,
+    policy: PolicyKind,
+    model: str | None,
+    tasks: int | None = None,
+    samples: int | None = None,
+    seed: int = 0,
+    fresh: bool = False,
+) -> EvaluationRequest:
+    """Make the request of an evaluation; numbers that are not given are those of the ``evaluation`` section.
+
+    Args:
+        config: Config of the evaluation, see `evaluation_config`.
+        policy: Kind of policy.
+        model: Model, run or checkpoint, in whose run the results are kept.
+        tasks: Number of tasks; by default ``evaluation.tasks`` if it is set, otherwise `DEFAULT_TASKS`, but at most
+            all tasks of the split.
+        samples: Episodes per task; ``evaluation.samples`` by default.
+        seed: Seed of the choice of tasks and of the sampling.
+        fresh: True to play all episodes again.
+    """
+    section, environment = config.evaluation, config.sole_environment
+    given = {"tasks": tasks, "samples": samples}
+    keys = tuple(key for key, number in given.items() if number is None and key in section.model_fields_set)
+    if tasks is None:
+        most = section.tasks if "tasks" in keys else DEFAULT_TASKS
+        tasks = min(most, len(task_source(resolve_environment(environment.name), environment)))
+    return EvaluationRequest(
+        config=config,
+        policy=policy,
+        n_tasks=tasks,
+        samples=section.samples if samples is None else samples,
+        seed=seed,
+        folder=evaluations_folder(config, model),
+        fresh=fresh,
+        config_keys=keys,
     )
+
+
+def describe_request(request: EvaluationRequest) -> str:
+    """Describe the settings of a request in one line, with the config keys that gave the numbers."""
+    config, keys = request.config, request.config_keys
+    environment = config.sole_environment
+    numbers = [
+        f"{key} {number:,}{f' (evaluation.{key})' if key in keys else ''}"
+        for key, number in (("tasks", request.n_tasks), ("samples", request.samples))
+    ]
+    sampling = [f"temperature {config.sampling.temperature:g}"] if request.policy is PolicyKind.ENGINE else []
+    words = [f"{environment.name}/{environment.split}", *numbers, f"seed {request.seed}", *sampling]
+    return f"settings: {', '.join(words)}"
 
 
 def episodes_at_once(config: Config, policy: PolicyKind) -> int:
