@@ -250,7 +250,7 @@ class Orchestrator:
                 await self._finish_step()
             while self.step < self.config.trainer.steps:
                 self._raise_if_stopped()
-                self._writer.look()
+                self._writer.poll()
                 await self._run_step()
         except (_Interrupted, BudgetSpent) as end:
             await self._parts.scheduler.close()
@@ -282,7 +282,7 @@ class Orchestrator:
         if not self.config.rollout.is_synchronous:
             parts.scheduler.start_episodes()
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        seen = [] if self._diagnosis is None else self._diagnosis.look(self.step, self._pending, trajectories)
+        seen = [] if self._diagnosis is None else self._diagnosis.add_step(self.step, self._pending, trajectories)
         for warning in (*report.warnings, *seen):
             self._say(f"step {self.step}: {warning}")
         await self._finish_step()

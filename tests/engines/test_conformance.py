@@ -76,7 +76,7 @@ async def test_the_engine_conforms(engine, skipped, subject, reference_of, kills
 
 async def progress(probe):
     """What runs, and what has been sampled, now."""
-    await probe.look()
+    await probe.count_sampled()
     return probe.engine.metrics()
 
 
