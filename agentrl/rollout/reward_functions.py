@@ -298,14 +298,14 @@ def _trl_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
         "prompts": [task.prompt if is_text else conversation.prompt],
         "completions": [_text(trajectory, conversation.completion) if is_text else conversation.completion],
         "completion_ids": [[int(i) for s in trajectory.sequences for i in s.token_ids[s.loss_mask]]],
-        "trainer_state": TrainerState(global_step=_newest_version(trajectory)),
+        "trainer_state": TRLTrainerState(global_step=_newest_version(trajectory)),
         "log_metric": _ignore,
         "log_extra": _ignore,
     }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerState:
+class TRLTrainerState:
     """State of the trainer for functions written for TRL."""
 
     global_step: int

@@ -2,7 +2,7 @@
 
 from agentrl.weights.adapters import AdaptersProbe, AdaptersSync, AdaptersTransport
 from agentrl.weights.collective import CollectiveTransport, GroupMember, address_towards
-from agentrl.weights.contract import SyncReport, Transport, WeightSource, WeightSync
+from agentrl.weights.contract import SyncReport, Transport, WeightSync
 from agentrl.weights.folder import MEMORY, AdapterTransport, FolderTransport, memory_folder, write_served_model
 from agentrl.weights.sync import InProcessSync, RemoteSync
 from agentrl.weights.tensors import CheckpointSource, IpcTransport, TensorTransport
@@ -26,7 +26,6 @@ __all__ = [
     "SyncReport",
     "TensorTransport",
     "Transport",
-    "WeightSource",
     "WeightSync",
     "address_towards",
     "memory_folder",
