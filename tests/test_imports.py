@@ -1,4 +1,4 @@
-"""Who may import whom: the import table, third-party rooms, and what `import agentrl` pulls in."""
+"""The import table: levels, third-party packages by folder, and the weight of `import agentrl`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs with greedy rollouts, a teacher and an expert beside the policy."""
+"""Whole runs with greedy rollouts, a teacher and an expert."""
 
 import json
 import math

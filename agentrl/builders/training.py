@@ -121,7 +121,9 @@ def build_training(
     tokenizer = load_tokenizer(model_path)
     renderer = build_renderer(config, model_path, tokenizer)
     check_policy(config, renderer, model_path, say=say)
-    build = build_adapters if config.named_adapters else partial(build_learning, ranks=ranks or Ranks())
+    build: Callable[..., LearningParts] = partial(build_learning, ranks=ranks or Ranks())
+    if config.named_adapters:
+        build = build_adapters
     learning = build(
         config,
         pool,

@@ -1,4 +1,4 @@
-"""What happens to rewards before advantages are estimated."""
+"""Reward shaping before advantages are estimated."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Which adapters can be sent to servers alone."""
+"""Configs whose adapters can be sent to servers without the base weights."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which transport a config asks for."""
+"""The transport that a config selects."""
 
 import pytest
 

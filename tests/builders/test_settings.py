@@ -1,4 +1,4 @@
-"""Settings of the agent section arrive where they belong, each with a value of its own."""
+"""Each setting of the agent section reaches the part that reads it; all values differ."""
 
 from __future__ import annotations
 

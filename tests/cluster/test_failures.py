@@ -1,4 +1,4 @@
-"""What happens when a rank, an engine or a node is lost, when there is no room, and when somebody stops a run."""
+"""A lost rank, engine or node, a cluster without room, and an interrupted run."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The conformance kit on every engine, real servers among them, and what must hold on both real ones."""
+"""The conformance kit on every engine, including real servers, and properties of both real ones."""
 
 import asyncio
 

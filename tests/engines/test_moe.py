@@ -1,4 +1,4 @@
-"""A mixture of experts on a real server: loaded from a folder, updated, and compared with the trainer."""
+"""A mixture-of-experts model on a real server: loading, updates, and agreement with the trainer."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A teacher and a judge behind real servers: they say what the same model says here, and silence is no reward."""
+"""A teacher and a judge on real servers: log-probabilities agree with the model's, and no answer is no reward."""
 
 import itertools
 import math

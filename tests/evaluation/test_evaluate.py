@@ -1,4 +1,4 @@
-"""Evaluating with a real runner: order, concurrency, failures, and going on after an interruption."""
+"""Evaluation with a real runner: order, concurrency, failures, and resuming after an interruption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells code, files, weights and served models from earlier ones of the same name."""
+"""Identities of code, files, weights and served models: changes under the same name are detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files, modules, variables and commands that a source or a command names are part of an evaluation's key."""
+"""Files, modules, variables and commands that sources name are part of an evaluation's key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a run's own config to that of its evaluation."""
+"""The config of an evaluation, made from a run's config and from options."""
 
 from __future__ import annotations
 

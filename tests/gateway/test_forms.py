@@ -1,4 +1,4 @@
-"""What an answer has to be: JSON schemas, forced calls and log-probabilities, in the words of each vendor."""
+"""Forms of answers: JSON schemas, forced calls and log-probabilities in each vendor's notation."""
 
 import json
 

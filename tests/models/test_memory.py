@@ -1,4 +1,4 @@
-"""Memory of freed tensors is used again, and the limit of a container counts."""
+"""Freed memory is reused, and the container's memory limit counts."""
 
 import subprocess
 import sys

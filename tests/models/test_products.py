@@ -1,4 +1,4 @@
-"""Products by oneDNN: the same numbers as torch's own, in both directions."""
+"""Matrix products by oneDNN give torch's own numbers, forward and backward."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""RoutedExperts in the ledger: appended as engines tell them, shared by forks, stored and read back."""
+"""Routed experts in the ledger: appended, shared by forks, stored and read back."""
 
 import numpy as np
 import pytest

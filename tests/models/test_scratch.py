@@ -1,4 +1,4 @@
-"""A model folder from nothing."""
+"""Model folders with random weights and a new tokenizer."""
 
 import hashlib
 import itertools

@@ -1,4 +1,4 @@
-"""Lanes: parts of a computation that run at the same time."""
+"""Threads that compute parts of a step at the same time."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Checkpoints that a thread writes: one at a time, and errors come to light."""
+"""Checkpoints written by a thread: one at a time, and errors are raised."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""What the newest step shows: each sign where it is, and not where nothing is wrong."""
+"""Signs of failing training: each is detected where it occurs, and not in healthy runs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A run whose rewards teach nothing says so, with the cause, and not too often."""
+"""Runs whose rewards teach nothing: the warning, its cause and its frequency."""
 
 import pytest
 

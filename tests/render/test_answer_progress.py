@@ -1,4 +1,4 @@
-"""What is told of an answer while it is sampled is what the whole answer says."""
+"""Partial answers during sampling are beginnings of the complete answer."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Pools: the estimate by hand, what is passed over, what comes back."""
+"""Task pools of the curriculum: estimates by hand, skipped tasks and returning tasks."""
 
 import pytest
 from hypothesis import given, settings

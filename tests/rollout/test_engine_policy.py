@@ -1,4 +1,4 @@
-"""Episodes on the token ledger: what is sent, what is kept, what happens when the engine gives up half-way."""
+"""Episodes on the token ledger: requests, recorded tokens, and engines that fail half-way."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Where environments run: inline, in threads, in worker processes; and what happens when they fail there."""
+"""Environments inline, in threads and in worker processes, and their failures."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Several agents in one episode: who speaks, with which prompt and tools, and whose reward it is."""
+"""Several agents in one episode: turns, prompts, tools and rewards by role."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Who waits for what, with a clock that the test turns."""
+"""Wait times of episodes, with a simulated clock."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Several adapters that train at once: gradients of a plain computation, and nothing that leaks from one to another."""
+"""Several adapters in one step: gradients of a plain computation, and no leaks between adapters."""
 
 import pytest
 import torch

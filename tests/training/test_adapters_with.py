@@ -1,4 +1,4 @@
-"""Adapters with what else a trainer has: critics, copied checkpoints, pairs, repeated updates; and what is refused."""
+"""Adapters with critics, copied checkpoints, pairs and repeated updates; refused combinations."""
 
 import copy
 import json

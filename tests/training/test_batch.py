@@ -1,4 +1,4 @@
-"""From ledgers to flat tensors."""
+"""Step batches: flat tensors from ledgers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Loading a model: what goes wrong has one clear message."""
+"""Loading a model: each failure has one clear message."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a step may take: no tensor of [tokens, vocabulary], and hardly more when the vocabulary doubles."""
+"""Memory of a step: no [tokens, vocabulary] tensor, and little growth when the vocabulary doubles."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The balance of experts: its formula, and gradients that micro-batches, padding and shared prefixes leave alone."""
+"""Load balancing of routed experts: its formula, and gradients independent of micro-batches and layout."""
 
 import pytest
 import torch

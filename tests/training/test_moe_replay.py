@@ -1,4 +1,4 @@
-"""Router replay: tokens go where they are told to, in every layout and over ranks, with the gates of the router."""
+"""Router replay: recorded experts and the router's own gates, in every layout and on several ranks."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""A reference that becomes the policy of now: self-play in rounds."""
+"""A reference that is refreshed from the policy: self-play in rounds."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Greedy rollouts, teachers and experts in a step, against float64 references."""
+"""Greedy baselines, teachers and experts in a step, against float64 references."""
 
 import copy
 import random

@@ -1,4 +1,4 @@
-"""The watch over a training's numbers: updates left out and repeated, norms by group, alarms."""
+"""Numeric alarms of training: skipped and repeated updates, and gradient norms by group."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Memory that another process opens."""
+"""Tensors in memory that another process opens."""
 
 import json
 import subprocess

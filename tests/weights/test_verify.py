@@ -1,4 +1,4 @@
-"""Naming tensors by checksum."""
+"""Verification of tensors by checksum."""
 
 import asyncio
 import hashlib

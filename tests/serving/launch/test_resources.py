@@ -1,4 +1,4 @@
-"""Ports, GPUs, logs and environments: what a server is given, and where it is found."""
+"""Ports, GPUs, logs and environment variables of launched servers."""
 
 import os
 import re
