@@ -42,8 +42,8 @@ def evaluation_config(
 
     If the model is a run's folder or a path inside it, the run's config is the base: its agent, its ``evaluation``
     section (split, tasks, samples, sampling) and, without `env`, its environment. In another environment, the section's
-    split and numbers of tasks and samples do not apply. If the run has several environments,
-    `env` names one by its label, and that environment's agent is used. A config file or a shipped config as `source`
+    split and numbers of tasks and samples do not apply. If the run has several environments, `env` names one by its
+    label, and that environment's agent is used. A config file or a shipped config as `source`
     replaces the run's config; without `model`, the model of that config is evaluated.
 
     Args:
@@ -85,7 +85,8 @@ def evaluation_config(
     own = [] if base is None else ["cluster=null"]
     config = load_config(base, [*words, *own, *overrides])
     if start is not None and not _plays_own_tasks(env, start, prompts):
-        config = config.model_copy(update={"evaluation": load_config(None, of_section).evaluation})
+        environment = f"environment={config.sole_environment.model_dump_json()}"
+        config = config.model_copy(update={"evaluation": load_config(None, [environment, *of_section]).evaluation})
     refuse_cluster(config, "an evaluation")
     return config
 

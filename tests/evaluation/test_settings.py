@@ -123,3 +123,9 @@ def test_a_shipped_config_is_measured_as_its_evaluation_section_says() -> None:
     config = evaluation_config(source="qwen/code")
     request = make_request(config, policy=PolicyKind.ENGINE, model=None)
     assert (config.sole_environment.split, request.n_tasks, request.samples) == ("test", 200, 1)
+
+
+def test_a_file_of_prompts_is_measured_whole_whatever_the_run_says(tmp_path: Path) -> None:
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "one"}\n' * 11)
+    found = request_of(tmp_path, prompts=str(tmp_path / "asked.jsonl"))
+    assert (found.config.sole_environment.name, found.n_tasks, found.samples) == ("prompts", 11, 1)
