@@ -30,14 +30,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from agentrl.errors import EngineError, UsageError
 from agentrl.message import Message
-from agentrl.routed_experts import concatenate
+from agentrl.models.routed_experts import concatenate
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from agentrl.message.image import PlacedImage
-    from agentrl.routed_experts import RoutedExperts
+    from agentrl.models.routed_experts import RoutedExperts
 
 
 class StopReason(enum.StrEnum):
@@ -66,7 +66,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Texts that end an answer, which includes the token that completes the text. An engine that cannot decode its
     tokens, or misses a text, continues; a conversation cuts the answer there in any case
-    (`agentrl.rollout.answer_tokens.find_stop`)."""
+    (`agentrl.render.answer_tokens.find_stop`)."""
     seed: int | None = None
     """Seed of this request's random numbers; ``None`` for a random seed."""
     structure: str | None = None
@@ -113,7 +113,7 @@ class Generation:
     resubmissions: int = 0
     """Number of times that the request was sent to another server because one was lost."""
     routed_experts: RoutedExperts | None = None
-    """Experts of the tokens from the request's `routed_experts_from` on: see `agentrl.routed_experts`."""
+    """Experts of the tokens from the request's `routed_experts_from` on: see `agentrl.models.routed_experts`."""
 
     def followed_by(self, second: Generation) -> Generation:
         """Join this answer and its continuation; the cached prompt tokens are those of this answer."""
@@ -408,7 +408,7 @@ class SharedTensors:
 
     layout: TensorLayout
     handle: Callable[[], Mapping[str, Any]]
-    """Returns JSON with which one other process opens the buffer, see `agentrl.weights.shared_memory`."""
+    """Returns JSON with which one other process opens the buffer, see `agentrl.weights.tensors`."""
     part: TensorPart
     """Encodes the tensors for a request: their handles are pickled, not their values."""
 

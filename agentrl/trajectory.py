@@ -51,7 +51,7 @@ from agentrl.message import (
     transcript,
 )
 from agentrl.message.image import PlacedImage, place_from_record, place_record
-from agentrl.routed_experts import SequenceRoutes
+from agentrl.models.routed_experts import SequenceRoutes
 
 NOT_SAMPLED = -1
 """Version of a token that was not sampled."""

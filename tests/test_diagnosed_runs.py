@@ -1,4 +1,4 @@
-"""Whole runs with faulty rewards: what they say while they go on, and the problems that they end with."""
+"""Whole runs with faulty rewards: warnings during the run, and problems at its end."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""A disk that fills up, wherever it happens, stops the run with one clear message; with room it goes on."""
+"""A full disk stops the run with one clear message, and the run resumes once there is space."""
 
 import resource
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Who may import whom: the import table, third-party rooms, and what `import agentrl` pulls in."""
+"""The import table: levels, third-party packages by folder, and the weight of `import agentrl`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         frozenset,
         (
             {"errors", "tool.json_schema"},
-            {"routed_experts"},
+            {"models.routed_experts"},
             {"message", "registry"},
             {"data_file", "task"},
             {"env", "remote.retrieval", "tool", "trajectory"},
-            {"engine", "env.trl", "reward"},
+            {"engine", "reward"},
             {"agent_loop", "remote.chat"},
             {"observe", "remote"},
             {"env.lookup", "gateway", "sandbox"},

@@ -1,4 +1,4 @@
-"""Whole runs with a judge: rubrics, rankings, budgets, and what a resumed run knows."""
+"""Whole runs with a judge: rubrics, rankings, budgets and resuming."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Whole runs of two environments: shares, metrics, groups, evaluations, and going on after a kill."""
+"""Whole runs of two environments: shares, metrics, groups, evaluations, and resuming after a kill."""
 
 import shutil
 import signal

@@ -1,4 +1,4 @@
-"""A run that was killed at any moment and resumed has the numbers of one that was not, bit for bit."""
+"""A run killed at any moment and resumed gives the numbers of an uninterrupted run, bit for bit."""
 
 import json
 import os

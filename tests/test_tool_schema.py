@@ -17,7 +17,7 @@ from typing_extensions import Doc
 import agentrl
 from agentrl.errors import ToolError, UsageError
 from agentrl.tool import Tool
-from agentrl.tool.docstring import Docstring, read_docstring
+from agentrl.tool.schema import Docstring, read_docstring
 
 GOOGLE = """
     Find books.

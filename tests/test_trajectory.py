@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from agentrl.errors import LedgerError, Outcome, UsageError
 from agentrl.message import ImagePart, Message, ToolCall
 from agentrl.message.image import PlacedImage
+from agentrl.models.routed_experts import RoutedExperts
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
-from agentrl.routed_experts import RoutedExperts
 from agentrl.trajectory import NOT_SAMPLED, Source, TokenSequence, Trajectory, Turn, TurnTimings
 
 NOT_BY_POLICY = [source for source in Source if source is not Source.SAMPLED]

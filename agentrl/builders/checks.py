@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agentrl.builders.adapters import check_adapter_sync, check_adapters, check_role_adapters
+from agentrl.builders.adapter_checks import check_adapter_sync, check_adapters, check_role_adapters
 from agentrl.builders.cluster import check_cluster
 from agentrl.builders.episodes import build_loop
 from agentrl.builders.rewards import check_comparison, check_reward_weights

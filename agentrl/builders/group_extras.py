@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from agentrl.algorithms.traits import Input, needed_inputs
-from agentrl.builders.adapters import trained_roles
+from agentrl.builders.adapter_checks import trained_roles
 from agentrl.builders.episodes import RunEnvironment, build_loop
 from agentrl.config.config import AlgorithmConfig, Config
 from agentrl.config.derived import adapter_config, per_environment_configs

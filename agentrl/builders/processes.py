@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from agentrl.builders.adapters import sends_adapters
+from agentrl.builders.adapter_checks import sends_adapters
 from agentrl.builders.cluster import OnLoss, RunCluster, open_cluster, open_placed_pool
 from agentrl.builders.servers import ServedModel, open_pool
 from agentrl.config.config import Config

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from agentrl.builders.models import load_images
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import Config
+from agentrl.config.section import Section
 from agentrl.engine import PolicyEngine
 from agentrl.models.load import load_model
 from agentrl.models.lora import add_adapters, is_adapter_folder, load_adapter
@@ -41,6 +42,7 @@ class RankParts(Protocol):
 
 
 Parts = TypeVar("Parts", bound=RankParts)
+Learned = TypeVar("Learned")
 
 
 def build_on_ranks(ranks: Ranks, build: Callable[..., Parts], *arguments: Any) -> Parts:
@@ -138,19 +140,25 @@ def build_learner(
         ConfigError: the parallelism settings do not match the number of ranks.
         UsageError: the model does not exist.
     """
+    source, make = _prepare_learning(SupervisedLearner, config, demonstrations, config.sft, model_path, pad_id, ranks)
+    return LearnerParts(learner=make(), source=source)
+
+
+def _prepare_learning(
+    learn: Callable[..., Learned],
+    config: Config,
+    examples: Sequence[object],
+    section: Section,
+    model_path: str,
+    pad_id: int,
+    ranks: Ranks,
+) -> tuple[ModelWeights, Callable[..., Learned]]:
+    """Load the policy, whole or sharded; return its weights, and `learn` with these examples and settings."""
     ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
     model = load_policy(config, model_path, ranks=ranks)
-    learner = SupervisedLearner(
-        model,
-        demonstrations,
-        config.sft,
-        config.trainer,
-        seed=config.run.seed,
-        pad_id=pad_id,
-        image_processor=load_images(model_path),
-        ranks=ranks,
-    )
-    return LearnerParts(learner=learner, source=ModelWeights(model, ranks=ranks, dtype=config.model.dtype))
+    settings = {"seed": config.run.seed, "pad_id": pad_id, "image_processor": load_images(model_path), "ranks": ranks}
+    source = ModelWeights(model, ranks=ranks, dtype=config.model.dtype)
+    return source, partial(learn, model, examples, section, config.trainer, **settings)
 
 
 def load_policy(
@@ -268,20 +276,9 @@ def build_preferences(
         ConfigError: the parallelism settings do not match the number of ranks.
         UsageError: the model does not exist.
     """
-    ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
-    model = load_policy(config, model_path, ranks=ranks)
-    train = partial(
-        train_preferences,
-        model,
-        pairs,
-        config.preferences or PreferencesConfig(),
-        config.trainer,
-        seed=config.run.seed,
-        pad_id=pad_id,
-        image_processor=load_images(model_path),
-        ranks=ranks,
-    )
-    return PairsLearner(source=ModelWeights(model, ranks=ranks, dtype=config.model.dtype), train=train)
+    section = config.preferences or PreferencesConfig()
+    source, train = _prepare_learning(train_preferences, config, pairs, section, model_path, pad_id, ranks)
+    return PairsLearner(source=source, train=train)
 
 
 def build_reward_model(config: Config, pairs: Sequence[TextPair], model_path: str, *, ranks: Ranks) -> RewardLearner:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from agentrl.builders.adapters import build_adapters
+from agentrl.builders.adapter_checks import sends_adapters
+from agentrl.builders.adapters import adapter_transport, build_adapters
 from agentrl.builders.checks import check_training
 from agentrl.builders.episodes import (
     RunEnvironment,
@@ -18,9 +21,11 @@ from agentrl.builders.episodes import (
     sampling_params,
 )
 from agentrl.builders.group_extras import GroupExtras, build_group_extras, learning_signal, policy_group_size
-from agentrl.builders.learning import build_learning
 from agentrl.builders.models import build_renderer, check_policy
+from agentrl.builders.servers import make_transport
+from agentrl.builders.trainers import LearningParts, build_on_ranks, build_trainer, load_policy
 from agentrl.config.config import Config
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import PolicyEngine
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
@@ -29,11 +34,13 @@ from agentrl.rollout.roles.role_policies import AdapterPolicy
 from agentrl.rollout.scheduler import Group, GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitTracker
+from agentrl.serving.engine_checks import check_engine_reports
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
 from agentrl.training.contract import PolicyTrainer, PolicyWeights
 from agentrl.training.distributed import Ranks
-from agentrl.weights import WeightSync
+from agentrl.training.weights import ModelWeights, TrainedWeights
+from agentrl.weights import TOLERANCE, CheckpointSource, InProcessSync, Probe, RemoteSync, WeightSync
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +121,11 @@ def build_training(
     tokenizer = load_tokenizer(model_path)
     renderer = build_renderer(config, model_path, tokenizer)
     check_policy(config, renderer, model_path, say=say)
-    build = build_adapters if config.named_adapters else build_learning
+    build: Callable[..., LearningParts] = partial(build_learning, ranks=ranks or Ranks())
+    if config.named_adapters:
+        build = build_adapters
     learning = build(
         config,
-        ranks or Ranks(),
         pool,
         model_path=model_path,
         base_path=reference_path,
@@ -185,3 +193,72 @@ def _build_scheduler(
         extra_runners=extras.runners,
         adapter_versions=lambda: trainer.versions,
     )
+
+
+def build_learning(
+    config: Config,
+    pool: ServerPool | None,
+    *,
+    ranks: Ranks,
+    model_path: str,
+    base_path: str | None,
+    version: int,
+    renderer: Renderer,
+) -> LearningParts:
+    """Build the trainer of one model on all ranks, and connect an engine to it.
+
+    The engine is the pool, or a local engine, which shares the trainer's weights if possible.
+
+    Args:
+        config: Config of the run.
+        pool: Engine, if the config uses servers or engines on a cluster.
+        ranks: Ranks that train together.
+        model_path: Initial weights.
+        base_path: Model that the run started from, if the weights are from a checkpoint: the reference of the KL
+            penalty, and the base of an adapter.
+        version: Version of the weights at `model_path`.
+        renderer: Renderer that decodes tokens and prepares images.
+
+    Raises:
+        ConfigError: the algorithm's options are invalid, or the engine does not report what the trainer needs.
+        UsageError: a model does not exist.
+    """
+    built = build_on_ranks(ranks, build_trainer, config, model_path, base_path)
+    trainer, source = built.trainer, built.source
+    size = trainer.model.config.get_text_config().vocab_size
+    probe = Probe.random(size, **TOLERANCE[config.model.dtype])
+    engine: PolicyEngine
+    sync: WeightSync
+    if pool is not None:
+        engine, sync = pool, _remote_sync(config, source, pool, probe)
+    else:
+        assert isinstance(config.engine, LocalEngineConfig), "an engine with servers needs a pool"
+        shared = config.rollout.is_synchronous and not trainer.ranks.is_distributed
+        model = trainer.model
+        if trainer.ranks.is_distributed:
+            model = load_policy(config, model_path, base_path=base_path)
+        elif not shared:
+            model = copy.deepcopy(model)
+        engine = LocalEngine(
+            model,
+            config.engine,
+            version=version,
+            reader=renderer.images,
+            decode=renderer.encoder.decode,
+            routed_experts=config.trainer.router_replay,
+        )
+        sent = source if config.model.lora is None else TrainedWeights(source)  # the engine has the frozen weights
+        sync = InProcessSync(sent, engine, shared=shared, probe=probe)
+    check_engine_reports(config, engine)
+    return LearningParts(trainer=trainer, source=source, engine=engine, sync=sync)
+
+
+def _remote_sync(config: Config, source: ModelWeights, pool: ServerPool, probe: Probe) -> RemoteSync:
+    settings, folder = config.engine, Path(config.run.directory)
+    assert isinstance(settings, LocalEngineConfig | ServerEngineConfig)
+    if sends_adapters(settings):
+        return RemoteSync(TrainedWeights(source), pool.group, adapter_transport(settings, folder, source), probe)
+    transport = make_transport(settings, folder)
+    if isinstance(settings, LocalEngineConfig):
+        return RemoteSync(source, pool.group, transport, probe)
+    return RemoteSync(CheckpointSource(source, source.model), pool.group, transport, probe, sleeps=settings.sleep)

@@ -27,7 +27,7 @@ STYLES = {
     CheckStatus.FAILED: "bold red",
     CheckStatus.SKIPPED: "dim",
 }
-Look: TypeAlias = Callable[..., CheckReport]
+EnvironmentCheck: TypeAlias = Callable[..., CheckReport]
 """`check_env` or `reward_integrity`."""
 STANDARD_OUTPUT = "-"
 """File name that means standard output."""
@@ -61,14 +61,14 @@ class CheckedEnvironment:
 
 
 @exit_despite_threads()
-def check_one(look: Look, name: str, json_file: str | None, **settings: Any) -> None:
+def check_one(check: EnvironmentCheck, name: str, json_file: str | None, **settings: Any) -> None:
     """Check an environment and print the report.
 
     Raises:
         AgentRLError: the environment breaks rules.
     """
     with show_progress(name) as watch, discard_standard_output():
-        report = look(name, watch=watch, **settings)
+        report = check(name, watch=watch, **settings)
     if json_file != STANDARD_OUTPUT:
         _print_report(report)
     write_report(report.to_plain(), json_file)
@@ -78,7 +78,7 @@ def check_one(look: Look, name: str, json_file: str | None, **settings: Any) -> 
 
 
 @exit_despite_threads()
-def check_all(look: Look, json_file: str | None, **settings: Any) -> None:
+def check_all(check: EnvironmentCheck, json_file: str | None, **settings: Any) -> None:
     """Check every installed environment and print a summary; environments without a package or data are skipped.
 
     Raises:
@@ -86,7 +86,7 @@ def check_all(look: Look, json_file: str | None, **settings: Any) -> None:
     """
     checked = []
     for name in names(Kind.ENVIRONMENT):
-        checked.append(_check_named(look, name, settings))
+        checked.append(_check_named(check, name, settings))
         note(f"{name}: {checked[-1].status}")
     if json_file != STANDARD_OUTPUT:
         out.print(_summary(checked))
@@ -98,10 +98,10 @@ def check_all(look: Look, json_file: str | None, **settings: Any) -> None:
         raise AgentRLError("environments break rules", got=", ".join(failed))
 
 
-def _check_named(look: Look, name: str, settings: Mapping[str, Any]) -> CheckedEnvironment:
+def _check_named(check: EnvironmentCheck, name: str, settings: Mapping[str, Any]) -> CheckedEnvironment:
     with show_progress(name) as watch, discard_standard_output():
         try:
-            return CheckedEnvironment(name=name, report=look(name, watch=watch, **settings))
+            return CheckedEnvironment(name=name, report=check(name, watch=watch, **settings))
         except UsageError as error:  # no arguments could be wrong: something is not installed
             more = error.hint or error.got
             reason = error.what if more is None else f"{error.what}: {more}"

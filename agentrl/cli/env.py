@@ -13,7 +13,7 @@ from rich.text import Text
 
 from agentrl.builders.models import resolve_model
 from agentrl.cli.arguments import json_pairs
-from agentrl.cli.check import Look, check_all, check_one
+from agentrl.cli.check import EnvironmentCheck, check_all, check_one
 from agentrl.cli.help import examples
 from agentrl.cli.play import play_in_browser, play_in_terminal, tool_line
 from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_until_stopped
@@ -195,7 +195,7 @@ def check(
         "skip": skip or (),
         "call_timeout_s": call_timeout_s,
     }
-    _look(check_env, name, options, every, json_file, settings)
+    _run_check(check_env, name, options, every, json_file, settings)
 
 
 @app.command(
@@ -224,11 +224,11 @@ def integrity(
     """
     choose_rules(INTEGRITY, only=only or (), skip=skip or ())  # see check
     settings = {"episodes": episodes, "only": only or (), "skip": skip or (), "call_timeout_s": call_timeout_s}
-    _look(reward_integrity, name, options, every, json_file, settings)
+    _run_check(reward_integrity, name, options, every, json_file, settings)
 
 
-def _look(
-    look: Look,
+def _run_check(
+    check: EnvironmentCheck,
     name: str | None,
     options: list[str] | None,
     every: bool,
@@ -242,9 +242,9 @@ def _look(
             expected="either a name, or --all",
         )
     if name is None:
-        check_all(look, json_file, **settings)
+        check_all(check, json_file, **settings)
     else:
-        check_one(look, name, json_file, options=json_pairs(options), **settings)
+        check_one(check, name, json_file, options=json_pairs(options), **settings)
 
 
 @app.command(

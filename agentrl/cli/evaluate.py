@@ -25,8 +25,8 @@ from agentrl.evaluation.result import WITHOUT_SUCCESS, EvaluationResult
 from agentrl.evaluation.session import (
     EvaluationRequest,
     FinishedEvaluation,
-    default_tasks,
-    evaluations_folder,
+    describe_request,
+    make_request,
     run_evaluation,
 )
 from agentrl.evaluation.settings import evaluation_config
@@ -42,7 +42,7 @@ app = typer.Typer()
 @app.command(
     epilog=examples(
         "agentrl eval runs/latest",
-        "agentrl eval quickstart --model runs/latest --tasks 256",
+        "agentrl eval quickstart --model runs/latest --tasks 64",
         "agentrl eval --env household/valid_unseen --policy expert --tasks 50",
         "agentrl eval --env household/valid_unseen --model runs/latest --samples 4 --report",
         "agentrl eval --env household/valid_unseen --model Qwen/Qwen2.5-0.5B-Instruct --temperature 0.7",
@@ -66,9 +66,12 @@ def evaluate(
     engine: Annotated[str | None, typer.Option(help="local, vllm, sglang, scripted or openai.")] = None,
     url: Annotated[str | None, typer.Option(help="Address of a running server or service.")] = None,
     tasks: Annotated[
-        int | None, typer.Option(min=1, help="Number of tasks of the split; default 100, or all if it has fewer.")
+        int | None,
+        typer.Option(min=1, help="Number of tasks; default: evaluation.tasks of the run or config, otherwise 100."),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Episodes per task; default: evaluation.samples of the run or config.")
+    ] = None,
     prompts: Annotated[
         str | None, typer.Option(metavar="FILE", help="Evaluate on the prompts of this file, each answered once.")
     ] = None,
@@ -110,18 +113,10 @@ def evaluate(
         prompts=prompts,
         overrides=[*_program_words(program), *reward_words(reward), *chosen.overrides],
     )
-    n_tasks = default_tasks(config) if tasks is None else tasks
-    request = EvaluationRequest(
-        config=config,
-        policy=policy,
-        n_tasks=n_tasks,
-        samples=samples,
-        seed=seed,
-        folder=evaluations_folder(config, model),
-        fresh=fresh,
-    )
+    request = make_request(config, policy=policy, model=model, tasks=tasks, samples=samples, seed=seed, fresh=fresh)
     if policy is PolicyKind.ENGINE:
-        note(evaluation_size(config, n_tasks, samples))
+        note(evaluation_size(config, request.n_tasks, request.samples))
+    note(describe_request(request))
     finished = _play(request)
     _print_finished(finished)
     if json_file is not None:

@@ -1,4 +1,4 @@
-"""Reports of runs and evaluations, and the learning curve of a running run."""
+"""Reports of runs, evaluations and dry runs, and the learning curve of a running run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
+from agentrl.config import Config, dump_config
+from agentrl.config.estimate import EstimateRow
 from agentrl.errors import AgentRLError
 from agentrl.evaluation.report import (
     CURVE_FILE,
@@ -18,6 +22,7 @@ from agentrl.evaluation.report import (
     write_report,
 )
 from agentrl.evaluation.session import FinishedEvaluation
+from agentrl.observe.console import note, out
 from agentrl.observe.diagnosis import read_problems
 from agentrl.observe.learning import steps_without_learning
 from agentrl.observe.metrics import read_metrics
@@ -26,9 +31,21 @@ from agentrl.observe.run_folder import RunDirectory, find_run
 from agentrl.observe.terminal import repeating, step_words
 from agentrl.observe.trajectory_store import read_trajectories, step_files
 from agentrl.render.tokenizers import load_tokenizer
+from agentrl.runs.dry_run import describe_run
+from agentrl.runs.start import StartCheck
 
 DRAWN_EVERY_S = 60.0
 """Seconds between two updates of the learning curve."""
+
+
+def print_dry_run(config: Config, estimates: Sequence[EstimateRow], *, check: StartCheck) -> None:
+    """Print the resolved config and estimates, after the checks that the start of such a run makes."""
+    found = describe_run(config, estimates, check=check, say=note)
+    out.print(dump_config(found.config))
+    table = Table("quantity", "value", "from", box=None, pad_edge=False)
+    for row in found.rows:
+        table.add_row(*row)
+    out.print(table)
 
 
 def write_evaluation_report(finished: FinishedEvaluation) -> ReportFiles:

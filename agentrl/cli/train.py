@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from agentrl.builders.checks import check_training
 from agentrl.builders.workers import serve_launched_rank
 from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
 from agentrl.cli.exits import ExitCode
 from agentrl.cli.help import examples
-from agentrl.cli.reports import updated_curve, write_run_report
-from agentrl.config import Config, dump_config, shipped_configs
-from agentrl.config.estimate import EstimateRow, run_size
+from agentrl.cli.reports import print_dry_run, updated_curve, write_run_report
+from agentrl.config import Config, shipped_configs
+from agentrl.config.estimate import run_size
 from agentrl.config.load import names_environment
 from agentrl.config.overrides import PROMPTS, reward_words, task_words
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import AgentRLError, UsageError
-from agentrl.observe.console import note, out
+from agentrl.observe.console import note
 from agentrl.observe.terminal import watching
-from agentrl.runs.dry_run import describe_run, training_rows
+from agentrl.runs.dry_run import training_rows
 from agentrl.runs.rl import idle_steps
 from agentrl.runs.rl import train as train_run
-from agentrl.runs.start import Run, RunResult, StartCheck, check_rollouts, resume_run, start_run
+from agentrl.runs.start import Run, RunResult, check_rollouts, resume_run, start_run
 from agentrl.serving.launch.placement import check_machine
 
 app = typer.Typer()
@@ -94,16 +92,6 @@ def train(
         raise UsageError("--gpus needs --dry-run", hint="CUDA_VISIBLE_DEVICES limits the GPUs of a real run")
     check_machine(config)
     _finish(start_run(config, kind=config.algorithm.advantage))
-
-
-def print_dry_run(config: Config, estimates: Sequence[EstimateRow], *, check: StartCheck) -> None:
-    """Print the resolved config and estimates, after the checks that the start of such a run makes."""
-    found = describe_run(config, estimates, check=check, say=note)
-    out.print(dump_config(found.config))
-    table = Table("quantity", "value", "from", box=None, pad_edge=False)
-    for row in found.rows:
-        table.add_row(*row)
-    out.print(table)
 
 
 def print_run(result: RunResult, config: Config) -> None:

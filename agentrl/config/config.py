@@ -411,9 +411,10 @@ class EvaluationConfig(Section):
     every: int = Field(0, ge=0)
     """Training steps between evaluations; 0 for no evaluations."""
     split: str = "valid"
-    """Split of the evaluation tasks."""
+    """Split of the evaluation tasks, also of ``agentrl eval``."""
     tasks: int = Field(64, ge=1)
-    """Number of evaluation tasks, which ``run.seed`` selects; every evaluation of the run uses the same ones."""
+    """Number of evaluation tasks, which ``run.seed`` selects; every evaluation of the run uses the same ones.
+    ``agentrl eval`` plays as many, selected by its own seed."""
     samples: int = Field(1, ge=1)
     """Episodes per task."""
     sampling: SamplingConfig | None = None

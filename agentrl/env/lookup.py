@@ -24,18 +24,27 @@ import importlib.util
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator, namespace
 
 from agentrl import registry
 from agentrl.env.contract import AnyEnv, AsyncEnv, EnvironmentSpec, Isolation
-from agentrl.env.trl import TRLEnvironment, is_trl_environment
-from agentrl.errors import UnknownNameError, UsageError
+from agentrl.errors import (
+    A_REWARD,
+    AgentRLError,
+    EnvironmentFailure,
+    ToolError,
+    UnknownNameError,
+    UsageError,
+    bounded_reward,
+    shorten,
+)
 from agentrl.registry import Kind
 from agentrl.remote.client import remote_spec
 from agentrl.task import SeedTasks, seed_tasks
+from agentrl.tool import Tool, ToolResult
 
 GYMNASIUM_ID = re.compile(r"(?:(?P<namespace>[\w-]+)/)?(?P<name>[\w.-]+)-v(?P<version>\d+)")
 
@@ -329,3 +338,93 @@ def _first_paragraph(documented: object) -> str:
     """Return the first paragraph of an object's docstring, but not that of a base class."""
     text = documented.__doc__ if inspect.isroutine(documented) else getattr(documented, "__dict__", {}).get("__doc__")
     return " ".join(inspect.cleandoc(text or "").partition("\n\n")[0].split())
+
+
+_OWN = ("reset", "close")
+"""Public methods that are not tools."""
+
+
+def is_trl_environment(target: object) -> TypeGuard[type[Any]]:
+    """Return True for a class with a ``reset`` and tools that is not an environment of another kind.
+
+    A class with ``step`` is not one: it takes actions.
+    """
+    if not inspect.isclass(target) or issubclass(target, gymnasium.Env) or hasattr(target, "step"):
+        return False
+    return inspect.isfunction(inspect.getattr_static(target, "reset", None)) and bool(tool_methods(target))
+
+
+def tool_methods(kind: type) -> list[str]:
+    """List the methods of a class that are tools, in the order of their definition; inherited ones come last."""
+    names = dict.fromkeys(name for base in kind.__mro__ for name in vars(base))
+    return [
+        name
+        for name in names
+        if not name.startswith("_") and name not in _OWN and inspect.isfunction(inspect.getattr_static(kind, name))
+    ]
+
+
+class TRLEnvironment(gymnasium.Env[str, str]):
+    """An environment for TRL's GRPOTrainer (``environment_factory``): a plain class whose methods are tools.
+
+    Every public method except ``reset`` and ``close`` is a tool. The attribute ``reward``, where there is one, is the
+    return of the episode so far. An answer without a call ends the episode. The text of an exception that a tool raises
+    is the tool's answer. ``reset`` receives the options of the task as keyword arguments. Source: TRL's documentation,
+    "OpenEnv Integration for Training LLMs with Environments"; docs/environments.md has an example.
+
+    Args:
+        kind: The object's class.
+        options: Arguments of its constructor.
+
+    Raises:
+        UsageError: a method has no docstring, or arguments that cannot be described to a policy.
+    """
+
+    observation_space = action_space = gymnasium.spaces.Text(1000)
+
+    def __init__(self, kind: type, **options: Any) -> None:
+        self._inner = kind(**options)
+        self._paid = 0.0
+        self.tools = [Tool(self._as_tool(getattr(self._inner, name)), name=name) for name in tool_methods(kind)]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start an episode; the observation is what the object's ``reset`` returns, if anything."""
+        super().reset(seed=seed)
+        self._paid = 0.0
+        observation = self._inner.reset(**(options or {}))
+        return "" if observation is None else observation, {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """End the episode: the policy answered without a call."""
+        return "", self._gain(), True, False, {}
+
+    def close(self) -> None:
+        """Call the object's ``close``, if it has one."""
+        close = getattr(self._inner, "close", None)
+        if callable(close):
+            close()
+
+    def _as_tool(self, method: Callable[..., Any]) -> Callable[..., ToolResult]:
+        """Return a method as a tool: its exceptions are answers, and what it adds to the reward is paid."""
+
+        @functools.wraps(method)
+        def call(*args: Any, **arguments: Any) -> ToolResult:
+            try:
+                value = method(*args, **arguments)
+            except AgentRLError:
+                raise
+            except Exception as error:  # of the user's code: TRL gives its text to the policy
+                raise ToolError(str(error) or type(error).__name__) from error
+            return ToolResult(value, reward=self._gain())
+
+        return call
+
+    def _gain(self) -> float:
+        """Return the reward since the last payment."""
+        found = getattr(self._inner, "reward", None)
+        total = 0.0 if found is None else bounded_reward(found)
+        if total is None:
+            kind = type(self._inner).__name__
+            raise EnvironmentFailure(f"reward of {kind} is {shorten(found)}", expected=A_REWARD)
+        gain, self._paid = total - self._paid, total
+        return gain

@@ -158,7 +158,7 @@ async def check_model(
     tried = [loop for loop in loops if loop != TOOL_LOOP or calls_tools(config)]
     shares: list[AnswerShare] = []
     with tempfile.TemporaryDirectory() as folder:
-        as_text = PlaySettings(loop=TEXT_LOOP).applied(config)  # the engine is the same for all loops
+        as_text = PlaySettings(loop=TEXT_LOOP).apply_to(config)  # the engine is the same for all loops
         async with open_policy(as_text, PolicyKind.ENGINE, Path(folder)) as policy:
             assert isinstance(policy, EngineEpisodePolicy)
             plans = [settings_to_try(config, loop) for loop in tried]
@@ -274,7 +274,7 @@ async def _try_settings(
 
 
 async def _measure(config: Config, settings: PlaySettings, policy: EngineEpisodePolicy, answers: int) -> AnswerShare:
-    own = settings.applied(config)
+    own = settings.apply_to(config)
     own = own.model_copy(
         update={"agent": own.agent.model_copy(update={"max_turns": 1, "few_shot_turns": settings.shots})}
     )

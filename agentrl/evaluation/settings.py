@@ -21,6 +21,8 @@ TRAIN = "train"
 """Split that an evaluation uses only on request."""
 HELD_OUT = "valid"
 """Split of a file of prompts in an evaluation."""
+DEFAULT_TASKS = 100
+"""Default number of tasks, if ``evaluation.tasks`` is not set for them; all tasks of a smaller split."""
 
 
 def evaluation_config(
@@ -38,9 +40,10 @@ def evaluation_config(
 ) -> Config:
     """Make the config of an evaluation.
 
-    If the model is a run's folder or a path inside it, the run's config is the base: its agent, its sampling of
-    evaluations and, without `env`, its environment with the evaluation split. If the run has several environments,
-    `env` names one by its label, and that environment's agent is used. A config file or a shipped config as `source`
+    If the model is a run's folder or a path inside it, the run's config is the base: its agent, its ``evaluation``
+    section (split, tasks, samples, sampling) and, without `env`, its environment. In another environment, the section's
+    split and numbers of tasks and samples do not apply. If the run has several environments, `env` names one by its
+    label, and that environment's agent is used. A config file or a shipped config as `source`
     replaces the run's config; without `model`, the model of that config is evaluated.
 
     Args:
@@ -67,7 +70,8 @@ def evaluation_config(
             policy, model=None if run is not None else model, engine=engine, url=url, temperature=temperature
         )
     base = source if source is not None or run is None else run.config_file
-    start = None if base is None else load_config(base)
+    of_section = [word for word in overrides if word.startswith(("evaluation.", "evaluation="))]
+    start = None if base is None else load_config(base, of_section)
     if env is None and start is None and prompts is None:
         raise _nowhere(None if service else model)
     if model is None and base is not None and (named := load_config(base, overrides).model.path) != SCRATCH:
@@ -80,6 +84,9 @@ def evaluation_config(
     ]
     own = [] if base is None else ["cluster=null"]
     config = load_config(base, [*words, *own, *overrides])
+    if start is not None and not _plays_own_tasks(env, start, prompts):
+        environment = f"environment={config.sole_environment.model_dump_json()}"
+        config = config.model_copy(update={"evaluation": load_config(None, [environment, *of_section]).evaluation})
     refuse_cluster(config, "an evaluation")
     return config
 
@@ -118,6 +125,16 @@ def _environment_words(env: str | None, run: Config | None, prompts: str | None)
     if part is not None:
         words = [*_split_words(part, None), *words]
     return words if env is None else [*words, f"environment={_with_split(env)}"]
+
+
+def _plays_own_tasks(env: str | None, run: Config, prompts: str | None) -> bool:
+    """Return True if the ``evaluation`` section of a run or config was written for the tasks of this evaluation."""
+    if prompts is not None:
+        return False
+    if env is None or not run.has_environment:
+        return True
+    part = _part(env, run)
+    return part is not None and parse_env_name(env).name in (part.label, part.config.sole_environment.name)
 
 
 def _split_words(part: EnvironmentConfigs, env: str | None) -> list[str]:

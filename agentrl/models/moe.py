@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl.routed_experts import RoutedExperts, small
+from agentrl.models.routed_experts import RoutedExperts, small
 
 
 def routers(model: nn.Module) -> list[nn.Module]:

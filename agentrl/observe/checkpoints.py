@@ -196,7 +196,7 @@ class CheckpointWriter:
         on_saved: Called in the caller's thread with each complete checkpoint.
 
     Raises:
-        UsageError: from `save`, `look` and `wait`, if the disk is or was full.
+        UsageError: from `save`, `poll` and `wait`, if the disk is or was full.
     """
 
     def __init__(self, checkpoints: Checkpoints, *, background: bool, on_saved: Callable[[Checkpoint], None]) -> None:
@@ -218,7 +218,7 @@ class CheckpointWriter:
         else:
             self._on_saved(self._checkpoints.save(step, write))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Report a checkpoint whose writing has finished."""
         if self._running is not None and self._running.done():
             self.wait()

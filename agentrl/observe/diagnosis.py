@@ -70,7 +70,7 @@ def signs(lines: Sequence[Line]) -> list[Sign]:
     """Return the signs in the newest step; `lines` are in order, the newest last."""
     if not lines:
         return []
-    return [Sign(kind=kind, text=text) for kind, look in SIGNS.items() if (text := look(lines)) is not None]
+    return [Sign(kind=kind, text=text) for kind, detect in SIGNS.items() if (text := detect(lines)) is not None]
 
 
 def _recent(lines: Sequence[Line], name: str) -> list[float]:
@@ -280,7 +280,7 @@ class RunDiagnosis:
         self._signs: dict[str, list[tuple[int, Sign]]] = {}
         self._reminder = Reminder()
 
-    def look(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> list[str]:
+    def add_step(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> list[str]:
         """Add a step, and return the warnings that are due.
 
         Args:
@@ -304,7 +304,7 @@ class RunDiagnosis:
             for problem in urgent
             if problem.kind != CONSTANT and self._reminder.is_due(f"{problem.kind} {problem.file}", step)
         ]
-        idle = None if self._learning is None else self._learning.look(metrics, trajectories, cause=constant)
+        idle = None if self._learning is None else self._learning.add_step(metrics, trajectories, cause=constant)
         return [*warnings, *([] if idle is None else [idle])]
 
     def problems(self) -> tuple[Problem, ...]:

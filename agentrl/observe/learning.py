@@ -41,11 +41,7 @@ def steps_without_learning(lines: Iterable[Mapping[str, float]]) -> int:
 
 
 class LearningWatch:
-    """Detector of consecutive steps that learn nothing.
-
-    Args:
-        definitions: Reward functions by their names in messages; empty if the environment gives the rewards.
-    """
+    """Detector of consecutive steps that learn nothing."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -53,7 +49,7 @@ class LearningWatch:
         self.cause = ""
         """Explanation for the newest step that learned nothing."""
 
-    def look(
+    def add_step(
         self, metrics: Mapping[str, float], trajectories: Sequence[Trajectory], *, cause: str | None = None
     ) -> str | None:
         """Add a step; return a message for the user if one is due.

@@ -68,7 +68,7 @@ class PlaySettings:
     def __str__(self) -> str:
         return " ".join(shlex.quote(word) for word in self.overrides)
 
-    def applied(self, config: Config, label: str = SOLE) -> Config:
+    def apply_to(self, config: Config, label: str = SOLE) -> Config:
         """Return the config with these settings, except for examples that the user chose.
 
         Args:
@@ -128,7 +128,7 @@ def select_default_loop(config: Config, *, say: Callable[[str], None]) -> Config
             rest.append(part)
         else:
             say(f"{_name(part)}{_describe(found, config, part)}")
-            chosen = found.settings.applied(chosen, part.label)
+            chosen = found.settings.apply_to(chosen, part.label)
     if not rest or calls_tools(config):
         return chosen
     if any(_needs_tools(config, part) for part in rest):
@@ -185,14 +185,14 @@ def _as_text(config: Config, part: EnvironmentConfigs, say: Callable[[str], None
         if "format" not in agent.options:
             return config
         say(f"{_name(part)}the model's chat template has no tool calls: agent.loop={loop}; set {_key(part)} to choose")
-        return PlaySettings(loop=loop, options=agent.options, shots=agent.few_shot_turns).applied(config, part.label)
+        return PlaySettings(loop=loop, options=agent.options, shots=agent.few_shot_turns).apply_to(config, part.label)
     form = answer_forms(loop, part.config)[-1]
     settings = PlaySettings(loop=loop, options=dict(form))
     say(
         f"{_name(part)}the model's chat template has no tool calls, so its actions are text: {settings}; "
         f"set {_key(part)} to choose"
     )
-    return settings.applied(config, part.label)
+    return settings.apply_to(config, part.label)
 
 
 def answer_forms(loop: str, config: Config) -> Sequence[Mapping[str, Any]]:

@@ -38,15 +38,15 @@ from agentrl.engine import (
 )
 from agentrl.errors import AgentRLError, EngineError, Outcome, TemplateError, UsageError, async_boundary
 from agentrl.message import Content, Message, plainly_written
+from agentrl.render.answer_tokens import check_logprobs, content_logprobs, find_stop
 from agentrl.render.content_guard import unbroken
 from agentrl.render.conversation import LedgerConversation
+from agentrl.render.forms import ATTEMPTS, FormCheck, make_form_check
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import CUT_MARK, ToolSchema
 from agentrl.render.tool_parsers import ParsedCalls
 from agentrl.render.tool_parsers.untagged import read_untagged
-from agentrl.rollout.answer_tokens import check_logprobs, content_logprobs, find_stop
 from agentrl.rollout.env_pool import EnvHandle
-from agentrl.rollout.forms import ATTEMPTS, FormCheck, make_form_check
 from agentrl.rollout.turns import TurnLog, derive_seed
 from agentrl.rollout.waits import WaitKind
 from agentrl.tool import Tool

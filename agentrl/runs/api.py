@@ -28,7 +28,7 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.evaluate import PolicyKind, ignore
 from agentrl.evaluation.panel import EvaluatedEpisode
 from agentrl.evaluation.result import WITHOUT_SUCCESS, EvaluationResult
-from agentrl.evaluation.session import EvaluationRequest, default_tasks, evaluations_folder, run_evaluation
+from agentrl.evaluation.session import EvaluationRequest, describe_request, make_request, run_evaluation
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note
 from agentrl.observe.problems import problem_lines
@@ -260,7 +260,7 @@ def evaluate(
     tools: Sequence[ToolLike] = (),
     reward: RewardLike | Sequence[RewardLike] | None = None,
     tasks: int | None = None,
-    samples: int = 1,
+    samples: int | None = None,
     seed: int = 0,
     temperature: float | None = None,
     concurrency: int | None = None,
@@ -283,8 +283,9 @@ def evaluate(
         loop: As in `train`.
         tools: As in `train`.
         reward: As in `train`.
-        tasks: Number of tasks of the split; by default 100, or all tasks of a smaller split.
-        samples: Number of episodes per task.
+        tasks: Number of tasks of the split; by default ``evaluation.tasks`` of the run or config, otherwise 100, or all
+            tasks of a smaller split.
+        samples: Number of episodes per task; by default ``evaluation.samples`` of the run or config, otherwise 1.
         seed: Seed of the choice of tasks and of the sampling.
         temperature: Sampling temperature; 0 is greedy.
         concurrency: Maximum number of concurrent episodes.
@@ -314,14 +315,8 @@ def evaluate(
             overrides=words,
         )
         _check_session(settings)
-        request = EvaluationRequest(
-            config=settings,
-            policy=chosen,
-            n_tasks=default_tasks(settings) if tasks is None else tasks,
-            samples=samples,
-            seed=seed,
-            folder=evaluations_folder(settings, model),
-            fresh=fresh,
+        request = make_request(
+            settings, policy=chosen, model=model, tasks=tasks, samples=samples, seed=seed, fresh=fresh
         )
         return _measure(request, interruption, progress=progress, on_episode=on_episode)
 
@@ -344,6 +339,7 @@ def _measure(
 
     if progress and request.policy is PolicyKind.ENGINE:
         note(evaluation_size(request.config, request.n_tasks, request.samples))
+        note(describe_request(request))
     with _count_episodes(request.n_tasks * request.samples, counters, progress, on_episode) as report:
         result = asyncio.run(run(report))
     if progress:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from agentrl.builders.adapters import check_adapters, refuse_adapters, refuse_role_adapters
+from agentrl.builders.adapter_checks import check_adapters, refuse_adapters, refuse_role_adapters
 from agentrl.builders.models import build_renderer
 from agentrl.builders.trainers import build_on_ranks, build_preferences, build_reward_model
 from agentrl.config.algorithm import PreferencesConfig

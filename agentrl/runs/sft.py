@@ -13,7 +13,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from agentrl.builders.adapters import check_adapters, refuse_role_adapters
+from agentrl.builders.adapter_checks import check_adapters, refuse_role_adapters
 from agentrl.builders.checks import check_agents
 from agentrl.builders.cluster import refuse_cluster
 from agentrl.builders.episodes import RunEnvironment, build_run_environments, build_task_sampler, close_run_environments

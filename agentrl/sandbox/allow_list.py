@@ -72,7 +72,7 @@ def read_host(text: str) -> Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AllowedHost:
     """Entry of an allow-list."""
 
     host: Host
@@ -93,7 +93,7 @@ class Entry:
 class AllowList:
     """Hosts and ports that may be reached."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[AllowedHost, ...]
 
     @classmethod
     def read(cls, texts: Sequence[str]) -> AllowList:
@@ -119,7 +119,7 @@ class AllowList:
         return is_public(address) or self.permits(address, port)
 
 
-def _read_entry(text: str) -> Entry:
+def _read_entry(text: str) -> AllowedHost:
     is_wildcard = text.startswith("*.")
     try:
         if text.count(":") > 1 and not text.startswith("["):
@@ -132,7 +132,7 @@ def _read_entry(text: str) -> Entry:
         raise UsageError(
             "a host of a sandbox's allow-list is invalid", got=f"{text!r} ({error})", expected=EXPECTED, hint=hint
         ) from error
-    return Entry(host, port, is_wildcard)
+    return AllowedHost(host, port, is_wildcard)
 
 
 def is_public(address: Address) -> bool:

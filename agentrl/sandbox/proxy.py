@@ -43,7 +43,7 @@ _names = ThreadPoolExecutor(8, "agentrl-names")
 """Threads for DNS lookups, separate from the event loop's, so that a hanging name server blocks nothing else."""
 
 
-class Refused(Exception):
+class ProxyRefusal(Exception):
     """The proxy refuses a request.
 
     Args:
@@ -84,21 +84,21 @@ def read_request(head: bytes) -> Request:
     """Parse a head strictly: ambiguous requests, which servers could parse differently, are refused.
 
     Raises:
-        Refused: the head is invalid (status 400).
+        ProxyRefusal: the head is invalid (status 400).
     """
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     line = _LINE.fullmatch(first)
     if line is None:
-        raise Refused(400, "the request line is invalid")
+        raise ProxyRefusal(400, "the request line is invalid")
     method, target = line[1].decode(), line[2].decode()
     if method == "CONNECT":
         host, port = _read_target(target)
         if port is None:
-            raise Refused(400, "CONNECT needs HOST:PORT")
+            raise ProxyRefusal(400, "CONNECT needs HOST:PORT")
         return Request(method, host, port, "", (), 0)
     address = _ABSOLUTE.fullmatch(target)
     if address is None:
-        raise Refused(400, "this is a proxy: it accepts CONNECT HOST:PORT and METHOD http://HOST/PATH")
+        raise ProxyRefusal(400, "this is a proxy: it accepts CONNECT HOST:PORT and METHOD http://HOST/PATH")
     host, port = _read_target(address[1])
     path = address[2] or "/"
     headers = [_read_header(one) for one in lines]
@@ -110,13 +110,13 @@ def _read_target(text: str) -> tuple[Host, int | None]:
     try:
         return read_place(text)
     except ValueError as error:
-        raise Refused(400, str(error)) from error
+        raise ProxyRefusal(400, str(error)) from error
 
 
 def _read_header(line: bytes) -> tuple[bytes, bytes]:
     found = _HEADER.fullmatch(line)
     if found is None:
-        raise Refused(400, "a header is invalid")
+        raise ProxyRefusal(400, "a header is invalid")
     return found[1], found[2].rstrip(b" \t")
 
 
@@ -127,9 +127,9 @@ def _filter_headers(headers: list[tuple[bytes, bytes]]) -> tuple[tuple[tuple[byt
         by_name.setdefault(name.lower(), []).append(value)
     sizes, codings = by_name.get(b"content-length", []), by_name.get(b"transfer-encoding", [])
     if len(sizes) + len(codings) > 1 or len(by_name.get(b"host", [])) > 1:
-        raise Refused(400, "the size of the body, or the host, is stated twice")
+        raise ProxyRefusal(400, "the size of the body, or the host, is stated twice")
     if any(not re.fullmatch(rb"[0-9]{1,18}", size) for size in sizes) or any(c.lower() != b"chunked" for c in codings):
-        raise Refused(400, "the size of the body is invalid")
+        raise ProxyRefusal(400, "the size of the body is invalid")
     named = {word.strip().lower() for value in by_name.get(b"connection", []) for word in value.split(b",")}
     dropped = _HOP_BY_HOP | (named - {b"content-length", b"transfer-encoding"})
     kept = tuple((name, value) for name, value in headers if name.lower() not in dropped)
@@ -194,13 +194,13 @@ class HostProxy:
                         await _run_pair(
                             _send_body(reader, server, request.size), _copy(answers, writer), is_tunnel=False
                         )
-            except Refused as refused:
+            except ProxyRefusal as refused:
                 writer.write(_answer(refused.status, str(refused)))
 
     async def _serve_straight(
         self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        with contextlib.closing(writer), contextlib.suppress(Refused, *_LEFT):
+        with contextlib.closing(writer), contextlib.suppress(ProxyRefusal, *_LEFT):
             async with self._server(request) as (answers, server):
                 await _run_pair(_copy(reader, server), _copy(answers, writer), is_tunnel=True)
 
@@ -210,7 +210,7 @@ class HostProxy:
             async with asyncio.timeout(CONNECT_S):
                 answers, server = await self._connect(request, f"{request.host}:{request.port}")
         except TimeoutError:
-            raise Refused(504, f"{request.host}:{request.port} does not answer") from None
+            raise ProxyRefusal(504, f"{request.host}:{request.port} does not answer") from None
         try:
             yield answers, server
             server.close()
@@ -221,18 +221,18 @@ class HostProxy:
 
     async def _connect(self, request: Request, place: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if not self._allowed.permits(request.host, request.port):
-            raise Refused(403, f"this sandbox may not reach {place} (see sandbox.network of the config)")
+            raise ProxyRefusal(403, f"this sandbox may not reach {place} (see sandbox.network of the config)")
         addresses = await self._addresses(request)
         allowed = [one for one in addresses if self._may_lead_to(one, request.port)]
         if not allowed:
-            raise Refused(403, f"{place} does not resolve to a public or listed address")
+            raise ProxyRefusal(403, f"{place} does not resolve to a public or listed address")
         problem = ""
         for address in allowed:
             try:
                 return await asyncio.open_connection(str(address), request.port, limit=PIECE)
             except OSError as error:
                 problem = error.strerror or type(error).__name__
-        raise Refused(502, f"{place} cannot be reached: {problem}")
+        raise ProxyRefusal(502, f"{place} cannot be reached: {problem}")
 
     async def _addresses(self, request: Request) -> list[Address]:
         if not isinstance(request.host, str):
@@ -243,7 +243,7 @@ class HostProxy:
         try:
             found = await asyncio.shield(looking)
         except OSError as error:
-            raise Refused(502, f"{request.host} has no address: {error.strerror or error}") from error
+            raise ProxyRefusal(502, f"{request.host} has no address: {error.strerror or error}") from error
         return [ipaddress.ip_address(one) for one in found]
 
     def _release_lookup(self, looking: asyncio.Future[list[str]]) -> None:
@@ -280,9 +280,9 @@ async def _receive_head(reader: asyncio.StreamReader) -> Request:
         async with asyncio.timeout(HEAD_S):
             return read_request(await reader.readuntil(b"\r\n\r\n"))
     except TimeoutError:
-        raise Refused(408, "the request did not arrive in time") from None
+        raise ProxyRefusal(408, "the request did not arrive in time") from None
     except asyncio.LimitOverrunError:
-        raise Refused(431, "the head of the request is too long") from None
+        raise ProxyRefusal(431, "the head of the request is too long") from None
 
 
 async def _run_pair(

@@ -96,7 +96,7 @@ class Supervisor:
         self.received = bytearray()
         self.poll = select.poll()
         self.on_event: dict[int, Callable[[], None]] = {}
-        self.ports = supervisor_ports.Ports(self._watch, self._forget, self._answer)
+        self.ports = supervisor_ports.SupervisorPorts(self._watch, self._forget, self._answer)
         self._watch(0, select.POLLIN, self._receive)
 
     def serve(self) -> NoReturn:

@@ -32,7 +32,7 @@ class Connection:
         self.unsent = memoryview(b"")
 
 
-class Ports:
+class SupervisorPorts:
     """Ports that listen for the host.
 
     Args:

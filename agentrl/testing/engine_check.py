@@ -73,7 +73,7 @@ class EngineProbe:
         self.engine = self.factory()
         await self.engine.start()
 
-    async def look(self) -> int:
+    async def count_sampled(self) -> int:
         """Return a number that increases when a request gets its first token."""
         if self.sampling is not None:
             return await self.sampling(self.engine)
@@ -142,12 +142,12 @@ class EngineProbe:
         """Start a request and wait until its first token is reported or it has ended."""
         if all(task.done() for task in self._submitted):
             await self.until_idle()
-        before = await self.look()
+        before = await self.count_sampled()
         task = asyncio.ensure_future(self.engine.generate(request))
         self._submitted.append(task)
 
         async def has_begun() -> bool:
-            return task.done() or await self.look() > before
+            return task.done() or await self.count_sampled() > before
 
         await self.until(has_begun, "a request that begins to sample")
         return task
@@ -165,7 +165,7 @@ class EngineProbe:
         """Wait until the engine has no request; servers need seconds to notice that a caller is gone."""
 
         async def is_idle() -> bool:
-            await self.look()
+            await self.count_sampled()
             load = self.engine.metrics()
             return load.running + load.waiting == 0
 
@@ -173,10 +173,10 @@ class EngineProbe:
 
     async def makes_no_progress(self) -> bool:
         """Return True if no token is sampled during `LOOKS` polls."""
-        before = await self.look(), self.engine.metrics().sampled_tokens
+        before = await self.count_sampled(), self.engine.metrics().sampled_tokens
         for _ in range(LOOKS):
             await asyncio.sleep(REST_S)
-            if (await self.look(), self.engine.metrics().sampled_tokens) != before:
+            if (await self.count_sampled(), self.engine.metrics().sampled_tokens) != before:
                 return False
         return True
 
@@ -441,8 +441,8 @@ async def killed_engine(probe: EngineProbe) -> str:
 
 
 RULES = tuple(
-    Rule(look)
-    for look in (
+    Rule(check)
+    for check in (
         length,
         context,
         stop,
@@ -521,7 +521,7 @@ async def _check(rule: Rule, probe: EngineProbe, deadline_s: float) -> CheckRow:
     start = time.perf_counter()
     try:
         async with asyncio.timeout(deadline_s) as limit:
-            found = await rule.look(probe)
+            found = await rule.check(probe)
     except Missing as missing:
         found = missing
     except Exception as error:

@@ -228,7 +228,7 @@ def _check(rule: Rule, subject: Subject) -> CheckRow:
     """Check a rule; an exception of the environment breaks it."""
     start = time.perf_counter()
     try:
-        found = rule.look(subject)
+        found = rule.check(subject)
     except WrongReturn as wrong:
         found = Broken(wrong.args[0])
     except Exception as error:

@@ -66,7 +66,7 @@ class Finding:
 class Rule:
     """Rule of a check: its requirement, its check, and what to do if it is broken."""
 
-    look: Callable[[Any], Any]
+    check: Callable[[Any], Any]
     """Function that takes the subject of the check, and returns a text or a `Finding` (some rules as coroutines) or
     raises a `RuleOutcome`. Its name is the rule's name; the first paragraph of its docstring is the requirement."""
     mend: str = ""
@@ -75,12 +75,12 @@ class Rule:
     @property
     def name(self) -> str:
         """Name in reports."""
-        return self.look.__name__.replace("_", " ")
+        return self.check.__name__.replace("_", " ")
 
     @property
     def demand(self) -> str:
         """Requirement of the rule in one sentence."""
-        return " ".join((inspect.getdoc(self.look) or "").partition("\n\n")[0].split())
+        return " ".join((inspect.getdoc(self.check) or "").partition("\n\n")[0].split())
 
     def row(self, found: Finding | str | Exception, seconds: float) -> CheckRow:
         """Return the row of the report; an exception other than a `RuleOutcome` breaks the rule."""
@@ -100,14 +100,14 @@ class Rule:
 
 def rule(mend: str) -> Callable[[Callable[[Any], Finding | str]], Rule]:
     """Make a `Rule` of the decorated function; `mend` says what to do if it is broken."""
-    return lambda look: Rule(look, mend)
+    return lambda check: Rule(check, mend)
 
 
 async def check_rule(rule: Rule, subject: object, *, escaping: tuple[type[Exception], ...] = ()) -> CheckRow:
-    """Check a rule whose `look` is a coroutine function; raise exceptions in `escaping`, all others break the rule."""
+    """Check a rule whose `check` is a coroutine function; raise exceptions in `escaping`, all others break the rule."""
     start = time.perf_counter()
     try:
-        found = await rule.look(subject)
+        found = await rule.check(subject)
     except escaping:
         raise
     except Exception as error:

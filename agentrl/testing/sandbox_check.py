@@ -18,8 +18,8 @@ from agentrl.testing.sandbox_rules import behaviour, limits, network, security
 from agentrl.testing.sandbox_subject import SandboxSubject
 
 RULES = tuple(
-    Rule(look)
-    for look in (
+    Rule(check)
+    for check in (
         behaviour.runs_commands,
         behaviour.tells_how_commands_end,
         behaviour.runs_commands_at_the_same_time,

@@ -34,7 +34,7 @@ TIGHT = Limits(
 """Limits of attacked sandboxes."""
 GRACE_S = 8.0
 """Maximum number of seconds by which a command may exceed its limit on a busy machine."""
-_LOOKS = 500
+_POLLS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,11 @@ def in_sandbox(rule: Callable[[Sandbox], Awaitable[T]]) -> Callable[[SandboxSubj
     """Turn a rule about a sandbox into a rule about a back end, by `SandboxSubject.open_for_attack`."""
 
     @functools.wraps(rule)
-    async def look(subject: SandboxSubject) -> T:
+    async def check(subject: SandboxSubject) -> T:
         async with subject.open_for_attack() as sandbox:
             return await rule(sandbox)
 
-    return look
+    return check
 
 
 async def require_nothing_left(before: MachineState) -> None:
@@ -111,7 +111,7 @@ async def require_nothing_left(before: MachineState) -> None:
     Raises:
         Broken: something remains.
     """
-    for _ in range(_LOOKS):
+    for _ in range(_POLLS):
         left = before.changes(MachineState.now())
         if not left:
             return

@@ -190,8 +190,8 @@ async def parallel_calls_agree(subject: _Subject) -> str:
 
 
 RULES = tuple(
-    Rule(look)
-    for look in (
+    Rule(check)
+    for check in (
         arguments_are_described,
         name_can_be_sent,
         wrong_arguments_are_refused,

@@ -2,11 +2,10 @@
 
 from agentrl.weights.adapters import AdaptersProbe, AdaptersSync, AdaptersTransport
 from agentrl.weights.collective import CollectiveTransport, GroupMember, address_towards
-from agentrl.weights.contract import SyncReport, Transport, WeightSource, WeightSync
+from agentrl.weights.contract import SyncReport, Transport, WeightSync
 from agentrl.weights.folder import MEMORY, AdapterTransport, FolderTransport, memory_folder, write_served_model
-from agentrl.weights.shared_memory import IpcTransport, TensorTransport
 from agentrl.weights.sync import InProcessSync, RemoteSync
-from agentrl.weights.tensors import CheckpointSource
+from agentrl.weights.tensors import CheckpointSource, IpcTransport, TensorTransport
 from agentrl.weights.verify import TOLERANCE, Probe
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "SyncReport",
     "TensorTransport",
     "Transport",
-    "WeightSource",
     "WeightSync",
     "address_towards",
     "memory_folder",

@@ -1,4 +1,4 @@
-"""Shipped environments with tools of their own play in both loops: the expert's answers, written by an engine."""
+"""Shipped environments with their own tools, played by both loops with the expert's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A debate: who reads what, who decides, what a debater's own answer earns, and what copying and forging gain."""
+"""The debate loop: visible messages, the deciding role, rewards of each debater, copied and forged messages."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Memories and summaries that the policy writes: what it then sees, what trains, and what an empty one costs."""
+"""Memories and summaries written by the policy: later prompts, trained tokens, and empty ones."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A planner and a worker: who reads what, who trains, and what a silent planner costs."""
+"""A planner and a worker: visible messages, trained tokens, and a planner that does not answer."""
 
 import gymnasium
 import pytest

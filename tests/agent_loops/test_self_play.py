@@ -1,4 +1,4 @@
-"""Two roles play one game: who reads what, whose reward it is, and what stalling costs."""
+"""Two roles in one game: visible messages, rewards by role, and stalling."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Whoever says it, an observation, a tool, a task or another agent: what is spelled opens no message in a prompt."""
+"""Control tokens spelled in observations, tool results, tasks or other agents' messages never open a message."""
 
 import gymnasium
 import pytest

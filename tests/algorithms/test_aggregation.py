@@ -1,4 +1,4 @@
-"""Aggregation against loops over the owners, and the counts that must not depend on how a step is cut."""
+"""Aggregation against loops over owners, and counts that do not depend on how a step is split."""
 
 from statistics import fmean
 

@@ -1,4 +1,4 @@
-"""Train/inference correction: weights, what is dropped, and the measurements."""
+"""Train/inference correction: weights, dropped tokens and metrics."""
 
 import math
 

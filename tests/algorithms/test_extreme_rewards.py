@@ -1,4 +1,4 @@
-"""Rewards near the ends of float64: variances neither overflow nor vanish, and nothing is lost silently."""
+"""Rewards near the limits of float64: variances neither overflow nor vanish, and no reward is lost silently."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What is chosen among tokens does not depend on their order, also where they tie as the first ones of a group do."""
+"""Selections among tokens do not depend on the order of tokens, even with ties."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Losses that are no function of a `LossInput`: the critic's, pairs, a reward model's, a teacher's."""
+"""Losses that are not functions of a `LossInput`: critic, pairs, reward model, teacher."""
 
 import math
 

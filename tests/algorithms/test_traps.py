@@ -1,4 +1,4 @@
-"""Mistakes that are easy to make in these formulas, each once."""
+"""Common mistakes in these formulas, one test each."""
 
 import dataclasses
 

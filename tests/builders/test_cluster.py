@@ -1,4 +1,4 @@
-"""What a cluster asks of a config, and that nobody else imports Ray; nothing here needs it."""
+"""Requirements of a cluster config, and that only one folder imports Ray; runs without Ray."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""From the agent section to the runner of its episodes: where the examples of prompts come from."""
+"""Few-shot examples, from the agent section to the episode runner."""
 
 from __future__ import annotations
 

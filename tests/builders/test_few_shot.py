@@ -1,4 +1,4 @@
-"""Examples in prompts are of the training split, whatever a run or an evaluation plays."""
+"""Few-shot examples come from the training split, in runs and in evaluations."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Settings of the agent section arrive where they belong, each with a value of its own."""
+"""Each setting of the agent section reaches the part that reads it; all values differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.tokenizers import build_tokenizer
 
 from agentrl.agent_loop import AgentRole
 from agentrl.builders import rewards
-from agentrl.builders.adapters.roles import roles_of_adapters, trained_roles
+from agentrl.builders.adapter_checks import roles_of_adapters, trained_roles
 from agentrl.builders.episodes import _answer_timeout_s, build_env_pool, build_loop, build_runner, build_task_sampler
 from agentrl.builders.group_extras import _policies
 from agentrl.builders.roles import RolePolicy, build_roles, check_roles

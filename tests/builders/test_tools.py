@@ -1,4 +1,4 @@
-"""``agent.tools`` and ``agent.sandbox``: what is checked before a run starts."""
+"""Checks of ``agent.tools`` and ``agent.sandbox`` before a run starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several adapters from the command line: exported, evaluated by role, shown, and planned."""
+"""Several adapters on the command line: export, evaluation by role, view and plan."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Starts that cannot work: each says why, and leaves the folder of runs as it was."""
+"""Starts that cannot work: each explains why, and leaves the folder of runs unchanged."""
 
 from __future__ import annotations
 

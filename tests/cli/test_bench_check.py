@@ -1,4 +1,4 @@
-"""The guard of `make bench-check`: stored ratios against those of real runs of small benchmarks."""
+"""`make bench-check`: stored ratios against those of small benchmark runs."""
 
 from __future__ import annotations
 

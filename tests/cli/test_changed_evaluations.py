@@ -1,4 +1,4 @@
-"""After a change of code, data, weights or settings, an evaluation is played anew; without one it is found again."""
+"""A change of code, data, weights or settings starts a new evaluation; without a change, results are reused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`agentrl env serve` as a process: it says where it is, is used by other commands, and Ctrl-C leaves nothing."""
+"""`agentrl env serve` as a process: it prints its address, serves other commands, and exits cleanly on Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures: one message on standard error, the promised exit code, a traceback only with --debug."""
+"""Failures: one message on standard error, the documented exit code, and a traceback only with --debug."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluating from the command line and from a program."""
+"""Evaluation from the command line and from Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Help pages: all of them, with examples; and the program's own options."""
+"""Help pages with examples, and the options of the program itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scaffolded project works as it is: its tests pass, it is checked, it trains."""
+"""A scaffolded project works without changes: its tests, its check and its training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run with adapters from the command line: trained, gone on with, evaluated, exported, and built upon."""
+"""A run with adapters on the command line: training, resuming, evaluation, export, and training on top of it."""
 
 from __future__ import annotations
 

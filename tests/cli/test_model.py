@@ -1,4 +1,4 @@
-"""Models under names of this machine, and chat templates in place of a model's own."""
+"""Model names of this machine, and replacement chat templates."""
 
 from __future__ import annotations
 

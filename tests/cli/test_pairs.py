@@ -1,4 +1,4 @@
-"""Learning from pairs from the command line: a policy, and a reward model."""
+"""Training on pairs from the command line: a policy and a reward model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a log shows of long work, and what Ctrl-C leaves behind."""
+"""Progress messages of long work, and the state after Ctrl-C."""
 
 from __future__ import annotations
 

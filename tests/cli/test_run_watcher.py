@@ -1,4 +1,4 @@
-"""What a person sees of a run: the live panel and the plain lines."""
+"""Progress of a run on the terminal: the live panel and plain lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers alone: a program that stands in for an engine's interpreter, started and ended by the command."""
+"""`agentrl serve` with a program in place of an engine: start, output and shutdown."""
 
 from __future__ import annotations
 

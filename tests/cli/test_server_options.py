@@ -1,4 +1,4 @@
-"""Options of the commands that serve: each arrives in the server under its own name, with values that all differ."""
+"""Options of the serving commands reach the server under their own names; all values differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The warm start from the command line."""
+"""Supervised fine-tuning from the command line."""
 
 from __future__ import annotations
 

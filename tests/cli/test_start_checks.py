@@ -1,4 +1,4 @@
-"""What the start refuses because of a template, a tool or a role: the dry run refuses it too, and leaves nothing."""
+"""Templates, tools and roles that are refused at the start: the dry run refuses them too, and writes nothing."""
 
 from __future__ import annotations
 

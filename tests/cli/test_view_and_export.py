@@ -1,4 +1,4 @@
-"""Looking at episodes, and taking a model out of a run."""
+"""Viewing episodes, and exporting the model of a run."""
 
 from __future__ import annotations
 

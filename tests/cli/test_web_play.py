@@ -1,4 +1,4 @@
-"""A person plays in a browser: the page, its two requests, what a click means."""
+"""Playing an environment in a browser: the page, its two requests, and clicks."""
 
 from __future__ import annotations
 

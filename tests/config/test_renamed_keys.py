@@ -1,4 +1,4 @@
-"""Renamed keys are refused by their current name; what a run saved keeps its meaning."""
+"""Renamed keys are refused with their current name; configs of earlier runs keep their meaning."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A learning rate far from what is usual for the model's size is named, with the usual one and its basis."""
+"""Warnings about learning rates that are unusual for the model's size, with the usual rate and its source."""
 
 import json
 

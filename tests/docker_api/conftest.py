@@ -1,4 +1,4 @@
-"""A daemon that is none: what docker sandboxes ask of it, and what they do when it fails."""
+"""A fake Docker daemon: the requests of docker sandboxes, and their behaviour when it fails."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Containers: how they are closed off, how they end, how many there are, and whose they are."""
+"""Containers: isolation, cleanup, limits and ownership."""
 
 import asyncio
 import logging

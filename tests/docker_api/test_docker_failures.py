@@ -1,4 +1,4 @@
-"""What is refused, and what becomes of failures: the user's, and the machinery's."""
+"""Refused settings, and failures of the user's code and of the infrastructure."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""A daemon for the whole run, or the reason why there is none."""
+"""A daemon for the whole session, or the reason why none is available."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Environments whose sandboxes are containers, and the command line."""
+"""Environments with containers as sandboxes, and their commands."""
 
 import subprocess
 import sys

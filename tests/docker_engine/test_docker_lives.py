@@ -1,4 +1,4 @@
-"""Containers in the hands of a real daemon: how they end, and what they begin with."""
+"""Containers on a real daemon: start and cleanup."""
 
 import asyncio
 import json

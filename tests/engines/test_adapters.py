@@ -1,4 +1,4 @@
-"""Adapters that are sent to a real vLLM alone: exact while requests are in flight, caught when stale, and resumed."""
+"""Adapters sent to a real vLLM without the base: exact with requests in flight, verified, and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real servers as actors on another simulated node than the trainer; without Ray this is skipped.
+"""Real servers as actors on another simulated node than the trainer's; skipped without Ray.
 
 make test-engines-cluster
 """

@@ -1,4 +1,4 @@
-"""The conformance kit on every engine, real servers among them, and what must hold on both real ones."""
+"""The conformance kit on every engine, including real servers, and properties of both real ones."""
 
 import asyncio
 
@@ -76,7 +76,7 @@ async def test_the_engine_conforms(engine, skipped, subject, reference_of, kills
 
 async def progress(probe):
     """What runs, and what has been sampled, now."""
-    await probe.look()
+    await probe.count_sampled()
     return probe.engine.metrics()
 
 

@@ -1,4 +1,4 @@
-"""Evaluations and the throughput benchmark on real servers, from the command line: launched, and attached to."""
+"""Evaluations and the throughput benchmark on real servers, launched or attached, from the command line."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Random sessions of clients of OpenAI and Anthropic, answered by real servers, are recorded token by token.
+"""Random sessions of OpenAI and Anthropic clients on real servers are recorded token by token.
 
 AGENTRL_GATEWAY_SESSIONS sets how many there are of each dialect and server.
 """

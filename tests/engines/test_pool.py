@@ -1,4 +1,4 @@
-"""Two launched servers behind a pool: killed and stopped in the middle of requests, while weights change."""
+"""Two launched servers in a pool, killed and suspended during requests while weights change."""
 
 import asyncio
 import copy

@@ -1,4 +1,4 @@
-"""SGLang itself, on the CPU: what the conformance kit does not ask."""
+"""SGLang on the CPU: behaviour that the conformance kit does not cover."""
 
 import asyncio
 import json

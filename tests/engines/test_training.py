@@ -1,4 +1,4 @@
-"""Whole runs on real servers: the command line's own path, with a tiny model and a world of letters."""
+"""Whole runs on real servers through the command line, with a tiny model and the letters environment."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A real run whose servers die in the middle of steps: nothing is lost, nothing is trained twice, and it goes on."""
+"""A run whose servers are killed during steps: no episode is lost or trained twice, and the run continues."""
 
 import asyncio
 import os

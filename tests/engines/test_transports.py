@@ -1,4 +1,4 @@
-"""Every transport that works on a CPU, on both servers: exact while requests are in flight, and caught when broken."""
+"""Every transport that works on a CPU, on both servers: exact with requests in flight, and verified."""
 
 import asyncio
 import itertools

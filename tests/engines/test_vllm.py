@@ -1,4 +1,4 @@
-"""vLLM itself, on the CPU: what the conformance kit does not ask."""
+"""vLLM on the CPU: behaviour that the conformance kit does not cover."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Evaluating with a real runner: order, concurrency, failures, and going on after an interruption."""
+"""Evaluation with a real runner: order, concurrency, failures, and resuming after an interruption."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from agentrl.config import load_config
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import Outcome, UsageError
 from agentrl.evaluation import periodic
-from agentrl.evaluation.evaluate import evaluate_panel
+from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel, assignments, choose_tasks
-from agentrl.evaluation.session import default_tasks
+from agentrl.evaluation.session import make_request
 from agentrl.message import Message, user
 from agentrl.reward import GroupScorer, Score
 from agentrl.rollout.env_pool import EnvPool
@@ -93,9 +93,15 @@ async def test_a_source_that_is_too_small_does_not_shrink_the_panel(runner: Epis
         await evaluate_panel(runner, SeedTasks("coin", size=2), PANEL, concurrency=3)
 
 
-def test_an_evaluation_that_names_no_number_takes_a_small_split_whole() -> None:
-    small, large = (load_config("quickstart", [f"environment.split={split}"]) for split in ("valid_unseen", "train"))
-    assert (default_tasks(small), default_tasks(large)) == (69, 100)
+@pytest.mark.parametrize(
+    ("source", "split", "tasks"), [(None, "valid_unseen", 69), (None, "train", 100), ("quickstart", "train", 256)]
+)
+def test_an_evaluation_without_a_number_plays_the_tasks_of_the_config_or_100_or_a_small_split(
+    source: str | None, split: str, tasks: int
+) -> None:
+    words = [f"environment=household/{split}", "environment.options={size: tiny, rooms: [kitchen]}"]
+    request = make_request(load_config(source, words), policy=PolicyKind.EXPERT, model=None)
+    assert request.n_tasks == tasks
 
 
 async def test_the_same_seed_gives_the_same_result_at_any_concurrency(runner: EpisodeRunner) -> None:

@@ -1,4 +1,4 @@
-"""Files, modules, variables and commands that a source or a command names are part of an evaluation's key."""
+"""Files, modules, variables and commands that sources name are part of an evaluation's key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import Config, load_config
-from agentrl.evaluation.identity import code_identity
+from agentrl.evaluation.session import code_identity
 from agentrl.observe.code_identity import CodeIdentity
 
 PATH = "from pathlib import Path\n"

@@ -1,4 +1,4 @@
-"""Reports: what they hold, and that they stand alone."""
+"""Contents of reports, which need no other files."""
 
 from __future__ import annotations
 

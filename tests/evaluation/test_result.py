@@ -1,4 +1,4 @@
-"""What is drawn from episodes, and what goes into the JSON."""
+"""Statistics of episodes, and the JSON of a result."""
 
 from __future__ import annotations
 

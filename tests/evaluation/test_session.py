@@ -1,4 +1,4 @@
-"""The key of an evaluation: every entry of it tells two evaluations apart."""
+"""The key of an evaluation: each of its entries distinguishes two evaluations."""
 
 from __future__ import annotations
 

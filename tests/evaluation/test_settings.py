@@ -1,15 +1,16 @@
-"""From a run's own config to that of its evaluation."""
+"""The config of an evaluation, made from a run's config and from options."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind
-from agentrl.evaluation.session import episodes_at_once
+from agentrl.evaluation.session import EvaluationRequest, describe_request, episodes_at_once, make_request
 from agentrl.evaluation.settings import evaluation_config
 
 
@@ -84,3 +85,47 @@ def test_an_environment_of_a_mixed_run_is_named_by_its_label_first(
     assert (section.name, section.split) == (name, split)
     assert {key: section.options[key] for key in options} == options
     assert (found.sampling.temperature, found.sampling.top_p) == (0.25, 0.5)
+
+
+SECTION = """
+environment: guess_number
+model: {path: m}
+evaluation: {split: test, tasks: 7, samples: 3, sampling: {temperature: 0.25}}
+"""
+
+
+def request_of(folder: Path, *, tasks: int | None = None, **options: Any) -> EvaluationRequest:
+    (folder / "config.yaml").write_text(SECTION)
+    config = evaluation_config(model=str(folder), **options)
+    return make_request(config, policy=PolicyKind.ENGINE, model=None, tasks=tasks)
+
+
+def test_a_run_is_measured_as_its_evaluation_section_says_and_the_settings_name_the_keys(tmp_path: Path) -> None:
+    words = "settings: guess_number/test, tasks 7 (evaluation.tasks), samples 3 (evaluation.samples), seed 0"
+    assert describe_request(request_of(tmp_path)) == f"{words}, temperature 0.25"
+    words = "settings: guess_number/test, tasks 5, samples 3 (evaluation.samples), seed 0, temperature 1"
+    assert describe_request(request_of(tmp_path, tasks=5, temperature=1.0)) == words
+
+
+def test_overrides_of_the_evaluation_section_take_precedence(tmp_path: Path) -> None:
+    words = ["evaluation.split=valid", "evaluation.tasks=9", "evaluation.sampling.temperature=0"]
+    found = request_of(tmp_path, overrides=words)
+    assert (found.config.sole_environment.split, found.n_tasks, found.config.sampling.temperature) == ("valid", 9, 0.0)
+
+
+def test_the_evaluation_section_says_nothing_about_another_environment(tmp_path: Path) -> None:
+    other, own = (request_of(tmp_path, env=env) for env in ("bandit/test", "guess_number/valid"))
+    assert (other.n_tasks, other.samples, other.config_keys) == (100, 1, ())
+    assert (own.n_tasks, own.samples, own.config.sole_environment.split) == (7, 3, "valid")
+
+
+def test_a_shipped_config_is_measured_as_its_evaluation_section_says() -> None:
+    config = evaluation_config(source="qwen/code")
+    request = make_request(config, policy=PolicyKind.ENGINE, model=None)
+    assert (config.sole_environment.split, request.n_tasks, request.samples) == ("test", 200, 1)
+
+
+def test_a_file_of_prompts_is_measured_whole_whatever_the_run_says(tmp_path: Path) -> None:
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "one"}\n' * 11)
+    found = request_of(tmp_path, prompts=str(tmp_path / "asked.jsonl"))
+    assert (found.config.sole_environment.name, found.n_tasks, found.samples) == ("prompts", 11, 1)

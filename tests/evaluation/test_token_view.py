@@ -1,4 +1,4 @@
-"""What the token view shows of a ledger."""
+"""The token view of a ledger."""
 
 from __future__ import annotations
 

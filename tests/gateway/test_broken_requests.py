@@ -1,4 +1,4 @@
-"""Requests and answers that no JSON library can be trusted with, broken encodings, and clients that leave."""
+"""Requests and answers that are not valid JSON, broken encodings, and clients that disconnect."""
 
 import asyncio
 import gzip

@@ -1,4 +1,4 @@
-"""Experts of environments play through a program of somebody else, for warm starts."""
+"""Expert demonstrations through an external agent program, for supervised fine-tuning."""
 
 import json
 

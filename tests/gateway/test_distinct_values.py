@@ -1,4 +1,4 @@
-"""Requests in which no two values are equal, so that a reply with the wrong one of them is noticed."""
+"""Requests in which all values differ, so that a swapped value in a reply is noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The external loop's program in a sandbox, which reaches its own session of the gateway and nothing else."""
+"""An external agent program in a sandbox reaches only its own session of the gateway."""
 
 import asyncio
 import shutil

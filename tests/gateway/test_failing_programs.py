@@ -1,4 +1,4 @@
-"""A program that cannot work is noticed within its first attempts, and its own words are shown."""
+"""A program that cannot work is detected in its first attempts, and its own error message is shown."""
 
 import pytest
 from agentrl.agent_loops.external import MOST_ALIKE, External, FirstAttempts

@@ -1,4 +1,4 @@
-"""What fails around an agent of somebody else is never scored as the policy's work, and nothing is paid twice."""
+"""Failures of an external agent's surroundings are never scored as the policy's, and no reward is paid twice."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""What an answer has to be: JSON schemas, forced calls and log-probabilities, in the words of each vendor."""
+"""Forms of answers: JSON schemas, forced calls and log-probabilities in each vendor's notation."""
 
 import json
 
@@ -11,7 +11,7 @@ from agentrl.agent_loops.external import External
 from support.gateway_client import DIALECTS
 
 from agentrl.errors import Outcome
-from agentrl.rollout.answer_tokens import content_logprobs
+from agentrl.render.answer_tokens import content_logprobs
 from agentrl.serving.scripted import ScriptedAnswer
 
 QUESTION = [{"role": "user", "content": "Who?"}]

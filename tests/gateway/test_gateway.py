@@ -1,4 +1,4 @@
-"""Clients of OpenAI in front of the gateway: what they get, and what is recorded."""
+"""OpenAI clients of the gateway: their answers, and the recorded episodes."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Clients that mean harm get errors, and touch nobody's episode but, where they have its key, their own."""
+"""Hostile clients get errors and reach no other episode unless they have its key."""
 
 import asyncio
 import json

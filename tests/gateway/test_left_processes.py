@@ -1,4 +1,4 @@
-"""What a program leaves running, on this machine, is gone before its reward is read."""
+"""Processes that a program leaves on this machine are killed before its reward is read."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""What a gateway refuses, it refuses as the vendors do: the client reads why, and does not ask again for ever."""
+"""Refused requests: the vendors' error format, with the reason, and no endless retries."""
 
 import asyncio
 import sys

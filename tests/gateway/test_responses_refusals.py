@@ -1,4 +1,4 @@
-"""What the Responses dialect refuses, and by which name."""
+"""Requests that the Responses dialect refuses, with the name of the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers go out while they are sampled, and say what the whole answer says."""
+"""Streamed answers equal the complete answers."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A gateway in front of a service or an engine: its errors, seeds, and the names of who speaks."""
+"""A gateway in front of a service or an engine: its errors, seeds and model names."""
 
 import logging
 from contextlib import asynccontextmanager

@@ -56,11 +56,11 @@ ROOMS = {
         goal=0.90,
     ),
     "ledger": Room(
-        sources=("agentrl/trajectory.py", "agentrl/routed_experts.py", "agentrl/observe/trajectory_record.py"),
+        sources=("agentrl/trajectory.py", "agentrl/models/routed_experts.py", "agentrl/observe/trajectory_record.py"),
         tests=(
             "tests/test_trajectory.py",
             "tests/test_images.py",
-            "tests/test_routed_experts.py",
+            "tests/models/test_routed_experts.py",
             "tests/observe/test_trajectory_store.py",
         ),
         goal=0.95,
@@ -117,11 +117,7 @@ ROOMS = {
         goal=0.90,
     ),
     "rewards": Room(
-        sources=(
-            "agentrl/rollout/reward_functions.py",
-            "agentrl/rollout/reward_signatures.py",
-            "agentrl/reward.py",
-        ),
+        sources=("agentrl/rollout/reward_functions.py", "agentrl/reward.py"),
         tests=(
             "tests/rollout/test_reward_functions.py",
             "tests/rollout/test_reward_conventions.py",
@@ -177,7 +173,7 @@ ROOMS = {
             "tests/rollout/test_roles.py",
             "tests/rollout/test_task_file.py",
             "tests/test_adapter_runs.py",
-            "tests/test_guided_runs.py",
+            "tests/test_signal_runs.py",
             "tests/test_resume.py",
             "tests/test_role_runs.py",
             "tests/training/test_lora.py",
@@ -194,7 +190,7 @@ ROOMS = {
             *(f"agentrl/training/signals/{name}.py" for name in ("critic", "greedy_baseline", "reference", "teacher")),
         ),
         tests=_training(
-            "objective", "critic", "guides", "matrix", "rounds", "selection", "step_batch", "trainer", "numerics"
+            "objective", "critic", "signals", "matrix", "reference", "selection", "batch", "trainer", "watch"
         ),
         goal=0.90,
     ),

@@ -1,4 +1,4 @@
-"""Checkpoints that a thread writes: one at a time, and errors come to light."""
+"""Checkpoints written by a thread: one at a time, and errors are raised."""
 
 import logging
 import threading
@@ -28,7 +28,7 @@ def test_the_caller_goes_on_while_a_checkpoint_is_written(writer, tmp_path):
         (folder / "file").write_text("1")
 
     writer.save(1, write)
-    writer.look()
+    writer.poll()
     assert writer.steps() == []
     assert Checkpoints(tmp_path, keep=5).present() == []
     go_on.set()
@@ -64,7 +64,7 @@ def test_a_full_disk_comes_to_light_at_the_next_look_and_once(writer, tmp_path):
     assert ended.wait(PATIENCE_S)
     with pytest.raises(UsageError, match="no space left"):
         writer.wait()
-    writer.look()
+    writer.poll()
     assert list(tmp_path.iterdir()) == []
 
 

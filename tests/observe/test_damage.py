@@ -1,4 +1,4 @@
-"""Damage anywhere in what a run keeps is said, and never read as data."""
+"""Damaged files of a run are reported and never read as data."""
 
 import logging
 

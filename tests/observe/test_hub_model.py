@@ -1,4 +1,4 @@
-"""A model's name that nobody knows is told at once."""
+"""An unknown model name is reported at once."""
 
 from __future__ import annotations
 

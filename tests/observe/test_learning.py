@@ -1,4 +1,4 @@
-"""A run whose rewards teach nothing says so, with the cause, and not too often."""
+"""Runs whose rewards teach nothing: the warning, its cause and its frequency."""
 
 import pytest
 
@@ -40,10 +40,10 @@ def test_the_share_of_groups_that_differ():
 
 def test_it_is_said_after_three_steps_and_then_seldom():
     watch, failed = LearningWatch(), [episode(False)]
-    told = [step for step in range(1, 101) if watch.look(IDLE, failed)]
+    told = [step for step in range(1, 101) if watch.add_step(IDLE, failed)]
     assert told == [3, 9, 27, 81]
-    assert watch.look({**IDLE, "groups/zero_variance": 0.0}, failed) is None
-    assert [step for step in range(1, 9) if watch.look(IDLE, failed)] == [3]
+    assert watch.add_step({**IDLE, "groups/zero_variance": 0.0}, failed) is None
+    assert [step for step in range(1, 9) if watch.add_step(IDLE, failed)] == [3]
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_the_cause_is_named(episodes, words):
 
 def test_the_message_counts_the_steps_and_names_the_cause():
     watch, failed = LearningWatch(), [episode(False), episode(False)]
-    assert [watch.look(IDLE, failed) for _ in range(2)] == [None, None]
-    text = watch.look(IDLE, failed)
+    assert [watch.add_step(IDLE, failed) for _ in range(2)] == [None, None]
+    text = watch.add_step(IDLE, failed)
     assert text.startswith("nothing is being learned: in the last 3 steps")
     assert watch.cause in text
     assert "All 2 episodes of the newest step failed" in watch.cause
@@ -77,8 +77,8 @@ def test_the_message_counts_the_steps_and_names_the_cause():
 def test_a_cause_that_is_known_of_the_whole_run_takes_the_place_of_the_newest_step():
     watch, failed = LearningWatch(), [episode(False), episode(False)]
     for _ in range(2):
-        watch.look(IDLE, failed)
-    text = watch.look(IDLE, failed, cause="reward function exact (my.py line 12) gave the same reward, 0")
+        watch.add_step(IDLE, failed)
+    text = watch.add_step(IDLE, failed, cause="reward function exact (my.py line 12) gave the same reward, 0")
     assert watch.cause == "Reward function exact (my.py line 12) gave the same reward, 0"
     assert f"no episode was better than another. {watch.cause}. Look at the episodes" in text
     assert "failed" not in text

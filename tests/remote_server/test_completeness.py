@@ -1,4 +1,4 @@
-"""Nothing of an environment is forgotten on the way: what the contracts hold, the protocol carries."""
+"""The protocol carries everything that the contracts define."""
 
 from __future__ import annotations
 

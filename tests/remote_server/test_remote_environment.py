@@ -1,4 +1,4 @@
-"""A served environment, played from elsewhere, is the local one."""
+"""A served environment behaves like the local one."""
 
 from __future__ import annotations
 

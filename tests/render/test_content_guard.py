@@ -1,4 +1,4 @@
-"""Contents that spell control tokens are text to the model, and all other contents are encoded as ever."""
+"""Control tokens spelled in contents stay text, and all other contents are encoded as usual."""
 
 from __future__ import annotations
 

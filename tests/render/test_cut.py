@@ -1,4 +1,4 @@
-"""Observations that are too long are cut visibly and fit their budget."""
+"""Observations that are too long are truncated visibly and fit their budget."""
 
 from __future__ import annotations
 

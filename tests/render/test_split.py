@@ -1,4 +1,4 @@
-"""Texts in parts of bounded length."""
+"""Splitting of texts into parts of bounded length."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Episodes on the token ledger: what is sent, what is kept, what happens when the engine gives up half-way."""
+"""Episodes on the token ledger: requests, recorded tokens, and engines that fail half-way."""
 
 import asyncio
 from dataclasses import replace
@@ -10,7 +10,7 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.engine import Generation, SamplingParams, StopReason
 from agentrl.errors import EngineError, Outcome
 from agentrl.message import user
-from agentrl.rollout.answer_tokens import ROUNDING, check_logprobs, find_stop
+from agentrl.render.answer_tokens import ROUNDING, check_logprobs, find_stop
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.policies import MAX_RESUBMISSIONS, EngineEpisodePolicy
 from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine

@@ -1,4 +1,4 @@
-"""Questions to an environment before anything is played, with a deadline."""
+"""Queries of an environment before a run, with a deadline."""
 
 from __future__ import annotations
 

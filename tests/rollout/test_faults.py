@@ -1,4 +1,4 @@
-"""Whatever the code of an environment, loop, tool or scorer raises, and wherever: the run goes on, and counts it."""
+"""Exceptions of environments, loops, tools and scorers: the run continues and counts them."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Examples in prompts: turns of the expert, shown and never trained."""
+"""Few-shot examples: turns of the expert that are shown and never trained."""
 
 import pytest
 from support.tokenizers import TOKENIZER_FAMILIES, build_tokenizer

@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.agent_loop import Answer, AnswerForm, UnsupportedOption
 from agentrl.message import Message
-from agentrl.rollout.forms import make_form_check
+from agentrl.render.forms import make_form_check
 
 
 def answer(text: str) -> Answer:

@@ -1,4 +1,4 @@
-"""The judge's client: what is known is not paid for again, and a budget is a limit."""
+"""The judge's client: known answers are not paid for again, and the budget is a limit."""
 
 import asyncio
 import json

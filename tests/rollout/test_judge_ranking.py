@@ -9,7 +9,7 @@ from support.judge_service import agents_words, attempts_in, judge_service, mark
 
 from agentrl.errors import EngineError, EnvironmentFailure, Outcome, RewardFailure, UsageError
 from agentrl.reward import GroupScorer, Score, checked_group_scores
-from agentrl.rollout.judges.ranking import bradley_terry, pairs_of, win_rates
+from agentrl.rollout.judges.scorers import bradley_terry, pairs_of, win_rates
 
 
 def quality(question):

@@ -1,4 +1,4 @@
-"""The loop that a model gets where the user chose none: what model check found, else what its template can do."""
+"""The default agent loop of a model: the result of model check, or what its template supports."""
 
 from __future__ import annotations
 

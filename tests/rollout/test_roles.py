@@ -1,4 +1,4 @@
-"""Several agents in one episode: who speaks, with which prompt and tools, and whose reward it is."""
+"""Several agents in one episode: turns, prompts, tools and rewards by role."""
 
 from dataclasses import replace
 
@@ -10,9 +10,8 @@ from agentrl.errors import Outcome, UsageError
 from agentrl.message import Message, ToolCall, user
 from agentrl.rollout.episode import RuntimeEpisode
 from agentrl.rollout.policies import EngineEpisodePolicy
-from agentrl.rollout.roles.role_episode import RoleEpisode
 from agentrl.rollout.roles.role_policies import AdapterPolicy, RoleAdapters, RolePolicy
-from agentrl.rollout.roles.run_roles import RoleSetup
+from agentrl.rollout.roles.run_roles import RoleEpisode, RoleSetup
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.serving.scripted import ScriptedEngine

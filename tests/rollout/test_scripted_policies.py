@@ -1,4 +1,4 @@
-"""Scripted policies through the loops: the same tokens as from a policy that writes exactly that, but forced."""
+"""Scripted policies in all loops: the same tokens as sampled answers, but marked as forced."""
 
 import itertools
 import pickle

@@ -1,4 +1,4 @@
-"""The order of draws: shares that are kept, every task in its turn, and the same again after saving."""
+"""The order of tasks: shares, complete passes, and the same order after a restart."""
 
 import json
 from collections import Counter

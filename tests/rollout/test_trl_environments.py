@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from agentrl.env import Isolation
-from agentrl.env.lookup import resolve_environment, spec_of
-from agentrl.env.trl import is_trl_environment, tool_methods
+from agentrl.env.lookup import is_trl_environment, resolve_environment, spec_of, tool_methods
 from agentrl.errors import EnvironmentFailure, Outcome, ToolError, UsageError
 
 

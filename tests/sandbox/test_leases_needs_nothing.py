@@ -1,4 +1,4 @@
-"""When a served sandbox ends by itself: only one that nobody used for longer than its lease."""
+"""Leases of served sandboxes: only an unused sandbox ends by itself."""
 
 from typing import Any
 

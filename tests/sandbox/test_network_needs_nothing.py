@@ -9,7 +9,7 @@ import pytest
 from agentrl.errors import UsageError
 from agentrl.sandbox import proxy
 from agentrl.sandbox.allow_list import AllowList, is_public, read_host, read_place
-from agentrl.sandbox.proxy import HostProxy, Refused, read_request
+from agentrl.sandbox.proxy import HostProxy, ProxyRefusal, read_request
 
 LISTED = AllowList.read(
     ["example.com", "*.example.org", "*.cdn.net:8443", "10.0.0.5:5432", "[::1]:80", "93.184.216.34"]
@@ -146,7 +146,7 @@ def test_names_lead_to_public_addresses(address):
     ],
 )
 def test_a_head_that_two_servers_could_read_differently_is_refused(head):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ProxyRefusal) as refused:
         read_request(f"{head}\r\n\r\n".encode())
     assert refused.value.status == 400
 
@@ -251,12 +251,12 @@ async def test_failures_are_told_apart(monkeypatch):
         raise OSError("no such name")
 
     made = HostProxy(AllowList.read(["a.com"]), resolve=fails)
-    with pytest.raises(Refused, match=r"a\.com has no address: no such name") as refused:
+    with pytest.raises(ProxyRefusal, match=r"a\.com has no address: no such name") as refused:
         await made._connect(read_request(b"CONNECT a.com:443 HTTP/1.1\r\n\r\n"), "a.com:443")
     assert refused.value.status == 502
     async with proxied("127.0.0.1:1") as talk:
         assert (await talk("CONNECT 127.0.0.1:1 HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 502 ")
-        with pytest.raises(Refused, match="too long"):
+        with pytest.raises(ProxyRefusal, match="too long"):
             await proxy._receive_head(_reader(b"GET http://127.0.0.1:1/" + b"x" * 2**17))
         monkeypatch.setattr(proxy, "HEAD_S", 0.05)
         reader, writer = await asyncio.open_connection(*talk.proxy)
@@ -285,7 +285,7 @@ async def test_lookups_of_one_sandbox_wait_for_one_another():
     assert running == [most, most]
     gate.set()
     assert all(
-        isinstance(one, Refused | asyncio.CancelledError)
+        isinstance(one, ProxyRefusal | asyncio.CancelledError)
         for one in await asyncio.gather(*tasks, return_exceptions=True)
     )
     assert running == [0, most]

@@ -1,4 +1,4 @@
-"""Several adapters on the local engine: each request has the numbers of its own, whatever is computed beside it."""
+"""Several adapters on the local engine: each request gets its own adapter's numbers, in any batch."""
 
 import asyncio
 import copy

@@ -1,4 +1,4 @@
-"""What becomes of servers that fail, or are late, in something that is done on all of them."""
+"""Servers that fail or are late in operations on all servers."""
 
 import asyncio
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Engines tell which experts tokens went to."""
+"""Engines report the routed experts of tokens."""
 
 import asyncio
 import base64

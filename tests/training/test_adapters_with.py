@@ -1,4 +1,4 @@
-"""Adapters with what else a trainer has: critics, copied checkpoints, pairs, repeated updates; and what is refused."""
+"""Adapters with critics, copied checkpoints, pairs and repeated updates; refused combinations."""
 
 import copy
 import json
@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from agentrl.builders.adapters import check_adapters
+from agentrl.builders.adapter_checks import check_adapters
 from agentrl.builders.trainers import build_trainer
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import Config, TrainerConfig

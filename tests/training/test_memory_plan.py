@@ -1,4 +1,4 @@
-"""What `agentrl plan` says, beside what steps take."""
+"""Estimates of `agentrl plan` against measured steps."""
 
 import json
 

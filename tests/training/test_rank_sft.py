@@ -1,4 +1,4 @@
-"""A warm start by several ranks learns what one learns."""
+"""Supervised fine-tuning on several ranks gives the result of one rank."""
 
 import random
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A reward model: its output, the Bradley-Terry loss, and what may not be one."""
+"""A reward model: its output, the Bradley-Terry loss, and invalid models."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""Who trains, and what a step's rewards become."""
+"""Selection of trained episodes, and the rewards of a step."""
 
 import math
 import random

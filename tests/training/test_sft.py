@@ -1,4 +1,4 @@
-"""Warm start on demonstrations."""
+"""Supervised fine-tuning on demonstrations."""
 
 import copy
 import math

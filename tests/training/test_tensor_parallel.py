@@ -19,7 +19,7 @@ from transformers import (
 from agentrl.config.config import Config
 from agentrl.errors import UsageError
 from agentrl.training.checkpoint import save_model_folder
-from agentrl.training.distributed.tensor_parallel import FAMILIES, check_tensor_parallel
+from agentrl.training.distributed.fsdp import FAMILIES, check_tensor_parallel
 
 SIZES = {
     "vocab_size": 41,

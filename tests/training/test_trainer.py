@@ -1,4 +1,4 @@
-"""The whole step against a float64 reference, and what must not change it."""
+"""The whole training step against a float64 reference, and settings that must not change it."""
 
 import copy
 import math

@@ -18,9 +18,8 @@ from agentrl.engine import SamplingParams
 from agentrl.errors import UsageError
 from agentrl.training_service import futures
 from agentrl.training_service.futures import FetchedResult, Future, Futures
-from agentrl.training_service.losses import LOSSES, check_pass
 from agentrl.training_service.requests import Sampling
-from agentrl.training_service.runs import AdamStep, BaseWeights, RunSettings, TrainingRun
+from agentrl.training_service.runs import LOSSES, AdamStep, BaseWeights, RunSettings, TrainingRun, check_pass
 from agentrl.training_service.samplers import Samplers
 from agentrl.training_service.sessions import MOST_PENDING, MOST_WAITING_BYTES, Busy, ServedRun, WaitingRequest
 from agentrl.training_service.store import CheckpointInfo, CheckpointStore

@@ -1,4 +1,4 @@
-"""What was sampled from images is trained from the same images."""
+"""Tokens sampled from images are trained with the same images."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ async def test_no_room_for_shared_buckets_is_told(tensors, monkeypatch):
     def full(_):
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr("agentrl.weights.shared_memory.share", full)
+    monkeypatch.setattr("agentrl.weights.tensors.share", full)
     with pytest.raises(TrainingError, match="cannot be copied for the servers: got CUDA out of memory"):
         await TRANSPORTS["cuda_ipc"]().prepare(tensors, 4)
 

@@ -1,4 +1,4 @@
-"""A desk whose guest the runtime plays as the role `user`: the agent has to say the letter that the guest was told."""
+"""An environment with the role `user`, played by the runtime: the agent has to say the letter that the user knows."""
 
 import random
 

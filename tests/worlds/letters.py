@@ -1,4 +1,4 @@
-"""A world for tests of whole runs: write vowels, for three turns. Any policy earns something, and can earn more."""
+"""An environment for tests of whole runs: write vowels, for three turns. Every policy can improve its reward."""
 
 import itertools
 import os

@@ -17,7 +17,7 @@ from agentrl.builders.ray.actors import (
     set_variables,
     watch_actors,
 )
-from agentrl.builders.ray.connection import MOST_CALLS, RAY, Cluster, ClusterNode, ClusterPlace, connect, gloo_variables
+from agentrl.builders.ray.connection import MOST_CALLS, RAY, Cluster, ClusterPlace, connect, gloo_variables
 from agentrl.builders.ray.engines import ActorServer, LocalEngineActor, ServerActor, answer_of
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "ActorEnvironment",
     "ActorServer",
     "Cluster",
-    "ClusterNode",
     "ClusterPlace",
     "GpuReservation",
     "LocalEngineActor",

@@ -4,19 +4,16 @@ transcripts ─► question + form ─► client (cache, budget, service) ─►
 """
 
 from agentrl.rollout.judges.client import JudgeClient, build_judge, judge_service_settings
-from agentrl.rollout.judges.ranking import ROUNDS, pairs_of
 from agentrl.rollout.judges.scorers import judge_rows, make_judge
 from agentrl.rollout.judges.transcripts import Decode, require_tokens, transcript
 
 __all__ = [
-    "ROUNDS",
     "Decode",
     "JudgeClient",
     "build_judge",
     "judge_rows",
     "judge_service_settings",
     "make_judge",
-    "pairs_of",
     "require_tokens",
     "transcript",
 ]

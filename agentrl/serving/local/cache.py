@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from agentrl.message.image import PlacedImage
-from agentrl.routed_experts import RoutedExperts
+from agentrl.models.routed_experts import RoutedExperts
 
 STEP = 128
 """Smallest capacity, and the step between the capacities of short rows."""

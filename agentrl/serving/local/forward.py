@@ -19,8 +19,8 @@ from transformers import AttentionInterface
 
 from agentrl.errors import UsageError
 from agentrl.message.image import rope_positions
+from agentrl.models.routed_experts import RoutedExperts
 from agentrl.models.vision import View, find_views
-from agentrl.routed_experts import RoutedExperts
 from agentrl.serving.local.cache import CacheBlock, CacheRow
 
 UNKNOWN_TERMS = ("s_aux", "position_bias")

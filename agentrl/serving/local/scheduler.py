@@ -25,7 +25,7 @@ import numpy as np
 from agentrl.config.engines import FEWEST_PER_LANE
 from agentrl.engine import GenerateRequest, Generation, StopReason
 from agentrl.message.image import common_tokens
-from agentrl.routed_experts import RoutedExperts
+from agentrl.models.routed_experts import RoutedExperts
 from agentrl.serving.local.cache import CacheRow, RowStore
 from agentrl.serving.local.forward import SequenceChunk
 from agentrl.serving.request import common_prefix

@@ -14,7 +14,7 @@ import numpy as np
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.engine import GenerateRequest, Generation, SamplingParams, ServerLoad, StopReason, TensorLayout
 from agentrl.errors import EngineError, UsageError
-from agentrl.routed_experts import RoutedExperts, small
+from agentrl.models.routed_experts import RoutedExperts, small
 from agentrl.serving.http import decode_versions, decoding
 
 TRIED_VERSION = "0.5.23"

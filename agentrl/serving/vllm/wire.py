@@ -12,7 +12,7 @@ import numpy as np
 
 from agentrl.engine import GenerateRequest, Generation, SamplingParams, ServerLoad, StopReason, TensorLayout
 from agentrl.errors import EngineError, UsageError
-from agentrl.routed_experts import RoutedExperts, small
+from agentrl.models.routed_experts import RoutedExperts, small
 from agentrl.serving.http import decode_versions, decoding
 
 ID_PREFIX = "generate-tokens-"

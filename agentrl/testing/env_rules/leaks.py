@@ -213,7 +213,7 @@ def _text_arguments(tool: Tool) -> list[str]:
     return [name for name, described in parameters.items() if described.get("type") == "string"]
 
 
-LOOKED_AT = 4
+CHECKED_TASKS = 4
 """Maximum number of tasks whose sandbox is inspected."""
 
 
@@ -227,16 +227,16 @@ def keeps_secrets_out_of_the_sandbox(subject: Subject) -> Finding:
     with subject.session() as session:
         if session.find("visible") is None or session.find("secrets") is None:
             raise Missing("no visible() and secrets(), which describe a sandbox")
-        tasks = subject.tasks[:LOOKED_AT]
+        tasks = subject.tasks[:CHECKED_TASKS]
         for task in tasks:
             session.reset(task)
-            read += _look(session)
+            read += _count_visible(session)
             if not session.step("").done:
-                read += _look(session)
+                read += _count_visible(session)
     return Finding(f"{read} texts read, {len(tasks)} tasks", {"read": float(read)})
 
 
-def _look(session: EnvSession) -> int:
+def _count_visible(session: EnvSession) -> int:
     """Return the number of visible texts.
 
     Raises:

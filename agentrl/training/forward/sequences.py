@@ -25,7 +25,7 @@ import torch
 
 from agentrl.errors import LedgerError
 from agentrl.message.image import PlacedImage
-from agentrl.routed_experts import RoutedExperts
+from agentrl.models.routed_experts import RoutedExperts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 The protocol of vLLM's own NCCL engine requires vLLM on the trainer's side. This engine uses torch's process groups. It
 is registered in vLLM as `BACKEND`, and the same requests drive it. The trainer's side is `agentrl.weights.collective`
-and `agentrl.weights.shared_memory`.
+and `agentrl.weights.tensors`.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def open_run(handle: dict[str, Any], device: torch.device) -> torch.Tensor:
     """Open a run in the trainer's memory; it is released with the last tensor that views it.
 
     Args:
-        handle: Handle from `agentrl.weights.shared_memory.open_handle`.
+        handle: Handle from `agentrl.weights.tensors.open_handle`.
         device: Device of this worker.
     """
     storage: Any = torch.UntypedStorage
