@@ -19,6 +19,7 @@ from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.config.environment import AgentConfig
 from agentrl.config.section import Section
 from agentrl.env.lookup import ADDRESS, GYMNASIUM_ID, resolve_environment
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.models.identity import model_files, weights
 from agentrl.observe.code_identity import CodeIdentity, is_own_module
 from agentrl.observe.model_folder import find_model
@@ -217,7 +218,7 @@ async def served_model(config: OpenAIEngineConfig) -> dict[str, Any]:
             if isinstance(entry, dict) and config.model in (entry.get("name"), entry.get("model")):
                 card["digest"] = entry.get("digest")
     served_from = [str(card[name]) for name in ("root", "model_path") if name in card]
-    if files := await asyncio.to_thread(lambda: [line for folder in served_from for line in model_files(folder)]):
+    if files := await run_in_own_thread(lambda: [line for folder in served_from for line in model_files(folder)]):
         card["weights"] = files
     return card
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import time
@@ -17,6 +16,7 @@ from torch.multiprocessing import reductions
 
 from agentrl.engine import InferenceServer, SharedTensors
 from agentrl.errors import TrainingError
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.weights.contract import PreparedWeights, Transport
 from agentrl.weights.tensors import Bucket, PreparedBuckets, pack
 
@@ -113,7 +113,7 @@ class IpcTransport(Transport):
         """Copy the tensors in a thread."""
         began = time.perf_counter()
         try:
-            buckets = await asyncio.to_thread(self._make_shared, weights)
+            buckets = await run_in_own_thread(self._make_shared, weights)
         except RuntimeError as error:
             raise TrainingError(
                 "the weights cannot be copied for the servers",
@@ -134,12 +134,12 @@ class IpcTransport(Transport):
 async def _open_at(server: InferenceServer, buckets: Sequence[Bucket], version: int) -> None:
     """Make a server open the buckets, one at a time."""
     if buckets[0].run.is_cuda:
-        await asyncio.to_thread(torch.cuda.synchronize, buckets[0].run.device)
+        await run_in_own_thread(torch.cuda.synchronize, buckets[0].run.device)
     shared = [
         SharedTensors(
             layout=bucket.layout,
             handle=partial(open_handle, bucket.run),
-            part=partial(asyncio.to_thread, pickle_handles, bucket),
+            part=partial(run_in_own_thread, pickle_handles, bucket),
         )
         for bucket in buckets
     ]
@@ -155,11 +155,11 @@ class TensorTransport(Transport):
     async def prepare(self, weights: Mapping[str, Tensor], version: int) -> PreparedWeights:
         """Copy the tensors in a thread."""
         began = time.perf_counter()
-        buckets = await asyncio.to_thread(pack, weights, bucket_bytes=self._bucket_bytes)
+        buckets = await run_in_own_thread(pack, weights, bucket_bytes=self._bucket_bytes)
         return PreparedBuckets(buckets, _send_to, version=version, seconds=time.perf_counter() - began)
 
 
 async def _send_to(server: InferenceServer, buckets: Sequence[Bucket], version: int) -> None:
     """Encode and send one bucket at a time, so that only one request is in memory."""
-    parts = [partial(asyncio.to_thread, bucket.encode) for bucket in buckets]
+    parts = [partial(run_in_own_thread, bucket.encode) for bucket in buckets]
     await server.load_tensors(parts, version)
