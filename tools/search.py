@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from types import TracebackType
 
 from agentrl import ToolError, tool
 from agentrl.errors import UsageError
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.remote.retrieval import BM25Index, RetrievalService, list_passages, load_corpus
 
 
@@ -65,7 +65,7 @@ class Search:
         if self._service is not None:
             return list_passages(await self._service.search(query))
         assert self._index is not None
-        return list_passages(await asyncio.to_thread(self._index.search, query, self._topk))
+        return list_passages(await run_in_own_thread(self._index.search, query, self._topk))
 
 
 search = tool(name="search", parallel=True)(Search)

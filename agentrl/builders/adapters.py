@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import filecmp
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -26,6 +25,7 @@ from agentrl.config.derived import adapter_config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import AdapterVersions, PolicyEngine
 from agentrl.errors import UsageError
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.models.load import embedding_rows, load_model
 from agentrl.models.lora import adapter_folder, adapters_in, find_base, read_lora_config, save_adapter, with_adapter
 from agentrl.render.images import ImageProcessor
@@ -281,7 +281,7 @@ async def open_adapters(
             hint="choose a run or a checkpoint with these adapters",
         )
     base = find_base(adapter_folder(Path(path), next(iter(config.named_adapters))))
-    models = await asyncio.to_thread(load_adapters, config, base, Path(path))
+    models = await run_in_own_thread(load_adapters, config, base, Path(path))
     versions = AdapterVersions()
     roles = RoleAdapters(by_role=roles_of_adapters(config), versions=versions)
     unchanged = dict.fromkeys(models.adapted, 0)

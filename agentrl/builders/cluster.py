@@ -50,6 +50,7 @@ from agentrl.config.derived import HEAD, engine_bundles, rank_bundles
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import InferenceServer, ServerLost
 from agentrl.errors import ConfigError, TrainingError, UsageError
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.models.load import load_model, use_gpu
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.render.tokens import TextEncoder
@@ -138,9 +139,9 @@ async def open_cluster(config: Config, folder: Path, *, say: Callable[[str], Non
         yield None
         return
     check_sole_launcher()
-    cluster = await _open_in_thread(asyncio.to_thread(_connect, config, section))
+    cluster = await _open_in_thread(run_in_own_thread(_connect, config, section))
     try:
-        placing = asyncio.create_task(asyncio.to_thread(_place, cluster, config, section, say))
+        placing = asyncio.create_task(run_in_own_thread(_place, cluster, config, section, say))
         try:
             await asyncio.shield(placing)
         except asyncio.CancelledError:
@@ -155,7 +156,7 @@ async def open_cluster(config: Config, folder: Path, *, say: Callable[[str], Non
             with set_variables(gloo_variables(run.host)), _own_gpu(run):
                 yield run
     finally:
-        await asyncio.to_thread(cluster.close)
+        await run_in_own_thread(cluster.close)
 
 
 def check_sole_launcher() -> None:
@@ -275,7 +276,7 @@ class _PlacedEngines:
     async def start(self) -> tuple[list[InferenceServer], PoolSettings]:
         """Start all engines; launched servers are ready when this returns."""
         if isinstance(self._engine, ServerEngineConfig):
-            served = await asyncio.to_thread(
+            served = await run_in_own_thread(
                 untie_embeddings, self._model.path, self._run.folder / SERVED_MODEL, dtype=self._model.dtype
             )
             self._model = replace(self._model, path=str(served))
@@ -286,7 +287,7 @@ class _PlacedEngines:
             actor = self._cluster.actor(place, self._kind, setting, self._make(place), calls=MOST_CALLS)
             self.actors.append((actor, place))
         for actor, place in self.actors:
-            await asyncio.to_thread(check_actor, self._cluster, actor, shared, place)
+            await run_in_own_thread(check_actor, self._cluster, actor, shared, place)
         started = await asyncio.gather(*(self._serve(actor, place) for actor, place in self.actors))
         return list(started), self._settings
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from agentrl.builders.scratch import write_scratch_model
 from agentrl.config.config import SCRATCH, Config
 from agentrl.config.section import Section
 from agentrl.errors import UsageError
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.models.load import load_model
 from agentrl.models.lora import check_one_model, find_adapter, is_adapter_folder
 from agentrl.models.products import FLOAT32_HEAD
@@ -106,7 +106,7 @@ async def prepare_model(config: Config, made: Path, *, say: Callable[[str], None
     is_changed = config.model.chat_template is not None or config.model.head_dtype != "model"
     if path != SCRATCH and not is_adapter_folder(path) and not is_changed:
         return path
-    if not await asyncio.to_thread(made.is_dir):
+    if not await run_in_own_thread(made.is_dir):
         partial = made.with_name(f"{made.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         with writing(made), system_errors():

@@ -11,6 +11,7 @@ from agentrl.config.derived import per_environment_configs
 from agentrl.config.environment import AgentConfig, RewardModelConfig
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.observe.model_folder import find_model
 from agentrl.registry import Kind, lookup
 from agentrl.remote.chat import ChatService
@@ -116,7 +117,7 @@ class RewardModelScorer(Scorer):
         earned = trajectory.environment_reward
         text = transcript(trajectory, self._decode)
         async with self._one_at_a_time:
-            judged = await asyncio.to_thread(self._model.score, text)
+            judged = await run_in_own_thread(self._model.score, text)
         return Score(
             reward=judged + self._settings.environment_weight * earned,
             components={"reward_model": judged, "environment": earned},

@@ -481,7 +481,7 @@ async def served_model(config: OpenAIEngineConfig) -> dict[str, Any]:
             if isinstance(entry, dict) and config.model in (entry.get("name"), entry.get("model")):
                 card["digest"] = entry.get("digest")
     served_from = [str(card[name]) for name in ("root", "model_path") if name in card]
-    if files := await asyncio.to_thread(lambda: [line for folder in served_from for line in model_files(folder)]):
+    if files := await run_in_own_thread(lambda: [line for folder in served_from for line in model_files(folder)]):
         card["weights"] = files
     return card
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from agentrl.agent_loop import Answer, AnswerSoFar
 from agentrl.errors import AgentRLError
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.gateway.dialect import ChatRequest, Reply, ReplyAnswer, StreamingReply
 from agentrl.gateway.history import Chain
 
@@ -63,7 +64,7 @@ class PendingRequest:
 
 async def off_loop(size: int, work: Callable[..., Result], *arguments: Any) -> Result:
     """Run `work` on `size` bytes; in a thread from `LARGE` bytes, so that it does not block other requests."""
-    return await asyncio.to_thread(work, *arguments) if size >= LARGE else work(*arguments)
+    return await run_in_own_thread(work, *arguments) if size >= LARGE else work(*arguments)
 
 
 def digest_of(path: str, raw: bytes) -> bytes:

@@ -37,6 +37,7 @@ from agentrl.engine import (
     StopReason,
 )
 from agentrl.errors import AgentRLError, EngineError, Outcome, TemplateError, UsageError, async_boundary
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.message import Content, Message, plainly_written
 from agentrl.render.answer_tokens import check_logprobs, content_logprobs, find_stop
 from agentrl.render.content_guard import unbroken
@@ -289,7 +290,7 @@ class EngineConversation(Conversation):
             room = min(self._turns.limits.max_tokens, max_context)
             if characters > room * self._policy.renderer.encoder.longest_token * NORMALIZED:
                 raise self._turns.budget.prompt_too_long(max_context)
-            await asyncio.to_thread(self.ledger.render_ahead)
+            await run_in_own_thread(self.ledger.render_ahead)
         return self.ledger.prepare(prefill)
 
     def _check_images(self, request: GenerateRequest) -> None:

@@ -29,6 +29,7 @@ from agentrl.errors import (
     raised_at,
     raised_in,
 )
+from agentrl.errors.foreign import await_or_abandon
 from agentrl.message import ToolCall
 from agentrl.reward import defined_in
 from agentrl.rollout.budget import EpisodeLimits
@@ -43,7 +44,6 @@ from agentrl.tool import (
     ToolResult,
     Toolset,
     contain_exceptions,
-    ended_in_time,
 )
 from agentrl.tool.schema import WrongArguments, refuse_depth
 from agentrl.trajectory import Trajectory
@@ -267,7 +267,7 @@ class EpisodeTools:
             async with deadline:
                 with contain_exceptions():
                     running = tool.run(await self._open(tool, limit), checked)
-                    return await (running if tool.rules.inline else ended_in_time(running))
+                    return await (running if tool.rules.inline else await_or_abandon(running, f"tool {tool.name}"))
         except (AgentRLError, EpisodeEnd):
             raise
         except Exception as error:

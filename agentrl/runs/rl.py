@@ -43,6 +43,7 @@ from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import BudgetSpent, TrainingError, UsageError, described_error
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.diagnosis import RunDiagnosis, save_problems
@@ -323,7 +324,7 @@ class Orchestrator:
         )
         if self._parts.idle_while_training:
             return step()
-        return await asyncio.to_thread(step)
+        return await run_in_own_thread(step)
 
     async def _finish_step(self) -> None:
         """Evaluate if due, write the step's metrics, and save a checkpoint if due."""

@@ -10,7 +10,7 @@ from agentrl.tool.contract import (
     Toolset,
     tool,
 )
-from agentrl.tool.results import ToolFault, contain_exceptions, ended_in_time
+from agentrl.tool.results import ToolFault, contain_exceptions
 
 __all__ = [
     "TOOL_NAME",
@@ -22,6 +22,5 @@ __all__ = [
     "ToolRules",
     "Toolset",
     "contain_exceptions",
-    "ended_in_time",
     "tool",
 ]

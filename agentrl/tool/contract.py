@@ -332,7 +332,7 @@ class Tool:
         """
         call = functools.partial(bound, **checked)
         with contain_exceptions():
-            value = await result_of(call, in_loop=self._runs_in_loop)
+            value = await result_of(call, f"tool {self.name}", in_loop=self._runs_in_loop)
             return (value if isinstance(value, ToolResult) else ToolResult(value)).normalize(self.name)
 
     async def call(self, bound: Callable[..., Any], arguments: Mapping[str, Any]) -> str:

@@ -42,12 +42,11 @@ from typing import Any, TypeVar, get_origin
 from uuid import UUID
 
 from agentrl.errors import is_addressed_to, running_task
+from agentrl.errors.foreign import DaemonThreads, call_in_thread
 from agentrl.message import ImagePart, TextPart
 from agentrl.tool.schema import inner_function
 
 T = TypeVar("T")
-GRACE_S = 1.0
-"""Seconds for a cancelled call to end, before it is abandoned."""
 MOST_AWAITED = 8
 """Maximum number of awaitables that return one another."""
 _AWAITABLES = (Awaitable, Coroutine, asyncio.Future, asyncio.Task)
@@ -59,6 +58,7 @@ LONGEST_TEXT = 10_000_000
 """Maximum number of characters of a text that are kept."""
 LONGEST_INTEGER = 4_000
 """Maximum number of digits; Python writes at most 4,300."""
+_THREADS = DaemonThreads("agentrl-tool")
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _HALF = re.compile("[\ud800-\udfff]")
 _AS_STR = (datetime.timedelta, Decimal, Fraction, UUID, PurePath, complex)
@@ -102,10 +102,10 @@ def returns_awaitable(function: Callable[..., Any], result: Any) -> bool:
     return get_origin(result) in _AWAITABLES or result in _AWAITABLES
 
 
-async def result_of(call: Callable[[], Any], *, in_loop: bool) -> Any:
+async def result_of(call: Callable[[], Any], what: str, *, in_loop: bool) -> Any:
     """Call a function in the event loop or in a thread, and return its final value; raises as `contain_exceptions`."""
     with contain_exceptions():  # here, because a StopIteration that leaves a coroutine becomes a RuntimeError
-        value = call() if in_loop else await asyncio.to_thread(_contained_call, functools.partial(_read_out, call))
+        value = call() if in_loop else await call_in_thread(_THREADS, functools.partial(_read_out, call), what)
         return await _resolve(value)
 
 
@@ -134,31 +134,9 @@ async def _all_parts(parts: AsyncIterator[Any]) -> list[Any]:
 
 def _read_out(call: Callable[[], Any]) -> Any:
     """Call a function, and read an iterator that it returns to its end, which may be slow."""
-    value = call()
-    return as_json(value) if isinstance(value, Iterator) and not inspect.isawaitable(value) else value
-
-
-def _contained_call(call: Callable[[], T]) -> T:
     with contain_exceptions():
-        return call()
-
-
-async def ended_in_time(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. If this task is cancelled, `work` is cancelled too, and its result is ignored."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.wait({task})
-    except asyncio.CancelledError:
-        task.cancel()
-        task.add_done_callback(_look_at)
-        await asyncio.wait({task}, timeout=GRACE_S)
-        raise
-    return task.result()
-
-
-def _look_at(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
+        value = call()
+        return as_json(value) if isinstance(value, Iterator) and not inspect.isawaitable(value) else value
 
 
 def as_text(value: Any) -> str:

@@ -5,7 +5,6 @@ The client does not retry after status 400, 404 or 410; it retries after 408, 40
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,6 +14,7 @@ import orjson
 from aiohttp import web
 
 from agentrl.errors import UsageError, described_error
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.remote.listening import Handler, Listener, is_own_page, own_names, read_bytes_of
 from agentrl.training_service import requests
 from agentrl.training_service.futures import UnknownResult
@@ -256,7 +256,7 @@ class TrainingServer:
         }
 
     async def _checkpoints(self, request: web.Request) -> web.StreamResponse:
-        found = await asyncio.to_thread(self.service.store.list, request.match_info.get("run"))
+        found = await run_in_own_thread(self.service.store.list, request.match_info.get("run"))
         if "run" in request.match_info:
             return _json({"checkpoints": [_describe_checkpoint(saved) for saved in found]})
         page = _page(request)
@@ -265,7 +265,7 @@ class TrainingServer:
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         run, kind, name = (request.match_info[part] for part in ("run", "kind", "name"))
-        await asyncio.to_thread(self.service.store.delete, f"tinker://{run}/{kind}/{name}")
+        await run_in_own_thread(self.service.store.delete, f"tinker://{run}/{kind}/{name}")
         return web.Response(status=204)
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentrl.errors import UsageError, shorten
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.training_service import requests
 from agentrl.training_service.futures import FetchedResult, Futures, fingerprint, protocol_buffer
 from agentrl.training_service.runs import AdamStep, BaseWeights, RunSettings, TrainingRun
@@ -149,7 +150,7 @@ class Service:
             await self._worker.run(self._samplers.close())
             self._worker.close()
             self._worker = None
-        await asyncio.to_thread(self._trainer.shutdown, cancel_futures=True)
+        await run_in_own_thread(self._trainer.shutdown, cancel_futures=True)
         self.store.unlock()
 
     async def _in_training(self, work: Callable[[], T]) -> T:
@@ -495,7 +496,7 @@ class Service:
             self._check_name(body.base_model)
         weights = BASE
         if body.model_path is not None:
-            saved = await asyncio.to_thread(self._find_loadable, body.model_path, optimizer=False)
+            saved = await run_in_own_thread(self._find_loadable, body.model_path, optimizer=False)
             weights = SamplerWeights.of(saved)
         elif body.base_model is None:
             raise UsageError("a sampler needs weights", expected="model_path or base_model")

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from agentrl.engine import InferenceServer, TensorLayout, UpdateGroup
 from agentrl.errors import EngineError
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.weights.contract import PreparedWeights, Transport
 from agentrl.weights.tensors import CPU, Bucket, PreparedBuckets, pack
 
@@ -172,7 +173,7 @@ class CollectiveTransport(Transport):
         """Copy the tensors in a thread."""
         began = time.perf_counter()
         device = next(iter(weights.values())).device
-        buckets = await asyncio.to_thread(pack, weights, bucket_bytes=self._bucket_bytes)
+        buckets = await run_in_own_thread(pack, weights, bucket_bytes=self._bucket_bytes)
         give = partial(self.send, device)
         return PreparedBuckets(buckets, give, version=version, seconds=time.perf_counter() - began)
 

@@ -10,7 +10,6 @@ start.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import fcntl
 import json
@@ -32,6 +31,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.engine import InferenceServer
 from agentrl.errors import TrainingError, UsageError
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.weights.contract import PreparedWeights, Transport
 from agentrl.weights.tensors import CheckpointNames, split_by_bytes
 
@@ -162,7 +162,7 @@ class WrittenWeights(PreparedWeights):
 
     async def discard(self) -> None:
         """Remove the folder."""
-        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+        await run_in_own_thread(shutil.rmtree, self.folder, ignore_errors=True)
 
 
 class WrittenAdapter(WrittenWeights):
@@ -203,7 +203,7 @@ class FolderTransport(Transport):
         self._writes += 1
         folder = self.path / f"version-{version}.{self._writes}"
         try:
-            size = await asyncio.to_thread(self._write, weights, folder)
+            size = await run_in_own_thread(self._write, weights, folder)
         except (OSError, SafetensorError) as error:
             raise TrainingError(
                 f"cannot write the weights of version {version}",
@@ -229,7 +229,7 @@ class FolderTransport(Transport):
 
     async def close(self) -> None:
         """Remove the transport's folder. Idempotent."""
-        await asyncio.to_thread(self._own.close)
+        await run_in_own_thread(self._own.close)
 
 
 class AdapterTransport(FolderTransport):

@@ -5,7 +5,6 @@ Servers on the trainer's machine read the buckets from its memory, or receive th
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import pickle
@@ -23,6 +22,7 @@ from transformers import PreTrainedModel
 
 from agentrl.engine import InferenceServer, SharedTensors, TensorLayout
 from agentrl.errors import TrainingError, UsageError
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.weights.contract import PreparedWeights, Transport, WeightSource
 
 CPU = torch.device("cpu")
@@ -294,7 +294,7 @@ class IpcTransport(Transport):
         """Copy the tensors in a thread."""
         began = time.perf_counter()
         try:
-            buckets = await asyncio.to_thread(self._make_shared, weights)
+            buckets = await run_in_own_thread(self._make_shared, weights)
         except RuntimeError as error:
             raise TrainingError(
                 "the weights cannot be copied for the servers",
@@ -315,12 +315,12 @@ class IpcTransport(Transport):
 async def _open_at(server: InferenceServer, buckets: Sequence[Bucket], version: int) -> None:
     """Make a server open the buckets, one at a time."""
     if buckets[0].run.is_cuda:
-        await asyncio.to_thread(torch.cuda.synchronize, buckets[0].run.device)
+        await run_in_own_thread(torch.cuda.synchronize, buckets[0].run.device)
     shared = [
         SharedTensors(
             layout=bucket.layout,
             handle=partial(open_handle, bucket.run),
-            part=partial(asyncio.to_thread, pickle_handles, bucket),
+            part=partial(run_in_own_thread, pickle_handles, bucket),
         )
         for bucket in buckets
     ]
@@ -336,11 +336,11 @@ class TensorTransport(Transport):
     async def prepare(self, weights: Mapping[str, Tensor], version: int) -> PreparedWeights:
         """Copy the tensors in a thread."""
         began = time.perf_counter()
-        buckets = await asyncio.to_thread(pack, weights, bucket_bytes=self._bucket_bytes)
+        buckets = await run_in_own_thread(pack, weights, bucket_bytes=self._bucket_bytes)
         return PreparedBuckets(buckets, _send_to, version=version, seconds=time.perf_counter() - began)
 
 
 async def _send_to(server: InferenceServer, buckets: Sequence[Bucket], version: int) -> None:
     """Encode and send one bucket at a time, so that only one request is in memory."""
-    parts = [partial(asyncio.to_thread, bucket.encode) for bucket in buckets]
+    parts = [partial(run_in_own_thread, bucket.encode) for bucket in buckets]
     await server.load_tensors(parts, version)

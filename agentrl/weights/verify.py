@@ -23,6 +23,7 @@ from torch import Tensor
 
 from agentrl.engine import GenerateRequest, Generation, InferenceServer, PolicyEngine, SamplingParams
 from agentrl.errors import AgentRLError, EngineError, TrainingError, async_boundary
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.weights.contract import WeightSource
 
 
@@ -222,7 +223,7 @@ async def name_tensors(
     try:
         async with async_boundary(EngineError, "the search for tensors that differ", deadline_s=NAMING_S):
             checksums = await server.checksums()
-            found = await asyncio.to_thread(lambda: compare_checksums(checksums, weights()))
+            found = await run_in_own_thread(lambda: compare_checksums(checksums, weights()))
     except AgentRLError as failure:
         _log.info("cannot find the tensors of %s that differ: %s", server.url, failure)
         return error

@@ -8,13 +8,13 @@ import pytest
 
 import agentrl
 from agentrl.agent_loop import AgentLoop
-from agentrl.errors import Outcome, ToolError, UsageError
+from agentrl.errors import Outcome, ToolError, UsageError, foreign
 from agentrl.message import ToolCall, user
 from agentrl.remote.chat import decode_answer
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_adapter import call_own_tool
 from agentrl.rollout.tools import tool_session
-from agentrl.tool import Tool, results
+from agentrl.tool import Tool
 
 
 @agentrl.tool(pure=True)
@@ -177,7 +177,7 @@ async def test_an_answer_after_the_deadline_does_not_count():
 
 
 async def test_a_call_that_never_ends_is_left_behind(monkeypatch):
-    monkeypatch.setattr(results, "GRACE_S", 0.01)
+    monkeypatch.setattr(foreign, "GRACE_S", 0.01)
     released, ended = asyncio.Event(), asyncio.Event()
 
     @agentrl.tool

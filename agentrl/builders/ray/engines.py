@@ -27,6 +27,7 @@ from agentrl.engine import (
     UpdateGroup,
 )
 from agentrl.errors import AgentRLError, EngineError
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.serving.launch import Launcher
 from agentrl.serving.local import LocalEngine
 from agentrl.weights import GroupMember
@@ -63,7 +64,7 @@ class ServerActor(EngineHost):
             EngineError: the server does not start.
         """
         if self._launcher is None:
-            self._launcher = await asyncio.to_thread(self._make)
+            self._launcher = await run_in_own_thread(self._make)
             (process,) = await self._launcher.start()
         else:
             (name,) = self._launcher.servers
@@ -107,7 +108,7 @@ class LocalEngineActor(EngineHost):
         """Load the model from its files and start the engine; replaces an engine that was started before."""
         if self._engine is not None:
             await self._engine.close()
-        self._engine = await asyncio.to_thread(self._make)
+        self._engine = await run_in_own_thread(self._make)
         self._stamps = {0: 0}
         await self._engine.start()
         return self._engine.capabilities

@@ -1,0 +1,224 @@
+"""Calls of foreign code: environments, tools, rewards, agent loops and anything else that the user wrote.
+
+Foreign code may ignore its cancellation, block its thread for ever, or call ``sys.exit()``. Therefore each call runs in
+a task (`await_or_abandon`) or in a daemon thread (`call_in_thread`) of its own, and the caller waits for it only while
+it is not cancelled itself. A call that does not end then is abandoned: it is named in the log, its result is ignored,
+and neither the run nor the end of the process waits for it.
+
+Threads for agentrl's own blocking work (`run_in_own_thread`) are separate, so that foreign code cannot use them up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import functools
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+from agentrl.errors import is_addressed_to, running_task
+
+P = ParamSpec("P")
+T = TypeVar("T")
+GRACE_S = 1.0
+"""Seconds for a cancelled call to end, before it is abandoned."""
+IDLE_S = 30.0
+"""Seconds after which an idle thread ends."""
+_log = logging.getLogger(__name__)
+_abandoned: set[asyncio.Task[Any] | concurrent.futures.Future[Any]] = set()
+"""Abandoned calls that have not ended; a reference to a task keeps Python from closing its coroutine."""
+
+
+class _Raised(Exception):
+    """An exception of foreign code, `cause`, that has a meaning for a task or for the event loop."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+
+async def await_or_abandon(work: Coroutine[Any, Any, T], what: str, *, grace_s: float | None = None) -> T:
+    """Await foreign code in its own task, and return its result.
+
+    If the calling task is cancelled (also by a deadline), `work` is cancelled too, and abandoned if it has not ended
+    after the grace period. The calling task is cancelled then in any case.
+
+    Args:
+        work: Coroutine to await.
+        what: Description of the call for the log: ``"step of household (task 17)"``.
+        grace_s: Seconds for a cancelled call to end, by default `GRACE_S`; longer for code that awaits such calls.
+    """
+    loop = asyncio.get_running_loop()
+    task, ended = loop.create_task(_contain(work), name=what), loop.create_future()
+    task.add_done_callback(functools.partial(_wake, ended))
+    try:
+        await ended
+    except asyncio.CancelledError:
+        await _end_or_abandon(task, GRACE_S if grace_s is None else grace_s)
+        raise
+    try:
+        return task.result()
+    except _Raised as raised:
+        raise raised.cause from None
+
+
+async def _contain(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`; ``sys.exit()`` and the like end only its task."""
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as error:
+        if is_addressed_to(running_task(), error):
+            raise
+        raise _Raised(error) from error
+
+
+def _wake(ended: asyncio.Future[None], _: object) -> None:
+    if not ended.done():
+        ended.set_result(None)
+
+
+async def _end_or_abandon(task: asyncio.Task[Any], grace_s: float) -> None:
+    """Cancel a task, and abandon it if it has not ended after the grace period, or if the caller is cancelled again."""
+    task.add_done_callback(_forget)
+    task.cancel()
+    try:
+        await asyncio.wait({task}, timeout=grace_s)
+    finally:
+        if not task.done():
+            _abandon(task, f"{task.get_name()} did not end when it was cancelled; it is left running")
+
+
+def _abandon(call: asyncio.Task[Any] | concurrent.futures.Future[Any], message: str) -> None:
+    _abandoned.add(call)
+    _log.warning("%s", message)
+
+
+def _forget(call: asyncio.Task[Any] | concurrent.futures.Future[Any]) -> None:
+    """Ignore the result of an abandoned call."""
+    _abandoned.discard(call)
+    if not call.cancelled():
+        call.exception()
+
+
+def count_abandoned() -> int:
+    """Return the number of abandoned calls that have not ended."""
+    return len(_abandoned)
+
+
+class DaemonThreads(concurrent.futures.ThreadPoolExecutor):
+    """Executor of daemon threads; neither a hanging call nor the end of the process waits for another call.
+
+    A call gets an idle thread or a new one, up to the limit.
+
+    Args:
+        name: Name of the threads.
+        limit: Maximum number of threads; further calls wait. ``None`` for foreign code, whose calls may hang.
+    """
+
+    def __init__(self, name: str, *, limit: int | None = None) -> None:
+        super().__init__()  # starts no thread
+        self._name, self._limit = name, limit
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._counting = threading.Lock()
+        self._count = 0
+        self._free = 0
+        """Number of threads that no call in the queue is meant for."""
+        self._waiting = 0
+        """Number of calls that wait because of the limit."""
+
+    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
+        """Run the call in a thread, and return its future."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        with self._counting:
+            is_new = not self._free and self._count != self._limit
+            if is_new:
+                self._count += 1
+            elif self._free:
+                self._free -= 1
+            else:
+                self._waiting += 1
+        self._calls.put(functools.partial(_run, future, functools.partial(call, *args, **kwargs)))
+        if is_new:
+            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Do nothing: the threads end by themselves, and none is waited for."""
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                run = self._calls.get(timeout=IDLE_S)
+            except queue.Empty:
+                with self._counting:
+                    if self._free:  # otherwise a call is on its way to this thread
+                        self._free -= 1
+                        self._count -= 1
+                        return
+                continue
+            run()
+            del run
+            with self._counting:
+                if self._waiting:
+                    self._waiting -= 1
+                else:
+                    self._free += 1
+
+
+def _run(future: concurrent.futures.Future[T], call: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:  # the caller gets it
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+async def call_in_thread(threads: DaemonThreads, call: Callable[[], T], what: str) -> T:
+    """Call a foreign function that may block in a thread, and return its result.
+
+    If the calling task is cancelled (also by a deadline), the call is abandoned; its thread takes no further calls
+    until it has ended.
+
+    Args:
+        threads: Threads of this kind of call.
+        call: Function to call.
+        what: Description of the call for the log: ``"tool search"``.
+    """
+    running = threads.submit(contextvars.copy_context().run, _contained, call)
+    try:
+        return await asyncio.wrap_future(running)
+    except asyncio.CancelledError:
+        if running.running():
+            running.add_done_callback(_forget)
+            _abandon(running, f"{what} did not return in time; its thread is left running")
+        raise
+    except _Raised as raised:
+        raise raised.cause from None
+
+
+def _contained(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except Exception as error:
+        if isinstance(error, StopIteration):  # a future cannot raise it
+            raise _Raised(error) from error
+        raise
+    except BaseException as error:
+        raise _Raised(error) from error
+
+
+_own_threads = DaemonThreads("agentrl-work", limit=min(32, (os.cpu_count() or 1) + 4))
+
+
+async def run_in_own_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run blocking work of agentrl itself, of bounded duration, in a thread that foreign code cannot occupy."""
+    call = functools.partial(contextvars.copy_context().run, work, *args, **kwargs)
+    return await asyncio.wrap_future(_own_threads.submit(call))
