@@ -131,8 +131,8 @@ async def _play(
     pool = build_env_pool(config, spec=spec)
     store = EpisodeStore(folder / EPISODES_FILE, fresh=request.fresh)
     try:
-        stalls = pool.waits.report_stalls(config.rollout.stall_report_s, on_stall)
-        async with open_policy(config, request.policy, folder) as policy, stalls, AsyncExitStack() as stack:
+        async with open_policy(config, request.policy, folder) as policy, AsyncExitStack() as stack:
+            stack.enter_context(pool.waits.report_stalls(config.rollout.stall_report_s, on_stall))
             runner = build_runner(
                 config, pool, policy, judge=build_judge(config.agent, folder=folder), counters=counters
             )
