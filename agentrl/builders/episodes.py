@@ -165,7 +165,12 @@ class RunEnvironment:
 
 
 def build_run_environments(
-    config: Config, policy: EpisodePolicy, *, observer: RolloutObserver | None = None, folder: Path | None = None
+    config: Config,
+    policy: EpisodePolicy,
+    *,
+    observer: RolloutObserver | None = None,
+    folder: Path | None = None,
+    waits: WaitTracker | None = None,
 ) -> tuple[RunEnvironment, ...]:
     """Build the environments of a run, in the order of the config; they share wait tracker, counters and judge.
 
@@ -174,6 +179,7 @@ def build_run_environments(
         policy: Policy that plays the episodes.
         observer: Observer of turns and episode ends.
         folder: Folder of the run, where a judge stores its answers.
+        waits: Table of the run's waits; a new one by default.
 
     Raises:
         UsageError: an environment does not exist.
@@ -181,7 +187,7 @@ def build_run_environments(
     """
     check_roles(config)
     check_tools(config)
-    waits, counters, environments = WaitTracker(), RolloutCounters(), []
+    waits, counters, environments = waits or WaitTracker(), RolloutCounters(), []
     tool_limits = ToolLimits(waits.clock)
     judge = build_judge(config.agent, folder=folder, counters=counters)
     for part in per_environment_configs(config):

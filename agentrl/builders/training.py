@@ -93,6 +93,7 @@ def build_training(
     reference_path: str | None = None,
     version: int = 0,
     observer: RolloutObserver,
+    waits: WaitTracker,
     pool: ServerPool | None = None,
     ranks: Ranks | None = None,
     folder: Path | None = None,
@@ -106,6 +107,7 @@ def build_training(
         reference_path: Reference model of the KL penalty, if it differs from the initial weights (in a resumed run).
         version: Version of the weights at `model_path`.
         observer: Observer of turns and episode ends.
+        waits: Table of the run's waits.
         pool: Engine, if the config uses servers or engines on a cluster.
         ranks: Ranks that train together.
         folder: Folder of the run, where a judge stores its answers.
@@ -138,10 +140,10 @@ def build_training(
         policy = EngineEpisodePolicy(engine, renderer, sampling)
     else:
         policy = AdapterPolicy(engine, renderer, sampling, adapters=learning.roles)
-    environments = build_run_environments(config, policy, observer=observer, folder=folder)
+    environments = build_run_environments(config, policy, observer=observer, folder=folder, waits=waits)
     in_step = config.rollout.is_synchronous and isinstance(engine, LocalEngine)
     if config.trainer.deterministic and in_step and isinstance(engine, LocalEngine):
-        engine.callers = environments[0].pool.waits
+        engine.callers = waits
     extras = build_group_extras(config, environments, policy, model_path)
     teaches = learning_signal(config)
     return TrainingParts(

@@ -32,6 +32,7 @@ from agentrl.config.environment import AgentConfig
 from agentrl.config.section import Section
 from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import ADDRESS, GYMNASIUM_ID, check_split, resolve_environment
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, ignore, open_policy
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel
 from agentrl.evaluation.result import EvaluationResult
@@ -147,8 +148,8 @@ async def _play(
     pool = build_env_pool(config, spec=spec)
     store = EpisodeStore(folder / EPISODES_FILE, fresh=request.fresh)
     try:
-        stalls = pool.waits.report_stalls(config.rollout.stall_report_s, on_stall)
-        async with open_policy(config, request.policy, folder) as policy, stalls, AsyncExitStack() as stack:
+        async with open_policy(config, request.policy, folder) as policy, AsyncExitStack() as stack:
+            stack.enter_context(pool.waits.report_stalls(config.rollout.stall_report_s, on_stall))
             runner = build_runner(
                 config, pool, policy, judge=build_judge(config.agent, folder=folder), counters=counters
             )

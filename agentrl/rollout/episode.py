@@ -270,12 +270,14 @@ class RuntimeEpisode(Episode):
 
     async def close(self) -> None:
         """Release what the policy and the tools keep for the episode; a failure of a tool is logged."""
-        await self._policy.end(self)
         turns, trajectory_id = self.turns, self.turns.trajectory.id
+        with turns.waits.on(WaitKind.SESSION_END, trajectory_id, "the end of its sessions in the engine"):
+            await self._policy.end(self)
         what = f"closing the tools of {trajectory_id}"
         try:
-            with turns.waits.on(WaitKind.TOOL, trajectory_id, what):
-                async with async_boundary(EnvironmentFailure, what, deadline_s=turns.limits.tool_timeout_s):
+            deadline_s = turns.limits.tool_timeout_s
+            with turns.waits.on(WaitKind.TOOL, trajectory_id, what, deadline_s):
+                async with async_boundary(EnvironmentFailure, what, deadline_s=deadline_s):
                     await self._episode_tools.close()
         except AgentRLError as error:
             _log.warning("%s", error)

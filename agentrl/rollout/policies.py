@@ -398,7 +398,7 @@ class EngineConversation(Conversation):
     async def _ask(self, request: GenerateRequest) -> Generation:
         waits, limits = self._turns.waits, self._turns.limits
         what = f"answer to request {request.request_id}"
-        with waits.on(WaitKind.ENGINE, self._turns.trajectory.id, "an answer"):
+        with waits.on(WaitKind.ENGINE, self._turns.trajectory.id, "an answer", limits.answer_timeout_s):
             async with async_boundary(EngineError, what, deadline_s=limits.answer_timeout_s):
                 remaining_s = self._turns.budget.remaining_s
                 if remaining_s is None:
@@ -537,7 +537,7 @@ class ChatConversation(Conversation):
         trajectory_id = self._turns.trajectory.id
         request_id = f"{trajectory_id}/turn-{self._turns.budget.requests - 1}"
         deadline_s = self._turns.limits.answer_timeout_s
-        with self._turns.waits.on(WaitKind.ENGINE, trajectory_id, "an answer"):
+        with self._turns.waits.on(WaitKind.ENGINE, trajectory_id, "an answer", deadline_s):
             async with async_boundary(EngineError, f"answer to request {request_id}", deadline_s=deadline_s):
                 schemas = [tool.schema for tool in self._tools]
                 chat = await self._policy.service.chat(self.messages, schemas, params, request_id)

@@ -55,7 +55,7 @@ from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.episode import RuntimeEpisode, outcome_of
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.roles.run_roles import RoleSetup, RunRoles
-from agentrl.rollout.tools import EpisodeTools, ToolLimits, list_tools
+from agentrl.rollout.tools import TOOLSET_S, EpisodeTools, ToolLimits, list_tools
 from agentrl.rollout.turns import TurnLog, derive_seed
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind
 from agentrl.sandbox import Sandbox
@@ -229,7 +229,8 @@ class EpisodeRunner:
         async with self.pool.borrow(trajectory.id) as environment:
             limits = self.limits.for_task(task)
             turns = TurnLog(trajectory, limits, seed, self.waits, self.counters, self.observer)
-            configured = await list_tools(self.tools)
+            with self.waits.on(WaitKind.TOOLSET, trajectory.id, "the tools of toolsets", TOOLSET_S):
+                configured = await list_tools(self.tools)
             tools = EpisodeTools(configured, turns, self.tool_limits, make_sandbox=self.make_sandbox)
             make_episode = RuntimeEpisode if self.roles is None else await self.roles.prepare_episode()
             episode = make_episode(
@@ -254,7 +255,8 @@ class EpisodeRunner:
     async def _run_loop(self, episode: RuntimeEpisode) -> Outcome:
         attempt = running_task()
         try:
-            await self.loop.run(episode)
+            with self.waits.on(WaitKind.LOOP, episode.turns.trajectory.id, type(self.loop).__name__):
+                await self.loop.run(episode)
         except EpisodeEnd as end:
             return end.outcome
         except PolicyError as error:
@@ -282,8 +284,9 @@ class EpisodeRunner:
 
     async def _score(self, trajectory: Trajectory, task: Task) -> None:
         what = f"scoring task {task.id}"
-        with self.waits.on(WaitKind.SCORER, trajectory.id, type(self.scorer).__name__):
-            async with async_boundary(RewardFailure, what, deadline_s=self.limits.score_timeout_s):
+        deadline_s = self.limits.score_timeout_s
+        with self.waits.on(WaitKind.SCORER, trajectory.id, type(self.scorer).__name__, deadline_s):
+            async with async_boundary(RewardFailure, what, deadline_s=deadline_s):
                 score = await checked_score(self.scorer, trajectory, task)
         _apply_score(trajectory, score)
 
@@ -325,7 +328,7 @@ class EpisodeRunner:
         scorer = self.scorer
         assert isinstance(scorer, GroupScorer)
         what = f"scoring a group of task {task.id}"
-        with self.waits.on(WaitKind.SCORER, trajectories[0].group_id, type(scorer).__name__):
+        with self.waits.on(WaitKind.GROUP_SCORER, trajectories[0].group_id, type(scorer).__name__):
             async with async_boundary(RewardFailure, what, deadline_s=None):
                 scores = await checked_group_scores(scorer, trajectories, task)
         for trajectory, score in zip(trajectories, scores, strict=True):

@@ -376,7 +376,10 @@ class GroupScheduler:
                 )
             else:
                 extra, number = self._extra_runners[label][player], group.size + group.extra_names.index(player)
-                group.extra_rollouts[player] = await extra.run(group.task, group_id=group.id, member=number, seed=seed)
+                with self._waits.on(WaitKind.EXTRAS, f"{group.id}/{player}", f"the extra rollout {player}"):
+                    group.extra_rollouts[player] = await extra.run(
+                        group.task, group_id=group.id, member=number, seed=seed
+                    )
         finally:
             self._places.release()
         if group.is_complete:

@@ -253,11 +253,11 @@ class EpisodeTools:
             if (limiter := self._tool_limits.rate_limiter(tool)) is not None:
                 with waits.on(WaitKind.CAPACITY, trajectory_id, f"a free slot of the tool {tool.name}"):
                     await place.enter_async_context(limiter.admit())
-            with waits.on(WaitKind.TOOL, trajectory_id, tool.name):
+            with waits.on(WaitKind.TOOL, trajectory_id, tool.name, self._limit_s(tool)):
                 return await self._call_in_time(tool, checked)
 
     async def _call_in_time(self, tool: Tool, checked: Mapping[str, Any]) -> ToolResult:
-        limit = tool.rules.timeout_s or self._turns.limits.tool_timeout_s
+        limit = self._limit_s(tool)
         if tool.open_deadline_s is not None:
             async with async_boundary(EnvironmentFailure, f"opening {tool.name}", deadline_s=tool.open_deadline_s):
                 await self._open(tool, limit)
@@ -277,6 +277,9 @@ class EpisodeTools:
             cause = error.cause if isinstance(error, ToolFault) else error
             self._tool_limits.report_fault(tool, cause)
             raise ToolError(f"{tool.name} failed ({type(cause).__name__})") from cause
+
+    def _limit_s(self, tool: Tool) -> float:
+        return tool.rules.timeout_s or self._turns.limits.tool_timeout_s
 
     async def _open(self, tool: Tool, limit_s: float) -> Callable[..., Any]:
         if tool.name in self._bound:
@@ -304,7 +307,7 @@ class EpisodeTools:
                 hint = "set agent.sandbox={type: local}, or --sandbox local if you call the tool by hand"
                 raise UsageError(f"tool {tool} needs a sandbox, but none is configured", hint=hint)
             waits, trajectory_id = self._turns.waits, self._turns.trajectory.id
-            with waits.on(WaitKind.TOOL, trajectory_id, "a sandbox"):
+            with waits.on(WaitKind.TOOL, trajectory_id, "a sandbox", SANDBOX_START_S, "a sandbox that starts"):
                 async with async_boundary(SandboxError, "starting a sandbox", deadline_s=SANDBOX_START_S):
                     sandbox = self._make_sandbox()
                     self._stack.push_async_callback(sandbox.close)  # a partial start is closed too

@@ -1,14 +1,21 @@
-"""Waits of the runtime, which are registered, timed, and reported when nothing progresses; counters of the rollout."""
+"""Waits of a run, which are registered, timed, and reported when nothing progresses; counters of the rollout.
+
+A run has one table of waits. The event loop registers waits; a thread reads them, so that it can also report what
+blocks the event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import enum
 import gc
+import logging
+import sys
+import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -16,6 +23,8 @@ from agentrl.errors import Outcome
 from agentrl.observe.incidents import Incidents
 from agentrl.observe.progress import RolloutProgress
 from agentrl.trajectory import Trajectory, Turn
+
+_log = logging.getLogger(__name__)
 
 
 class WaitKind(enum.StrEnum):
@@ -29,10 +38,59 @@ class WaitKind(enum.StrEnum):
     """Waiting for a free slot: of an episode, an environment or a tool."""
     GROUPS = "groups"
     """Trainer waiting for finished groups."""
+    TRAINER = "trainer"
+    COLLECTIVE = "collective"
+    """Trainer with several processes, which wait for each other."""
+    SYNC = "sync"
+    """Weight sync and its verification."""
+    DISK = "disk"
+    EXTRAS = "extras"
+    """Extra rollouts of a group, or a served teacher."""
+    LOOP = "loop"
+    """Agent loop; listed only while its episode waits for nothing else."""
+    TOOLSET = "toolset"
+    """Toolset that lists its tools."""
+    GROUP_SCORER = "group scorer"
+    SESSION_END = "end_session"
+    """Engine that releases what it keeps for an episode."""
 
 
-AT_WORK = frozenset({WaitKind.ENVIRONMENT, WaitKind.TOOL, WaitKind.SCORER})
+AT_WORK = frozenset({WaitKind.ENVIRONMENT, WaitKind.TOOL, WaitKind.TOOLSET, WaitKind.SCORER, WaitKind.GROUP_SCORER})
 """Waits that do not depend on the engine."""
+
+MEASURED = (
+    WaitKind.ENGINE,
+    WaitKind.ENVIRONMENT,
+    WaitKind.TOOL,
+    WaitKind.SCORER,
+    WaitKind.GROUP_SCORER,
+    WaitKind.CAPACITY,
+    WaitKind.GROUPS,
+)
+"""Waits whose seconds are metrics of a step; the others are phases of a step, or contain these."""
+
+_STOP = "Ctrl-C, and a second one if the run does not stop"
+REMEDIES: Mapping[WaitKind, str] = {
+    WaitKind.ENGINE: "engine.timeout_s",
+    WaitKind.ENVIRONMENT: "environment.step_timeout_s; environment.isolation=process if its code cannot be interrupted",
+    WaitKind.TOOL: "agent.tool_timeout_s",
+    WaitKind.SCORER: "the deadline of the reward function or judge",
+    WaitKind.CAPACITY: "an episode or a call that ends, or a higher limit",
+    WaitKind.GROUPS: "episodes that end",
+    WaitKind.TRAINER: _STOP,
+    WaitKind.COLLECTIVE: f"the slowest rank (see logs/rank-N.log), or {_STOP}",
+    WaitKind.SYNC: f"servers that answer (see logs), or {_STOP}",
+    WaitKind.DISK: "a file system that responds",
+    WaitKind.EXTRAS: "its episode or teacher that ends",
+    WaitKind.LOOP: "agent.max_seconds, or a deadline in the agent loop",
+    WaitKind.TOOLSET: "a tool server that answers",
+    WaitKind.GROUP_SCORER: "the deadline of the reward function or judge",
+    WaitKind.SESSION_END: "an engine that answers",
+}
+"""Config keys or actions that end waits."""
+
+PING_S = 1.0
+"""Seconds between two checks whether the event loop runs."""
 
 
 @dataclass(slots=True)
@@ -43,6 +101,9 @@ class Wait:
     kind: WaitKind
     who: str
     what: str
+    deadline_s: float | None = None
+    remedy: str | None = None
+    """Config key or action that ends the wait, in place of the kind's."""
     began: float = 0.0
     seconds: float = 0.0
 
@@ -59,7 +120,7 @@ class Wait:
 
 
 class WaitTracker:
-    """Table of all current waits, and the seconds spent waiting so far."""
+    """Table of all current waits, and the seconds spent waiting so far. Only the event loop's thread changes it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -69,23 +130,28 @@ class WaitTracker:
         """Number of waits that began plus waits that ended."""
         self._changed = asyncio.Event()
         self._open: dict[int, Wait] = {}
+        self._latest: Wait | None = None
+        """Wait that began last, if none has ended since."""
         self._last_progress = clock()
         self._last_report = self._last_progress
 
-    def on(self, kind: WaitKind, who: str, what: str) -> Wait:
-        """Return a context manager around one wait: `who` waits for `what`."""
-        return Wait(self, kind, who, what)
+    def on(
+        self, kind: WaitKind, who: str, what: str, deadline_s: float | None = None, remedy: str | None = None
+    ) -> Wait:
+        """Return a context manager around one wait: `who` waits for `what`, for at most `deadline_s` seconds."""
+        return Wait(self, kind, who, what, deadline_s, remedy)
 
     def begin(self, wait: Wait) -> None:
         """Register a wait."""
         if not self._open:
             self._last_progress = wait.began
-        self._open[id(wait)] = wait
+        self._open[id(wait)] = self._latest = wait
         self._note_change()
 
     def end(self, wait: Wait) -> None:
         """Remove a wait that has ended, which counts as progress."""
         del self._open[id(wait)]
+        self._latest = None
         self.seconds[wait.kind] += wait.seconds
         self._last_progress = wait.began + wait.seconds
         self._note_change()
@@ -107,49 +173,111 @@ class WaitTracker:
         self.changes += 1
         self._changed.set()
 
-    def stall_report(self, silence_s: float) -> str | None:
-        """Return the table if nothing has progressed for `silence_s` seconds, and again after the same time."""
+    @property
+    def latest(self) -> Wait | None:
+        """Wait that began last, if none has ended since: the one that blocks a blocked event loop."""
+        return self._latest
+
+    def stall_report(self, silence_s: float, *, blocked: str = "") -> str | None:
+        """Return the table if nothing has progressed for `silence_s` seconds, and again after the same time.
+
+        Args:
+            silence_s: Seconds.
+            blocked: First line if the event loop is blocked, which is a stall even if no waits are registered.
+        """
         now = self.clock()
+        waits = list(self._open.values())  # a copy, because the event loop continues
         quiet_since = max(self._last_progress, self._last_report)
-        if not self._open or now - quiet_since < silence_s:
+        if not (waits or blocked) or now - quiet_since < silence_s:
             return None
         self._last_report = now
-        return self._table(now)
+        lines = [blocked] if blocked else []
+        return "\n".join([*lines, *self._table(waits, now)])
 
-    def _table(self, now: float) -> str:
+    def _table(self, waits: list[Wait], now: float) -> list[str]:
+        busy = {wait.who for wait in waits if wait.kind is not WaitKind.LOOP}
+        listed = [wait for wait in waits if wait.kind is not WaitKind.LOOP or wait.who not in busy]
         rows: defaultdict[tuple[WaitKind, str], list[Wait]] = defaultdict(list)
-        for wait in self._open.values():
+        for wait in listed:
             rows[wait.kind, wait.what].append(wait)
-        lines = [f"no progress for {now - self._last_progress:.0f} s; {len(self._open)} waiting:"]
-        for (kind, what), waits in sorted(rows.items(), key=lambda row: -len(row[1])):
-            oldest = min(waits, key=lambda wait: wait.began)
+        lines = [f"no progress for {now - self._last_progress:.0f} s; {len(listed)} waiting:"] if listed else []
+        for (kind, what), same in sorted(rows.items(), key=lambda row: -len(row[1])):
+            oldest = min(same, key=lambda wait: wait.began)
+            limit = "no deadline" if oldest.deadline_s is None else f"deadline {oldest.deadline_s:g} s"
             lines.append(
-                f"  {len(waits):5d}  {kind:<12} {what}; longest {now - oldest.began:.0f} s: {oldest.who}",
+                f"  {len(same):5d}  {kind:<12} {what}; longest {now - oldest.began:.0f} s ({limit}): {oldest.who}; "
+                f"unblocked by {oldest.remedy or REMEDIES[kind]}"
             )
-        return "\n".join(lines)
+        return lines
 
-    @asynccontextmanager
-    async def report_stalls(self, silence_s: float, report: Callable[[str], None]) -> AsyncIterator[None]:
-        """Report stalls while the block runs."""
-        watch = asyncio.create_task(self.watch(silence_s, report), name="stall watch")
+    @contextmanager
+    def report_stalls(self, silence_s: float, report: Callable[[str], None]) -> Iterator[None]:
+        """Report stalls of the running event loop while the block runs.
+
+        `report` is called in the event loop, or in a thread if the event loop is blocked.
+        """
+        watch = StallWatch(self, silence_s, report)
+        watch.start()
         try:
             yield
         finally:
-            watch.cancel()
+            watch.stop()
 
-    async def watch(
-        self,
-        silence_s: float,
-        report: Callable[[str], None],
-        *,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        """Report stalls until cancelled."""
-        while True:
-            await sleep(silence_s / 4)
-            text = self.stall_report(silence_s)
-            if text is not None:
-                report(text)
+
+class StallWatch:
+    """Daemon thread that reports stalls of the event loop that made it, also while that loop is blocked.
+
+    Code that blocks the event loop and holds the interpreter lock blocks this thread, too.
+    """
+
+    def __init__(self, waits: WaitTracker, silence_s: float, report: Callable[[str], None]) -> None:
+        self._waits, self._silence_s, self._report = waits, silence_s, report
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        self._ended = threading.Event()
+        self._answered, self._is_asked = waits.clock(), False
+
+    def start(self) -> None:
+        """Start the thread."""
+        threading.Thread(target=self._run, name="stall watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread, without waiting."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        with suppress(RuntimeError):  # the event loop is closed
+            while not self._ended.wait(min(self._silence_s / 4, PING_S)):
+                self.look()
+
+    def look(self) -> None:
+        """Report a stall if there is one, and ask the event loop for a sign of life."""
+        blocked_s = self._waits.clock() - self._answered
+        is_blocked = self._is_asked and blocked_s > self._silence_s / 2
+        blocked = f"the event loop has been blocked for {blocked_s:.0f} s by {self._blocker()}" if is_blocked else ""
+        text = self._waits.stall_report(self._silence_s, blocked=blocked)
+        if text is not None and is_blocked:
+            self._deliver(text)
+        elif text is not None:
+            self._loop.call_soon_threadsafe(self._deliver, text)
+        if not self._is_asked:
+            self._is_asked = True
+            self._loop.call_soon_threadsafe(self._answer)
+
+    def _answer(self) -> None:
+        self._answered, self._is_asked = self._waits.clock(), False
+
+    def _deliver(self, text: str) -> None:
+        try:
+            self._report(text)
+        except Exception:
+            _log.exception("a stall report could not be shown:\n%s", text)
+
+    def _blocker(self) -> str:
+        """Describe the wait or task that blocks the event loop, with the line that runs."""
+        task, latest = asyncio.current_task(self._loop), self._waits.latest
+        name = latest.what if latest is not None else "a callback" if task is None else task.get_name()
+        frame = sys._current_frames().get(self._loop_thread)
+        return name if frame is None else f"{name} ({frame.f_code.co_filename} line {frame.f_lineno})"
 
 
 class RolloutObserver:

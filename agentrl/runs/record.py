@@ -14,7 +14,7 @@ from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, Trackers, trajec
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.rollout.scheduler import Group, environment_metrics, extra_rollout_metrics
-from agentrl.rollout.waits import RolloutObserver, WaitKind
+from agentrl.rollout.waits import MEASURED, RolloutObserver, Wait, WaitKind, WaitTracker
 from agentrl.runs.start import Run
 from agentrl.training.report import StepReport
 from agentrl.trajectory import Trajectory, Turn
@@ -43,10 +43,12 @@ class EpisodeRecorder(RolloutObserver):
         store: Store that every turn is written to.
         status: Status with the counts of episodes and tokens.
         watcher: Watcher to call when the status changes.
+        waits: Table of the run's waits.
     """
 
-    def __init__(self, store: TrajectoryStore, status: RunStatus, watcher: RunWatcher) -> None:
+    def __init__(self, store: TrajectoryStore, status: RunStatus, watcher: RunWatcher, waits: WaitTracker) -> None:
         self._store = store
+        self._waits = waits
         self._status = status
         self._watcher = watcher
         self._shown: set[str] = set()
@@ -55,22 +57,28 @@ class EpisodeRecorder(RolloutObserver):
     def on_start(self, trajectory: Trajectory) -> None:
         """Record the start of an attempt."""
         self._status.episodes_running += 1
-        self._store.start(trajectory)
+        with self._writing(trajectory):
+            self._store.start(trajectory)
 
     def on_turn(self, trajectory: Trajectory, turn: Turn) -> None:
         """Record a complete turn."""
         self._status.sampled_tokens += turn.end - turn.start
-        self._store.turn(trajectory, turn)
+        with self._writing(trajectory):
+            self._store.turn(trajectory, turn)
 
     def on_end(self, trajectory: Trajectory) -> None:
         """Record the end of an attempt."""
         self._status.episodes_running -= 1
         outcome = trajectory.outcome
         self._status.episodes_done += outcome is None or not outcome.is_infrastructure
-        self._store.end(trajectory)
+        with self._writing(trajectory):
+            self._store.end(trajectory)
         if outcome is not None and outcome.is_retryable:
             self._note_failed(trajectory)
         self._watcher.on_status(self._status)
+
+    def _writing(self, trajectory: Trajectory) -> Wait:
+        return self._waits.on(WaitKind.DISK, trajectory.id, "a write to the trajectory store")
 
     def _note_failed(self, trajectory: Trajectory) -> None:
         """Count a failed attempt, and show the user the first failure of each kind."""
@@ -218,7 +226,7 @@ class StepClock:
         sampled = sum(trajectory.sampled_tokens for trajectory in trajectories)
         timings = {f"{name}_s": seconds for name, seconds in self._seconds.items()}
         timings |= {f"share/{name}": seconds / whole for name, seconds in self._seconds.items()}
-        timings |= {f"wait/{kind}_s": waits[kind] - self._waits_before.get(kind, 0.0) for kind in WaitKind}
+        timings |= {f"wait/{kind}_s": waits[kind] - self._waits_before.get(kind, 0.0) for kind in MEASURED}
         timings |= {
             "step_s": whole,
             "tokens_per_s": sampled / whole,

@@ -56,7 +56,7 @@ from agentrl.observe.run_folder import RunDirectory, logging_to
 from agentrl.observe.trajectory_store import TrajectoryStore, void_after
 from agentrl.rollout.recovery import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.scheduler import Group
-from agentrl.rollout.waits import settled_heap
+from agentrl.rollout.waits import WaitKind, WaitTracker, settled_heap
 from agentrl.runs.record import EpisodeRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
 from agentrl.runs.stop import StopRequest, stop_signals
@@ -100,6 +100,8 @@ class Orchestrator:
         self._last: Mapping[str, float] = {}
         self._diagnosis: RunDiagnosis | None = None
         self._problems: tuple[Problem, ...] = ()
+        self._waits = WaitTracker()
+        """Table of the run's waits."""
         self._stop = asyncio.Event()
         self._failure: TrainingError | None = None
 
@@ -159,6 +161,7 @@ class Orchestrator:
     async def _prepare(self, stack: AsyncExitStack) -> None:
         """Build the parts, from the newest checkpoint if there is one, and open the files."""
         self._enter(Phase.PREPARE)
+        stack.enter_context(self._waits.report_stalls(self.config.rollout.stall_report_s, self._say))
         check_extra_rollouts(self.config)
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved)
@@ -171,28 +174,31 @@ class Orchestrator:
         self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))
         model_path = start if self._saved is None else str(self._saved.path / MODEL)
         version = 0 if progress is None else progress.version
-        processes = await stack.enter_async_context(
-            open_processes(
-                self.config,
-                self.folder,
-                model_path=model_path,
-                base_path=start,
-                version=version,
-                say=self._say,
-                on_loss=self._loss_callback(),
+        with self._waits.on(WaitKind.COLLECTIVE, "run", "the start of ranks and servers"):
+            processes = await stack.enter_async_context(
+                open_processes(
+                    self.config,
+                    self.folder,
+                    model_path=model_path,
+                    base_path=start,
+                    version=version,
+                    say=self._say,
+                    on_loss=self._loss_callback(),
+                )
             )
-        )
-        self._parts = build_training(
-            self.config,
-            model_path=model_path,
-            reference_path=start,
-            version=version,
-            pool=processes.pool,
-            observer=EpisodeRecorder(self._store, self.status, self._watcher),
-            ranks=processes.ranks,
-            folder=self.folder.path,
-            say=self._say,
-        )
+        with self._waits.on(WaitKind.TRAINER, "run", "the model and the environments"):
+            self._parts = build_training(
+                self.config,
+                model_path=model_path,
+                reference_path=start,
+                version=version,
+                pool=processes.pool,
+                observer=EpisodeRecorder(self._store, self.status, self._watcher, self._waits),
+                waits=self._waits,
+                ranks=processes.ranks,
+                folder=self.folder.path,
+                say=self._say,
+            )
         stack.push_async_callback(self._parts.close)
         self._parts.trainer.write_dumps(self.folder.numerics, self.config.model_dump(mode="json"))
         if self._saved is not None and progress is not None:
@@ -211,10 +217,9 @@ class Orchestrator:
             read_metrics(self.folder.metrics_file),
             learns_from_rewards=learns_from_rewards(self.config.algorithm),
         )
-        watched = self._parts.waits.report_stalls(self.config.rollout.stall_report_s, self._say)
-        await stack.enter_async_context(watched)
-        await self._parts.engine.start()
-        await self._parts.sync.verify()
+        with self._waits.on(WaitKind.SYNC, "trainer", "the engine's start and the check of its weights"):
+            await self._parts.engine.start()
+            await self._parts.sync.verify()
         if self._changes:
             self.folder.save_config(dump_config(self.config))
 
@@ -254,7 +259,8 @@ class Orchestrator:
         """Make all remaining steps; return True if a requested stop came first."""
         try:
             interrupted = await self._train_steps()
-            self._writer.wait()
+            with self._waits.on(WaitKind.DISK, "run", "the last checkpoint"):
+                self._writer.wait()
             return interrupted
         finally:
             self._writer.close()
@@ -282,7 +288,8 @@ class Orchestrator:
         groups = await self._unless_stopped(parts.scheduler.next_batch())
         clock.phase_ended("rollout")
         self._enter(Phase.TRAIN)
-        await parts.sync.release_memory()
+        with self._waits.on(WaitKind.SYNC, "trainer", "servers that release memory"):
+            await parts.sync.release_memory()
         report = await self._update(groups)
         clock.phase_ended("train")
         self._enter(Phase.SYNC)
@@ -291,7 +298,8 @@ class Orchestrator:
         self.step += 1
         self._pending = clock.metrics(groups, report, synced, version=self.step)
         parts.scheduler.set_version(self.step)
-        self._store.rotate(self.step + 1)
+        with self._waits.on(WaitKind.DISK, "run", "the trajectory store"):
+            self._store.rotate(self.step + 1)
         if synced is None:
             raise _Interrupted
         if not self.config.rollout.is_synchronous:
@@ -308,23 +316,28 @@ class Orchestrator:
         The step counts in both cases, because a resumed run begins with a sync.
         """
         try:
-            return await self._unless_stopped(self._parts.sync.sync(version), grace_s=SYNC_GRACE_S)
+            with self._waits.on(WaitKind.SYNC, "trainer", "the weight sync"):
+                return await self._unless_stopped(self._parts.sync.sync(version), grace_s=SYNC_GRACE_S)
         except _Interrupted:
             return None
 
     async def _update(self, groups: Sequence[Group]) -> StepReport:
         """Run one trainer step: in a thread while episodes and server checks continue, unless `idle_while_training`."""
         trainer = self._parts.trainer
+        with self._waits.on(WaitKind.EXTRAS, "trainer", "extra rollouts and a served teacher"):
+            extras = await self._parts.extras.for_step(groups)
         step = functools.partial(
             trainer.step,
             [trajectory for group in groups for trajectory in group.trajectories],
             temperature=self.config.sampling.temperature,
             pad_id=self._parts.pad_id,
-            extras=await self._parts.extras.for_step(groups),
+            extras=extras,
         )
-        if self._parts.idle_while_training:
-            return step()
-        return await run_in_own_thread(step)
+        kind = WaitKind.TRAINER if self.config.trainer.processes == 1 else WaitKind.COLLECTIVE
+        with self._waits.on(kind, f"step {self.step + 1}", "trainer.step"):
+            if self._parts.idle_while_training:
+                return step()
+            return await run_in_own_thread(step)
 
     async def _finish_step(self) -> None:
         """Evaluate if due, write the step's metrics, and save a checkpoint if due."""
@@ -345,8 +358,9 @@ class Orchestrator:
             self._save()
 
     def _write_metrics(self, metrics: dict[str, float]) -> None:
-        self._metrics.append_step(self.step, metrics)
-        self._trackers.log(self.step, metrics)
+        with self._waits.on(WaitKind.DISK, "run", "metrics.jsonl and trackers"):
+            self._metrics.append_step(self.step, metrics)
+            self._trackers.log(self.step, metrics)
         self._last = metrics
         self.status.step = self.step
         self.status.metrics = metrics
@@ -355,6 +369,10 @@ class Orchestrator:
 
     def _save(self) -> None:
         self._enter(Phase.CHECKPOINT)
+        with self._waits.on(WaitKind.DISK, "run", f"the checkpoint of step {self.step}"):
+            self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
         self._metrics.sync()
         self._store.sync()
         progress = Progress(

@@ -32,7 +32,7 @@ from agentrl.rollout.loop_choice import check_rendering
 from agentrl.rollout.runner import Assignment, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.turns import derive_seed
-from agentrl.rollout.waits import RolloutObserver
+from agentrl.rollout.waits import RolloutObserver, WaitTracker
 from agentrl.runs.learning_run import Learner, LearningRun, ProgressCallback
 from agentrl.runs.record import EpisodeRecorder
 from agentrl.runs.start import Run, RunResult
@@ -51,6 +51,7 @@ async def collect_demonstrations(
     observer: RolloutObserver | None = None,
     on_episode: Callable[[Trajectory], None] = lambda _: None,
     on_stall: Callable[[str], None] = lambda _: None,
+    waits: WaitTracker | None = None,
 ) -> list[Trajectory]:
     """Let experts play ``sft.episodes`` tasks of the training splits in the format of the agent.
 
@@ -62,6 +63,7 @@ async def collect_demonstrations(
         observer: Called after every turn.
         on_episode: Called after each episode.
         on_stall: Receives a report of what episodes wait for if none progresses for ``rollout.stall_report_s``.
+        waits: Table of the run's waits; a new one by default.
 
     Returns:
         Demonstrations that solved their task, or all trainable ones if success is unknown, in the order of tasks.
@@ -73,11 +75,11 @@ async def collect_demonstrations(
     policy = ScriptedEpisodePolicy(
         ScriptedPolicy.EXPERT, renderer, max_context=config.agent.max_tokens, mistakes=config.sft.mistakes
     )
-    environments = build_run_environments(config, policy, observer=observer)
+    environments = build_run_environments(config, policy, observer=observer, waits=waits)
     draws = [tasks.next() for _ in range(config.sft.episodes)]
     played: dict[int, Trajectory] = {}
     try:
-        async with environments[0].pool.waits.report_stalls(config.rollout.stall_report_s, on_stall):
+        with environments[0].pool.waits.report_stalls(config.rollout.stall_report_s, on_stall):
             for environment in environments:
                 own = {
                     number: _assignment(draw.task, number, config.run.seed)
@@ -148,8 +150,11 @@ class WarmStart(LearningRun):
         self.enter(Phase.DEMONSTRATE)
         self.status.episodes_wanted = self.config.sft.episodes
         with TrajectoryStore(self.folder.trajectories, step=0) as store:
-            recorder = EpisodeRecorder(store, self.status, self._watcher)
-            played = await collect_demonstrations(self.config, renderer, observer=recorder, on_stall=self.say)
+            waits = WaitTracker()
+            recorder = EpisodeRecorder(store, self.status, self._watcher, waits)
+            played = await collect_demonstrations(
+                self.config, renderer, observer=recorder, on_stall=self.say, waits=waits
+            )
         return partial(self._load, path, renderer, played)
 
     def _read(self, file: str, renderer: Renderer) -> list[Trajectory]:

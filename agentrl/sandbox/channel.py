@@ -33,6 +33,8 @@ LARGEST_PAYLOAD = 2**30
 MOST_CONNECTIONS = 128
 """Maximum concurrent connections of one port; others wait in the sandbox."""
 RETRY_S = 0.05
+ANSWER_S = 15.0
+"""Seconds in which a supervisor answers a request for which it does not wait for a program."""
 
 
 ReadExactly: TypeAlias = Callable[[int], Awaitable[bytes]]
@@ -87,20 +89,32 @@ class Channel:
         """Return the number of the next request."""
         return next(self._numbers)
 
-    async def ask(self, method: str, *, body: bytes = b"", number: int | None = None, **header: Any) -> ExecResult:
+    async def ask(
+        self,
+        method: str,
+        *,
+        body: bytes = b"",
+        number: int | None = None,
+        deadline_s: float | None = None,
+        **header: Any,
+    ) -> ExecResult:
         """Send a request and wait for its answer, in the form of a command's result.
 
         Raises:
-            SandboxError: the sandbox is gone, or failed to serve the request.
+            SandboxError: the sandbox is gone, failed to serve the request, or missed the deadline (default: none).
         """
         number = self.next_number() if number is None else number
         answer = self._expect(number)
         try:
-            await self._write({"method": method, "number": number, **header}, body).drain()
-        except ConnectionError:
-            self._lose(SandboxError("the sandbox is gone", got=self._why_lost()))
-        try:
-            return await answer
+            async with asyncio.timeout(deadline_s):
+                try:
+                    await self._write({"method": method, "number": number, **header}, body).drain()
+                except ConnectionError:
+                    self._lose(SandboxError("the sandbox is gone", got=self._why_lost()))
+                return await answer
+        except TimeoutError as late:
+            waited = f"no answer to the request {method} in {deadline_s} s"
+            raise SandboxError("the sandbox does not answer", got=waited) from late
         finally:
             self._waiting.pop(number, None)
 
@@ -194,7 +208,7 @@ class Ports:
             UsageError: the port is in use.
             SandboxError: the sandbox is gone.
         """
-        answer = await self._channel.ask("listen", port=port)
+        answer = await self._channel.ask("listen", deadline_s=ANSWER_S, port=port)
         if answer.exit_code < 0:
             raise UsageError(f"a sandbox cannot listen on its port {port}", got=os.strerror(-answer.exit_code))
         self._accepting.add(asyncio.create_task(self._accept(answer.exit_code, protocol)))

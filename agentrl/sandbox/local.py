@@ -34,7 +34,7 @@ from agentrl.sandbox.isolation import (
 )
 from agentrl.sandbox.spec import ANY_NETWORK, MIB, SandboxSpec
 from agentrl.sandbox.supervised import BOOT, SupervisedSandbox, opening
-from agentrl.sandbox.supervisor import process_parents, processes_below, send_signal
+from agentrl.sandbox.supervisor import kill_tree, process_parents, processes_below, send_signal
 
 END_DEADLINE_S = 30.0
 SUPERVISOR = (str(PYTHON), *BOOT)
@@ -94,11 +94,15 @@ class Program:
         return os.pread(self._errors, 2000, 0).decode(errors="replace").strip() or "it ended without a message"
 
     def kill(self) -> None:
-        """Kill the first process, which makes the kernel kill all others. Idempotent."""
-        if self._first >= 0:
+        """Kill the first process, which makes the kernel kill all others, also stopped ones. Idempotent."""
+        if not self._is_isolated:
+            if self._process.poll() is None:
+                kill_tree(self._process.pid)
+        elif self._first >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
-        elif self._is_isolated and self._process.poll() is None:
+                self._process.send_signal(signal.SIGCONT)  # a stopped bubblewrap would not end with its child
+        elif self._process.poll() is None:
             self._kill_unfinished()
 
     def _kill_unfinished(self) -> None:
@@ -115,7 +119,7 @@ class Program:
         self._process.kill()
 
     async def end(self) -> None:
-        """Kill the sandbox and wait until it has ended. Without isolation, the supervisor ends when its socket closes.
+        """Kill the sandbox and wait until it has ended.
 
         Raises:
             SandboxError: it is still running at the deadline.
@@ -248,6 +252,10 @@ class LocalSandbox(SupervisedSandbox):
         self._program = Program(control.fileno(), command, passed=passed, variables={})
         owned = list(dict.fromkeys([HOME, *folders]))
         return {"user": user, "groups": groups, "folder": self.folder, "owned": owned, "answers": CONTROL}
+
+    def _kill(self) -> None:
+        if self._program is not None:
+            self._program.kill()
 
     def _why_lost(self) -> str:
         return "it is closed" if self._program is None else self._program.read_errors()

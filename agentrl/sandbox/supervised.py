@@ -23,7 +23,7 @@ from typing import Any, Unpack
 from agentrl.errors import SandboxError, UsageError
 from agentrl.sandbox import supervisor, supervisor_files, supervisor_ports
 from agentrl.sandbox.allow_list import LOOPBACK, AllowList
-from agentrl.sandbox.channel import Channel, Ports
+from agentrl.sandbox.channel import ANSWER_S, Channel, Ports
 from agentrl.sandbox.contract import (
     NO_VARIABLES,
     Command,
@@ -174,17 +174,25 @@ class StreamingProcess(PollingProcess):
 
     async def interrupt(self) -> None:
         """See `SandboxProcess.interrupt`."""
-        await self._channel.ask("signal", target=self._number, signal=int(signal.SIGINT))
+        await self._signal(signal.SIGINT)
 
     async def kill(self) -> None:
         """See `SandboxProcess.kill`."""
-        await self._channel.ask("signal", target=self._number, signal=int(signal.SIGKILL))
-        await self.wait()
+        await self._signal(signal.SIGKILL)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self.wait()
+        except TimeoutError as late:
+            waited = f"it has not ended in {ANSWER_S:g} s"
+            raise SandboxError("a program in a sandbox cannot be killed", got=waited) from late
         self._channel.notify("release", target=self._number)
 
+    async def _signal(self, number: signal.Signals) -> None:
+        await self._channel.ask("signal", deadline_s=ANSWER_S, target=self._number, signal=int(number))
 
-GRACE_S = 30.0
-"""Seconds after a command's deadline before the sandbox counts as broken."""
+
+GRACE_S = 15.0
+"""Seconds after a command's deadline before the sandbox counts as broken and is killed from outside."""
 FILE_SECONDS = 60.0
 
 
@@ -250,6 +258,9 @@ class SupervisedSandbox(Sandbox):
             **more,
         }
 
+    def _kill(self) -> None:
+        """Kill a sandbox whose supervisor does not answer, from outside, if this back end can; without waiting."""
+
     def _memory_kills(self) -> int:
         """Return the number of processes killed for lack of memory, if the supervisor does not report it."""
         return 0
@@ -305,13 +316,14 @@ class SupervisedSandbox(Sandbox):
 
     async def _start_job(self, request: dict[str, Any], stdin: bytes) -> ExecResult:
         """Run a command until it ends; it is killed if this call is cancelled."""
-        number = self._channel.next_number()
+        number, deadline_s = self._channel.next_number(), request["seconds"] + GRACE_S
         try:
-            async with asyncio.timeout(request["seconds"] + GRACE_S):
+            async with asyncio.timeout(deadline_s):
                 return await self._ask_start(number, request, stdin)
         except TimeoutError as late:
+            self._kill()
             raise SandboxError(
-                "the sandbox does not answer", got=f"no answer in {request['seconds'] + GRACE_S} s"
+                "the sandbox does not answer and was killed", got=f"no answer in {deadline_s:g} s"
             ) from late
         except asyncio.CancelledError:
             self._channel.notify("signal", target=number, signal=int(signal.SIGKILL))
@@ -359,7 +371,7 @@ class SupervisedSandbox(Sandbox):
 
     async def restore(self, snapshot: bytes) -> None:
         """See `Sandbox.restore`."""
-        await self._channel.ask("kill_all")
+        await self._channel.ask("kill_all", deadline_s=ANSWER_S)
         script = "find . -mindepth 1 -delete && exec /bin/tar -xpf -"
         result = await self._start_job(self._exec_request(script), snapshot)
         if not result.is_success:

@@ -365,6 +365,23 @@ def processes_below(roots: set[int], parents: dict[int, int]) -> set[int]:
     return found
 
 
+def kill_tree(root: int) -> None:
+    """Kill a process and all its descendants; they are stopped first, so that they start no others meanwhile.
+
+    Stopped processes are killed, too. The caller must be the parent of `root`, or else its PID could be reused.
+    """
+    stopped: set[int] = set()
+    for _ in range(ROUNDS):
+        found = processes_below({root}, process_parents()) - stopped
+        if not found:
+            break
+        for pid in found:
+            send_signal(pid, SIGSTOP)
+        stopped |= found
+    for pid in stopped:
+        send_signal(pid, SIGKILL)
+
+
 def send_signal(pid: int, number: int) -> bool:
     """Send a signal; returns False if the process does not exist."""
     try:

@@ -6,6 +6,7 @@ from agentrl.agent_loops.external import MOST_ALIKE, External, FirstAttempts
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.terminal import status_words
+from agentrl.rollout.waits import WaitTracker
 from agentrl.runs.record import MOST_SHOWN, EpisodeRecorder
 from agentrl.trajectory import Trajectory
 
@@ -134,7 +135,7 @@ def ended(number, outcome, error=None):
 
 def test_a_run_says_how_many_attempts_failed_and_why():
     status, watcher = RunStatus(), Messages()
-    recorder = EpisodeRecorder(Nowhere(), status, watcher)
+    recorder = EpisodeRecorder(Nowhere(), status, watcher, WaitTracker())
     traceback = "the program ended with 1: Traceback:\n  File x.py\nKeyError: 'a'"
     failures = [traceback, traceback.replace("1", "2"), "the shop is closed"]
     rows = [(Outcome.ENVIRONMENT_ERROR, error) for error in failures]
@@ -157,7 +158,7 @@ def test_a_run_says_how_many_attempts_failed_and_why():
 
 def test_a_run_shows_a_few_kinds_of_failures_only():
     watcher = Messages()
-    recorder = EpisodeRecorder(Nowhere(), RunStatus(), watcher)
+    recorder = EpisodeRecorder(Nowhere(), RunStatus(), watcher, WaitTracker())
     for number in range(4 * MOST_SHOWN):
         recorder.on_start(ended(number, None))
         recorder.on_end(ended(number, Outcome.ENGINE_ERROR, "x" * number))

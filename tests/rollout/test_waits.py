@@ -1,6 +1,9 @@
 """Wait times of episodes, with a simulated clock."""
 
 import asyncio
+import contextlib
+import re
+import threading
 
 import pytest
 
@@ -22,18 +25,19 @@ def clock():
 
 def test_a_stall_is_a_table_of_waits(clock):
     waits = WaitTracker(clock)
-    first = waits.on(WaitKind.ENGINE, "episode 1", "an answer")
+    first = waits.on(WaitKind.ENGINE, "episode 1", "an answer", 600.0)
     first.__enter__()
     clock.now += 5
-    with waits.on(WaitKind.ENGINE, "episode 2", "an answer"), waits.on(WaitKind.TOOL, "episode 3", "search"):
+    tool = waits.on(WaitKind.TOOL, "episode 3", "search", None, "my fix")
+    with waits.on(WaitKind.ENGINE, "episode 2", "an answer", 600.0), tool:
         clock.now += 54
         assert waits.stall_report(60.0) is None
         clock.now += 6
         report = waits.stall_report(60.0)
     assert report.splitlines() == [
         "no progress for 65 s; 3 waiting:",
-        "      2  engine       an answer; longest 65 s: episode 1",
-        "      1  tool         search; longest 60 s: episode 3",
+        "      2  engine       an answer; longest 65 s (deadline 600 s): episode 1; unblocked by engine.timeout_s",
+        "      1  tool         search; longest 60 s (no deadline): episode 3; unblocked by my fix",
     ]
 
 
@@ -52,10 +56,75 @@ async def test_stalls_are_reported_while_a_block_runs(clock):
     waits, reports = WaitTracker(clock), asyncio.Queue()
     with waits.on(WaitKind.ENGINE, "e", "an answer"):
         clock.now += 10
-        async with waits.report_stalls(0.01, reports.put_nowait):
-            assert "an answer" in await reports.get()
-    await asyncio.sleep(0)
-    assert not [task for task in asyncio.all_tasks() if task.get_name() == "stall watch"]
+        with waits.report_stalls(0.01, reports.put_nowait):
+            assert "an answer" in await asyncio.wait_for(reports.get(), 30)
+            (watch,) = watches()
+    watch.join(30)
+    assert not watch.is_alive()
+
+
+def watches():
+    return [thread for thread in threading.enumerate() if thread.name == "stall watch"]
+
+
+@pytest.mark.parametrize("is_registered", [True, False])
+async def test_a_blocked_event_loop_is_reported_while_it_is_blocked(is_registered):
+    waits, reported, reports = WaitTracker(), threading.Event(), []
+
+    def report(text):
+        reports.append((text, threading.current_thread().name))
+        reported.set()
+
+    wait = waits.on(WaitKind.TRAINER, "step 3", "trainer.step") if is_registered else contextlib.nullcontext()
+    with waits.report_stalls(0.2, report):
+        await asyncio.sleep(0)
+        with wait:
+            assert reported.wait(30)  # blocks the event loop, as a training step does
+    text, thread = reports[0]
+    assert thread == "stall watch"
+    name = "trainer.step" if is_registered else asyncio.current_task().get_name()
+    assert re.match(rf"the event loop has been blocked for \d+ s by {name} \(.*threading.py line \d+\)", text)
+    assert ("1  trainer      trainer.step; longest 0 s (no deadline): step 3" in text) == is_registered
+
+
+async def test_an_event_loop_that_runs_is_not_called_blocked():
+    waits, reports = WaitTracker(), asyncio.Queue()
+    with waits.on(WaitKind.TRAINER, "step 3", "trainer.step"), waits.report_stalls(0.2, reports.put_nowait):
+        assert (await asyncio.wait_for(reports.get(), 30)).startswith("no progress for 0 s; 1 waiting:")
+
+
+async def test_a_report_that_cannot_be_shown_does_not_end_the_watch(caplog):
+    waits, shown = WaitTracker(), asyncio.Queue()
+
+    def report(text):
+        shown.put_nowait(text)
+        raise OSError("the terminal is gone")
+
+    with waits.on(WaitKind.ENGINE, "e", "an answer"), waits.report_stalls(0.02, report):
+        for _ in range(2):
+            await asyncio.wait_for(shown.get(), 30)
+    assert "the terminal is gone" in caplog.text
+
+
+def test_an_agent_loop_is_listed_only_if_its_episode_waits_for_nothing_else(clock):
+    waits = WaitTracker(clock)
+    with (
+        waits.on(WaitKind.LOOP, "e", "MyLoop"),
+        waits.on(WaitKind.LOOP, "f", "MyLoop"),
+        waits.on(WaitKind.TOOL, "e", "search"),
+    ):
+        clock.now += 60
+        report = waits.stall_report(60.0)
+    assert "; 2 waiting:" in report
+    assert "      1  loop         MyLoop; longest 60 s (no deadline): f; unblocked by agent.max_seconds" in report
+
+
+@pytest.mark.parametrize("kind", WaitKind)
+def test_every_row_says_what_unblocks_it(clock, kind):
+    waits = WaitTracker(clock)
+    with waits.on(kind, "e", "it"):
+        clock.now += 60
+        assert f"{kind:<12} it; longest 60 s (no deadline): e; unblocked by " in waits.stall_report(60.0)
 
 
 def test_progress_ends_the_silence(clock):
@@ -83,24 +152,6 @@ def test_seconds_are_summed_by_kind(clock):
             clock.now += 3
         assert wait.seconds == 3
     assert waits.seconds == {WaitKind.TOOL: 6}
-
-
-async def test_the_watch_reports(clock):
-    waits, reports = WaitTracker(clock), []
-
-    async def sleep(seconds):
-        clock.now += seconds
-        await asyncio.sleep(0)
-
-    with waits.on(WaitKind.ENGINE, "e", "an answer"):
-        watch = asyncio.create_task(waits.watch(60.0, reports.append, sleep=sleep))
-        for _ in range(12):
-            await asyncio.sleep(0)
-        watch.cancel()
-    assert [report.splitlines()[0] for report in reports[:2]] == [
-        "no progress for 60 s; 1 waiting:",
-        "no progress for 120 s; 1 waiting:",
-    ]
 
 
 async def test_an_engine_in_lockstep_waits_for_all_who_are_at_work_and_for_nobody_who_asks_it():

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import SandboxError, UsageError
-from agentrl.sandbox import Limits, SandboxFileError, SandboxSpec, isolation, open_sandbox
+from agentrl.sandbox import Limits, SandboxFileError, SandboxSpec, isolation, open_sandbox, supervised
 from agentrl.sandbox.control_groups import PREFIX, ControlGroup, Hierarchy, find_hierarchy
 from agentrl.sandbox.isolation import _CHECKED, _DENIED, _UNACCOUNTED, filter_program, find_bubblewrap, own_folders
-from agentrl.sandbox.local import UNCONFINED
+from agentrl.sandbox.local import END_DEADLINE_S, UNCONFINED, LocalSandbox
+from agentrl.sandbox.supervisor import process_parents, processes_below
 
 HEADERS = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 AGENTRL = (sys.executable, "-c", "from agentrl.cli import main; main()")
@@ -91,6 +92,47 @@ async def test_a_killed_sandbox_is_a_failure_of_the_machinery():
         for waiting in (call, program.wait(), program.read()):
             with pytest.raises(SandboxError, match="the sandbox is gone"):
                 await waiting
+        with pytest.raises(SandboxError, match="the sandbox is gone"):
+            await sandbox.exec("true")
+
+
+def stop_everything(sandbox: LocalSandbox) -> set[int]:
+    """Stop all processes of a sandbox, as a debugger or a user could."""
+    processes = processes_below({sandbox._program._process.pid}, process_parents())
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    return processes
+
+
+UNWALLED = SandboxSpec(network="all", options={"unconfined": UNCONFINED})
+
+
+@pytest.mark.parametrize("spec", [SandboxSpec(), UNWALLED])
+async def test_a_sandbox_whose_processes_are_all_stopped_closes(spec: SandboxSpec):
+    sandbox = open_sandbox(spec)
+    await sandbox.start()
+    program = await sandbox.spawn("echo ready; exec sleep 988")
+    await program.read_line()
+    processes = stop_everything(sandbox)
+    assert len(processes) >= 3
+    async with asyncio.timeout(END_DEADLINE_S / 2):
+        await sandbox.close()
+    assert wait_until(lambda: not processes & process_parents().keys())
+
+
+async def test_a_sandbox_whose_processes_are_all_stopped_keeps_its_limits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(supervised, "GRACE_S", 0.3)
+    monkeypatch.setattr(supervised, "ANSWER_S", 0.3)
+    async with open_sandbox() as sandbox:
+        program = await sandbox.spawn("echo ready; exec sleep 989")
+        await program.read_line()
+        processes = stop_everything(sandbox)
+        with pytest.raises(SandboxError, match=r"does not answer: got no answer to the request signal in 0\.3 s"):
+            await program.kill()
+        assert processes_with("989")
+        with pytest.raises(SandboxError, match=r"the sandbox does not answer and was killed: got no answer in 0\.5 s"):
+            await sandbox.exec("true", limits=Limits(seconds=0.2))
+        assert wait_until(lambda: not processes & process_parents().keys())
         with pytest.raises(SandboxError, match="the sandbox is gone"):
             await sandbox.exec("true")
 

@@ -1,0 +1,91 @@
+"""A run that hangs says where, also while its event loop is blocked."""
+
+import asyncio
+import functools
+import threading
+
+import pytest
+from agentrl.agent_loops.react_text import ReactText
+
+from agentrl.builders.group_extras import GroupExtras
+from agentrl.observe.checkpoints import Checkpoints
+from agentrl.observe.metrics import MetricsFile
+from agentrl.observe.progress import Phase, RunWatcher
+from agentrl.observe.trajectory_store import TrajectoryStore
+from agentrl.runs.rl import train
+from agentrl.serving.local import LocalEngine
+from agentrl.training.trainer import Trainer
+from agentrl.weights import InProcessSync
+
+
+class StallWatcher(RunWatcher):
+    """Watcher that ends the hang as soon as a report has the expected row."""
+
+    def __init__(self, expected):
+        self.expected, self.messages, self.is_reported = expected, [], threading.Event()
+        self.phase = Phase.PREPARE
+
+    def on_status(self, status):
+        self.phase = status.phase
+
+    def on_message(self, text):
+        self.messages.append(text)
+        if self.expected in text:
+            self.is_reported.set()
+
+
+def hang(monkeypatch, owner, method, watcher):
+    """Let a method hang until the stall is reported, once the model is made, for which episodes are played."""
+    is_reported = watcher.is_reported
+
+    def hangs():
+        return not is_reported.is_set() and (watcher.phase is not Phase.PREPARE or owner is InProcessSync)
+
+    real = getattr(owner, method)
+
+    if asyncio.iscoroutinefunction(real):
+
+        @functools.wraps(real)
+        async def slow(*arguments, **options):
+            if hangs():
+                await asyncio.to_thread(is_reported.wait, 60)
+            return await real(*arguments, **options)
+    else:
+
+        @functools.wraps(real)
+        def slow(*arguments, **options):
+            if hangs():
+                is_reported.wait(60)
+            return real(*arguments, **options)
+
+    monkeypatch.setattr(owner, method, slow)
+
+
+HANGS = [
+    (Trainer, "step", "trainer      trainer.step", 0),
+    (Trainer, "step", "trainer      trainer.step", 1),
+    (InProcessSync, "sync", "sync         the weight sync", 0),
+    (InProcessSync, "verify", "sync         the engine's start and the check of its weights", 0),
+    (Checkpoints, "save", "disk         the checkpoint of step 1", 0),
+    (TrajectoryStore, "turn", "disk         a write to the trajectory store", 0),
+    (TrajectoryStore, "rotate", "disk         the trajectory store", 0),
+    (MetricsFile, "append_step", "disk         metrics.jsonl and trackers", 0),
+    (GroupExtras, "for_step", "extras       extra rollouts and a served teacher", 0),
+    (ReactText, "run", "loop         ReactText", 0),
+    (LocalEngine, "end_session", "end_session  the end of its sessions in the engine", 0),
+]
+
+
+@pytest.mark.parametrize(("owner", "method", "expected", "staleness"), HANGS)
+def test_a_hang_is_named(tiny_run, monkeypatch, owner, method, expected, staleness):
+    watcher = StallWatcher(expected)
+    hang(monkeypatch, owner, method, watcher)
+    run = tiny_run(
+        "trainer.steps=1", "checkpoint.every=1", "rollout.stall_report_s=0.3", f"rollout.max_staleness={staleness}"
+    )
+    assert train(run, watcher=watcher).step == 1
+    assert watcher.is_reported.is_set(), watcher.messages
+    report = next(text for text in watcher.messages if expected in text)
+    assert "; unblocked by " in report
+    blocks = not asyncio.iscoroutinefunction(getattr(owner, method)) and not staleness
+    assert report.startswith("the event loop has been blocked for ") == blocks, report
