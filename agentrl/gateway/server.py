@@ -345,7 +345,8 @@ async def _events(
     try:
         while True:
             waited: set[asyncio.Future[Any]] = {following} if finished.done() else {following, finished}
-            await asyncio.wait(waited, timeout=COMMENT_S, return_when=asyncio.FIRST_COMPLETED)
+            failed = finished.done() and finished.exception() is not None
+            await asyncio.wait(waited, timeout=0 if failed else COMMENT_S, return_when=asyncio.FIRST_COMPLETED)
             if following.done():
                 if (event := following.result()) is None:
                     return

@@ -36,7 +36,8 @@ def test_a_pretrained_model_is_measured_as_it_comes_and_needs_no_warm_start(
     agentrl: Callable[..., Any], tmp_path: Path, workplace: Path, small: tuple[str, ...]
 ) -> None:
     runs = f"run.directory={tmp_path / 'runs'}"
-    ended = agentrl("train", "--env", "guess_number", "--model", "scratch", *small, runs, "trainer.learning_rate=0")
+    words = ("trainer.learning_rate=0", "trainer.steps=1")
+    ended = agentrl("train", "--env", "guess_number", "--model", "scratch", *small, runs, *words)
     assert ended.code == 0, ended.err
     recipe, folder = tmp_path / "mine.yaml", tmp_path / "demo"
     recipe.write_text("environment: guess_number\nevaluation: {split: test, tasks: 3}\ntrainer: {steps: 1}\n")

@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.forks import ForkedProgram
 
 from agentrl.cli import main
 from agentrl.cli.server import read_token
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
 
-PROGRAM = "from agentrl.cli import main; main()"
-
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_until_a_signal(ending: signal.Signals, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = [sys.executable, "-c", PROGRAM, "env", "serve", "household", "size=tiny", "--lease", "60"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "AGENTRL_ENV_TOKEN": ""}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as server:
-        assert server.stdout is not None
-        url = server.stdout.readline().strip()
-        assert url.startswith("http://127.0.0.1:")
-        if ending is signal.SIGINT:
-            arguments = ["--policy", "expert", "--tasks", "2", "--json", str(tmp_path / "eval.json")]
-            with pytest.raises(SystemExit) as end:
-                main(["eval", "--env", f"{url}/valid_unseen", *arguments])
-            assert not end.value.code
-            assert json.loads((tmp_path / "eval.json").read_text())["success"]["mean"] == 1.0
-        env = resolve_environment(url)
-        server.send_signal(ending)
-        said = server.communicate()
-    assert server.returncode == 0
-    assert said[0] == ""
-    assert said[1].splitlines() == [
+    words = ["env", "serve", "household", "size=tiny", "--lease", "60"]
+    server = ForkedProgram(lambda: main(words), variables={"AGENTRL_ENV_TOKEN": ""})
+    url = server.stdout.readline().strip()
+    assert url.startswith("http://127.0.0.1:")
+    if ending is signal.SIGINT:
+        arguments = ["--policy", "expert", "--tasks", "2", "--json", str(tmp_path / "eval.json")]
+        with pytest.raises(SystemExit) as end:
+            main(["eval", "--env", f"{url}/valid_unseen", *arguments])
+        assert not end.value.code
+        assert json.loads((tmp_path / "eval.json").read_text())["success"]["mean"] == 1.0
+    env = resolve_environment(url)
+    server.send_signal(ending)
+    ended = server.wait()
+    assert (ended.code, ended.out) == (0, "")
+    assert ended.err.splitlines() == [
         f"household is served: agentrl env play {url}; stop with Ctrl-C",
         "closing the sessions",
     ]

@@ -198,10 +198,12 @@ async def test_an_answer_that_another_server_sampled_anew_is_not_told_as_the_end
         return await generate(engine, replace(request, on_tokens=None))
 
     monkeypatch.setattr(ScriptedEngine, "generate", lost_and_sampled_again)
+    monkeypatch.setattr(server, "COMMENT_S", 3600.0)
 
     async def play(gateway, session):
         url = gateway.url_of(session)
-        pieces, _, whole = await stream(url, session.key, dialect)
+        async with asyncio.timeout(60):  # the failure is told at once, not when the next comment is due
+            pieces, _, whole = await stream(url, session.key, dialect)
         assert "".join(piece for _, piece in pieces) == "It was not"
         assert whole is None
         assert isinstance(session.failure, EngineError)

@@ -284,8 +284,13 @@ async def test_a_stop_text_ends_an_answer_with_the_token_that_completes_it(stop,
     blind = LocalEngine(tiny_model(), LocalEngineConfig())
     prompt = [4, 5, 4, 5]  # a stop text in the prompt is none
     ended = 0
-    for seed in range(20):
-        answer, whole = [await one.generate(request_of(prompt, seed=seed, stop=(stop,))) for one in (engine, blind)]
+    played = [
+        await asyncio.gather(
+            *(one.generate(request_of(prompt, name=f"r{seed}", seed=seed, stop=(stop,))) for seed in range(20))
+        )
+        for one in (engine, blind)
+    ]
+    for answer, whole in zip(*played, strict=True):
         text = decode(whole.token_ids)
         end = text.find(stop) + len(stop) if stop in text else len(text)
         assert answer.token_ids == whole.token_ids[:end]

@@ -1,16 +1,15 @@
 """Ranks for tests: forked from this process, so that nobody waits for libraries to be imported once more."""
 
-import gc
 import os
 import signal
 import sys
-import traceback
-import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from support import forks
+from support.forks import exit_code
 from torch import distributed
 from torch.distributed.tensor import debug
 
@@ -19,7 +18,7 @@ from agentrl.builders.workers import serve
 from agentrl.training.distributed import Ranks, join
 from agentrl.training.distributed.group import leave
 
-PATIENCE = timedelta(seconds=60)
+PATIENCE = timedelta(seconds=240)
 
 
 class Group:
@@ -67,28 +66,14 @@ def in_ranks(count, work: Callable[[Ranks], Any]):
         return work(group.ranks)
 
 
-def exit_code(child):
-    """Wait for a process."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def forked(work: Callable[[], None]):
-    """A copy of this process, which does some work and ends."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child does without
-        child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        gc.disable()
+    """A copy of this process, which does some work as a rank of its own and ends."""
+
+    def other():
         _forget_own_rank()
         work()
-        code = 0
-    except BaseException:  # nothing of the tests may go on here
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+
+    return forks.forked(other)
 
 
 def _forget_own_rank():

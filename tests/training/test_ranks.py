@@ -8,8 +8,9 @@ import threading
 
 import pytest
 import torch
-from ranks_here import Group, exit_code, forked, group_of
+from ranks_here import Group, forked, group_of
 from safetensors.torch import load_file
+from support.forks import exit_code
 from support.models import tiny_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
