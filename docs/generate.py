@@ -27,7 +27,7 @@ from agentrl.registry import Kind, lookup, names
 from agentrl.testing.env_check import INTEGRITY, RULES
 from agentrl.testing.report import Rule
 from agentrl.tool import Tool
-from agentrl.training.objective import PROVIDED
+from agentrl.training.algorithm_functions import PROVIDED
 
 if TYPE_CHECKING:
     from mkdocs.structure.files import Files

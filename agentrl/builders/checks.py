@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.rollout.roles.environment_roles import roles_of_environment
 from agentrl.serving.engine_checks import check_images
 from agentrl.tool import Tool
-from agentrl.training.objective import check_sampling
+from agentrl.training.algorithm_functions import check_sampling
 from agentrl.training.signals.teacher import check_teacher
 from agentrl.training.trainer import check_algorithm
 

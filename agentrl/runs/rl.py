@@ -60,7 +60,7 @@ from agentrl.rollout.waits import WaitKind, WaitTracker, settled_heap
 from agentrl.runs.record import EpisodeRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
 from agentrl.runs.stop import StopRequest, stop_signals
-from agentrl.training.objective import learns_from_rewards
+from agentrl.training.algorithm_functions import learns_from_rewards
 from agentrl.training.report import StepReport
 from agentrl.weights import SyncReport
 

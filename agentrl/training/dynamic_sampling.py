@@ -13,7 +13,7 @@ import torch
 from agentrl.algorithms.types import EpisodeBatch
 from agentrl.config.config import AlgorithmConfig
 from agentrl.training.batch import NothingToTrain, StepExtras, episode_batch, select, trained_mask
-from agentrl.training.objective import Objective
+from agentrl.training.gradients import Objective
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.roles import role_extras, role_members
 from agentrl.trajectory import Trajectory

@@ -1,4 +1,4 @@
-"""The loss and gradient of an update: the inputs of losses for each token, and the sum over micro-batches.
+"""The loss and gradient of an update: the configured functions, their inputs for each token, and the sum of parts.
 
 A sequence whose tokens all have advantage 0 has no gradient: it skips the forward pass, but still counts in the
 denominators of the loss. If no sequence has a gradient, all are computed, so that a step always has metrics.
@@ -7,21 +7,179 @@ denominators of the loss. If no sequence has a gradient, all are computed, so th
 from __future__ import annotations
 
 import functools
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from agentrl.algorithms.aggregation import TokenOwners
-from agentrl.algorithms.correction import loglinear
-from agentrl.algorithms.types import LossInput, log_ratio
+from agentrl.algorithms.aggregation import Aggregation, TokenOwners, token_weights
+from agentrl.algorithms.correction import Correction, CorrectionMode, KLEstimator, correction, kl_divergence, loglinear
+from agentrl.algorithms.differences import groups_with_advantages, groups_with_different_rewards, uses_own_advantages
+from agentrl.algorithms.options import check_options
+from agentrl.algorithms.traits import advantage_weighted, choice_of, compares_group
+from agentrl.algorithms.types import EpisodeBatch, Estimate, LossInput, TokenLoss, log_ratio
+from agentrl.config.algorithm import ReferenceConfig
+from agentrl.config.config import AlgorithmConfig
+from agentrl.registry import Kind, lookup
+from agentrl.training.algorithm_functions import (
+    bind,
+    check_advantage,
+    check_estimator,
+    check_kept,
+    check_loss,
+    check_loss_values,
+    check_needs,
+    check_proximal,
+)
 from agentrl.training.batch import StepBatch
 from agentrl.training.forward.micro_batches import MicroBatch
 from agentrl.training.forward.runner import ModelRunner, PassHook, SumsByName
-from agentrl.training.objective import Objective
 from agentrl.training.signals.base import SignalUpdates
+
+
+class Objective:
+    """Estimator, loss, correction, filters and regularisers of a config, with their options checked.
+
+    With `joint_loss`, the policy's passes also compute the loss of a signal.
+
+    Raises:
+        ConfigError: the functions do not take an option, an option conflicts with another or would be ignored, or a
+            function needs inputs that the trainer does not have.
+        UnknownNameError: an estimator, loss or filter is not registered.
+    """
+
+    def __init__(self, config: AlgorithmConfig, *, joint_loss: bool = False) -> None:
+        estimator, loss = lookup(Kind.ADVANTAGE, config.advantage), lookup(Kind.LOSS, config.loss)
+        filters = {name: lookup(Kind.FILTER, name) for name in config.filters}
+        check_estimator(config, estimator)
+        check_loss(config, loss)
+        check_proximal(config, loss, filters.values())
+        for name, function in filters.items():
+            check_needs("filter", name, function)
+        self._config = config
+        self._estimate: Callable[[EpisodeBatch], torch.Tensor | Estimate] = bind(
+            "advantage estimator", config.advantage, estimator, config.advantage_options
+        )
+        self._loss: Callable[[LossInput], TokenLoss] = bind("loss", config.loss, loss, config.loss_options)
+        self._filters: dict[str, Callable[[LossInput], torch.Tensor]] = {
+            name: bind("filter", name, function, config.filters[name]) for name, function in filters.items()
+        }
+        self._choice, self._choose = choice_of(loss), _bound_choice(loss, config.loss_options)
+        self._kl_estimator = KLEstimator((config.reference or ReferenceConfig()).kl_estimator)
+        self._mode = CorrectionMode(config.correction.mode)
+        self.proximal: Literal["trainer", "behaviour", "loglinear"] = config.correction.proximal
+        self.compares_groups = compares_group.of(estimator)
+        self._uses_own_advantages = uses_own_advantages(estimator)
+        self.drops_tokens = bool(
+            self._mode.drops_tokens or self._filters or (self._choice is not None and self._choice.drops)
+        )
+        """True if tokens may leave the loss, so that pi_old must be known before the denominators are computed."""
+        self.masks_tokens = self._mode.drops_tokens
+        """True if the correction drops tokens instead of truncating their weights."""
+        self.chooses_tokens = self._choice is not None and not self._choice.drops
+        """True if the loss chooses among all tokens of an update, under the current policy, before it is computed."""
+        self.uses_entropy = config.entropy_coef != 0
+        regularised = config.kl_coef != 0 or self.uses_entropy or joint_loss
+        self.zero_advantage_is_idle = advantage_weighted.of(loss) and not regularised
+        """True if a sequence whose advantages are exactly 0 has no gradient."""
+
+    @property
+    def looks_ahead(self) -> bool:
+        """True if filters or the loss must see all tokens of an update before its loss is computed."""
+        return self.drops_tokens or self.chooses_tokens
+
+    def estimate(self, episodes: EpisodeBatch) -> Estimate:
+        """Compute the advantage of every sampled token, float32 [tokens], and a critic's value targets, if any.
+
+        Raises:
+            TrainingError: the estimator returned another shape, or numbers that are not finite.
+        """
+        found = self._estimate(episodes)
+        values = check_advantage(
+            self._config.advantage,
+            found.advantage if isinstance(found, Estimate) else found,
+            episodes.token_turn.numel(),
+        )
+        target = found.value_target if isinstance(found, Estimate) else None
+        return Estimate(advantage=values, value_target=None if target is None else target.float())
+
+    def differing_groups(self, episodes: EpisodeBatch) -> torch.Tensor:
+        """Mark the groups whose episodes the estimator tells apart: bool [groups]; see `algorithms.differences`.
+
+        Raises:
+            TrainingError: the estimator failed.
+        """
+        if self._uses_own_advantages:
+            return groups_with_advantages(self.estimate, episodes)
+        return groups_with_different_rewards(episodes)
+
+    def correction(self, old_logp: torch.Tensor, behaviour_logp: torch.Tensor, sequence: torch.Tensor) -> Correction:
+        """Compute the train/inference correction of whole sequences' tokens: see `agentrl.algorithms.correction`."""
+        settings = self._config.correction
+        return correction(self._mode, old_logp, behaviour_logp, sequence, cap=settings.cap, band=settings.band)
+
+    def mark_kept(self, tokens: LossInput) -> torch.Tensor:
+        """Mark the tokens that train among all tokens of an update: bool [tokens]; an expert's tokens always train."""
+        kept = self.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence).kept
+        for name, keep in self._filters.items():
+            kept = kept & check_kept(name, keep(tokens), tokens)
+        if tokens.expert is not None:
+            kept = kept | tokens.expert
+        if self._choice is None or not self._choice.drops:
+            return kept
+        return kept.masked_scatter(kept, self._choose(tokens.select(kept)))
+
+    def choose(self, tokens: LossInput) -> torch.Tensor | None:
+        """Compute the loss's choice among the tokens that train: 0 to 1, [tokens]; ``None`` if it does not choose."""
+        return self._choose(tokens) if self.chooses_tokens else None
+
+    def weights(self, owners: TokenOwners) -> torch.Tensor:
+        """Compute the weight of each token in the loss of an optimizer step; needs all its tokens: float64 [tokens]."""
+        return token_weights(Aggregation(self._config.aggregation), owners, norm_length=self._config.norm_length)
+
+    def loss(self, tokens: LossInput, entropy: torch.Tensor, tally: SumsByName) -> torch.Tensor:
+        """Compute the loss of the tokens that train, before aggregation: [tokens].
+
+        It is the policy loss times the correction weight, plus the KL and entropy terms.
+
+        Args:
+            tokens: Tokens of whole sequences.
+            entropy: Entropy of the policy: [tokens].
+            tally: Sums to which measurements of these tokens are added.
+
+        Raises:
+            TrainingError: the loss did not return one number with a gradient for each token.
+        """
+        policy = self._loss(tokens)
+        check_loss_values(self._config.loss, policy, tokens)
+        corrected = self.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence)
+        weights = corrected.weights
+        if tokens.expert is not None:
+            weights = torch.where(tokens.expert, 1.0, weights)
+        values = policy.values * weights
+        tally.add("train/clip_share", policy.clipped)
+        if not self.masks_tokens:
+            tally.add("mismatch/clip_share", corrected.truncated)
+        if self._config.kl_coef and tokens.reference_logp is not None:
+            kl = kl_divergence(self._kl_estimator, tokens.logp, tokens.reference_logp)
+            values = values + self._config.kl_coef * kl
+            tally.add("train/kl_reference", kl)
+        if self.uses_entropy:
+            values = values - self._config.entropy_coef * entropy
+        return values
+
+
+def _bound_choice(loss: Callable[..., Any], options: dict[str, Any]) -> Callable[[LossInput], torch.Tensor]:
+    """Bind the loss's choice to those of the loss's options that it takes."""
+    choice = choice_of(loss)
+    if choice is None:
+        return lambda tokens: torch.ones_like(tokens.logp, dtype=torch.bool)
+    known = inspect.signature(choice.choose).parameters
+    own = {name: value for name, value in check_options(loss, options).items() if name in known}
+    return functools.partial(choice.choose, **own)
 
 
 def step_tokens(

@@ -12,7 +12,7 @@ from agentrl.algorithms.rewards import EpisodeRewards, RewardKL, TeacherKL, pf_p
 from agentrl.algorithms.segments import segment_sum
 from agentrl.errors import Outcome, TrainingError
 from agentrl.registry import Kind, lookup
-from agentrl.training.objective import bind, describe_value
+from agentrl.training.algorithm_functions import bind, describe_value
 from agentrl.trajectory import Trajectory
 
 

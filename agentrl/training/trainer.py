@@ -38,9 +38,8 @@ from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.diagnostics.watch import NumericsWatch, prepare_repeatable, repeatable
 from agentrl.training.distributed import Ranks
 from agentrl.training.forward.runner import make_runner
-from agentrl.training.gradients import GradientPass, needs_forward_pass, step_tokens
+from agentrl.training.gradients import GradientPass, Objective, needs_forward_pass, step_tokens
 from agentrl.training.moe import moe_hooks
-from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
 from agentrl.training.report import StepReport, step_report
 from agentrl.training.rewards import RewardShaping

@@ -12,7 +12,7 @@ from agentrl.config.config import AlgorithmConfig
 from agentrl.errors import Outcome, TrainingError
 from agentrl.observe.metrics import trajectory_metrics
 from agentrl.registry import Kind, lookup
-from agentrl.training.objective import Objective
+from agentrl.training.gradients import Objective
 from agentrl.trajectory import Trajectory
 
 RETURNS = [1.0, 2.0, 4.0, 1.0]

@@ -36,7 +36,7 @@ from agentrl.runs.sft import collect_demonstrations
 from agentrl.runs.start import resume_run, start_run
 from agentrl.runs.stop import stop_signals
 from agentrl.task import Task
-from agentrl.training.objective import Objective
+from agentrl.training.gradients import Objective
 from agentrl.trajectory import Source
 
 NEEDS_DATA = {"alfworld"}

@@ -183,14 +183,14 @@ ROOMS = {
     ),
     "losses": Room(
         sources=(
-            "agentrl/training/objective.py",
+            "agentrl/training/algorithm_functions.py",
             "agentrl/training/gradients.py",
             *(f"agentrl/training/forward/{name}.py" for name in ("micro_batches", "runner")),
             *(f"agentrl/training/{name}.py" for name in ("batch", "rewards", "report")),
             *(f"agentrl/training/signals/{name}.py" for name in ("critic", "greedy_baseline", "reference", "teacher")),
         ),
         tests=_training(
-            "objective", "critic", "signals", "matrix", "reference", "selection", "batch", "trainer", "watch"
+            "gradients", "critic", "signals", "matrix", "reference", "selection", "batch", "trainer", "watch"
         ),
         goal=0.90,
     ),

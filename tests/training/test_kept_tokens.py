@@ -17,7 +17,7 @@ from support.trainers import compute_logprobs
 from agentrl.algorithms.traits import needed_inputs, other_input, weighs_behaviour
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.registry import Kind, lookup, names
-from agentrl.training.objective import PROVIDED
+from agentrl.training.algorithm_functions import PROVIDED
 from agentrl.training.trainer import Trainer
 
 LOSSES = [

@@ -17,9 +17,10 @@ from agentrl.algorithms.types import LossInput
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import Outcome
 from agentrl.registry import Kind, lookup, names
+from agentrl.training.algorithm_functions import PROVIDED
 from agentrl.training.batch import step_batch
 from agentrl.training.forward.runner import SumsByName
-from agentrl.training.objective import PROVIDED, Objective
+from agentrl.training.gradients import Objective
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
@@ -123,7 +124,7 @@ class Policy:
 def _everything_is_provided(request, monkeypatch):
     """As if there were a critic, a teacher, an expert and a process reward model."""
     if "everything" in request.keywords or "whole" in request.node.name:
-        monkeypatch.setattr("agentrl.training.objective.PROVIDED", frozenset(Input))
+        monkeypatch.setattr("agentrl.training.algorithm_functions.PROVIDED", frozenset(Input))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -13,7 +13,7 @@ from agentrl.algorithms.traits import needed_inputs, other_input, weighs_behavio
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, Outcome, TrainingError, UnknownNameError
 from agentrl.registry import Kind, lookup, names
-from agentrl.training.objective import PROVIDED
+from agentrl.training.algorithm_functions import PROVIDED
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Turn
 

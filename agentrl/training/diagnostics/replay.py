@@ -30,9 +30,8 @@ from agentrl.training.forward.layout import Layout
 from agentrl.training.forward.logprobs import TeacherLogprobs
 from agentrl.training.forward.runner import ModelRunner, RunnerSettings, SumsByName
 from agentrl.training.forward.tree_attention import ATTENTION
-from agentrl.training.gradients import DUMPED_STEP, DUMPED_TOKENS, GradientPass
+from agentrl.training.gradients import DUMPED_STEP, DUMPED_TOKENS, GradientPass, Objective
 from agentrl.training.moe import moe_hooks
-from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.rewards import RewardShaping
 

@@ -25,11 +25,11 @@ from agentrl.config.config import TrainerConfig
 from agentrl.errors import ConfigError, TrainingError, UsageError
 from agentrl.message.image import ImageReader
 from agentrl.registry import Kind, lookup
+from agentrl.training.algorithm_functions import bind
 from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.distributed import Ranks
 from agentrl.training.forward.runner import ModelRunner, make_runner
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
-from agentrl.training.objective import bind
 from agentrl.training.optimizer import LearningProgress, OptimizerSettings, PolicyOptimizer
 from agentrl.trajectory import Source, Trajectory
 

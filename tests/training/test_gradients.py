@@ -19,8 +19,7 @@ from agentrl.config.config import (
 )
 from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.registry import Kind, lookup, names
-from agentrl.training.gradients import token_shares
-from agentrl.training.objective import Objective
+from agentrl.training.gradients import Objective, token_shares
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.trainer import Trainer
 
