@@ -56,7 +56,7 @@ from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.roles.run_roles import RoleSetup, RunRoles
 from agentrl.rollout.tools import EpisodeTools, ToolLimits, list_tools
 from agentrl.rollout.turns import EpisodeLimits, TurnLog, derive_seed
-from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind
+from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
 from agentrl.sandbox import Sandbox
 from agentrl.task import Task
 from agentrl.tool import Tool, Toolset
@@ -70,6 +70,23 @@ class PolicyWrapper(Protocol):
 
     async def wrap(self, runner: EpisodeRunner, task: Task) -> EpisodePolicy:
         """Return the policy of an episode of `task`; the runner may play other episodes for it."""
+
+
+class GroupRunner(Protocol):
+    """Runner of the episodes of groups, as the scheduler uses it: an `EpisodeRunner`, or a simulated one."""
+
+    waits: WaitTracker
+    counters: RolloutCounters
+
+    @property
+    def scores_groups(self) -> bool:
+        """True if the scorer compares the episodes of a group."""
+
+    async def run(self, task: Task, *, group_id: str, member: int, seed: int, in_group: bool = False) -> Trajectory:
+        """Play an episode; see `EpisodeRunner.run`."""
+
+    async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> None:
+        """Score a group whose episodes have ended; see `EpisodeRunner.score_group`."""
 
 
 class EpisodeRunner:
