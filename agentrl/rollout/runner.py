@@ -18,6 +18,7 @@ import asyncio
 import copy
 import dataclasses
 import inspect
+import itertools
 import logging
 import math
 from collections import Counter
@@ -408,23 +409,29 @@ async def play_all(
     groups = _Groups(runner, assignments)
     remaining = iter(assignments)
     running: set[asyncio.Task[list[Trajectory]]] = set()
-    done: set[asyncio.Task[list[Trajectory]]] = set()
+    ended: asyncio.Queue[asyncio.Task[list[Trajectory]]] = asyncio.Queue()
+
+    def on_end(episode: asyncio.Task[list[Trajectory]]) -> None:
+        running.discard(episode)
+        ended.put_nowait(episode)
+        if not episode.cancelled():
+            episode.exception()  # read here, because a caller that leaves early does not read it
+
     try:
         while True:
-            for one in remaining:
-                running.add(asyncio.create_task(groups.play(one)))
-                if len(running) >= concurrency:
-                    break
-            if not running:
+            for one in itertools.islice(remaining, concurrency - len(running)):
+                episode = asyncio.create_task(groups.play(one))
+                running.add(episode)
+                episode.add_done_callback(on_end)
+            if not running and ended.empty():
                 return
-            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for ended in done:
-                for trajectory in ended.result():
-                    yield trajectory
+            for trajectory in (await ended.get()).result():
+                yield trajectory
     finally:
-        for unfinished in running:
-            unfinished.cancel()
-        await asyncio.gather(*running, *done, return_exceptions=True)
+        unfinished = list(running)
+        for episode in unfinished:
+            episode.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
 
 
 class _Groups:
