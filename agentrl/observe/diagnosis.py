@@ -7,6 +7,7 @@ entropy_falls     entropy is at most a third of the highest of the last five ste
 members_alike     the members of most groups give the same answers, token by token
 groups_alike      no group differs any more, in two consecutive steps or after a jump of the entropy
 gradient_jumps    the gradient is over `SPIKE` times the median of earlier steps, too few for the trainer's alarm
+trains_selection  trained episodes differ from started ones by over `BIASED`, and by more than chance explains
 success_falls     success is significantly lower, but the reward significantly higher than in the first steps
 """
 
@@ -24,6 +25,7 @@ from agentrl.errors import SourceLocation
 from agentrl.observe.files import replace_file
 from agentrl.observe.incidents import Incidents
 from agentrl.observe.learning import LearningWatch, learns_nothing, share_that_differs
+from agentrl.observe.metrics import BIAS_PREFIX, MARGIN_ERRORS, MARGIN_SUFFIX, TIMING_PREFIX
 from agentrl.observe.problems import (
     CONSTANT,
     MANY,
@@ -55,6 +57,8 @@ WINDOW = 5
 """Number of steps whose mean success and reward are compared."""
 CERTAIN = 3.0
 """Minimum difference of two windows, in standard errors, that counts as certain."""
+BIASED = 0.03
+"""Minimum relative difference between trained and started episodes for a sign."""
 LOWER_RATE = "lower trainer.learning_rate{rate} or add a warm-up (trainer.warmup_steps)"
 
 
@@ -193,6 +197,27 @@ def _success_falls(lines: Sequence[Line]) -> str | None:
     )
 
 
+def _trains_selection(lines: Sequence[Line]) -> str | None:
+    now = lines[-1]
+    found = []
+    for name in sorted(now):
+        quantity = name.removeprefix(TIMING_PREFIX)
+        bias, margin = _value(now, name), _value(now, name + MARGIN_SUFFIX)
+        if not quantity.startswith(BIAS_PREFIX) or bias is None or margin is None:
+            continue
+        if abs(bias) >= max(BIASED, CERTAIN / MARGIN_ERRORS * margin):
+            found.append(f"{bias:+.0%} {quantity.removeprefix(BIAS_PREFIX)} (chance alone: ±{margin:.0%})")
+    if not found:
+        return None
+    stale = any(_value(line, "rollout/groups_stale") for line in lines)
+    remedy = (
+        "slow groups are too stale when they end: set rollout.batch_order=windowed, or raise rollout.max_staleness"
+        if stale
+        else "groups fail (rollout/groups_failed): look at the failed episodes with: agentrl view"
+    )
+    return f"the episodes that train are not like those that were started: {', '.join(found)}; {remedy}"
+
+
 def _mean(lines: Sequence[Line], name: str) -> float:
     return fmean(float(line[name]) for line in lines)
 
@@ -228,6 +253,7 @@ SIGNS: Mapping[str, Callable[[Sequence[Line]], str | None]] = {
     "members_alike": _members_alike,
     "groups_alike": _groups_alike,
     "gradient_jumps": _gradient_jumps,
+    "trains_selection": _trains_selection,
 }
 
 

@@ -28,6 +28,15 @@ TIMING_PREFIX = "time/"
 ENVIRONMENT_PREFIX = "env/"
 """Prefix of metrics of one of several environments: ``env/LABEL/success``."""
 
+BIAS_PREFIX = "bias/"
+"""Prefix of the differences between the episodes that train and those that were started: ``bias/turns``."""
+
+MARGIN_SUFFIX = "_margin"
+"""Suffix of the half-width of the interval in which chance alone keeps a difference: ``bias/turns_margin``."""
+
+MARGIN_ERRORS = 1.96
+"""Number of standard errors in a margin: an interval of 95 %."""
+
 
 class MetricsFile(JsonLinesWriter):
     """Writer of one line per step: ``{"step": 3, "reward/mean": 0.25, …}``. Floats are exact, non-finite ones null."""

@@ -18,6 +18,7 @@ import asyncio
 import copy
 import dataclasses
 import inspect
+import itertools
 import logging
 import math
 from collections import Counter
@@ -57,7 +58,7 @@ from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.roles.run_roles import RoleSetup, RunRoles
 from agentrl.rollout.tools import TOOLSET_S, EpisodeTools, ToolLimits, list_tools
 from agentrl.rollout.turns import TurnLog, derive_seed
-from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind
+from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
 from agentrl.sandbox import Sandbox
 from agentrl.task import Task
 from agentrl.tool import Tool, Toolset
@@ -71,6 +72,24 @@ class PolicyWrapper(Protocol):
 
     async def wrap(self, runner: EpisodeRunner, task: Task) -> EpisodePolicy:
         """Return the policy of an episode of `task`; the runner may play other episodes for it."""
+
+
+class GroupRunner(Protocol):
+    """Runner of the episodes of groups, as the scheduler uses it: an `EpisodeRunner`, or a simulated one."""
+
+    waits: WaitTracker
+    counters: RolloutCounters
+    observer: RolloutObserver
+
+    @property
+    def scores_groups(self) -> bool:
+        """True if the scorer compares the episodes of a group."""
+
+    async def run(self, task: Task, *, group_id: str, member: int, seed: int, in_group: bool = False) -> Trajectory:
+        """Play an episode; see `EpisodeRunner.run`."""
+
+    async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> None:
+        """Score a group whose episodes have ended; see `EpisodeRunner.score_group`."""
 
 
 class EpisodeRunner:
@@ -395,23 +414,29 @@ async def play_all(
     groups = _Groups(runner, assignments)
     remaining = iter(assignments)
     running: set[asyncio.Task[list[Trajectory]]] = set()
-    done: set[asyncio.Task[list[Trajectory]]] = set()
+    ended: asyncio.Queue[asyncio.Task[list[Trajectory]]] = asyncio.Queue()
+
+    def on_end(episode: asyncio.Task[list[Trajectory]]) -> None:
+        running.discard(episode)
+        ended.put_nowait(episode)
+        if not episode.cancelled():
+            episode.exception()  # read here, because a caller that leaves early does not read it
+
     try:
         while True:
-            for one in remaining:
-                running.add(asyncio.create_task(groups.play(one)))
-                if len(running) >= concurrency:
-                    break
-            if not running:
+            for one in itertools.islice(remaining, concurrency - len(running)):
+                episode = asyncio.create_task(groups.play(one))
+                running.add(episode)
+                episode.add_done_callback(on_end)
+            if not running and ended.empty():
                 return
-            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for ended in done:
-                for trajectory in ended.result():
-                    yield trajectory
+            for trajectory in (await ended.get()).result():
+                yield trajectory
     finally:
-        for unfinished in running:
-            unfinished.cancel()
-        await asyncio.gather(*running, *done, return_exceptions=True)
+        unfinished = list(running)
+        for episode in unfinished:
+            episode.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
 
 
 class _Groups:

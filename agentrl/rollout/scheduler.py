@@ -31,9 +31,10 @@ from typing import Any, Literal
 from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, TrainingError, UsageError, boundary
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
+from agentrl.rollout.bias import BiasMeter
 from agentrl.rollout.curriculum import GroupOutcome
 from agentrl.rollout.recovery import RecoveredEpisodes
-from agentrl.rollout.runner import EpisodeRunner
+from agentrl.rollout.runner import EpisodeRunner, GroupRunner
 from agentrl.rollout.scripted_policies import StoredExpert
 from agentrl.rollout.task_order import SampledTask, TaskSampler
 from agentrl.rollout.turns import derive_seed
@@ -183,7 +184,7 @@ class GroupScheduler:
 
     def __init__(
         self,
-        runners: Mapping[str, EpisodeRunner],
+        runners: Mapping[str, GroupRunner],
         tasks: TaskSampler,
         *,
         group_size: int,
@@ -209,6 +210,7 @@ class GroupScheduler:
         self.batch_order = batch_order
         self.version = version
         self.used = 0
+        self.bias = BiasMeter(list(runners))
         self._seed = seed
         self._keep = keep or (lambda group: True)
         self._least_members = least_members
@@ -253,7 +255,11 @@ class GroupScheduler:
         self._counters.groups_delivered += batch
         outcomes, self._outcomes = self._outcomes, []
         self.tasks.learn(sorted(outcomes, key=lambda outcome: outcome.position))
-        return sorted(taken, key=lambda group: group.position)
+        taken.sort(key=lambda group: group.position)
+        for group in taken:
+            self._measure(group, trained=True)
+        self.bias.end_step()
+        return taken
 
     def _is_ready(self) -> bool:
         """Return True if the first finished groups make a batch that leaves no other group too stale.
@@ -397,6 +403,7 @@ class GroupScheduler:
             self._outcomes.append(group.outcome())
         if len(group.trainable) < self._least_members or group.failed_extras:
             counters.groups_failed += 1
+            self._measure(group, trained=False)
             self._note_failed(group)
         elif not self._keep(group):
             counters.groups_filtered += 1
@@ -405,6 +412,9 @@ class GroupScheduler:
             self._failed_in_a_row = self._filtered_in_a_row = 0
             if self._is_fresh(group):
                 self._finished.append(group)
+
+    def _measure(self, group: Group, *, trained: bool) -> None:
+        self.bias.add(group.position, group.draw.environment, group.trajectories, trained=trained)
 
     def _note_failed(self, group: Group) -> None:
         self._failed_in_a_row += 1
@@ -442,6 +452,7 @@ class GroupScheduler:
         """Return True if a complete group is not too stale to train on; count it otherwise."""
         age = group.staleness(self.version, self._adapter_versions())
         if age is not None and age > self.max_staleness:
+            self._measure(group, trained=False)
             self._note_stale(age)
             return False
         self._stale_in_a_row = 0
@@ -475,6 +486,7 @@ class GroupScheduler:
             "tasks": self.tasks.state_dict(),
             "tallies": [asdict(outcome) for outcome in self._outcomes],
             "version": self.version,
+            "bias": self.bias.state_dict(),
             "group_size": self.group_size,
             "finished": [group.to_record() for group in self._finished],
             "unfinished": [group.to_record() for group in sorted(unfinished, key=lambda group: group.position)],
@@ -494,6 +506,7 @@ class GroupScheduler:
         self._finished = [self._restore(record) for record in state["finished"]]
         self._to_restart = deque(self._restore(record) for record in state["unfinished"])
         self.version = state["version"]
+        self.bias.load_state_dict(state.get("bias", {"steps": [], "groups": []}))
         self.used = self.version * self.batch  # each version used one batch, whatever its size
 
     def _restore(self, record: Mapping[str, Any]) -> Group:

@@ -187,6 +187,7 @@ class StepClock:
             **environment_metrics(groups, teaches=self._parts.teaches),
             **extra_rollout_metrics(groups),
             **self._parts.scheduler.tasks.metrics(),
+            **self._parts.scheduler.bias.metrics(),
             **{f"rollout/{name}": counts[name] - self._counts_before[name] for name in _COUNTED},
             **self._judge_metrics(),
             "version": version,

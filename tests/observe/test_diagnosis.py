@@ -151,3 +151,16 @@ def test_other_changes_of_success_are_no_sign(success, reward):
 
 def test_nothing_shows_before_the_first_step():
     assert signs([]) == []
+
+
+def test_a_selection_of_the_started_episodes_is_named():
+    line = {"step": 1, "bias/turns": -0.23, "bias/turns_margin": 0.04, "bias/reward": 0.2, "bias/reward_margin": 0.15}
+    line |= {"time/bias/seconds": -0.3, "time/bias/seconds_margin": 0.02, "rollout/groups_stale": 3.0}
+    (sign,) = signs([line])
+    assert sign.kind == "trains_selection"
+    assert "-23% turns (chance alone: ±4%), -30% seconds (chance alone: ±2%); slow groups" in sign.text
+    assert "set rollout.batch_order=windowed, or raise rollout.max_staleness" in sign.text
+    (failed,) = signs([line | {"rollout/groups_stale": 0.0}])
+    assert "groups fail (rollout/groups_failed)" in failed.text
+    assert signs([{"step": 1, "bias/turns": -0.02, "bias/turns_margin": 0.0}]) == []
+    assert signs([{"step": 1, "bias/turns": 0.0, "bias/turns_margin": 0.0}]) == []
