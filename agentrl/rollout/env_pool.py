@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import json
 import logging
 import math
 import os
@@ -47,14 +48,21 @@ from agentrl.errors import (
 )
 from agentrl.remote.env_methods import CALL_TOOL, EnvMethod, RemoteTool, ResetResult, Stepped
 from agentrl.rollout.env_adapter import EnvAdapter
-from agentrl.rollout.env_worker_main import HEADER, MAKE, WorkerMessage
+from agentrl.rollout.env_worker_main import HEADER, KILL_S, MAKE, START, WorkerMessage
 from agentrl.rollout.waits import WaitKind, WaitTracker
+from agentrl.sandbox.orphan_guard import OrphanGuard, unmarked
+from agentrl.sandbox.supervisor import kill_tree
 from agentrl.task import Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
 W = TypeVar("W")
 logger = logging.getLogger(__name__)
+
+DRAIN_S = 5.0
+"""Seconds that closing a pool waits for calls whose episodes are over."""
+KEEPER_S = KILL_S + 2.0
+"""Seconds that a keeper has to end its processes and itself before all of them are killed."""
 
 
 class EnvHandle:
@@ -117,7 +125,8 @@ class EnvHandle:
         what = f"{method} of environment {self._name} ({where})"
         if deadline_s is None:
             deadline_s = max(self._step_timeout_s, self._longest_step_s)
-        with self._waits.on(WaitKind.ENVIRONMENT, self.borrower, f"{method} of {self._name}"):
+        remedy = "environment.reset_timeout_s" if method == "reset" else None
+        with self._waits.on(WaitKind.ENVIRONMENT, self.borrower, f"{method} of {self._name}", deadline_s, remedy):
             return await self.backend.call(method, *arguments, deadline_s=deadline_s, what=what)
 
 
@@ -160,7 +169,9 @@ class EnvPool:
         """Resources that are closed after the environments, such as those of the run's tools."""
         self._free = asyncio.Semaphore(max_concurrent)
         self._idle: list[EnvHandle] = []
+        self._closing: set[asyncio.Task[None]] = set()
         self._turn = itertools.count()
+        self._guard = None if isolation is Isolation.PROCESS else OrphanGuard()
         self._workers: list[ThreadWorker] | list[ProcessWorker] = []
         if isolation is Isolation.THREAD:
             self._workers = [ThreadWorker() for _ in range(workers)]
@@ -195,7 +206,7 @@ class EnvPool:
                 yield handle
             except BaseException:
                 if handle.backend.is_alive:
-                    await handle.close()
+                    await self._close_handle(handle)
                 raise
             self._idle.append(handle)
         finally:
@@ -203,12 +214,20 @@ class EnvPool:
 
     async def close(self) -> None:
         """Close all environments and workers. No episode may be running."""
+        await asyncio.gather(*(worker.drain(DRAIN_S) for worker in self._workers))
         await asyncio.gather(*(handle.close() for handle in self._idle if handle.backend.is_alive))
         self._idle.clear()
-        for worker in self._workers:
-            await worker.drain()
-            await worker.close()
+        await asyncio.gather(*(worker.close() for worker in self._workers))
+        if self._guard is not None:
+            self._guard.close()
         await self.cleanup.aclose()
+
+    async def _close_handle(self, handle: EnvHandle) -> None:
+        """Close an environment whose episode failed; go on after `DRAIN_S` if its worker still runs other calls."""
+        closing = asyncio.create_task(handle.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        await asyncio.wait({closing}, timeout=DRAIN_S)
 
     def _take_idle(self) -> EnvHandle | None:
         while self._idle:
@@ -218,7 +237,8 @@ class EnvPool:
         return None
 
     async def _make(self, who: str) -> EnvHandle:
-        with self.waits.on(WaitKind.ENVIRONMENT, who, f"a new {self.spec.name}"):
+        limit, remedy = self._reset_timeout_s, "environment.reset_timeout_s"
+        with self.waits.on(WaitKind.ENVIRONMENT, who, f"a new {self.spec.name}", limit, remedy):
             backend = await self._make_backend(f"making environment {self.spec.name}")
         return EnvHandle(
             backend,
@@ -229,6 +249,8 @@ class EnvPool:
         )
 
     async def _make_backend(self, what: str) -> EnvBackend:
+        if self._guard is not None:
+            self._guard.start()
         if self._workers:
             worker = self._workers[next(self._turn) % len(self._workers)]
             return await worker.make(self.spec.make, self._options, what=what, deadline_s=self._reset_timeout_s)
@@ -284,6 +306,7 @@ class SerialWorker(ABC, Generic[W]):
                 outcome = await self._execute_in_time(job)
             except BaseException as error:
                 if is_addressed_to(pump, error):
+                    job.result.cancel()
                     raise
                 if not job.result.done():
                     job.result.set_exception(_environment_failure(job, error))
@@ -302,10 +325,17 @@ class SerialWorker(ABC, Generic[W]):
             waited = f"no answer in {job.deadline_s:g} s"
             raise EnvironmentFailure(f"{job.what} missed its deadline", got=waited) from error
 
-    async def drain(self) -> None:
-        """Wait until every submitted job has ended."""
-        if self._pump is not None:
-            await self._pump
+    async def drain(self, patience_s: float) -> None:
+        """Wait until every submitted job has ended; abandon jobs that nobody awaits after `patience_s` seconds."""
+        if self._pump is None or self._pump.done():
+            return
+        _, late = await asyncio.wait({self._pump}, timeout=patience_s)
+        if late:
+            await self.stop("it was stopped")
+            self._pump.cancel()
+            await asyncio.wait({self._pump})
+            while self._jobs:
+                self._jobs.popleft().result.cancel()
 
 
 def _environment_failure(job: WorkerCall[W], error: BaseException) -> AgentRLError:
@@ -476,7 +506,7 @@ class ProcessWorker(SerialWorker[WorkerMessage]):
         try:
             reply = await _exchange(process, message)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            await self.stop(f"exit code {await process.wait()}")
+            await self.stop(f"exit code {await _wait_for_keeper(process)}")
             raise EnvironmentFailure(f"{job.what} failed", got=f"its worker died ({self._last_words})") from error
         succeeded, value = reply
         if not succeeded:
@@ -498,21 +528,35 @@ class ProcessWorker(SerialWorker[WorkerMessage]):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)  # the keeper kills the processes that environments started
         process.stdin.close()
-        await process.wait()
+        await _wait_for_keeper(process)
 
     async def _start(self) -> Process:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-m",
-            "agentrl.rollout.env_worker_main",
+            "-P",
+            "-c",
+            START,
             str(os.getpid()),
+            json.dumps(sys.path),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            env=unmarked(os.environ),
             start_new_session=True,  # keeps Ctrl-C in the trainer's terminal from reaching it
         )
-        assert self._process.stdin is not None
-        self._process.stdin.write(pickle.dumps(sys.path))
         return self._process
+
+
+async def _wait_for_keeper(process: Process) -> int | None:
+    """Return a keeper's exit code; kill it and its processes after `KEEPER_S`. ``None``: it hangs in the kernel."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGCONT)  # a stopped keeper handles no signal
+    for _ in range(2):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KEEPER_S):
+                return await process.wait()
+        kill_tree(process.pid)
+    logger.warning("worker process %d does not end although it was killed", process.pid)
+    return None
 
 
 class ProcessBackend(EnvBackend):

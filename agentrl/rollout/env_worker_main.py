@@ -4,7 +4,10 @@ Everything that environments print goes to standard error. On Linux the program 
 which the trainer started, and its child, the worker, which runs the environments. When the trainer or the worker ends
 for any reason, or at SIGTERM, the keeper kills all processes that the environments started, in any session.
 
-    python -m agentrl.rollout.env_worker_main TRAINER_PID
+    python -P -c START TRAINER_PID SEARCH_PATH
+
+The program has the trainer's module search path (a JSON list), so that it finds the user's modules and no file in the
+current folder hides an installed package that the trainer uses.
 """
 
 from __future__ import annotations
@@ -36,6 +39,12 @@ from agentrl.sandbox.supervisor import (
     send_signal,
 )
 
+START = f"""
+import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from {__name__} import main
+main(int(sys.argv[1]))
+"""
 WorkerMessage: TypeAlias = tuple[int, str, tuple[Any, ...]]
 """Message to the process: number of an environment, method of its `EnvAdapter` or `MAKE`, arguments."""
 MAKE, UNREADABLE = "make", "unreadable"
@@ -66,6 +75,7 @@ def fork_worker(trainer: int) -> None:
     signal.signal(signal.SIGTERM, _stop)
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # so that a stopped keeper notices the end of the trainer
     trainer_fd = os.pidfd_open(trainer)
     if os.getppid() != trainer:
         os._exit(1)
@@ -125,7 +135,6 @@ def serve() -> None:
     calls, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # environments that read or print must not touch the pipes
     os.dup2(2, 1)
-    sys.path[:] = pickle.load(calls)
     inbox: SimpleQueue[WorkerMessage] = SimpleQueue()
     threading.Thread(target=_read, args=(calls, inbox), daemon=True).start()
     adapters: dict[int, EnvAdapter] = {}
@@ -179,7 +188,3 @@ def _reply(replies: BinaryIO, reply: tuple[bool, Any]) -> None:
         message = pickle.dumps((False, (EnvironmentFailure, text)))
     replies.write(HEADER.pack(len(message)) + message)
     replies.flush()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -20,7 +20,7 @@ from agentrl.rollout.loop_choice import select_default_loop
 from agentrl.rollout.task_source import task_source
 from agentrl.runs.start import StartCheck, check_tasks
 from agentrl.serving.launch import usable_gpus
-from agentrl.serving.launch.placement import gpu_rows
+from agentrl.serving.launch.placement import core_warnings, gpu_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,8 @@ def describe_run(
         check_environments(config)
         tasks = [_tasks_row(part) for part in per_environment_configs(config)]
     check(config, fetch=False, say=say)
+    for warning in core_warnings(config):
+        say(f"warning: {warning}")
     return DryRun(config=config, rows=[*tasks, *estimates])
 
 

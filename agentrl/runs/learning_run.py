@@ -22,6 +22,7 @@ from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import logging_to
 from agentrl.runs.record import UpdateLog
 from agentrl.runs.start import Run, RunResult
+from agentrl.serving.launch.placement import core_warnings
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.launch import open_ranks
 from agentrl.training.optimizer import LearningProgress
@@ -77,6 +78,8 @@ class LearningRun(abc.ABC):
         with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
             self._watcher.on_start(self.folder.path, self.status)
             self.enter(Phase.PREPARE)
+            for warning in core_warnings(self.config):
+                self.say(warning)
             load = asyncio.run(self.prepare())
             self.enter(self.phase)
             with self._log, open_ranks(self.config.trainer.processes, logs=self.folder.logs) as ranks:

@@ -60,6 +60,7 @@ from agentrl.rollout.waits import WaitKind, WaitTracker, settled_heap
 from agentrl.runs.record import EpisodeRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
 from agentrl.runs.stop import StopRequest, stop_signals
+from agentrl.serving.launch.placement import core_warnings
 from agentrl.training.algorithm_functions import learns_from_rewards
 from agentrl.training.report import StepReport
 from agentrl.weights import SyncReport
@@ -167,6 +168,8 @@ class Orchestrator:
         progress = None if self._saved is None else read_progress(self._saved)
         self.step = 0 if progress is None else progress.step
         for warning in rate_warnings(self.config) if progress is None else ():
+            self._say(warning)
+        for warning in core_warnings(self.config):
             self._say(warning)
         start = await prepare_model(self.config, self.folder.model, say=self._say)
         finished = self._read_finished_episodes() if progress is not None else None

@@ -80,12 +80,12 @@ def transcript_of_new_process(
         request += base64.b64encode(pickle.dumps((make, dict(options))))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         return SubprocessPlay(unknown=f"the environment cannot be sent to a new process: {error}")
-    path = os.pathsep.join(entry for entry in sys.path if entry)
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     with tempfile.TemporaryFile() as requests, tempfile.TemporaryFile() as errors:
         requests.write(request)
         requests.seek(0)
         child = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import main; main()"],
+            [sys.executable, "-P", "-c", f"from {__name__} import main; main()"],
             stdin=requests,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from agentrl.errors import EnvironmentFailure
 
-COMMAND = (sys.executable, "-m", f"{__package__}.verify_main")
+COMMAND = (sys.executable, "-P", "-m", f"{__package__}.verify_main")
 
 
 class Verifier:

@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 import functools
 import io
+import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,11 +26,12 @@ from agentrl.env import ExpertAction, Isolation
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.message import TextPart
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, EXPERT_ACTION, RANDOM_ACTION, SAMPLE, EnvMethod
-from agentrl.rollout import env_worker_main
+from agentrl.rollout import env_pool, env_worker_main
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_pool import EnvPool, ThreadWorker
 from agentrl.rollout.env_worker_main import HEADER
+from agentrl.sandbox.supervisor import process_parents, processes_below, send_signal
 from agentrl.task import Task
 
 TASK = Task(id="t", environment="world", seed=5)
@@ -142,34 +146,95 @@ from agentrl.rollout.env_pool import EnvPool
 from agentrl.task import SeedTasks, Task
 
 async def main():
-    spec = EnvironmentSpec(name="w", make=rollout_worlds.Faulty, tasks=SeedTasks, isolation=Isolation.PROCESS)
+    isolation = Isolation(sys.argv[2])
+    spec = EnvironmentSpec(name="w", make=rollout_worlds.Faulty, tasks=SeedTasks, isolation=isolation)
     pool = EnvPool(spec, workers=1)
     async with pool.borrow("e") as world:
         options = {"fault": "child", "apart": True, "pipe": sys.argv[1]}
         await world.reset(Task(id="t", environment="w", options=options))
-        print("ready", flush=True)
+        print(pool._workers[0]._process.pid if isolation is Isolation.PROCESS else 0, flush=True)
         await asyncio.sleep(3600)
 
 asyncio.run(main())
 """
 
 
-def test_nothing_survives_a_killed_trainer(tmp_path):
+@pytest.mark.parametrize(
+    ("isolation", "is_stopped"), [(Isolation.PROCESS, False), (Isolation.PROCESS, True), (Isolation.THREAD, False)]
+)
+def test_nothing_survives_a_killed_trainer(tmp_path, isolation, is_stopped):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
     with (
         subprocess.Popen(
-            [sys.executable, "-c", TRAINER, str(pipe)], env=environment, stdout=subprocess.PIPE
+            [sys.executable, "-c", TRAINER, str(pipe), isolation.value], env=environment, stdout=subprocess.PIPE
         ) as trainer,
         ThreadPoolExecutor() as threads,
     ):
         closed = threads.submit(pipe.read_bytes)
-        assert trainer.stdout.readline() == b"ready\n"
+        keeper = int(trainer.stdout.readline())
         assert not closed.done()
+        for process in processes_below({keeper}, process_parents()) if is_stopped else ():
+            os.kill(process, signal.SIGSTOP)
         trainer.kill()
         assert closed.result(timeout=30) == b""
+
+
+def wait_for_end(processes):
+    while processes & process_parents().keys():
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("stops_again", [False, True])
+async def test_a_worker_whose_processes_are_all_stopped_is_killed_and_replaced(
+    make_pool, worlds, monkeypatch, stops_again
+):
+    monkeypatch.setattr(env_pool, "KEEPER_S", 0.3 if stops_again else 60.0)
+    pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1, step_timeout_s=1.0)
+    async with pool.borrow("e") as world:
+        await world.reset(TASK)
+        keeper = pool._workers[0]._process.pid
+        processes = processes_below({keeper}, process_parents())
+        assert len(processes) == 2
+
+        async def stop():
+            while True:
+                for process in processes:
+                    send_signal(process, signal.SIGSTOP)
+                await asyncio.sleep(0.01 if stops_again else 3600)
+
+        stopping = asyncio.create_task(stop())
+        await asyncio.sleep(0)
+        with pytest.raises(
+            EnvironmentFailure, match=r"step of environment world \(task t, step 1\) missed its deadline"
+        ):
+            await asyncio.wait_for(world.step("x"), timeout=30)
+        stopping.cancel()
+    async with asyncio.timeout(30):
+        await asyncio.to_thread(wait_for_end, processes)
+    assert (await play_one_step(pool, TASK)).result.done
+
+
+async def test_a_pool_closes_although_a_call_hangs(make_pool, worlds, monkeypatch):
+    monkeypatch.setattr(env_pool, "DRAIN_S", 0.2)
+    pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1, step_timeout_s=600.0)
+    keepers = []
+
+    async def fail():
+        async with pool.borrow("e") as world:
+            await world.reset(faulty("stop"))
+            keepers.append(pool._workers[0]._process)
+            step = asyncio.create_task(world.step("x"))
+            await asyncio.sleep(0)
+            step.cancel()
+            raise ZeroDivisionError  # the episode fails while its environment still works
+
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(fail(), timeout=30)
+    await asyncio.wait_for(pool.close(), timeout=30)
+    assert keepers[0].returncode is not None
 
 
 @pytest.mark.parametrize("isolation", BLOCKING)
@@ -442,12 +507,21 @@ def test_a_reply_of_a_worker_process_is_bounded(monkeypatch):
 
 
 def test_a_worker_serves_the_process_that_started_it_only():
-    program = [sys.executable, "-m", "agentrl.rollout.env_worker_main"]
+    program = [sys.executable, "-P", "-c", env_worker_main.START]
     served = [
-        subprocess.run([*program, str(trainer)], input=pickle.dumps(sys.path)).returncode
+        subprocess.run([*program, str(trainer), json.dumps(sys.path)], stdin=subprocess.DEVNULL).returncode
         for trainer in (os.getpid(), os.getppid())
     ]
     assert served == [0, 1]
+
+
+async def test_files_in_the_current_folder_hide_no_packages_from_a_worker(make_pool, worlds, monkeypatch, tmp_path):
+    for name in ("vllm", "sglang", "aiohttp", "gymnasium", "asyncio"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('hidden')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path] + [str(tmp_path)])
+    pool = make_pool(worlds.Corridor, Isolation.PROCESS, workers=1)
+    assert (await play_one_step(pool, TASK)).result.observation == "You are at 0."
 
 
 async def test_a_closed_worker_leaves_no_thread():

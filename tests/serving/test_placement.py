@@ -7,7 +7,8 @@ import pytest
 from agentrl.config import load_config, shipped_configs
 from agentrl.config.estimate import derive
 from agentrl.errors import ConfigError, UsageError
-from agentrl.serving.launch.placement import check_machine, gpu_rows, place_on_gpus
+from agentrl.runs.dry_run import describe_run
+from agentrl.serving.launch.placement import check_machine, core_warnings, gpu_rows, place_on_gpus
 
 QWEN_7B = {
     "model_type": "qwen2",
@@ -118,3 +119,18 @@ def test_a_cluster_places_the_run_itself():
 def test_a_model_larger_than_the_memory_is_refused():
     with pytest.raises(ConfigError, match=r"does not fit into this machine's memory.*weights, gradients and optimizer"):
         check_machine(config_of("model.path=scratch", "model.scratch={layers: 100000, hidden_size: 4096}"))
+
+
+@pytest.mark.parametrize(("count", "is_warned"), [(2, False), (64, True)])
+def test_more_processes_than_cores_are_warned_of(monkeypatch, count, is_warned):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 5}, raising=False)
+    config = load_config("quickstart", ["trainer.lanes=1", f"trainer.processes={count}"])
+    said = []
+    describe_run(config, [], check=lambda config, *, fetch, say: None, say=said.append)
+    assert [text for text in said if "cores" in text] == [f"warning: {text}" for text in core_warnings(config)]
+    assert bool(core_warnings(config)) == is_warned
+    if is_warned:
+        assert "trainer.processes is 64, but this machine has 2 CPU cores" in core_warnings(config)[0]
+    assert (
+        core_warnings(load_config("quickstart", ["trainer.lanes=1", f"trainer.processes={count}", "cluster={}"])) == []
+    )

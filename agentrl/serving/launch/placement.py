@@ -101,6 +101,18 @@ def server_gpus(section: ServerEngineConfig, count: int, trainer: Sequence[int] 
     return assign_gpus(section.replicas, section.tensor_parallel, names, chosen)
 
 
+def core_warnings(config: Config) -> list[str]:
+    """Return a warning if the trainer has more processes than this machine has CPU cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = int(os.environ.get("LOCAL_WORLD_SIZE", config.trainer.processes))  # torchrun may use several machines
+    if config.cluster is not None or count <= cores:
+        return []
+    return [
+        f"trainer.processes is {count}, but this machine has {cores} CPU cores for them: each process loads torch and "
+        f"its part of the model, and they wait for each other; set trainer.processes to {cores} or less"
+    ]
+
+
 def check_machine(config: Config) -> None:
     """Check that this machine has the GPUs and the minimum memory for a training run.
 

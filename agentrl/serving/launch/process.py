@@ -18,6 +18,7 @@ from typing import Self
 import aiohttp
 
 from agentrl.errors import EngineError, UsageError
+from agentrl.sandbox.orphan_guard import unmarked
 from agentrl.serving.launch import guard as guard_program
 from agentrl.serving.launch.resources import (
     PortReservation,
@@ -54,6 +55,8 @@ def last_lines(log: Path, count: int, *, start: int = 0) -> list[str]:
 THIS_MACHINE = "127.0.0.1"
 """Address of servers that are reachable from this machine only."""
 
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Variable with which Python does not import from the current folder, so that a file ``vllm.py`` there is harmless."""
 RETURN_ROUTES = "--enable-return-routed-experts"
 """Option with which vLLM and SGLang report the routed experts of tokens."""
 
@@ -236,7 +239,7 @@ def _start_guard(command: LaunchCommand, output: int, grace_s: float) -> subproc
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=output,
-        env={**os.environ, **command.env},
+        env=unmarked({**os.environ, **command.env}),
         start_new_session=True,
     )
 

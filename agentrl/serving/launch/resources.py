@@ -196,7 +196,8 @@ def engine_python(engine: str, chosen: str | None) -> str:
     folder = engines_folder(os.environ)
     if made := find_interpreters(engine, folder):
         return str(made[0])
-    if importlib.util.find_spec(engine) is not None:
+    found = importlib.util.find_spec(engine)
+    if found is not None and found.submodule_search_locations and found.origin:  # not a user's file vllm.py or folder
         return sys.executable
     raise UsageError(
         f"{engine} is not installed",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentrl.config.engines import SGLangEngineConfig
 from agentrl.serving.launch import LaunchCommand
-from agentrl.serving.launch.process import THIS_MACHINE
+from agentrl.serving.launch.process import SAFE_PATH, THIS_MACHINE
 from agentrl.serving.sglang import start_with_key
 from agentrl.serving.sglang.wire import GRAMMAR
 
@@ -50,7 +50,7 @@ def launch_command(
         "--skip-server-warmup",
         "--enable-metrics",
     ]
-    env = {"HF_HUB_OFFLINE": "1"}
+    env = {SAFE_PATH: "1", "HF_HUB_OFFLINE": "1"}
     if api_key is not None:
         env[start_with_key.VARIABLE] = api_key
     if config.max_context is not None:

@@ -15,7 +15,8 @@ VARIABLE = "AGENTRL_SGLANG_API_KEY"
 
 def main() -> None:
     """Run ``python -m sglang.launch_server ARGUMENTS --api-key KEY`` in this process."""
-    del sys.path[0]  # the folder of this file, whose modules could shadow others
+    if not getattr(sys.flags, "safe_path", False):  # older Pythons do not know PYTHONSAFEPATH
+        del sys.path[0]  # the folder of this file, whose modules could shadow others
     sys.argv += ["--api-key", os.environ.pop(VARIABLE)]
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentrl.config.engines import VLLMEngineConfig
 from agentrl.serving.launch import LaunchCommand
-from agentrl.serving.launch.process import RETURN_ROUTES, THIS_MACHINE
+from agentrl.serving.launch.process import RETURN_ROUTES, SAFE_PATH, THIS_MACHINE
 from agentrl.serving.vllm.wire import PROCESSED, WORKER_EXTENSION
 
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -75,6 +75,7 @@ def launch_command(
         argv += ["--max-model-len", str(config.max_context)]
     env = {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(WORKER_PATH), python_path))),
+        SAFE_PATH: "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",

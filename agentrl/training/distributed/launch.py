@@ -1,6 +1,6 @@
 """The processes of ranks 1, 2, …: start, watch, and stop.
 
-A rank ends on request, when its standard input closes because this process has ended, or when this process kills it.
+A rank ends on request, when this process ends, or when this process kills it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +22,7 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from agentrl.errors import ConfigError, TrainingError
+from agentrl.sandbox.orphan_guard import unmarked
 from agentrl.training.distributed.group import Ranks, join, leave
 
 START_S = 300.0
@@ -103,11 +105,15 @@ class StartedRanks(ABC):
         return self._lost
 
     def explain(self) -> TrainingError | None:
-        """Find the lost rank that made a call fail; wait up to `explain_s` seconds for its end."""
+        """Find the rank that made a call fail: one that ends within `explain_s` seconds, or one that is stopped."""
         began = time.monotonic()
         while (lost := self.find_lost()) is None and time.monotonic() - began < self.explain_s:
             time.sleep(POLL_S)
-        return lost
+        return lost or self._stopped()
+
+    def _stopped(self) -> TrainingError | None:
+        """Describe a rank whose process is stopped, which makes collectives fail; ``None`` if this is not known."""
+        return None
 
     def _watch(self) -> None:
         while not self._closing.wait(POLL_S):
@@ -138,6 +144,15 @@ def _there(rank: int) -> str:
 
 
 PROGRAM = "agentrl.builders.workers"
+START = """
+import ctypes, os, runpy, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL: also before and while torch is imported
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit(1)
+runpy.run_module(sys.argv[2], run_name="__main__", alter_sys=True)
+"""
+"""Program that runs a module, and that the kernel kills when the thread that started it ends."""
 HOST = "127.0.0.1"
 STORE_VARIABLE = "AGENTRL_RANK_STORE"
 """Environment variable with the port of this machine where a started rank joins the others."""
@@ -153,6 +168,8 @@ class RankProcesses(StartedRanks):
         super().__init__(count, logs=logs, on_loss=on_loss, host=HOST)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._starts: dict[int, int] = {}
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="ranks")
+        """Thread that starts the ranks, and lives as long as they: the kernel kills them when it ends."""
 
     @property
     def pids(self) -> dict[int, int]:
@@ -163,7 +180,7 @@ class RankProcesses(StartedRanks):
         log = self._log(rank)
         threads = max(1, (os.cpu_count() or 1) // self.count)
         environment = {
-            **os.environ,
+            **unmarked(os.environ),
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "RANK": str(rank),
             "WORLD_SIZE": str(self.count),
@@ -174,14 +191,15 @@ class RankProcesses(StartedRanks):
         }
         with log.open("ab") as output:
             self._starts[rank] = output.tell()
-            self._processes[rank] = subprocess.Popen(
-                [sys.executable, "-m", PROGRAM],
+            self._processes[rank] = self._starter.submit(
+                subprocess.Popen,
+                [sys.executable, "-P", "-c", START, str(os.getpid()), PROGRAM],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,  # Ctrl-C goes to the run, which shuts down its ranks
-            )
+            ).result()
 
     def _loss(self) -> TrainingError | None:
         ended = {rank: process.returncode for rank, process in self._processes.items() if process.poll() is not None}
@@ -195,6 +213,18 @@ class RankProcesses(StartedRanks):
             got=_cause(ended[rank]) + (f", with the output:\n{output}" if output else ""),
             hint=f"see its log: {self._log(rank)}; resume from the newest checkpoint with agentrl train --resume",
         )
+
+    def _stopped(self) -> TrainingError | None:
+        for rank, process in self._processes.items():
+            with contextlib.suppress(OSError):
+                state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+                if state in "Tt":
+                    return TrainingError(
+                        f"rank {rank} of the trainer does not answer (process {process.pid})",
+                        got="a process that a signal or a debugger has stopped",
+                        hint="resume from the newest checkpoint with agentrl train --resume",
+                    )
+        return None
 
     def _read_log(self, rank: int) -> str:
         with self._log(rank).open("rb") as log:
@@ -218,6 +248,7 @@ class RankProcesses(StartedRanks):
             process.wait()
             if process.stdin is not None:
                 process.stdin.close()
+        self._starter.shutdown()
 
 
 @contextmanager

@@ -157,9 +157,20 @@ def test_the_newest_complete_environment_is_used(tmp_path, monkeypatch):
 
 def test_an_engine_beside_this_interpreter_is_found(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENTRL_ENGINES", str(tmp_path / "nowhere"))
-    (tmp_path / "sglang.py").touch()
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     assert engine_python("sglang", None) == sys.executable
+
+
+@pytest.mark.parametrize("name", ["sglang.py", "sglang/notes.txt"])
+def test_a_users_file_or_folder_of_this_name_is_not_the_engine(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("AGENTRL_ENGINES", str(tmp_path / "nowhere"))
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UsageError, match="sglang is not installed"):
+        engine_python("sglang", None)
 
 
 def test_without_an_engine_it_is_told_how_to_install_it(tmp_path, monkeypatch):
