@@ -195,6 +195,7 @@ class Orchestrator:
         stack.push_async_callback(self._parts.close)
         self._parts.trainer.write_dumps(self.folder.numerics, self.config.model_dump(mode="json"))
         if self._saved is not None and progress is not None:
+            await self._parts.scheduler.fetch_saved(progress.scheduler)
             restore(self._saved, self._parts, progress)
             self._pending = None if progress.pending is None else dict(progress.pending)
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
