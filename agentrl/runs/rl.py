@@ -37,7 +37,7 @@ from agentrl.config.config import Config
 from agentrl.config.learning_rate import rate_warnings
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
-from agentrl.errors import BudgetSpent, TrainingError, UsageError, described_error
+from agentrl.errors import ResumableError, ServersLost, TrainingError, UsageError, described_error
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.diagnosis import RunDiagnosis, save_problems
@@ -102,6 +102,7 @@ class Orchestrator:
         self._problems: tuple[Problem, ...] = ()
         self._stop = asyncio.Event()
         self._failure: TrainingError | None = None
+        self._lost: ServersLost | None = None
 
     def stop(self) -> None:
         """Request a stop with a checkpoint, after any operation that cannot be interrupted."""
@@ -119,7 +120,7 @@ class Orchestrator:
         Raises:
             UsageError: the user must change something: a missing model, a full disk.
             TrainingError: numbers are not finite, a weight sync failed, there is nothing to train on, or a rank died.
-            BudgetSpent: the judge's budget is spent; a checkpoint is saved.
+            ResumableError: a budget is spent, or all inference servers are lost; a checkpoint is saved.
         """
         with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
             self._watcher.on_start(self.folder.path, self.status)
@@ -255,10 +256,10 @@ class Orchestrator:
                 self._raise_if_stopped()
                 self._writer.look()
                 await self._run_step()
-        except (_Interrupted, BudgetSpent) as end:
+        except (_Interrupted, ResumableError) as end:
             await self._parts.scheduler.close()
             self._save()
-            if isinstance(end, BudgetSpent):
+            if isinstance(end, ResumableError):
                 self._writer.wait()
                 raise
             return True
@@ -281,7 +282,7 @@ class Orchestrator:
         parts.scheduler.set_version(self.step)
         self._store.rotate(self.step + 1)
         if synced is None:
-            raise _Interrupted
+            raise self._lost or _Interrupted
         if not self.config.rollout.is_synchronous:
             parts.scheduler.start_episodes()
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -291,13 +292,17 @@ class Orchestrator:
         await self._finish_step()
 
     async def _sync_weights(self, version: int) -> SyncReport | None:
-        """Send the new weights to the engine; ``None`` if a stop was requested and the sync did not finish in time.
+        """Send the new weights to the engine.
 
-        The step counts in both cases, because a resumed run begins with a sync.
+        ``None`` if a stop was requested and the sync did not finish in time, or if all servers are lost. The step
+        counts in all cases, because a resumed run begins with a sync.
         """
         try:
             return await self._unless_stopped(self._parts.sync.sync(version), grace_s=SYNC_GRACE_S)
         except _Interrupted:
+            return None
+        except ServersLost as lost:
+            self._lost = lost
             return None
 
     async def _update(self, groups: Sequence[Group]) -> StepReport:
