@@ -44,6 +44,23 @@ class TaskSource(Protocol):
     def __getitem__(self, index: int) -> Task: ...
 
 
+@runtime_checkable
+class RemoteTaskSource(TaskSource, Protocol):
+    """A task source on another machine: tasks are fetched before they are indexed, else the index blocks."""
+
+    def holds(self, index: int) -> bool:
+        """Return True if a task was fetched."""
+
+    async def fetch(self, indices: Sequence[int]) -> None:
+        """Fetch the tasks of some indices; the call may be abandoned."""
+
+
+async def fetch_tasks(source: TaskSource, indices: Sequence[int]) -> None:
+    """Fetch the tasks of some indices if the source is remote, so that indexing them does not block the event loop."""
+    if isinstance(source, RemoteTaskSource):
+        await source.fetch(indices)
+
+
 @dataclass(frozen=True, slots=True)
 class SeedTasks:
     """Tasks that differ only in their seed: the default for a plain Gymnasium environment.
@@ -87,6 +104,7 @@ class TaskCursor:
         if len(source) == 0:
             raise UsageError("the task source is empty", got="0 tasks", expected="at least one")
         self.source = source
+        self._remote = source if isinstance(source, RemoteTaskSource) else None
         self.seed = seed
         self.shuffle = shuffle
         self.position = 0
@@ -100,10 +118,24 @@ class TaskCursor:
 
     def at(self, position: int) -> Task:
         """Return the task at a position of the endless order, without moving the cursor."""
+        return self.source[self._index(position)]
+
+    def _index(self, position: int) -> int:
         epoch, offset = divmod(position, len(self.source))
-        if self.shuffle and epoch != self._epoch:
+        if not self.shuffle:
+            return offset
+        if epoch != self._epoch:
             self._epoch, self._order = epoch, _shuffle(self.seed, epoch, len(self.source))
-        return self.source[self._order[offset] if self.shuffle else offset]
+        return self._order[offset]
+
+    def misses(self, count: int) -> bool:
+        """Return True if some of the next `count` tasks have to be fetched before they are drawn."""
+        remote, positions = self._remote, range(self.position, self.position + count)
+        return remote is not None and not all(remote.holds(self._index(position)) for position in positions)
+
+    async def fetch(self, positions: Sequence[int]) -> None:
+        """Fetch the tasks at some positions of the order if the source is remote."""
+        await fetch_tasks(self.source, [self._index(position) for position in positions])
 
     def state_dict(self) -> dict[str, int]:
         """Return the state for `load_state_dict`."""

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from agentrl.config import load_config
-from agentrl.errors import ConfigError, Outcome, TemplateError, TrainingError, UnknownNameError, UsageError
+from agentrl.errors import ConfigError, Outcome, ServersLost, TemplateError, TrainingError, UnknownNameError, UsageError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.progress import Phase, RunWatcher
@@ -15,6 +15,7 @@ from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import Orchestrator, train
 from agentrl.runs.sft import warm_start
 from agentrl.runs.start import Run, resume_run, start_run
+from agentrl.serving.local import LocalEngine
 from agentrl.serving.local.runner import LocalModelRunner
 from agentrl.weights import InProcessSync
 
@@ -296,6 +297,33 @@ def test_a_sync_that_does_not_end_is_given_up(tiny_run, monkeypatch, staleness):
     assert [line["step"] for line in lines] == [line["version"] for line in lines] == [1, 2, 3, 4]
     assert [line["step"] for line in lines if "sync/probe_difference" not in line] == [2]
     assert max(line["mismatch/prob_abs_mean"] for line in lines) < 1e-4 or staleness
+
+
+@pytest.mark.parametrize(("where", "saved"), [("rollout", "step-000001"), ("sync", "step-000002")])
+def test_a_run_whose_servers_are_lost_ends_with_a_checkpoint_and_goes_on(tiny_run, monkeypatch, where, saved):
+    run = tiny_run()
+    generate, sync = LocalEngine.generate, InProcessSync.sync
+
+    async def lose(self, request):
+        if self.version == 1:
+            raise ServersLost("no server is left")
+        return await generate(self, request)
+
+    async def lose_in_sync(self, version):
+        if version == 2:
+            raise ServersLost("no server is left")
+        return await sync(self, version)
+
+    with monkeypatch.context() as patch:
+        if where == "rollout":
+            patch.setattr(LocalEngine, "generate", lose)
+        else:
+            patch.setattr(InProcessSync, "sync", lose_in_sync)
+        with pytest.raises(ServersLost, match="no server is left"):
+            train(run)
+    assert saved in {path.name for path in run.folder.checkpoints.iterdir()}
+    assert train(resume_run(run.folder.path)).step == 4
+    assert [line["step"] for line in read_metrics(run.folder.metrics_file)] == [1, 2, 3, 4]
 
 
 def test_a_run_that_is_interrupted_before_its_first_step_goes_on(tiny_run, monkeypatch):

@@ -112,7 +112,9 @@ def _few_shot(config: Config, spec: EnvironmentSpec) -> FewShotExamples | None:
 
 def _answer_timeout_s(engine: EngineConfig) -> float:
     """Return the seconds that an episode waits for an answer, including a restart of servers."""
-    return engine.timeout_s + (engine.start_timeout_s if isinstance(engine, ServerEngineConfig) else 0.0)
+    if not isinstance(engine, ServerEngineConfig):
+        return engine.timeout_s
+    return engine.timeout_s + (engine.start_timeout_s if engine.servers == "launch" else engine.lost_timeout_s)
 
 
 def build_loop(config: AgentConfig, answer_format: str = "") -> AgentLoop:

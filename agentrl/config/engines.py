@@ -109,9 +109,14 @@ class ServerEngineConfig(Section):
     api_key_variable: str | None = None
     """Environment variable that holds the servers' API key, if they require one."""
     start_timeout_s: float = Field(600.0, gt=0)
-    """Seconds for the start of a server; also added to ``timeout_s`` while an episode waits for a restarted server."""
+    """Seconds for the start of a server; also added to ``timeout_s`` while an episode waits for a restarted server. A
+    server of ``servers`` that refuses connections is given up after 8 seconds."""
     health_timeout_s: float = Field(30.0, gt=0)
     """Seconds without an answer from its health route after which a server is considered lost."""
+    lost_timeout_s: float = Field(300.0, gt=0)
+    """Seconds for which a lost server of ``servers`` is awaited; then the run continues without it, or ends with a
+    checkpoint if it was the last one. Also added to ``timeout_s`` while an episode waits. Launched servers are
+    restarted instead."""
     timeout_s: float = Field(600.0, gt=0)
     """Seconds before an answer, or a request that pauses the server or changes its weights, times out."""
     transport: Literal["shared_memory", "disk", "collective", "cuda_ipc", "tensor"] = "shared_memory"
@@ -183,6 +188,11 @@ class ServerEngineConfig(Section):
     @model_validator(mode="after")
     def _launch_keys_are_used(self) -> Self:
         if self.servers == "launch":
+            if self.lost_timeout_s != type(self).model_fields["lost_timeout_s"].default:
+                raise ValueError(
+                    "engine.lost_timeout_s is ignored with launched servers, which are restarted: remove it, or list "
+                    "addresses in engine.servers"
+                )
             return self
         if not self.servers:
             raise ValueError("engine.servers is empty: list addresses, or set it to launch")

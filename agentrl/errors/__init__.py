@@ -151,8 +151,16 @@ class TrainingError(AgentRLError):
     """An error after which training cannot continue: non-finite numbers, a failed weight sync, no data left."""
 
 
-class BudgetSpent(TrainingError):
-    """A spent budget of the run; the run ends with a checkpoint, and can be resumed with a larger budget."""
+class ResumableError(TrainingError):
+    """An error that ends the run with a checkpoint: it can be resumed when the cause is gone."""
+
+
+class BudgetSpent(ResumableError):
+    """A spent budget of the run, which can be resumed with a larger budget."""
+
+
+class ServersLost(ResumableError):
+    """The loss of all inference servers, which did not return in time."""
 
 
 class LedgerError(AgentRLError):

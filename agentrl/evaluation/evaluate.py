@@ -27,7 +27,15 @@ from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ScriptedEngineConfig, ServerEngineConfig
 from agentrl.engine import ChatAnswer, PolicyEngine, SamplingParams
 from agentrl.errors import EngineError, UsageError
-from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel, assignments, choose_tasks, task_digest
+from agentrl.evaluation.panel import (
+    EpisodeStore,
+    EvaluatedEpisode,
+    Panel,
+    assignments,
+    choose_indices,
+    choose_tasks,
+    task_digest,
+)
 from agentrl.evaluation.result import EvaluationResult, find_problems, summarise
 from agentrl.message import Message
 from agentrl.models.load import embedding_rows, load_model
@@ -45,7 +53,7 @@ from agentrl.serving.engine_checks import check_images
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.openai import OpenAIEngine
 from agentrl.serving.scripted import ScriptedEngine
-from agentrl.task import TaskSource
+from agentrl.task import TaskSource, fetch_tasks
 
 INCIDENTS_FILE = "incidents.json"
 """Name of the file with counts of failures, next to the file of episodes."""
@@ -78,6 +86,7 @@ async def evaluate_panel(
         UsageError: nothing to play, more tasks than the source has, a full disk, or an error that no retry can fix.
     """
     began = time.perf_counter()
+    await fetch_tasks(source, choose_indices(source, panel.n_tasks, panel.seed))
     chosen = assignments(choose_tasks(source, panel.n_tasks, panel.seed), panel.samples, panel.seed)
     episodes = _find_finished(chosen, store, whole_groups=runner.scores_groups)
     for found in episodes.values():

@@ -52,6 +52,11 @@ class Panel:
 
 
 def choose_tasks(source: TaskSource, count: int, seed: int) -> list[Task]:
+    """Return the tasks that `choose_indices` chooses."""
+    return [source[index] for index in choose_indices(source, count, seed)]
+
+
+def choose_indices(source: TaskSource, count: int, seed: int) -> list[int]:
     """Choose the first `count` tasks of an order that depends only on the seed; a larger choice extends a smaller one.
 
     Raises:
@@ -68,7 +73,7 @@ def choose_tasks(source: TaskSource, count: int, seed: int) -> list[Task]:
         )
     order = list(range(len(source)))
     random.Random(f"evaluation/{seed}").shuffle(order)
-    return [source[index] for index in order[:count]]
+    return order[:count]
 
 
 def assignments(tasks: list[Task], samples: int, seed: int) -> list[Assignment]:

@@ -22,6 +22,8 @@ from agentrl.message import (
     ToolCall,
 )
 
+MOST_TOKENS = 2**31
+"""Bound of the numbers of tokens that a service reports."""
 _STOP_REASONS = {"stop": StopReason.STOP, "tool_calls": StopReason.STOP, "length": StopReason.LENGTH}
 
 
@@ -130,17 +132,31 @@ def decode_answer(text: str, request_id: str = "") -> ChatAnswer:
         return ChatAnswer(
             message=Message(
                 role="assistant",
-                content=content or message.get("refusal") or "",
+                content=content or _text(message.get("refusal") or ""),
                 tool_calls=calls,
-                reasoning=message.get("reasoning_content") or message.get("reasoning") or thinking,
+                reasoning=_text(message.get("reasoning_content") or message.get("reasoning") or "") or thinking,
             ),
-            prompt_tokens=int(usage.get("prompt_tokens") or 0),
-            answer_tokens=int(usage.get("completion_tokens") or 0),
+            prompt_tokens=_count(usage.get("prompt_tokens")),
+            answer_tokens=_count(usage.get("completion_tokens")),
             stop_reason=_STOP_REASONS.get(finish, StopReason.STOP),
             problems=problems,
         )
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise EngineError("the service's answer is not a chat completion", got=repr(text[:200])) from error
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} instead of text")
+    return value
+
+
+def _count(value: Any) -> int:
+    """Return a number of tokens; 0 if the service does not report it."""
+    count = int(value or 0)
+    if not 0 <= count < MOST_TOKENS:
+        raise ValueError(f"{value!r:.80} tokens")
+    return count
 
 
 def _reported_error(error: Any) -> EngineError | ServiceBusy:
@@ -177,7 +193,7 @@ def _decode_calls(rows: Sequence[Mapping[str, Any]], request_id: str) -> tuple[t
     calls: list[ToolCall] = []
     problems: list[str] = []
     for index, row in enumerate(rows):
-        name, written = row["function"]["name"], row["function"].get("arguments") or "{}"
+        name, written = _text(row["function"]["name"]), row["function"].get("arguments") or "{}"
         try:
             arguments = written if isinstance(written, dict) else json.loads(written)
         except json.JSONDecodeError as error:
@@ -187,7 +203,7 @@ def _decode_calls(rows: Sequence[Mapping[str, Any]], request_id: str) -> tuple[t
             problems.append(f"the arguments of the call of {name} are nested too deeply")
             continue
         if isinstance(arguments, dict):
-            given = row.get("id") or ""
+            given = _text(row.get("id") or "")
             is_new = given and all(call.id != given for call in calls)
             calls.append(ToolCall(name=name, arguments=arguments, id=given if is_new else _call_id(request_id, index)))
         else:

@@ -1,8 +1,8 @@
 """The client of an environment server.
 
 `remote_spec` makes the spec of the environment at a URL. The spec makes `RemoteEnvironment`s, which have the same
-optional parts as the served environment (tools, an expert, an action space, ...). Its tasks are fetched page by page on
-first use.
+optional parts as the served environment (tools, an expert, an action space, ...). A run fetches its tasks ahead, in the
+order in which they are drawn.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import functools
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 from urllib.parse import quote
@@ -117,28 +117,39 @@ PATIENCE_S = 20.0
 """Default of the option ``patience_s``: seconds for which requests to an unreachable or full server are retried."""
 
 
+TASKS_S = 120.0
+"""Timeout in seconds of an answer with tasks: a server may load its data for the first one."""
+CONCURRENT_FETCHES = 8
+"""Maximum number of concurrent requests for tasks."""
+
+
 @dataclass(slots=True)
 class RemoteTasks:
-    """Tasks of one split of a served environment.
+    """Tasks of one split of a served environment, kept once they were fetched; a `agentrl.task.RemoteTaskSource`.
+
+    An index whose task was not fetched is requested with a blocking call, alone or, after its predecessor, with the
+    tasks that follow.
 
     Args:
         url: URL of the server.
         split: Name of the split.
+        links: Connections to the server.
         patience_s: Seconds for which requests to an unreachable server are retried.
 
     Raises:
         UsageError: the split does not exist, or its data is missing.
-        EnvironmentFailure: the server is unreachable.
+        EnvironmentFailure: the server is unreachable or silent.
     """
 
     url: str
     split: str
+    links: Links
     patience_s: float = PATIENCE_S
     _size: int = field(init=False)
-    _pages: dict[int, list[dict[str, Any]]] = field(init=False, default_factory=dict)
+    _rows: dict[int, dict[str, Any]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._size = int(self._ask(0)["total"])
+        self._size = self._ask_blocking(0, TASKS_PER_PAGE)
 
     def __len__(self) -> int:
         return self._size
@@ -146,16 +157,57 @@ class RemoteTasks:
     def __getitem__(self, index: int) -> Task:
         if not 0 <= index < self._size:
             raise IndexError(index)
-        page, place = divmod(index, TASKS_PER_PAGE)
-        if page not in self._pages:
-            self._ask(page)
-        return read_task(self._pages[page][place], self.url)
+        if index not in self._rows:
+            self._ask_blocking(index, TASKS_PER_PAGE if index - 1 in self._rows else 1)
+        return read_task(self._rows[index], self.url)
 
-    def _ask(self, page: int) -> Any:
-        query = f"start={page * TASKS_PER_PAGE}&count={TASKS_PER_PAGE}"
-        answer = ask_blocking(self.url, f"{TASKS}/{quote(self.split, safe='')}?{query}", patience_s=self.patience_s)
-        self._pages[page] = answer["tasks"]
-        return answer
+    def holds(self, index: int) -> bool:
+        """Return True if a task was fetched."""
+        return index in self._rows
+
+    async def fetch(self, indices: Sequence[int]) -> None:
+        """Fetch the tasks of some indices: consecutive ones together, others one by one."""
+        runs: list[list[int]] = []
+        """First index and number of consecutive tasks."""
+        for index in sorted({index for index in indices if index not in self._rows}):
+            if runs and index == sum(runs[-1]) and runs[-1][1] < TASKS_PER_PAGE:
+                runs[-1][1] += 1
+            else:
+                runs.append([index, 1])
+        slots, link = asyncio.Semaphore(CONCURRENT_FETCHES), self.links.borrow()
+
+        async def ask(start: int, count: int) -> None:
+            async with slots:
+                route = self._route(start, count)
+                self._keep(start, count, await link.ask("GET", route, patience_s=self.patience_s, answer_s=TASKS_S))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for start, count in runs:
+                    group.create_task(ask(start, count))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+        finally:
+            await self.links.give_back()
+
+    def _route(self, start: int, count: int) -> str:
+        return f"{TASKS}/{quote(self.split, safe='')}?start={start}&count={count}"
+
+    def _keep(self, start: int, count: int, answer: Any) -> int:
+        """Keep the tasks of an answer and return the size of the split."""
+        try:
+            total, rows = int(answer["total"]), list(answer["tasks"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolMismatch(f"{self.url} did not send tasks", got=repr(answer)[:200]) from error
+        if len(rows) != (expected := max(0, min(count, total - start))):
+            what = f"{self.url} sent another number of tasks of split {self.split}, from index {start} of {total}"
+            raise EnvironmentFailure(what, got=len(rows), expected=expected)
+        self._rows.update(enumerate(rows, start))
+        return total
+
+    def _ask_blocking(self, start: int, count: int) -> int:
+        route = self._route(start, count)
+        return self._keep(start, count, ask_blocking(self.url, route, patience_s=self.patience_s, answer_s=TASKS_S))
 
 
 CLOSE_S = 5.0
@@ -254,7 +306,7 @@ class RemoteEnvironment(AsyncEnv):
         session = secrets.token_hex(16)
         self._number, self._pending, self._session = 0, None, session
         body = {"fingerprint": self.served.fingerprint}
-        await self._link.ask("PUT", f"{SESSIONS}/{session}", body, patience_s=self._patience_s)
+        await self._link.ask("PUT", f"{SESSIONS}/{session}", body, patience_s=self._patience_s, answer_s=None)
 
     async def _call(self, method: EnvMethod[P, R], *arguments: P.args, **_: P.kwargs) -> R:
         """Call a method in the session after all earlier calls."""
@@ -279,7 +331,7 @@ class RemoteEnvironment(AsyncEnv):
         route = f"{SESSIONS}/{self._session}/{method}"
         self._state_key = None
         try:
-            answer = await self._link.ask("POST", route, body, patience_s=self._patience_s)
+            answer = await self._link.ask("POST", route, body, patience_s=self._patience_s, answer_s=None)
         except (SessionLost, Unanswered):
             raise
         except AgentRLError as error:
@@ -323,11 +375,11 @@ class RemoteEnvironmentFactory:
 
     def __init__(self, served: ServedEnvironment) -> None:
         self.served = served
-        self._links = Links(served.url)
+        self.links = Links(served.url)
 
     def __call__(self, *, patience_s: float = PATIENCE_S) -> RemoteEnvironment:
         """Make an environment; its reset opens a session."""
-        return RemoteEnvironment(self.served, self._links, patience_s=patience_s)
+        return RemoteEnvironment(self.served, self.links, patience_s=patience_s)
 
     def __reduce__(self) -> tuple[type[RemoteEnvironmentFactory], tuple[ServedEnvironment]]:
         return RemoteEnvironmentFactory, (self.served,)
@@ -339,6 +391,8 @@ def _check_size(method: EnvMethod[..., Any], body: Mapping[str, Any], url: str) 
         raise UsageError(f"the request is too large for {url}", got=f"{size} bytes", expected=f"at most {most}")
 
 
+FIRST_ANSWER_S = 10.0
+"""Timeout in seconds of a server's description."""
 OPTIONS = {"patience_s": PATIENCE_S}
 """Options of every remote environment; the options of the served environment are set on its server."""
 
@@ -350,22 +404,22 @@ def remote_spec(url: str) -> EnvironmentSpec:
         UsageError: no environment server of this version answers at `url`, or the token is wrong.
     """
     _check_version(url, _ask(url, HEALTH))
-    served = read_served(url, _ask(url, INFO))
+    factory = RemoteEnvironmentFactory(read_served(url, _ask(url, INFO)))
     return EnvironmentSpec(
         name=url,
-        make=RemoteEnvironmentFactory(served),
-        tasks=functools.partial(RemoteTasks, url),
+        make=factory,
+        tasks=functools.partial(RemoteTasks, url, links=factory.links),
         isolation=Isolation.INLINE,
         options=OPTIONS,
-        **spec_facts(served),
+        **spec_facts(factory.served),
     )
 
 
 def _ask(url: str, route: str) -> Any:
     try:
-        return ask_blocking(url, route, patience_s=0.0)
+        return ask_blocking(url, route, patience_s=0.0, answer_s=FIRST_ANSWER_S)
     except Unanswered as error:
-        hint = "start one: agentrl env serve NAME --port PORT"
+        hint = error.hint or "start one: agentrl env serve NAME --port PORT"
         raise UsageError(f"no environment server answers at {url}", got=error.got, hint=hint) from error
     except ProtocolMismatch as error:
         raise _no_server_error(url, error.got) from error

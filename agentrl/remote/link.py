@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -33,6 +34,8 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 CONNECT_S = 10.0
 """Timeout of a connection attempt in seconds."""
+ANSWER_S = 30.0
+"""Default timeout in seconds of one answer, which a server gives without a step of an environment or a sandbox."""
 _LONGEST_QUOTE = 300
 _TEMPORARY = frozenset({502, 503, 504})
 """Statuses of a proxy whose server is temporarily down."""
@@ -66,7 +69,9 @@ class Link:
         self._service, self._token_variable = service, token_variable
         self._session: aiohttp.ClientSession | None = None
 
-    async def ask(self, method: str, route: str, body: Any = None, *, patience_s: float) -> Any:
+    async def ask(
+        self, method: str, route: str, body: Any = None, *, patience_s: float, answer_s: float | None = ANSWER_S
+    ) -> Any:
         """Send a request and return the JSON of its answer.
 
         Args:
@@ -74,9 +79,11 @@ class Link:
             route: Path with its query, including the leading slash.
             body: JSON of the request; ``None`` sends no body.
             patience_s: Seconds for which requests to an unreachable or full server are retried.
+            answer_s: Timeout of one answer, after which the server counts as unreachable; ``None`` if the answer takes
+                as long as the work that was asked for, whose deadline the caller keeps.
 
         Raises:
-            Unanswered: the server stayed unreachable or full.
+            Unanswered: the server stayed unreachable, silent or full.
             SessionLost: the server has no such session.
             ProtocolMismatch: the server is not an environment server.
             EnvironmentFailure: the server's environment failed, or the server refused the request as malformed.
@@ -87,7 +94,7 @@ class Link:
         clock = asyncio.get_running_loop().time
         began, pause, tries = clock(), FIRST_PAUSE_S, 1
         while True:
-            outcome = await self._try(method, route, data)
+            outcome = await self._try(method, route, data, answer_s)
             if not isinstance(outcome, Unanswered):
                 break
             if clock() - began + pause > patience_s:
@@ -105,30 +112,38 @@ class Link:
         if session is not None:
             await session.close()
 
-    async def _try(self, method: str, route: str, data: bytes | None) -> Any:
+    async def _try(self, method: str, route: str, data: bytes | None, answer_s: float | None) -> Any:
         """Send one request and return the JSON of its answer, or the error to raise."""
-        headers = {} if data is None else {"Content-Type": "application/json"}
+        server = f"the {self._service} {self.url}"
         try:
-            async with self._open().request(
-                method,
-                self.url + route,
-                data=None if data is None else io.BytesIO(data),
-                headers=headers,
-                allow_redirects=False,
-            ) as response:
-                if (response.content_length or 0) > LARGEST_ANSWER:
-                    return ProtocolMismatch(
-                        f"the answer of {self.url}{route} is too large", got=f"{response.content_length} bytes"
-                    )
-                status, answer = response.status, await response.read()
+            async with asyncio.timeout(answer_s):
+                return await self._request(method, route, data)
         except aiohttp.InvalidURL as error:
             return UsageError(f"{self.url} is not a valid URL", got=error)
         except (aiohttp.ClientError, OSError) as error:
-            got = f"{type(error).__name__}: {error}"
-            lost = Unanswered(f"the connection to the {self._service} {self.url} failed", got=got)
+            if type(error) is TimeoutError:
+                hint = "it accepts connections but does not answer: restart it, or check the address"
+                lost = Unanswered(
+                    f"{server} is silent", got=f"no answer to {method} {route} in {answer_s} s", hint=hint
+                )
+            else:
+                lost = Unanswered(f"the connection to {server} failed", got=f"{type(error).__name__}: {error}")
             lost.__cause__ = error
             return lost
-        return self._read(route, status, answer)
+
+    async def _request(self, method: str, route: str, data: bytes | None) -> Any:
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        async with self._open().request(
+            method,
+            self.url + route,
+            data=None if data is None else io.BytesIO(data),
+            headers=headers,
+            allow_redirects=False,
+        ) as response:
+            if (response.content_length or 0) > LARGEST_ANSWER:
+                what = f"the answer of {self.url}{route} is too large"
+                return ProtocolMismatch(what, got=f"{response.content_length} bytes")
+            return self._read(route, response.status, await response.read())
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -203,19 +218,29 @@ class Links:
             await shared.link.close()
 
 
-def ask_blocking(url: str, route: str, *, patience_s: float) -> Any:
+def ask_blocking(url: str, route: str, *, patience_s: float, answer_s: float = ANSWER_S) -> Any:
     """Send a GET request from a new thread and block until it is answered; a running event loop blocks as well.
+
+    Ctrl-C abandons the thread, which ends with the timeouts of its request or with the process.
 
     Raises:
         AgentRLError: as in `Link.ask`.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="agentrl-environment-server") as thread:
-        return thread.submit(asyncio.run, _ask_once(url, route, patience_s)).result()
+    answer: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(asyncio.run(_ask_once(url, route, patience_s, answer_s)))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name="agentrl-environment-server", daemon=True).start()
+    return answer.result()
 
 
-async def _ask_once(url: str, route: str, patience_s: float) -> Any:
+async def _ask_once(url: str, route: str, patience_s: float, answer_s: float) -> Any:
     link = Link(url)
     try:
-        return await link.ask("GET", route, patience_s=patience_s)
+        return await link.ask("GET", route, patience_s=patience_s, answer_s=answer_s)
     finally:
         await link.close()

@@ -1,16 +1,12 @@
-"""Sampled tokens of an answer: the text so far, the position of a stop text, and valid log-probabilities."""
+"""Sampled tokens of an answer: the text so far, the position of a stop text, and the text of each token."""
 
 from __future__ import annotations
 
 import bisect
 import itertools
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from agentrl.agent_loop import AnswerSoFar, TokenLogprob
-from agentrl.engine import Generation
-from agentrl.errors import EngineError
 from agentrl.render.answers import without_beginning_of
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import ToolSchema
@@ -77,32 +73,6 @@ def find_stop(ids: Sequence[int], stop: Sequence[str], decode: Callable[[Sequenc
     if not is_complete(len(ids)):
         return None
     return bisect.bisect_left(range(len(ids)), True, key=is_complete)
-
-
-ROUNDING = 5e-6
-"""Maximum rounding error above 0 of the log-probability of a certain token: float32 rounds the difference of two logits
-of up to 64 by this much."""
-
-
-def check_logprobs(generation: Generation, request_id: str) -> Generation:
-    """Return an answer whose log-probabilities are at most 0; rounding errors above 0 become 0.
-
-    Raises:
-        EngineError: a log-probability is NaN, infinite, or above 0 by more than `ROUNDING`.
-    """
-    for token, logprob in zip(generation.token_ids, generation.logprobs, strict=False):
-        if not -math.inf < logprob <= ROUNDING:
-            raise EngineError(
-                f"the engine's answer to request {request_id} cannot be trained on",
-                got=f"log-probability {logprob} of token {token}",
-                expected="a number of at most 0",
-                hint="the engine must return the natural logarithm of each sampled token's probability"
-                if logprob > 0
-                else None,
-            )
-    if max(generation.logprobs, default=0.0) <= 0:
-        return generation
-    return replace(generation, logprobs=[min(logprob, 0.0) for logprob in generation.logprobs])
 
 
 RECENT = 8

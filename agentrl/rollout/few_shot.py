@@ -20,7 +20,7 @@ from agentrl.rollout.policies import EpisodePolicy, EpisodeView
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.waits import RolloutObserver
-from agentrl.task import Task, TaskSource
+from agentrl.task import Task, TaskSource, fetch_tasks
 from agentrl.tool import Tool
 from agentrl.trajectory import Trajectory
 
@@ -78,6 +78,7 @@ class FewShotExamples:
         found: list[Message] = []
         episodes = min(MAX_EPISODES, len(self._tasks))
         for number in range(episodes):
+            await fetch_tasks(self._tasks, [number])
             task = self._tasks[number]
             if task.id == left_out:
                 continue

@@ -35,11 +35,12 @@ from agentrl.engine import (
     PolicyEngine,
     SamplingParams,
     StopReason,
+    check_answer,
 )
 from agentrl.errors import AgentRLError, EngineError, Outcome, TemplateError, UsageError, async_boundary
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.message import Content, Message, plainly_written
-from agentrl.render.answer_tokens import check_logprobs, content_logprobs, find_stop
+from agentrl.render.answer_tokens import content_logprobs, find_stop
 from agentrl.render.content_guard import unbroken
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.forms import ATTEMPTS, FormCheck, make_form_check
@@ -246,7 +247,6 @@ class EngineConversation(Conversation):
                 generation = self._cut(await self._sample(request), params.stop)
             else:
                 generation = await self._sample_form(request, make_form_check(options.form))
-            generation = check_logprobs(generation, request.request_id)
         except AgentRLError as error:
             if not options.for_environment:
                 self._turns.budget.give_back_turn()
@@ -397,14 +397,15 @@ class EngineConversation(Conversation):
 
     async def _ask(self, request: GenerateRequest) -> Generation:
         waits, limits = self._turns.waits, self._turns.limits
-        what = f"answer to request {request.request_id}"
+        what, engine = f"answer to request {request.request_id}", self._policy.engine
         with waits.on(WaitKind.ENGINE, self._turns.trajectory.id, "an answer", limits.answer_timeout_s):
             async with async_boundary(EngineError, what, deadline_s=limits.answer_timeout_s):
                 remaining_s = self._turns.budget.remaining_s
                 if remaining_s is None:
-                    answer = await self._policy.engine.generate(request)
+                    answer = await engine.generate(request)
                 else:
                     answer = await self._ask_within(request, remaining_s)
+                answer = check_answer(answer, request, engine.capabilities, version=engine.version, engine="the engine")
         versions, adapter = self._policy.adapter_versions, self._policy.adapter
         return answer if versions is None or adapter is None else versions.with_versions(answer, adapter)
 

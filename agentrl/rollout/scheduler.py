@@ -28,7 +28,15 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, TrainingError, UsageError, boundary
+from agentrl.errors import (
+    AgentRLError,
+    EnvironmentFailure,
+    Outcome,
+    TrainingError,
+    UsageError,
+    async_boundary,
+    boundary,
+)
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.rollout.bias import BiasMeter
@@ -224,6 +232,8 @@ class GroupScheduler:
         self._finished: list[Group] = []
         self._outcomes: list[GroupOutcome] = []
         self._episodes: set[asyncio.Task[None]] = set()
+        self._fetching: asyncio.Task[None] | None = None
+        self._misses_task = False
         self._failure: BaseException | None = None
         self._failed_in_a_row = 0
         self._filtered_in_a_row = 0
@@ -247,7 +257,7 @@ class GroupScheduler:
                 self.start_episodes()
                 if self._failure is not None:
                     raise self._failure
-                if self._is_ready():
+                if self._is_ready() and not self._misses_task:
                     break
                 await self._changed.wait()
         taken, self._finished = self._finished[:batch], self._finished[batch:]
@@ -289,8 +299,12 @@ class GroupScheduler:
         """Start as many groups as staleness and capacity allow; `next_batch` does this too."""
         if self._closed or self._failure is not None:
             return
+        self._misses_task = False
         while self._unfinished < self.max_concurrent and self._may_start():
             group = self._to_restart.popleft() if self._to_restart else self._next_group()
+            if group is None:
+                self._misses_task = True
+                break
             self._running[group.position] = group
             for member in range(group.size):
                 if member not in group.members and not self._recover_member(group, member):
@@ -299,16 +313,32 @@ class GroupScheduler:
                 self._start_episode(group, name)
             if group.is_complete:  # restored from a run that was saved while the group was being scored, or killed
                 self._start(self._finish(group), f"scoring group {group.id}")
+        if self._fetching is None and self.tasks.misses_tasks:
+            self._fetching = asyncio.create_task(self._fetch_tasks(), name="fetching tasks")
+
+    async def _fetch_tasks(self) -> None:
+        """Fetch the next tasks of remote sources; a failure ends the run, as no other task may be drawn instead."""
+        try:
+            async with async_boundary(EnvironmentFailure, "fetching the next tasks", deadline_s=None):
+                await self.tasks.fetch()
+            self._fetching = None
+            self.start_episodes()
+        except Exception as error:
+            self._failure = self._failure or error
+        self._changed.set()
 
     def _may_start(self) -> bool:
         """Return True if staleness allows another group; a failed or dropped group no longer counts."""
         started = len(self._running) + len(self._finished) + self.used
         return started < (self.max_staleness + self.version + 1) * self.batch
 
-    def _next_group(self) -> Group:
+    def _next_group(self) -> Group | None:
+        """Draw the next task; ``None`` if it must be fetched first."""
         position = self.tasks.position
         with boundary(EnvironmentFailure, f"task {position} of the run"):
             draw = self.tasks.next()
+        if draw is None:
+            return None
         return Group(
             position=position,
             draw=draw,
@@ -472,9 +502,10 @@ class GroupScheduler:
     async def close(self) -> None:
         """Cancel running episodes and wait until they have ended."""
         self._closed = True
-        for episode in list(self._episodes):
-            episode.cancel()
-        await asyncio.gather(*self._episodes, return_exceptions=True)
+        work = [*self._episodes, *([] if self._fetching is None else [self._fetching])]
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict` in plain JSON types.
@@ -491,6 +522,11 @@ class GroupScheduler:
             "finished": [group.to_record() for group in self._finished],
             "unfinished": [group.to_record() for group in sorted(unfinished, key=lambda group: group.position)],
         }
+
+    async def fetch_saved(self, state: Mapping[str, Any]) -> None:
+        """Fetch the tasks of a saved state from remote sources, so that `load_state_dict` does not block."""
+        groups = [*state["finished"], *state["unfinished"]]
+        await self.tasks.fetch_draws([(record["environment"], record["place"]) for record in groups])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state before anything has started; the batch size may have changed."""

@@ -16,6 +16,9 @@ from agentrl.errors import UsageError
 from agentrl.rollout.curriculum import GroupOutcome, Horizon, Pool, Pools
 from agentrl.task import Task, TaskCursor, TaskSource
 
+FETCHED_AHEAD = 64
+"""Number of tasks of each remote source that are fetched before they are drawn."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTask:
@@ -69,11 +72,14 @@ class TaskSampler:
         """True if `learn` uses its outcomes."""
         return self._pools is not None or (self._horizon is not None and self._horizon.wants_outcomes)
 
-    def next(self) -> SampledTask:
-        """Return the next draw; the order is endless."""
+    def next(self) -> SampledTask | None:
+        """Return the next draw of the endless order; ``None`` if its task must be fetched first (`fetch`)."""
         environment = self._next_environment()
         cursor = self._cursors[environment]
         while True:
+            if cursor.misses(1):
+                self._turns[environment] -= 1  # the next call chooses the same environment
+                return None
             place, task = cursor.position, cursor.next()
             if self._pools is None or self._pools.settings.by is PooledBy.ENVIRONMENT:
                 break
@@ -83,6 +89,21 @@ class TaskSampler:
         self.position += 1
         horizon = None if self._horizon is None else self._horizon.turns(environment, self.step)
         return _draw(environment, place, task, horizon)
+
+    @property
+    def misses_tasks(self) -> bool:
+        """True if some of the next tasks of a remote source were not fetched yet."""
+        return any(cursor.misses(FETCHED_AHEAD) for cursor in self._cursors.values())
+
+    async def fetch(self) -> None:
+        """Fetch the next tasks of remote sources."""
+        for cursor in self._cursors.values():
+            await cursor.fetch(range(cursor.position, cursor.position + FETCHED_AHEAD))
+
+    async def fetch_draws(self, draws: Sequence[tuple[str, int]]) -> None:
+        """Fetch the tasks of earlier draws, given as environments and places, before `redraw` repeats them."""
+        for environment, cursor in self._cursors.items():
+            await cursor.fetch([place for label, place in draws if label == environment])
 
     def redraw(self, environment: str, place: int, horizon: int | None) -> SampledTask:
         """Repeat an earlier draw."""

@@ -42,7 +42,7 @@ from agentrl.config.config import Config
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
-from agentrl.errors import BudgetSpent, TrainingError, UsageError, described_error
+from agentrl.errors import ResumableError, ServersLost, TrainingError, UsageError, described_error
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
@@ -105,6 +105,7 @@ class Orchestrator:
         """Table of the run's waits."""
         self._stop = asyncio.Event()
         self._failure: TrainingError | None = None
+        self._lost: ServersLost | None = None
 
     def stop(self) -> None:
         """Request a stop with a checkpoint, after any operation that cannot be interrupted."""
@@ -122,7 +123,7 @@ class Orchestrator:
         Raises:
             UsageError: the user must change something: a missing model, a full disk.
             TrainingError: numbers are not finite, a weight sync failed, there is nothing to train on, or a rank died.
-            BudgetSpent: the judge's budget is spent; a checkpoint is saved.
+            ResumableError: a budget is spent, or all inference servers are lost; a checkpoint is saved.
         """
         with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
             self._watcher.on_start(self.folder.path, self.status)
@@ -205,6 +206,7 @@ class Orchestrator:
         stack.push_async_callback(self._parts.close)
         self._parts.trainer.write_dumps(self.folder.numerics, self.config.model_dump(mode="json"))
         if self._saved is not None and progress is not None:
+            await self._parts.scheduler.fetch_saved(progress.scheduler)
             restore(self._saved, self._parts, progress)
             self._pending = None if progress.pending is None else dict(progress.pending)
         if finished is not None and (recovered := self._parts.scheduler.recover(finished)):
@@ -276,10 +278,10 @@ class Orchestrator:
                 self._raise_if_stopped()
                 self._writer.poll()
                 await self._run_step()
-        except (_Interrupted, BudgetSpent) as end:
+        except (_Interrupted, ResumableError) as end:
             await self._parts.scheduler.close()
             self._save()
-            if isinstance(end, BudgetSpent):
+            if isinstance(end, ResumableError):
                 self._writer.wait()
                 raise
             return True
@@ -304,7 +306,7 @@ class Orchestrator:
         with self._waits.on(WaitKind.DISK, "run", "the trajectory store"):
             self._store.rotate(self.step + 1)
         if synced is None:
-            raise _Interrupted
+            raise self._lost or _Interrupted
         if not self.config.rollout.is_synchronous:
             parts.scheduler.start_episodes()
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -314,14 +316,18 @@ class Orchestrator:
         await self._finish_step()
 
     async def _sync_weights(self, version: int) -> SyncReport | None:
-        """Send the new weights to the engine; ``None`` if a stop was requested and the sync did not finish in time.
+        """Send the new weights to the engine.
 
-        The step counts in both cases, because a resumed run begins with a sync.
+        ``None`` if a stop was requested and the sync did not finish in time, or if all servers are lost. The step
+        counts in all cases, because a resumed run begins with a sync.
         """
         try:
             with self._waits.on(WaitKind.SYNC, "trainer", "the weight sync"):
                 return await self._unless_stopped(self._parts.sync.sync(version), grace_s=SYNC_GRACE_S)
         except _Interrupted:
+            return None
+        except ServersLost as lost:
+            self._lost = lost
             return None
 
     async def _update(self, groups: Sequence[Group]) -> StepReport:

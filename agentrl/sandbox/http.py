@@ -201,7 +201,7 @@ class HttpSandbox(Sandbox):
     async def _ask(self, method: str, route: str, body: Any, *, patience_s: float | None = None) -> Any:
         patience = self._patience_s if patience_s is None else patience_s
         try:
-            return await self._link.ask(method, self._route + route, body, patience_s=patience)
+            return await self._link.ask(method, self._route + route, body, patience_s=patience, answer_s=None)
         except EnvironmentFailure as failure:
             raise SandboxError(failure.what, got=failure.got, hint=failure.hint) from failure
         except ToolError as refused:

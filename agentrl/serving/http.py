@@ -17,7 +17,7 @@ import aiohttp
 import orjson
 
 from agentrl.engine import ErrorStatus, ServerLost
-from agentrl.errors import EngineError, UsageError
+from agentrl.errors import AgentRLError, EngineError, UsageError, shorten
 
 KEEP_IDLE_S = 2.0
 """Seconds before an idle connection is closed: less than the servers' 5, so that they do not close one in reuse."""
@@ -26,6 +26,8 @@ ATTEMPT_S = 5.0
 """Timeout of one attempt to reach a server that may still be starting."""
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 1.0
+UNREACHABLE_S = 8.0
+"""Seconds after which a server that refuses connections is given up, if agentrl did not start it."""
 JSON_BODY = {"Content-Type": "application/json"}
 STREAM_BUFFER = 1 << 24
 """Maximum bytes of one streamed event: SGLang repeats the whole answer in each."""
@@ -124,14 +126,22 @@ class HttpSession:
             return False
         return True
 
-    async def wait_until_up(self, route: str, engine: str, *, deadline_s: float) -> None:
+    async def wait_until_up(self, route: str, engine: str, *, deadline_s: float, is_attached: bool = False) -> None:
         """Wait until a route of an engine answers.
 
+        Args:
+            route: Path.
+            engine: Name of the engine, for messages.
+            deadline_s: Seconds until the first answer.
+            is_attached: The server should be running already, so refused connections end the wait after
+                `UNREACHABLE_S`.
+
         Raises:
-            UsageError: another program answers.
+            UsageError: another program answers, or nothing listens at the address of an attached server.
             ServerLost: no answer before the deadline.
         """
-        end, wait_s = time.monotonic() + deadline_s, FIRST_WAIT_S
+        began, wait_s = time.monotonic(), FIRST_WAIT_S
+        end = began + deadline_s
         while True:
             try:
                 limit_s = max(FIRST_WAIT_S, min(end - time.monotonic(), ATTEMPT_S))
@@ -143,6 +153,14 @@ class HttpSession:
                         got=f"{error.status}, {error.message[:80]!r}",
                         expected=f"{engine} at this address",
                         hint="check engine.type, and give the address of the server itself, without a path such as /v1",
+                    ) from error
+                is_refused = isinstance(error.__cause__, aiohttp.ClientConnectorError)
+                if is_attached and is_refused and time.monotonic() + wait_s >= began + UNREACHABLE_S:
+                    raise UsageError(
+                        f"nothing answers at {self.url}",
+                        got=f"{type(error.__cause__).__name__}: {error.__cause__}",
+                        expected=f"a running {engine} server",
+                        hint="start the server, or correct its address (engine.servers, or --url)",
                     ) from error
                 if time.monotonic() + wait_s >= end:
                     raise ServerLost(f"{self.url} did not become ready in {deadline_s:g} s", got=error) from error
@@ -316,10 +334,12 @@ def error_message(answer: bytes) -> str:
 
 @contextmanager
 def decoding(what: str, answer: object, *, expected: str | None = None) -> Iterator[None]:
-    """Raise `EngineError` if an answer lacks a value that the block reads."""
+    """Raise `EngineError` if an answer lacks a value that the block reads, or the value has another type."""
     try:
         yield
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+    except AgentRLError:
+        raise
+    except Exception as error:  # a server may send anything
         raise EngineError(what, got=repr(answer)[:300], expected=expected) from error
 
 
@@ -333,24 +353,28 @@ def decode_versions(spans: Sequence[Mapping[str, Any]], count: int) -> list[int]
     A span may be empty: SGLang sends one for an answer that was paused before its first token.
     """
     versions: list[int] = []
-    is_whole = True
     for span in spans:
-        is_whole &= span["start"] == len(versions) <= span["end"]
-        versions += [decode_version(span["version"])] * (span["end"] - span["start"])
-    if not is_whole or len(versions) != count:
-        raise EngineError(
-            "the server's version spans do not cover the answer", got=list(spans), expected=f"{count} tokens"
-        )
-    return versions
+        start, end = span["start"], span["end"]
+        if not start == len(versions) <= end <= count:
+            break
+        versions += [decode_version(span["version"])] * (end - start)
+    else:
+        if len(versions) == count:
+            return versions
+    raise EngineError(
+        "the server's version spans do not cover the answer", got=repr(spans)[:300], expected=f"{count} tokens"
+    )
 
 
-def decode_version(label: str) -> int:
+def decode_version(label: object) -> int:
     """Return the version in a label; 0 for the initial weights. Raises `EngineError` for other labels."""
     if label == FIRST_VERSION:
         return 0
     try:
-        return int(label)
+        return int(str(label))
     except ValueError as error:
         raise EngineError(
-            "the server has weights of an unknown version", got=label, expected=f"a number or {FIRST_VERSION!r}"
+            "the server has weights of an unknown version",
+            got=shorten(label),
+            expected=f"a number or {FIRST_VERSION!r}",
         ) from error

@@ -127,7 +127,8 @@ class RemoteSync(WeightSync):
         probe: Probe for `verify`.
         sleeps: True if `release_memory` puts the servers to sleep until the next sync.
         load_timeout_s: Seconds before a server's load fails.
-        return_timeout_s: Seconds that a sync waits for a server to return if all are lost.
+        return_timeout_s: Seconds that a sync waits for a server to return if all are lost; the group usually removes
+            them earlier.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class RemoteSync(WeightSync):
         *,
         sleeps: bool = False,
         load_timeout_s: float = 600.0,
-        return_timeout_s: float = 600.0,
+        return_timeout_s: float = 3600.0,
     ) -> None:
         self._trainer = trainer
         self._group = group

@@ -41,6 +41,7 @@ SERVICE = {"url": "http://127.0.0.1:1/v1", "model": "m"}
     [
         ("{type: local, timeout_s: 7}", 7),
         ("{type: vllm, timeout_s: 7, start_timeout_s: 40}", 47),
+        ("{type: vllm, timeout_s: 7, servers: ['http://gpu:8000'], lost_timeout_s: 30}", 37),
         (f"{{type: openai, timeout_s: 7, url: '{SERVICE['url']}', model: m}}", 7),
     ],
 )

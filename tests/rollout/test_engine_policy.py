@@ -7,10 +7,18 @@ import numpy as np
 import pytest
 
 from agentrl.agent_loop import AgentLoop
-from agentrl.engine import Generation, SamplingParams, StopReason
+from agentrl.engine import (
+    ROUNDING,
+    Capabilities,
+    GenerateRequest,
+    Generation,
+    SamplingParams,
+    StopReason,
+    check_answer,
+)
 from agentrl.errors import EngineError, Outcome
 from agentrl.message import user
-from agentrl.render.answer_tokens import ROUNDING, check_logprobs, find_stop
+from agentrl.render.answer_tokens import find_stop
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.policies import MAX_RESUBMISSIONS, EngineEpisodePolicy
 from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine
@@ -239,23 +247,67 @@ def test_a_cut_answer_has_nothing_of_what_was_dropped():
     assert whole.cut(4).routed_experts.tolist() == experts.tolist()
 
 
-def generation(*logprobs):
+def check(*logprobs, **changes):
     count = len(logprobs)
-    return Generation(token_ids=list(range(count)), logprobs=[*logprobs], versions=[0] * count, stop_reason="stop")
+    given = {"token_ids": list(range(count)), "logprobs": [*logprobs], "versions": [2] * count, "stop_reason": "stop"}
+    request = GenerateRequest(
+        prompt_ids=[1], params=SamplingParams(max_tokens=4), session_id="s", request_id="r/turn-3"
+    )
+    known = Capabilities(max_context=64, vocab_size=10)
+    return check_answer(Generation(**(given | changes)), request, known, version=3, engine="the engine")
 
 
-@pytest.mark.parametrize("logprob", [2 * ROUNDING, 5e-4, 0.7, float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("logprob", [2 * ROUNDING, 5e-4, 0.7, float("nan"), float("inf"), float("-inf"), -1e39])
 def test_a_log_probability_above_0_is_refused_wherever_it_stands(logprob):
     for logprobs in ([logprob, -1.0, -2.0], [-1.0, logprob, -2.0], [-1.0, -2.0, logprob]):
         token = logprobs.index(logprob)
-        with pytest.raises(EngineError, match=rf"request r/turn-3 cannot be trained on: got .* of token {token},"):
-            check_logprobs(generation(*logprobs), "r/turn-3")
+        with pytest.raises(
+            EngineError, match=rf"answer to request r/turn-3: got .* of token {token}, expected a number"
+        ):
+            check(*logprobs)
 
 
 def test_rounding_above_0_becomes_0_and_the_rest_stays():
-    found = check_logprobs(generation(-1.5, 2e-6, 0.0, -1e-9), "r")
+    found = check(-1.5, 2e-6, 0.0, -1e-9)
     assert found.logprobs == [-1.5, 0.0, 0.0, -1e-9]
     assert found.token_ids == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"token_ids": [1, 2, 10]}, "got token id 10, expected a whole number from 0 to 9"),
+        ({"token_ids": [1, -1, 2]}, "got token id -1, expected"),
+        ({"token_ids": [1, 2.0, 2]}, r"got token id 2\.0, expected"),
+        ({"token_ids": [True, 2, 2]}, "got token id True, expected"),
+        ({"token_ids": [1, 2]}, "got 2 tokens, 3 log-probabilities and 3 weight versions"),
+        ({"versions": [2]}, "got 3 tokens, 3 log-probabilities and 1 weight versions"),
+        ({"versions": [2, 4, 2]}, r"got tokens of the weight versions \[2, 4\], expected 0 to 3"),
+        ({"versions": [2, -1, 2]}, r"got tokens of the weight versions \[-1, 2\]"),
+        ({"token_ids": [], "logprobs": [], "versions": []}, "got 0 tokens, expected 1 to 4"),
+        ({"token_ids": [1] * 5, "logprobs": [-1.0] * 5, "versions": [2] * 5}, "got 5 tokens, expected 1 to 4"),
+        ({"queue_s": float("nan")}, "got nan, 0.0 and 0.0 seconds"),
+        ({"decode_s": float("inf")}, "got 0.0, 0.0 and inf seconds, expected finite durations"),
+    ],
+)
+def test_an_answer_that_cannot_be_stored_is_an_engine_error(changes, message):
+    with pytest.raises(EngineError, match=f"the engine gave an invalid answer to request r/turn-3: {message}"):
+        check(-1.0, -1.0, -1.0, **changes)
+
+
+def test_cached_tokens_are_those_of_the_prompt():
+    assert [check(-1.0, cached_tokens=cached).cached_tokens for cached in (-1, 0, 1, 10**9)] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("wrong", [1_000_000, -1])
+async def test_an_id_outside_the_vocabulary_ends_its_episode_as_a_failure_of_the_engine(
+    make_runner, play, worlds, renderer, wrong
+):
+    ids = renderer.encoder.encode("forward")
+    engine = ScriptedEngine(script=lambda request: ScriptedAnswer(token_ids=[*ids, wrong, *ids]), vocab_size=400)
+    trajectory = await play(make_runner(worlds.Corridor, engine=engine))
+    assert trajectory.outcome is Outcome.ENGINE_ERROR
+    assert f"got token id {wrong}" in trajectory.error
 
 
 async def test_the_ledger_has_no_log_probability_above_0(make_runner, play, worlds, renderer):

@@ -1,5 +1,6 @@
 import asyncio
 import socket
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -188,6 +189,30 @@ async def test_a_server_whose_name_nobody_knows_is_lost(monkeypatch):
     with pytest.raises(ServerLost, match=r"nowhere\.invalid/x cannot be reached"):
         await nowhere.post("/x", {}, deadline_s=10)
     await nowhere.close()
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:{port}", "http://nowhere.invalid"])
+async def test_nothing_at_the_address_of_an_attached_server_is_found_out_early(monkeypatch, url):
+    monkeypatch.setattr("agentrl.serving.http.UNREACHABLE_S", 0.3)
+    with socket.socket() as unused:  # bound, but not listening
+        unused.bind(("127.0.0.1", 0))
+        session = HttpSession(url.format(port=unused.getsockname()[1]))
+        with pytest.raises(UsageError, match=f"nothing answers at {session.url}: got Client.*expected a running vLLM"):
+            await asyncio.wait_for(session.wait_until_up("/health", "vLLM", deadline_s=600, is_attached=True), 30)
+        with pytest.raises(ServerLost, match=r"did not become ready in 0\.5 s"):
+            await session.wait_until_up("/health", "vLLM", deadline_s=0.5)
+        await session.close()
+
+
+async def test_an_attached_server_that_is_still_starting_is_awaited(monkeypatch):
+    monkeypatch.setattr("agentrl.serving.http.UNREACHABLE_S", 0.1)
+    began = time.monotonic()
+
+    async def starting(_):
+        return web.Response(status=200 if time.monotonic() - began > 0.5 else 503)
+
+    async with serving(starting) as session:
+        await session.wait_until_up("/health", "vLLM", deadline_s=60, is_attached=True)
 
 
 class _Slow(EngineError):

@@ -9,7 +9,7 @@ from support.tokenizers import build_tokenizer
 
 from agentrl.config.engines import VLLMEngineConfig
 from agentrl.engine import Generation, ServerLost, StopReason
-from agentrl.errors import EngineError, TrainingError, UsageError
+from agentrl.errors import EngineError, ServersLost, TrainingError, UsageError
 from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.serving.pool.pool import PoolTotals
 from agentrl.testing import check_engine
@@ -275,11 +275,32 @@ async def test_a_server_that_cannot_be_started_again_is_given_up_and_then_nothin
     pool, servers = pool_of(1, restart=restart, attempts=3)
     await pool.start()
     servers[0].kill()
-    with pytest.raises(EngineError, match="no server is left: got local://0"):
+    with pytest.raises(ServersLost, match=r"no server is left: got local://0.*agentrl train --resume RUN"):
         await pool.generate(request_of([1], "r", max_tokens=5))
     assert attempts == [0, 0, 0]
-    with pytest.raises(EngineError, match="no server is left"):
+    with pytest.raises(ServersLost, match="no server is left"):
         await pool.generate(request_of([1], "s", max_tokens=5))
+
+
+async def test_an_attached_server_that_does_not_return_is_removed_and_the_run_hears_of_it(
+    pool_of, request_of, monkeypatch
+):
+    monkeypatch.setattr("agentrl.serving.pool.group.LOST_SAID_EVERY_S", 0.1)
+    said = []
+    pool, servers = pool_of(2, lost_timeout_s=0.4, say=said.append)
+    await pool.start()
+    servers[0].hang()
+    await until(lambda: state(pool, 0) == "removed")
+    assert len((await pool.generate(request_of([1], "goes on", max_tokens=4))).token_ids) == 4
+    assert (
+        "server local://0 is lost: its health route did not answer within 0.2 s (waiting up to 0.4 s for its return)"
+        in said
+    )
+    assert any("has not answered for 0 s; retrying until 0.4 s: its health route did not" in line for line in said)
+    assert any("server local://0 is removed after" in line for line in said)
+    servers[1].kill()
+    with pytest.raises(ServersLost, match=r"no server is left: got local://0: its health .*; local://1: its health"):
+        await asyncio.wait_for(pool.generate(request_of([1], "last", max_tokens=4)), 60)
 
 
 @pytest.mark.parametrize(("fault", "why"), [("kill", "cannot be reached"), ("hang", "did not answer within 0.2 s")])
@@ -325,7 +346,8 @@ async def test_a_request_that_breaks_every_server_fails_alone(pool_of, request_o
 
 
 async def test_failed_answers_open_the_breaker_and_a_trial_closes_it(pool_of, request_of, monkeypatch):
-    pool, servers = pool_of(1, breaker_failures=2)
+    said = []
+    pool, servers = pool_of(1, breaker_failures=2, say=said.append)
     await pool.start()
     real, fails = servers[0].generate, [True] * 2
 
@@ -340,7 +362,9 @@ async def test_failed_answers_open_the_breaker_and_a_trial_closes_it(pool_of, re
         with pytest.raises(EngineError, match="500"):
             await pool.generate(request_of([1], name, max_tokens=4))
     assert (pool.metrics().details["servers_serving"], state(pool, 0)) == (0, "serving")
+    assert said == ["server local://0 gets no requests for 0.05 s, as its answers fail: 500"]
     assert len((await pool.generate(request_of([1], "trial", max_tokens=4))).token_ids) == 4
+    assert said[1:] == ["server local://0 gets requests again: it answered one"]
     assert pool.metrics().details["concurrency"] == 64
 
 

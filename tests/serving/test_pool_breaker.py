@@ -73,3 +73,13 @@ def test_a_new_server_starts_without_a_past(breaker, clock):
     breaker.reset()
     fail(breaker, 2)
     assert breaker.state is BreakerState.CLOSED
+
+
+def test_it_says_when_it_opens_and_closes(breaker, clock):
+    assert [breaker.record_failure() for _ in range(4)] == [None, None, 5, None]
+    clock.now += 5
+    assert breaker.record_failure() == 10
+    assert not breaker.record_success()
+    clock.now += 10
+    assert breaker.record_success()
+    assert not breaker.record_success()

@@ -110,7 +110,7 @@ def test_an_empty_span_says_nothing_of_any_token(spans, versions):
         (_answer([1, 2, 3], spans=_spans((0, 1), (2, 4))), "do not cover the answer"),
         (_answer([1, 2, 3], spans=_spans((0, 3), (9, 12))), "do not cover the answer"),
         (_answer([1, 2, 3], spans=_spans((0, 3), (3, 2), (2, 3))), "do not cover the answer"),
-        (_answer([1], spans=[{"version": "main", "start": 0, "end": 1}]), "unknown version: got main"),
+        (_answer([1], spans=[{"version": "main", "start": 0, "end": 1}]), "unknown version: got 'main'"),
     ],
 )
 def test_what_is_not_an_answer_is_an_engine_error(body, message):

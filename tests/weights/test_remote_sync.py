@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from agentrl.errors import EngineError, TrainingError
+from agentrl.errors import ServersLost, TrainingError
 
 
 def differ(first, second):
@@ -249,7 +249,7 @@ async def test_no_room_for_the_weights_leaves_the_servers_alone(world_of, monkey
 async def test_no_server_left_ends_the_sync(world_of, until):
     world = await world_of(count=1, restartable=False)
     world.servers[0].faults.refuses = True
-    with pytest.raises(EngineError, match="no server is left: got local://0"):
+    with pytest.raises(ServersLost, match="no server is left: got local://0"):
         await world.next_version()
 
 

@@ -9,7 +9,7 @@ import torch
 from support.local_worker import decode_parts
 
 from agentrl.engine import TensorLayout
-from agentrl.errors import EngineError, TrainingError
+from agentrl.errors import EngineError, ServersLost, TrainingError
 from agentrl.weights import CollectiveTransport, IpcTransport, TensorTransport
 from agentrl.weights.collective import GroupMember, TrainerGroup, address_towards
 from agentrl.weights.tensors import pack, unpack
@@ -147,7 +147,7 @@ async def test_a_server_that_does_not_come_to_the_meeting_is_taken_out(world_of,
     closed, close = [], TrainerGroup.close
     monkeypatch.setattr(TrainerGroup, "close", lambda group: closed.append(group) or close(group))
     monkeypatch.setattr(world.servers[0], "join_group", stays_away)
-    with pytest.raises(EngineError, match="no server is left"):
+    with pytest.raises(ServersLost, match="no server is left"):
         await world.next_version()
     assert closed
 

@@ -3,7 +3,8 @@
     SERVING ── a connection broke ──► SUSPECT ── it answers the check ──► SERVING
        │                                 │ it does not
        └── no answer, stale, refuses ────┴──► LOST ── recovered, with verified current weights ──► SERVING
-           weights                              └── several failed attempts in a row ──► REMOVED
+           weights                              └── several failed attempts in a row, or ──► REMOVED
+                                                    no answer for `lost_timeout_s`
 
 There is one monitor task per server. A lost server serves again only after it has the current weights. Changes of
 weights and members run one at a time.
@@ -19,12 +20,14 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeAlias
 
 from agentrl.engine import Capabilities, InferenceServer
-from agentrl.errors import AgentRLError, EngineError, TrainingError, UsageError, async_boundary
+from agentrl.errors import AgentRLError, EngineError, ServersLost, TrainingError, UsageError, async_boundary
 from agentrl.serving.pool.member import Member, MemberState, PoolSettings, end, first_of
 
 BUSY_LOOP_S = 0.1
 """Delay after which a missed deadline is attributed to a busy event loop; the check is then repeated."""
 MAX_CHECKS = 3
+LOST_SAID_EVERY_S = 30.0
+"""Seconds between two messages about a lost server."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +59,8 @@ class ServerMonitor:
     def lose(self, member: Member, why: object) -> None:
         """Mark a server as lost, and move its requests to other servers."""
         if member.state.is_in:
-            self._group.say(f"server {member.server.url} is lost: {why}")
+            waits = "" if self._restart else f" (waiting up to {self._settings.lost_timeout_s:g} s for its return)"
+            self._group.say(f"server {member.server.url} is lost: {why}{waits}")
             member.lose(str(why))
             self._group.notify_change()
 
@@ -133,25 +137,34 @@ class ServerMonitor:
 
     async def _bring_back(self, member: Member) -> None:
         """Retry until the server serves again or is removed."""
-        wait_s = self._settings.retry_s
+        wait_s, clock = self._settings.retry_s, asyncio.get_running_loop().time
+        began = said = clock()
         while member.state is MemberState.LOST:
+            lost_s, most_s = clock() - began, self._settings.lost_timeout_s
             if member.attempts >= self._settings.attempts:
-                self._give_up(member)
+                self._give_up(member, f"{member.attempts} attempts to recover it")
                 return
+            if self._restart is None and lost_s >= most_s:
+                self._give_up(member, f"{lost_s:.0f} s without an answer (engine.lost_timeout_s)")
+                return
+            if self._restart is None and clock() - said >= LOST_SAID_EVERY_S:
+                said = clock()
+                why = f"retrying until {most_s:g} s: {member.why}"
+                self._group.say(f"server {member.server.url} has not answered for {lost_s:.0f} s; {why}")
             try:
                 if await self._attempt(member):
                     return
             except TrainingError as error:
                 self._group.fail(error)
-                self._give_up(member)
+                self._give_up(member, "a failed recovery")
                 return
             except AgentRLError as error:
                 self._group.say(f"server {member.server.url} could not be recovered: {error}")
                 wait_s = min(2 * wait_s, self._settings.longest_retry_s)
             await asyncio.sleep(wait_s)
 
-    def _give_up(self, member: Member) -> None:
-        self._group.say(f"server {member.server.url} is removed after {member.attempts} attempts")
+    def _give_up(self, member: Member, after: str) -> None:
+        self._group.say(f"server {member.server.url} is removed after {after}")
         member.state = MemberState.REMOVED
         self._group.notify_change()
 
@@ -290,7 +303,8 @@ class PoolGroup:
         self._on_change()
         if self.members and all(member.state is MemberState.REMOVED for member in self.members):
             whys = "; ".join(f"{member.server.url}: {member.why}" for member in self.members)
-            self.fail(EngineError("no server is left", got=whys))
+            hint = "start the servers again, then repeat the command, or resume the run: agentrl train --resume RUN"
+            self.fail(ServersLost("no server is left", got=whys, hint=hint))
 
     def fail(self, error: AgentRLError) -> None:
         """Stop serving with an error; later errors are ignored."""
@@ -365,7 +379,7 @@ class PoolGroup:
         await self._deliver(weights, version)
 
     async def wait_for_server(self, *, deadline_s: float) -> None:
-        """Wait until a server is available; raises `EngineError` at the deadline, or if all servers are removed."""
+        """Wait until a server is available; raises `EngineError` at the deadline, `ServersLost` if all are removed."""
         what = "no server is available; waiting for one to return"
         async with (
             async_boundary(EngineError, "the return of a server", deadline_s=deadline_s),

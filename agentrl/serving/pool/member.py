@@ -50,21 +50,25 @@ class CircuitBreaker:
             return most
         return min(most, 1) if self.state is BreakerState.HALF_OPEN else 0
 
-    def record_success(self) -> None:
-        """Close the breaker, unless it is open: then the success is a late answer."""
-        if self.state is not BreakerState.OPEN:
-            self.reset()
-
-    def record_failure(self) -> None:
-        """Count a failure; failures while the breaker is open are ignored."""
+    def record_success(self) -> bool:
+        """Close the breaker and return True if it was half open; if it is open, the success is a late answer."""
         state = self.state
+        if state is not BreakerState.OPEN:
+            self.reset()
+        return state is BreakerState.HALF_OPEN
+
+    def record_failure(self) -> float | None:
+        """Count a failure, and return the seconds of the rest if it opens the breaker; an open one ignores it."""
+        state = self.state
+        if state is BreakerState.OPEN:
+            return None
+        self._failures += 1
         if state is BreakerState.HALF_OPEN:
             self._factor = min(2 * self._factor, LONGEST_FACTOR)
-            self._opened = self._clock()
-        elif state is BreakerState.CLOSED:
-            self._failures += 1
-            if self._failures >= self._most_failures:
-                self._opened = self._clock()
+        elif self._failures < self._most_failures:
+            return None
+        self._opened = self._clock()
+        return self._open_s * self._factor
 
     def reset(self) -> None:
         """Close the breaker and clear its counts, for a new server."""
@@ -149,6 +153,8 @@ class PoolSettings:
     retry_s: float = 1.0
     """Seconds before the first attempt to recover a lost server is repeated; doubled after every failed attempt."""
     longest_retry_s: float = 30.0
+    lost_timeout_s: float = 300.0
+    """Seconds after which a lost server is removed, if it cannot be restarted and does not return."""
     attempts: int = 5
     """Failed recovery attempts in a row after which a server is removed."""
     resubmissions: int = 8
@@ -166,6 +172,7 @@ class PoolSettings:
             most_concurrency=QUEUE_FACTOR * config.max_num_seqs,
             connect_timeout_s=config.start_timeout_s,
             health_timeout_s=config.health_timeout_s,
+            lost_timeout_s=config.lost_timeout_s,
         )
 
 

@@ -6,7 +6,8 @@
 
 The pool resubmits a request whose server is lost to another one. A broken connection leaves no partial answer, so the
 prompt is sent again, and callers do not see an aborted answer. `Generation.resubmissions` counts the resubmissions.
-Answers with unpublished versions, or versions older than the request, are discarded, and their server is lost.
+Answers with unpublished versions, or versions older than the request, are discarded, and their server is lost. Other
+invalid answers are failures of their server, like its error statuses: they count for its circuit breaker.
 
 Weight sync uses the pool's `group` directly.
 """
@@ -30,6 +31,7 @@ from agentrl.engine import (
     PolicyEngine,
     ServerLost,
     StopReason,
+    check_answer,
 )
 from agentrl.errors import AgentRLError, EngineError, async_boundary
 from agentrl.serving.pool.group import PoolGroup, Restart
@@ -291,11 +293,12 @@ class ServerPool(PolicyEngine):
                 self._place()
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn on one of the servers. Waits without a deadline while all servers are lost.
+        """Sample one turn on one of the servers. Waits while all servers are lost, until the last one is removed.
 
         Raises:
             UsageError: these servers cannot serve the request.
-            EngineError: a server answered with an error, the request lost its server too often, or no server is left.
+            EngineError: a server answered with an error, or the request lost its server too often.
+            ServersLost: no server is left.
         """
         self._check_open()
         if not self.group.members:
@@ -346,25 +349,36 @@ class ServerPool(PolicyEngine):
             self._place()
 
     async def _ask(self, member: Member, pending: PoolRequest) -> Generation | None:
-        oldest = self.version
-        answer: Generation | None = None
+        oldest, url = self.version, member.server.url
         pending.member = member
         try:
-            with member.track_call() as call:
-                answer = await member.server.generate(pending.wire_request)
+            answer = await self._call(member, pending)
+            if answer is None or not self._is_current(member, answer, oldest):
+                return None
+            capabilities = member.server.capabilities
+            answer = check_answer(answer, pending.request, capabilities, version=self.version, engine=f"server {url}")
         except ServerLost:
             self.group.monitor.suspect(member)
             return None
-        except EngineError:
-            member.breaker.record_failure()
+        except EngineError as error:
+            rest_s = member.breaker.record_failure()
+            if rest_s is not None:
+                self.group.say(f"server {url} gets no requests for {rest_s:g} s, as its answers fail: {error}")
             raise
         finally:
             pending.member = None
-        if call.is_lost or answer is None:
-            return None
         member.attempts = 0
-        member.breaker.record_success()
-        return answer if self._is_current(member, answer, oldest) else None
+        if member.breaker.record_success():
+            self.group.say(f"server {url} gets requests again: it answered one")
+        return answer
+
+    async def _call(self, member: Member, pending: PoolRequest) -> Generation | None:
+        """Return a server's answer; ``None`` if the server was lost meanwhile."""
+        answer: Generation | None = None
+        with member.track_call() as call:
+            async with async_boundary(EngineError, f"an answer of {member.server.url}", deadline_s=None):
+                answer = await member.server.generate(pending.wire_request)
+        return None if call.is_lost else answer
 
     def _is_current(self, member: Member, answer: Generation, oldest: int) -> bool:
         versions = answer.versions

@@ -224,7 +224,8 @@ class SGLangServer(SGLangUpdates, InferenceServer):
     async def connect(self, *, deadline_s: float) -> None:
         """Wait until the server answers, check it, and read its capabilities. A paused server is resumed."""
         until = time.monotonic() + deadline_s
-        await self._http.wait_until_up("/model_info", "SGLang", deadline_s=deadline_s)
+        is_attached = self._config.servers != "launch"
+        await self._http.wait_until_up("/model_info", "SGLang", deadline_s=deadline_s, is_attached=is_attached)
         found = await self._probe(max(PROBE_S, until - time.monotonic()))
         if self._vocab_size not in (None, found.vocab_size):
             raise UsageError(

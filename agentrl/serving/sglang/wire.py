@@ -171,7 +171,7 @@ def decode_answer(
     """
     with decoding("SGLang's answer is not a generation", body):
         meta = body["meta_info"]
-        token_ids = [int(token) for token in body["output_ids"]]
+        token_ids = list(body["output_ids"])
         logprobs = [float(row[0]) for row in meta.get("output_token_logprobs") or ()]
         versions = decode_versions(meta.get("weight_versions") or (), len(token_ids))
         stop_reason, continues = _decode_reason(meta["finish_reason"], stop_token_ids, stop)
@@ -181,6 +181,10 @@ def decode_answer(
             else _decode_routed_experts(meta, int(meta["prompt_tokens"]) - routed_experts_from)
         )
         cached_tokens, queue_s = int(meta.get("cached_tokens") or 0), float(meta.get("queue_time") or 0.0)
+        prefill_s = _seconds(meta, "forward_entry_time", "prefill_finished_time")
+        decode_s = _seconds(meta, "prefill_finished_time", "request_finished_ts")
+    if continues and not token_ids:
+        raise EngineError("SGLang stopped at a token that is not in its answer", got=meta["finish_reason"])
     if len(logprobs) != len(token_ids):
         raise EngineError("SGLang omitted log-probabilities", got=len(logprobs), expected=len(token_ids))
     generation = Generation(
@@ -191,8 +195,8 @@ def decode_answer(
         cached_tokens=cached_tokens,
         queue_s=queue_s,
         routed_experts=routed_experts,
-        prefill_s=_seconds(meta, "forward_entry_time", "prefill_finished_time"),
-        decode_s=_seconds(meta, "prefill_finished_time", "request_finished_ts"),
+        prefill_s=prefill_s,
+        decode_s=decode_s,
     )
     return GeneratedPart(generation, continues)
 

@@ -289,7 +289,8 @@ class VLLMServer(VLLMUpdates, InferenceServer):
 
     async def connect(self, *, deadline_s: float) -> None:
         """Wait until the server answers; check its version, settings and log-probabilities."""
-        await self._http.wait_until_up("/health", "vLLM", deadline_s=deadline_s)
+        is_attached = self._config.servers != "launch"
+        await self._http.wait_until_up("/health", "vLLM", deadline_s=deadline_s, is_attached=is_attached)
         http, config = self._http, self._config
         try:
             models = await http.get("/v1/models", deadline_s=deadline_s)

@@ -111,7 +111,7 @@ def decode_answer(
     """Decode the response to a request with these stop tokens and texts, which took `decode_s` seconds."""
     with decoding("vLLM's answer is not a generation", body):
         choice = body["choices"][0]
-        token_ids = [int(token) for token in choice["token_ids"]]
+        token_ids = list(choice["token_ids"])
         rows = choice["logprobs"]["content"] if token_ids else []
         logprobs = [float(row["logprob"]) for row in rows]
         versions = decode_versions(choice.get("weight_versions") or (), len(token_ids))
@@ -119,10 +119,11 @@ def decode_answer(
         routed_experts = _decode_routed_experts(choice.get("routed_experts"))
         details = (body.get("usage") or {}).get("prompt_tokens_details") or {}
         cached_tokens = int(details.get("cached_tokens") or 0)
+        matched = choice.get("stop_reason")
+        is_stopped = stop_reason is not StopReason.STOP or token_ids[-1] in stop_token_ids or matched in stop
     if len(logprobs) != len(token_ids) or min(logprobs, default=0.0) <= _NO_LOGPROB:
         raise EngineError("vLLM omitted log-probabilities", got=logprobs, expected=f"{len(token_ids)} numbers")
-    matched = choice.get("stop_reason")
-    if stop_reason is StopReason.STOP and token_ids[-1] not in stop_token_ids and matched not in stop:
+    if not is_stopped:
         raise EngineError(
             "vLLM stopped at neither a stop token nor a stop text of the request",
             got=token_ids[-1] if matched is None else repr(matched),
