@@ -195,14 +195,14 @@ async def test_slow_connections_lose_their_places_to_clients_that_ask(played, mo
             writer.write({"nothing": b"", "half a head": half[:30], "half a body": half}[sent])
             slow.append((reader, writer))
         running = asyncio.create_task(ask(gateway, session))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not session.requests:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert await asyncio.wait_for(slow[0][0].read(), 5) == b"", (
+        assert await asyncio.wait_for(slow[0][0].read(), 60) == b"", (
             "the one that has waited for longest has lost its place"
         )
         others = [await asyncio.open_connection(address.hostname, address.port) for _ in range(40)]
-        assert await asyncio.wait_for(running, 10) == "it is so", "a request that is answered keeps its place"
+        assert await asyncio.wait_for(running, 60) == "it is so", "a request that is answered keeps its place"
         for _, writer in (*slow, *others):
             writer.transport.abort()
 
@@ -216,7 +216,7 @@ async def test_a_server_whose_places_are_all_in_use_drops_new_connections(played
 
     async def play(gateway, session):
         running = [asyncio.create_task(ask(gateway, session)) for _ in range(3)]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while session.requests < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert await raw(gateway, request("/v1/chat/completions", session.key, json.dumps(BODY).encode())) == ""

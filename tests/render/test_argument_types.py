@@ -348,7 +348,7 @@ schemas = st.recursive(
 
 
 @pytest.mark.parametrize("parser", sorted(names(Kind.TOOL_PARSER)))
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(text=texts, schema=schemas, whole=st.booleans())
 def test_no_parser_raises_whatever_the_answer_and_the_schema(parser: str, text: str, schema: Any, whole: bool) -> None:
     for function in ({"name": "f", "parameters": schema}, {"name": "f", "parameters": {"properties": {"x": schema}}}):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given, settings
@@ -353,7 +356,7 @@ PIECES = (
 )
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(text=st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=12).map("".join), is_whole=st.booleans())
 def test_repairs_never_raise_and_give_usable_calls(text: str, is_whole: bool) -> None:
     parsed = repair_hermes(text, TOOLS, is_whole=is_whole)
@@ -365,20 +368,28 @@ def test_repairs_never_raise_and_give_usable_calls(text: str, is_whole: bool) ->
     assert all((call.name, call.arguments) in mine for call in strict.calls)
 
 
+@contextmanager
+def in_time() -> Iterator[None]:
+    """Fail if this takes 20 seconds of a core, as it does where the time grows with the square of the length."""
+    began = time.process_time()
+    yield
+    assert time.process_time() - began < 20
+
+
 @pytest.mark.parametrize(
     "text", ["\n[" * 20_000, ("\n" + ACT) * 2_000 + " so", "```" * 20_000, '\n{"a": ' * 10_000, "}" * 50_000]
 )
-@pytest.mark.timeout(20)
 def test_long_answers_are_read_in_time(text: str) -> None:
-    assert read(text)[1] == []
+    with in_time():
+        assert read(text)[1] == []
 
 
 @pytest.mark.parametrize("parser", sorted(REPAIRS))
 @pytest.mark.parametrize("blanks", [" " * 30_000, "\n" * 30_000])
-@pytest.mark.timeout(20)
 def test_long_blanks_are_read_in_time(parser: str, blanks: str) -> None:
     marks = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a<tool_call>a<function=act><parameter=x>[act(a"
-    assert repair_of(parser)(f"{marks}{blanks}x{blanks})]</y>{blanks}x", TOOLS, is_whole=True).calls == ()
+    with in_time():
+        assert repair_of(parser)(f"{marks}{blanks}x{blanks})]</y>{blanks}x", TOOLS, is_whole=True).calls == ()
 
 
 @pytest.fixture(scope="module")

@@ -245,7 +245,7 @@ wild_texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=12
 
 
 @pytest.mark.parametrize("name", sorted(PARSERS))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(text=wild_texts)
 def test_parsers_never_raise_and_give_usable_calls(name: str, text: str) -> None:
     parsed = PARSERS[name](text, TOOLS)

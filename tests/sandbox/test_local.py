@@ -50,7 +50,7 @@ def processes_with(word: str) -> list[int]:
 
 
 def wait_until(holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not holds() and time.monotonic() < end:
         time.sleep(0.01)
     return holds()
