@@ -46,6 +46,7 @@ from agentrl.errors import (
     raised_in,
     running_task,
 )
+from agentrl.errors.foreign import await_or_abandon, close_in_time
 from agentrl.remote.env_methods import CALL_TOOL, EnvMethod, RemoteTool, ResetResult, Stepped
 from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_worker_main import HEADER, KILL_S, MAKE, START, WorkerMessage
@@ -212,15 +213,22 @@ class EnvPool:
         finally:
             self._free.release()
 
-    async def close(self) -> None:
-        """Close all environments and workers. No episode may be running."""
-        await asyncio.gather(*(worker.drain(DRAIN_S) for worker in self._workers))
-        await asyncio.gather(*(handle.close() for handle in self._idle if handle.backend.is_alive))
-        self._idle.clear()
+    async def close(self, *, within_s: float | None = None) -> None:
+        """Close all environments and workers; give up those that need longer. Only abandoned episodes may be running.
+
+        Args:
+            within_s: Seconds for all environments together, and again for other resources; see `close_in_time`.
+        """
+        await close_in_time(self._close_environments(), f"closing the {self.spec.name} environments", within_s)
         await asyncio.gather(*(worker.close() for worker in self._workers))
         if self._guard is not None:
             self._guard.close()
-        await self.cleanup.aclose()
+        await close_in_time(self.cleanup.aclose(), f"closing the tools of {self.spec.name}", within_s)
+
+    async def _close_environments(self) -> None:
+        await asyncio.gather(*(worker.drain(DRAIN_S) for worker in self._workers))
+        await asyncio.gather(*(handle.close() for handle in self._idle if handle.backend.is_alive))
+        self._idle.clear()
 
     async def _close_handle(self, handle: EnvHandle) -> None:
         """Close an environment whose episode failed; go on after `DRAIN_S` if its worker still runs other calls."""
@@ -374,7 +382,8 @@ class InlineBackend(EnvBackend):
     async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
         """Await the method in the event loop."""
         async with async_boundary(EnvironmentFailure, what, deadline_s=deadline_s):
-            return await self._adapter.call(method, *arguments)
+            called = self._adapter.call(method, *arguments)
+            return await (await_or_abandon(called, what) if self._adapter.is_async else called)
 
 
 Work: TypeAlias = Callable[[], Any]
