@@ -63,6 +63,12 @@ from agentrl.weights import MEMORY, address_towards
 
 FOLDER_HINT = "put run.directory and model.path on a file system that is mounted on all nodes"
 MEMORY_HINT = "set engine.transport=collective, disk, or (SGLang) tensor: shared memory works on one machine only"
+CLOSE_S = 10.0
+"""Seconds before an actor that does not end its server is killed; the server's guard then ends the server."""
+PING_S = 30.0
+"""Seconds in which the actor of a lost server must answer, or else it counts as lost: its process may be stopped."""
+START_MARGIN_S = 60.0
+"""Seconds in addition to ``engine.start_timeout_s`` before the start of a server's actor fails."""
 OnLoss = Callable[[TrainingError], None]
 
 
@@ -328,13 +334,16 @@ class _PlacedEngines:
         if isinstance(self._engine, LocalEngineConfig):
             return ActorServer(self._cluster, actor, place)
         assert isinstance(self._engine, ServerEngineConfig)
-        url = await answer_of(self._cluster, actor.start.remote(), place.name)
+        deadline_s = self._engine.start_timeout_s + START_MARGIN_S
+        url = await answer_of(self._cluster, actor.start.remote(), place.name, deadline_s=deadline_s)
         return make_server(self._engine, url, self._model.vocab_size)
 
     async def restart(self, index: int) -> InferenceServer:
         """Restart the server of an actor; the loss of the actor ends the run."""
         actor, place = self.actors[index]
+        patience_s = min(PING_S, self._settings.connect_timeout_s / 2)  # the pool retries after connect_timeout_s
         try:
+            await answer_of(self._cluster, actor.ping.remote(), place.name, deadline_s=patience_s)
             server = await self._serve(actor, place)
             await server.connect(deadline_s=self._settings.connect_timeout_s)
         except ServerLost as error:
@@ -342,8 +351,11 @@ class _PlacedEngines:
         return server
 
     async def close(self) -> None:
-        """End the servers and the actors."""
-        closing = [answer_of(self._cluster, actor.close.remote(), place.name) for actor, place in self.actors]
+        """End the servers and the actors; an actor that does not answer is killed."""
+        closing = [
+            answer_of(self._cluster, actor.close.remote(), place.name, deadline_s=CLOSE_S)
+            for actor, place in self.actors
+        ]
         await asyncio.gather(*closing, return_exceptions=True)
         for actor, _ in self.actors:
             self._cluster.kill(actor)

@@ -258,7 +258,8 @@ class EnvPool:
 
     async def _make_backend(self, what: str) -> EnvBackend:
         if self._guard is not None:
-            self._guard.start()
+            with boundary(EnvironmentFailure, what):
+                self._guard.start()
         if self._workers:
             worker = self._workers[next(self._turn) % len(self._workers)]
             return await worker.make(self.spec.make, self._options, what=what, deadline_s=self._reset_timeout_s)
@@ -546,7 +547,7 @@ class ProcessWorker(SerialWorker[WorkerMessage]):
             "-c",
             START,
             str(os.getpid()),
-            json.dumps(sys.path),
+            json.dumps([str(path) for path in sys.path]),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=unmarked(os.environ),

@@ -137,3 +137,16 @@ def test_ctrl_c_leaves_nothing_of_a_cluster_that_was_started_here(tmp_path, tiny
     assert ray_processes(mark) == []
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_a_stopped_engine_ends_the_run_with_its_name(nodes, placed, tiny_run):
+    def stop():
+        (pid,) = pids_of("LocalEngineActor")
+        os.kill(pid, signal.SIGSTOP)
+
+    watcher = AfterStep(1, stop)
+    run = tiny_run(*placed, "cluster.timeout_s=20", "trainer.steps=50")
+    with pytest.raises(TrainingError, match=r"server-0 was lost on node \S+ \(\w+\): got .*no answer in 10"):
+        train(run, watcher=watcher)
+    assert time.monotonic() - watcher.at < 2 * DEADLINE_S  # two deadlines: of health and of a restart
+    assert pids_of("LocalEngineActor") == []

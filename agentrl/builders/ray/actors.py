@@ -160,7 +160,7 @@ class ActorMonitor:
     def close(self) -> None:
         """Ignore actor exits from now on."""
         self._closing.set()
-        self._thread.join()
+        self._thread.join(CAUSE_S)
 
 
 @contextmanager

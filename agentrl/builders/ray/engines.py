@@ -34,6 +34,11 @@ from agentrl.weights import GroupMember
 
 T = TypeVar("T")
 
+CALL_S = 60.0
+"""Deadline of calls that a running actor answers at once; its process may be stopped, or its node lost."""
+JOIN_S = 300.0
+"""Deadline of joining a process group, as of the other ranks."""
+
 
 class EngineHost(NodeActor):
     """Base class of actors with an engine."""
@@ -41,6 +46,9 @@ class EngineHost(NodeActor):
     async def live(self) -> None:
         """Never return, so that a caller which waits for it detects the exit of the actor."""
         await asyncio.Event().wait()
+
+    async def ping(self) -> None:
+        """Return at once, which shows that the actor's process runs."""
 
 
 class ServerActor(EngineHost):
@@ -189,21 +197,17 @@ class ActorServer(InferenceServer):
         self.url = f"actor://{place.node.address}/{place.name}"
         self._cluster, self._actor = cluster, actor
 
-    async def _answer(self, call: Awaitable[T]) -> T:
-        return await answer_of(self._cluster, call, self.url)
+    async def _answer(self, call: Awaitable[T], *, deadline_s: float | None = CALL_S) -> T:
+        return await answer_of(self._cluster, call, self.url, deadline_s=deadline_s)
 
     async def connect(self, *, deadline_s: float) -> None:
         """Let the actor load its model."""
-        try:
-            async with asyncio.timeout(deadline_s):
-                self.capabilities = await self._answer(self._actor.start.remote())
-        except TimeoutError as error:
-            raise ServerLost(f"{self.url} is not ready", got=f"no answer in {deadline_s:g} s") from error
+        self.capabilities = await self._answer(self._actor.start.remote(), deadline_s=deadline_s)
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn."""
+        """Sample one turn; the caller sets the deadline."""
         try:
-            return await self._answer(self._actor.generate.remote(request))
+            return await self._answer(self._actor.generate.remote(request), deadline_s=None)
         except asyncio.CancelledError:
             self._actor.abort.remote(request.request_id)
             raise
@@ -230,7 +234,7 @@ class ActorServer(InferenceServer):
 
     async def join_group(self, group: UpdateGroup) -> None:
         """Let the actor join the trainer's process group."""
-        await self._answer(self._actor.join.remote(group))
+        await self._answer(self._actor.join.remote(group), deadline_s=JOIN_S)
 
     async def leave_group(self, group: UpdateGroup) -> None:
         """Let the actor leave the trainer's process group."""
@@ -239,10 +243,11 @@ class ActorServer(InferenceServer):
     async def receive_weights(
         self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
     ) -> None:
-        """Let the actor receive all broadcasts and then use them together."""
+        """Let the actor receive all broadcasts and then use them together; the caller sets the deadline."""
         for number, layout in enumerate(layouts):
-            await asyncio.gather(self._answer(self._actor.receive.remote(layout)), broadcast(number))
-        await self._answer(self._actor.apply_weights.remote(version))
+            received = self._answer(self._actor.receive.remote(layout), deadline_s=None)
+            await asyncio.gather(received, broadcast(number))
+        await self._answer(self._actor.apply_weights.remote(version), deadline_s=None)
 
     async def weight_version(self) -> int:
         """Return the version of the served weights."""
@@ -258,31 +263,34 @@ class ActorServer(InferenceServer):
 
     async def is_healthy(self, *, deadline_s: float) -> bool:
         """Return True if the actor answers in time."""
-        with suppress(TimeoutError, AgentRLError):
-            async with asyncio.timeout(deadline_s):
-                await self._answer(self._actor.load.remote())
-                return True
+        with suppress(AgentRLError):
+            await self._answer(self._actor.load.remote(), deadline_s=deadline_s)
+            return True
         return False
 
     async def close(self) -> None:
         """Do nothing: the cluster ends the actor."""
 
 
-async def answer_of(cluster: Cluster, call: Awaitable[T], name: str) -> T:
+async def answer_of(cluster: Cluster, call: Awaitable[T], name: str, *, deadline_s: float | None) -> T:
     """Wait for an actor's answer.
 
     Args:
         cluster: Cluster of the actor.
         call: Call to the actor.
         name: Name of the actor.
+        deadline_s: Seconds; ``None`` if the caller sets a deadline.
 
     Raises:
         AgentRLError: the actor raised this error.
-        ServerLost: the actor cannot be reached.
+        ServerLost: the actor cannot be reached, or missed the deadline.
         EngineError: the call failed otherwise.
     """
     try:
-        return await call
+        async with asyncio.timeout(deadline_s):
+            return await call
+    except TimeoutError:
+        raise ServerLost(f"{name} does not answer", got=f"no answer in {deadline_s} s") from None
     except cluster.ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, AgentRLError):
             raise error.cause from None
