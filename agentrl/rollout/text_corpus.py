@@ -58,6 +58,7 @@ class TextCollector(EpisodePolicy):
         failed, consecutive = None, 0
         for number in range(episodes):
             own = derive_seed(seed, "corpus", number)
+            await tasks.fetch([tasks.position])
             played = await runner.run(tasks.next(), group_id=f"corpus-{number}", member=0, seed=own)
             if played.outcome is None or not played.outcome.is_infrastructure:
                 consecutive = 0
