@@ -26,8 +26,9 @@ import shlex
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from agentrl.config.config import BatchOrder
 from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, TrainingError, UsageError, boundary
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
@@ -189,7 +190,7 @@ class GroupScheduler:
         group_size: int,
         batch: int,
         max_staleness: int = 0,
-        batch_order: Literal["windowed", "greedy"] = "windowed",
+        batch_order: BatchOrder = "windowed",
         max_concurrent: int = 128,
         seed: int = 0,
         version: int = 0,
@@ -216,7 +217,7 @@ class GroupScheduler:
         self._extra_runners = extra_runners or {}
         self._adapter_versions = adapter_versions
         self._places = asyncio.Semaphore(max_concurrent)
-        self._unfinished = 0
+        self._unfinished = self._scoring = 0
         self._to_restart: deque[Group] = deque()
         self._running: dict[int, Group] = {}
         self._finished: list[Group] = []
@@ -287,7 +288,7 @@ class GroupScheduler:
         """Start as many groups as staleness and capacity allow; `next_batch` does this too."""
         if self._closed or self._failure is not None:
             return
-        while self._unfinished < self.max_concurrent and self._may_start():
+        while self._unfinished - self._scoring < self.max_concurrent and self._may_start():
             group = self._to_restart.popleft() if self._to_restart else self._next_group()
             self._running[group.position] = group
             for member in range(group.size):
@@ -364,8 +365,15 @@ class GroupScheduler:
             await self._finish(group)
 
     async def _finish(self, group: Group) -> None:
-        """Score a group whose episodes have all ended, if they are compared, and complete it."""
-        await self.runners[group.draw.environment].score_group(group.trajectories, group.task)
+        """Score a group whose episodes have all ended, if they are compared, and complete it; others may start."""
+        runner = self.runners[group.draw.environment]
+        if runner.scores_groups:
+            self._scoring += 1
+            try:
+                self.start_episodes()
+                await runner.score_group(group.trajectories, group.task)
+            finally:
+                self._scoring -= 1
         self._complete(group)
 
     def _complete(self, group: Group) -> None:
