@@ -16,9 +16,9 @@ from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
 from agentrl.registry import Kind, lookup
 from agentrl.rollout.environment_probe import has_expert
+from agentrl.rollout.groups import EXPERT, GREEDY, Group
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
-from agentrl.rollout.scheduler import EXPERT, GREEDY, Group
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy, StoredExpert
 from agentrl.serving.teacher import TeacherScore, TeacherServers
 from agentrl.training.batch import StepExtras

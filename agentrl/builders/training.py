@@ -30,9 +30,10 @@ from agentrl.engine import PolicyEngine
 from agentrl.errors.foreign import CLOSE_S
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
+from agentrl.rollout.groups import Group
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.roles.role_policies import AdapterPolicy
-from agentrl.rollout.scheduler import Group, GroupScheduler
+from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitTracker
 from agentrl.serving.engine_checks import check_engine_reports

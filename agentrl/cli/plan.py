@@ -1,10 +1,11 @@
-"""`agentrl plan`: estimate the memory of a run per rank, and check that it fits."""
+"""`agentrl plan`: estimate the memory of a run per rank, and check that it fits; or simulate other stalenesses."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,8 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.models.load import accelerators
 from agentrl.models.memory import memory_limit
 from agentrl.observe.console import note, out
+from agentrl.observe.run_folder import RunDirectory
+from agentrl.runs.simulate import SETTINGS, MeasuredRun, read_measured_run
 from agentrl.training.diagnostics.memory_plan import MemoryPlan, remedies
 from agentrl.training.diagnostics.memory_plan import plan as memory_plan
 
@@ -36,6 +39,7 @@ UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, 
         "agentrl plan quickstart",
         "agentrl plan configs/my_run.yaml trainer.processes=8 --memory 80GiB",
         "agentrl plan --env household --model Qwen/Qwen3-8B model.dtype=bfloat16 --memory 80GiB --json",
+        "agentrl plan --simulate runs/latest",
         configs=shipped_configs(),
     )
 )
@@ -47,8 +51,21 @@ def plan(
         str | None, typer.Option(help="Memory of each rank, such as 80GiB; default: that of this machine.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    simulated: Annotated[
+        Path | None,
+        typer.Option(
+            "--simulate",
+            metavar="RUN",
+            help="Simulate the scheduler with a run's measured durations, for several values of rollout.max_staleness.",
+        ),
+    ] = None,
 ) -> None:
     """Estimate the memory of a run, part by part, from the model's config.json; fails if the run does not fit."""
+    if simulated is not None:
+        if words or env or model or memory:
+            raise UsageError("--simulate takes its settings from the run", expected="no config and no other options")
+        _simulate(read_measured_run(RunDirectory.open(simulated)), as_json=as_json)
+        return
     limit = None if memory is None else parse_memory(memory)
     config = resolve_model(read_config(words, shortcuts=[*shortcut("environment", env), *shortcut("model", model)]))
     check_training(config)
@@ -60,6 +77,44 @@ def plan(
     else:
         _show(planned, limit)
     check_fits(config, planned, limit)
+
+
+def _simulate(measured: MeasuredRun, *, as_json: bool) -> None:
+    """Print steps per hour, idle shares, dropped groups and bias for each staleness and batch order."""
+    rows = []
+    for staleness, order in SETTINGS:
+        found = measured.simulate(staleness, order)
+        rows.append(
+            {
+                "max_staleness": staleness,
+                "batch_order": order if staleness else "",
+                "steps_per_hour": found.steps_per_hour,
+                "engine_idle": found.engine_idle,
+                "requests": found.requests,
+                "trainer_idle": found.trainer_idle,
+                "dropped": found.dropped / (found.dropped + len(found.groups)),
+                "bias_turns": found.bias["bias/turns"],
+                "bias_seconds": found.bias["time/bias/seconds"],
+            }
+        )
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    table = Table(
+        *("staleness", "batch order", "steps per hour", "engine idle", "requests", "trainer idle", "dropped groups"),
+        *("bias of turns", "bias of seconds"),
+        box=None,
+        pad_edge=False,
+    )
+    formats = ("{}", "{}", "{:.0f}", "{:.0%}", "{:.1f}", "{:.0%}", "{:.1%}", "{:+.1%}", "{:+.1%}")
+    for row in rows:
+        table.add_row(*(style.format(value) for style, value in zip(formats, row.values(), strict=True)))
+    out.print(table)
+    rollout = measured.config.rollout
+    note(
+        f"measured: {3600 / measured.step_s:.0f} steps per hour with rollout.max_staleness {rollout.max_staleness}; "
+        "the simulation assumes that the engine answers as fast as in the run, and omits failures and evaluations"
+    )
 
 
 def parse_memory(text: str) -> int:

@@ -379,14 +379,17 @@ class TrainerConfig(Section):
         return self
 
 
+BatchOrder: TypeAlias = Literal["windowed", "greedy"]
+
+
 class RolloutConfig(Section):
     max_staleness: int = Field(0, ge=0)
     """Maximum number of policy versions between sampling and training; 0: synchronous, 1: one step off-policy."""
-    batch_order: Literal["windowed", "greedy"] = "windowed"
+    batch_order: BatchOrder = "windowed"
     """Groups of a batch if ``max_staleness`` is above 0: ``windowed`` waits for groups that would be too stale for a
     later batch, so none is dropped; ``greedy`` takes the groups that end first, and drops slow ones."""
     max_concurrent: int = Field(128, ge=1)
-    """Maximum number of concurrent episodes."""
+    """Maximum number of concurrent episodes, including those that wait for a tool or an environment."""
     retries: int = Field(2, ge=0)
     """Maximum number of retries of an episode after infrastructure failures."""
     stall_report_s: float = Field(60.0, gt=0)

@@ -14,10 +14,12 @@ import asyncio
 import selectors
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
+from agentrl.config.config import BatchOrder
 from agentrl.errors import Outcome
-from agentrl.rollout.scheduler import Group, GroupScheduler
+from agentrl.rollout.groups import Group
+from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
 from agentrl.task import SeedTasks, Task
@@ -159,7 +161,7 @@ def simulate(
     batch: int,
     group_size: int,
     max_staleness: int,
-    batch_order: Literal["windowed", "greedy"] = "windowed",
+    batch_order: BatchOrder = "windowed",
     max_concurrent: int = 10**6,
     train_s: float = 0.0,
     sync_s: float = 0.0,

@@ -13,7 +13,7 @@ from agentrl.builders.training import TrainingParts
 from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, Trackers, trajectory_metrics
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.trajectory_store import TrajectoryStore
-from agentrl.rollout.scheduler import Group, environment_metrics, extra_rollout_metrics
+from agentrl.rollout.groups import Group, environment_metrics, extra_rollout_metrics
 from agentrl.rollout.waits import MEASURED, RolloutObserver, Wait, WaitKind, WaitTracker
 from agentrl.runs.start import Run
 from agentrl.training.report import StepReport

@@ -54,8 +54,8 @@ from agentrl.observe.problems import Problem, problem_lines
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory, logging_to
 from agentrl.observe.trajectory_store import TrajectoryStore, void_after
+from agentrl.rollout.groups import Group
 from agentrl.rollout.recovery import RecoveredEpisodes, read_recoverable
-from agentrl.rollout.scheduler import Group
 from agentrl.rollout.waits import WaitKind, WaitTracker, settled_heap
 from agentrl.runs.record import EpisodeRecorder, StepClock
 from agentrl.runs.start import Run, RunResult

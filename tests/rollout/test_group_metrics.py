@@ -3,7 +3,7 @@
 import pytest
 
 from agentrl.errors import Outcome
-from agentrl.rollout.scheduler import Group, environment_metrics
+from agentrl.rollout.groups import Group, environment_metrics
 from agentrl.rollout.task_order import SampledTask
 from agentrl.task import Task
 from agentrl.trajectory import TokenSequence, Trajectory, Turn

@@ -7,13 +7,8 @@ import random
 import pytest
 
 from agentrl.errors import Outcome, TrainingError, UsageError
-from agentrl.rollout.scheduler import (
-    LEAST_FAILED_GROUPS,
-    MAX_WASTED_BATCHES,
-    Group,
-    GroupScheduler,
-    environment_metrics,
-)
+from agentrl.rollout.groups import Group, environment_metrics
+from agentrl.rollout.scheduler import LEAST_FAILED_GROUPS, MAX_WASTED_BATCHES, GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.waits import RolloutCounters, WaitTracker
 from agentrl.task import SeedTasks, TaskCursor
@@ -559,6 +554,19 @@ async def test_a_group_that_is_compared_is_scored_once_all_of_it_has_ended(make)
     groups = await scheduler.next_batch()
     assert [[t.reward for t in group.trajectories] for group in groups] == [[0.0, None, 1.0]] * 2
     assert sorted(names for _, names in player.scored) == [[f"{group.id}/0.0", f"{group.id}/2.0"] for group in groups]
+
+
+async def test_groups_that_are_being_scored_take_no_places(make):
+    player = ranked_player()
+    player.scoring = asyncio.Event()
+    scheduler = make(player, group_size=3, batch=4, max_concurrent=1)
+    waiting = asyncio.create_task(scheduler.next_batch())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(player.seeds) == 4 * 3, "all groups have been played while the first ones wait for their scores"
+    assert player.most_running == 1
+    player.scoring.set()
+    assert positions(await waiting) == [0, 1, 2, 3]
 
 
 async def test_a_group_that_was_being_scored_when_the_run_was_saved_is_scored_by_the_next_one(make):

@@ -7,8 +7,16 @@ from statistics import fmean
 
 import pytest
 
+import agentrl
+from agentrl.engine import SamplingParams
+from agentrl.errors import Outcome
+from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.policies import EngineEpisodePolicy
+from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
+from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.simulation import PlannedEpisode, VirtualTimeLoop, simulate
 from agentrl.rollout.task_order import TaskSampler
+from agentrl.rollout.waits import WaitTracker
 from agentrl.task import SeedTasks
 
 STEPS, BATCH, GROUP = 50, 8, 2
@@ -113,3 +121,46 @@ def test_virtual_time_passes_only_when_nothing_else_is_left():
         with pytest.raises(RuntimeError, match="every task waits"):
             runner.run(asyncio.Event().wait())
     assert time.monotonic() - began < 60
+
+
+class Hanging(agentrl.AsyncEnv):
+    """The first world that is played hangs in its first step, in every attempt."""
+
+    first = None
+
+    async def reset(self, *, seed=None, options=None):
+        Hanging.first = seed if Hanging.first is None else Hanging.first
+        self.seed = seed
+        return "Go.", {}
+
+    async def step(self, action):
+        if self.seed == Hanging.first:
+            await asyncio.Event().wait()
+        return "Bye.", 1.0, True, False, {}
+
+
+def test_a_batch_waits_for_a_hanging_episode_no_longer_than_its_deadlines(make_spec, make_engine, renderer):
+    async def play():
+        Hanging.first = None
+        clock = asyncio.get_running_loop().time
+        pool = EnvPool(make_spec(Hanging), step_timeout_s=300.0, waits=WaitTracker(clock))
+        policy = EngineEpisodePolicy(make_engine("x"), renderer, SamplingParams())
+        loop = make_agent_loop("react_text", {"format": "plain"})
+        runner = EpisodeRunner(pool=pool, loop=loop, policy=policy, retries=1)
+        tasks = TaskSampler({"": SeedTasks("world", size=100)}, seed=0)
+        scheduler = GroupScheduler({"": runner}, tasks, group_size=1, batch=2, max_staleness=1)
+        batches = [[group.position for group in await scheduler.next_batch()]]
+        before = clock()
+        scheduler.set_version(1)
+        batches.append([group.position for group in await scheduler.next_batch()])
+        waited = clock() - before
+        await scheduler.close()
+        await runner.close()
+        return batches, waited, runner.counters
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        batches, waited, counters = runner.run(play())
+    assert batches == [[1, 2], [3, 4]]
+    assert 600 <= waited < 700
+    assert (counters.groups_failed, counters.groups_stale, counters.retries) == (1, 0, 1)
+    assert counters.outcomes[Outcome.ENVIRONMENT_ERROR] == 2
