@@ -3,6 +3,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Containers often set this; without bytecode, each process of the tests compiles the sources and tests again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo demo-llm test test-slow bubblewrap docker-daemon test-docker lint docs engines engine-vllm \
 	engine-sglang engine-harmony real-model add-real-model instruct-model add-instruct-model test-real-model \
@@ -28,9 +30,10 @@ demo-llm: instruct-model engines
 	AGENTRL_ENGINES=$(ENGINES) AGENTRL_MODELS=$(MODELS) $(BIN)/agentrl demo --model $(INSTRUCT_MODEL) \
 		--recipe qwen/math_problems --tasks 64 engine.type=vllm engine.max_context=1024 engine.max_num_seqs=64
 
-# PYTEST_OPTIONS=--last-failed repeats the tests that failed.
+# PYTEST_OPTIONS=--last-failed repeats the tests that failed. Three processes keep two cores busy: tests also wait, for
+# processes, timers and disks.
 PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
-UNIT_TESTS = $(PYTEST) --numprocesses 2 --dist worksteal --ignore tests/docker_engine \
+UNIT_TESTS = $(PYTEST) --numprocesses 3 --dist worksteal --ignore tests/docker_engine \
 	--ignore tests/engines --ignore tests/originals --ignore tests/cluster --ignore tests/gateway/agents
 test: setup
 	$(UNIT_TESTS) --durations=20 -m "not slow" tests

@@ -1,49 +1,19 @@
-"""What tests of engines and of whole runs share, and a limit on what failed tests leave behind."""
+"""A limit on what failed tests leave behind, and the fixtures of `support.fixtures` where tests run."""
 
 import faulthandler
 import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
-import hypothesis
 import pytest
-import torch
-from support.reference import model_reference
-
-from agentrl.builders import scratch
-from agentrl.config import load_config
-from agentrl.engine import GenerateRequest, SamplingParams
-from agentrl.runs.start import start_run
-
-# Sums in the same order everywhere, and as many busy threads as tests that run at the same time.
-torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"
-
-# How fast this machine is says nothing about the code: no deadline for an example, none for making the first ones.
-hypothesis.settings.register_profile(
-    "any machine", hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-)
-hypothesis.settings.load_profile("any machine")
-
-WORLDS = Path(__file__).parent / "worlds"
-
-LETTERS = "letters:Letters"
-TINY_RUN = (
-    f"environment={{name: {LETTERS}, isolation: inline}}",
-    "agent={loop: react_text, options: {format: plain, explain: false}, max_answer_tokens: 8, max_tokens: 256}",
-    "model.scratch={layers: 1, hidden_size: 32, heads: 2, kv_heads: 1, vocab_size: 300, max_context: 256}",
-    "model.scratch.initializer_range=0.2",
-    "engine={max_num_seqs: 8, cache_tokens: 8192}",
-    "algorithm.group_size=3",
-    "trainer={steps: 4, tasks_per_step: 2, learning_rate: 1e-2, mini_batches: 2}",
-    "checkpoint.every=2",
-)
-"""A run of about a second: a model of 20,000 weights writes letters."""
-
 
 TEARDOWN_LIMIT_S = 300
+
+
+def pytest_configure(config):
+    """The process that gives tests to workers runs none, so that it needs no libraries and starts them sooner."""
+    if not getattr(config.option, "numprocesses", None):
+        config.pluginmanager.import_plugin("support.fixtures")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -57,78 +27,17 @@ def pytest_runtest_teardown():
 
 
 def pytest_collection_finish():
-    """Garbage collections leave out the libraries, which runs otherwise look at one by one when they start."""
+    """Garbage collections leave out the libraries, which runs otherwise look at one by one when they start.
+
+    Bytecode of our sources and tests is kept, but that of modules which tests write is not.
+    """
     gc.collect()
     gc.freeze()
+    # Tests write modules and change them within a second, so that bytecode of the first would be taken for the second.
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 def pytest_sessionfinish():
     """Nor may such a thread keep the process from ending."""
     faulthandler.dump_traceback_later(TEARDOWN_LIMIT_S, exit=True)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory):
-    """What environments would keep in the user's cache folder goes into a folder of the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AGENTRL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _corpora_are_written_once():
-    """What a new model's tokenizer is trained on takes 512 episodes; many tests have the same world."""
-    write, written = scratch.scratch_corpus, {}
-
-    async def corpus(config, say=lambda _: None):
-        name = "" if config.environments else config.sole_environment.name
-        if ":" in name and name != LETTERS:  # a test may have a world of this name for itself
-            return await write(config, say=say)
-        key = (config.run.seed, config.model_dump_json(include={"environment", "environments", "agent"}))
-        if key not in written:
-            written[key] = await write(config, say=say)
-        return written[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scratch, "scratch_corpus", corpus)
-        yield
-
-
-@pytest.fixture
-def tiny_run(tmp_path, monkeypatch):
-    """Starts the folder of a tiny run with some overrides."""
-    monkeypatch.syspath_prepend(WORLDS)
-
-    def start(*overrides, name="run"):
-        fixed = [f"run.directory={tmp_path / 'runs'}", f"run.name={name}"]
-        return start_run(load_config(None, [*TINY_RUN, *fixed, *overrides]), kind="test")
-
-    yield start
-    sys.modules.pop("letters", None)
-
-
-@pytest.fixture
-def tiny_words():
-    """The overrides of a tiny run, and where its world lies, for a program of its own."""
-
-    def words(*overrides):
-        return {"worlds": str(WORLDS), "overrides": [*TINY_RUN, *overrides]}
-
-    return words
-
-
-@pytest.fixture
-def request_of() -> Callable[..., GenerateRequest]:
-    """Build a request whose request id and session are its name."""
-
-    def build(prompt: Sequence[int], name: str = "r", session: str | None = None, **params) -> GenerateRequest:
-        settings = SamplingParams(**params)
-        return GenerateRequest(prompt_ids=prompt, params=settings, session_id=session or name, request_id=name)
-
-    return build
-
-
-@pytest.fixture(scope="session")
-def reference_of():
-    """Log-probabilities of a model by a full forward pass."""
-    return model_reference

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from typing import Any
 
@@ -47,7 +48,10 @@ def dawdle(word: str) -> str:
     Args:
         word: Any.
     """
-    return str(sum(range(20_000_000)))
+    until = time.thread_time() + 0.1
+    while time.thread_time() < until:
+        pass
+    return word
 
 
 @agentrl.tool

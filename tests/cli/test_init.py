@@ -62,9 +62,10 @@ def test_a_project_with_tools_is_shown_and_played_through_them(with_tools: Path)
 
 
 def test_the_tests_of_a_project_with_tools_pass(with_tools: Path) -> None:
-    ended = run(with_tools, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "4 passed" in ended.stdout
+    words = ["-W", "ignore", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio"]
+    ended = ForkedProgram(lambda: sys.exit(pytest.main(words)), folder=with_tools).wait()
+    assert ended.code == 0, ended.out + ended.err
+    assert "4 passed" in ended.out
 
 
 def test_solving_through_own_tools_counts_as_success(with_tools: Path) -> None:

@@ -65,7 +65,7 @@ def run_room(name: str, count: int | None, seed: int, budget_s: float) -> dict[s
 def _results(name: str, room: Room, changes: list[Change], budget_s: float) -> dict[str, Any]:
     """Return results by change. Noticed changes are not tested again; survivors are, once tests have changed."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    path, tests = FOLDER / f"{name}.jsonl", _digest(*room.tests, "tests/conftest.py")
+    path, tests = FOLDER / f"{name}.jsonl", _digest(*room.tests, "tests/conftest.py", "tests/support/fixtures.py")
     while True:
         known = {}
         for line in path.read_text().splitlines() if path.exists() else []:

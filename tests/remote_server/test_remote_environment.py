@@ -35,7 +35,7 @@ SHIPPED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), SHIPPED[:2])
+@pytest.mark.parametrize(("name", "options"), [SHIPPED[0], pytest.param(*SHIPPED[1], marks=pytest.mark.slow)])
 def test_served_environments_pass_the_check(serve: Any, name: str, options: dict[str, Any]) -> None:
     running = serve(resolve_environment(name), options)
     report = check_env(running.url, episodes=1)

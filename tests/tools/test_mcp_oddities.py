@@ -29,9 +29,12 @@ def entry(*flags, **options):
 
 
 @asynccontextmanager
-async def served(*flags, timeout_s=30.0, **options):
-    """A session, with a function that calls a tool and returns what came of it."""
-    toolset = find_tool(entry(*flags, **options))
+async def served(*flags, timeout_s=30.0, shared=True, **options):
+    """A session, with a function that calls a tool and returns what came of it.
+
+    A shared session needs one server process rather than one for the list of tools and one for calls.
+    """
+    toolset = find_tool(entry(*flags, shared=shared, **options))
     tools = {tool.name: tool for tool in await toolset.tools()}
     try:
         async with tool_session(timeout_s=timeout_s) as session:
@@ -97,7 +100,7 @@ INVALID = {
 async def test_answers_that_are_no_results_are_errors_for_the_policy():
     toolset = find_tool({"name": "mcp", "command": [sys.executable, str(Path(PROGRAM).with_name("mcp_raw.py"))]})
     tools = {tool.name: tool for tool in await toolset.tools()}
-    async with tool_session(timeout_s=0.5) as session:
+    async with tool_session(timeout_s=2.0) as session:
         said = {}
         for name in (*INVALID, "no_content", "empty", "no_result", "fine"):
             said[name] = (await session.carry_out(ToolCall(name=name, arguments={}), tools)).result.text
@@ -106,7 +109,7 @@ async def test_answers_that_are_no_results_are_errors_for_the_policy():
         **answers,
         "no_content": '{"rows": 3}',
         "empty": "[nothing]",
-        "no_result": "Error: no_result did not answer in 0.5 s",
+        "no_result": "Error: no_result did not answer in 2 s",
         "fine": "3 rows",
     }
     await toolset.close()
@@ -140,9 +143,9 @@ async def test_an_argument_of_any_type_is_written_in_tags_and_stored():
 
 
 async def test_a_slow_call_is_given_up_and_the_session_goes_on():
-    async with served(timeout_s=0.5) as (_, call):
+    async with served(timeout_s=2.0, shared=False) as (_, call):
         assert (await call("structured")).result.text == RESULTS["structured"]
-        assert (await call("slow")).result.text == "Error: slow did not answer in 0.5 s"
+        assert (await call("slow")).result.text == "Error: slow did not answer in 2 s"
         assert (await call("wrapped")).result.text == RESULTS["wrapped"]
 
 

@@ -227,18 +227,21 @@ _SEARCH = """
             try: return mark in os.read(fd, 2**20)
             finally: os.close(fd)
         except OSError: return False
+    def found(*place):
+        print("found in", *place)
+        sys.exit()
     def search(place):
-        if look(place): print("found in", place)
+        if look(place): found(place)
         for folder, folders, files in os.walk(place):
             if folder.count("/") > place.count("/") + 3: folders.clear()
             for name in files[:100]:
-                if look(f"{folder}/{name}"): print("found in", folder, name)
+                if look(f"{folder}/{name}"): found(folder, name)
+    for place in places: search(place)
     for process in filter(str.isdigit, os.listdir("/proc")):
         if process == str(os.getpid()): continue
         for name in ("environ", "cmdline", "comm", "maps", "mountinfo", "stack"):
-            if look(f"/proc/{process}/{name}"): print("found in", process, name)
+            if look(f"/proc/{process}/{name}"): found(process, name)
         for name in ("cwd", "fd", *("root" + place for place in places)): search(f"/proc/{process}/{name}")
-    for place in places: search(place)
     print("looked", looked)
 """
 _HANDLES = """
