@@ -21,7 +21,7 @@ import asyncio
 import functools
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -335,6 +335,8 @@ def _text(trajectory: Trajectory, completion: Sequence[Mapping[str, Any]]) -> st
 
 
 def _only(returned: Any) -> Any:
+    if isinstance(returned, Iterator):
+        returned = list(returned)
     if isinstance(returned, str | Mapping) or not hasattr(returned, "__len__") or len(returned) != 1:
         raise TypeError(f"it returned {shorten(returned)}, expected a list of one number for the one episode")
     return returned[0]
@@ -346,12 +348,20 @@ def _score(returned: Any) -> Any:
 
 def _verl_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
     source, extra = task.columns.get("data_source"), task.columns.get("extra_info")
+    if extra is None or isinstance(extra, Mapping):  # verl's reward managers add these two
+        extra = {**(extra or {}), "num_turns": _count_turns(trajectory), "rollout_reward_scores": {}}
     return {
         "data_source": task.type if source is None else source,
         "solution_str": trajectory.completions[-1] if trajectory.completions else "",
         "ground_truth": task.ground_truth,
-        "extra_info": {} if extra is None else extra,
+        "extra_info": extra,
     }
+
+
+def _count_turns(trajectory: Trajectory) -> int:
+    """Return the number of turns as verl counts them: the prompt, each answer, and the messages after an answer."""
+    whose = [message["role"] == "assistant" for message in _split(trajectory).completion]
+    return 1 + sum(mine or before for before, mine in zip([True, *whose], whose, strict=False))
 
 
 def _verl_batch_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
