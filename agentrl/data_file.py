@@ -34,6 +34,8 @@ MEDIA_COLUMNS = (
     *("multi_modal_data", "multi_modal_inputs"),
 )
 """Columns of a row, and keys of a message, with media that the model would not see."""
+THINKING_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of a message with the thinking before its answer, in the order of preference."""
 TEXT_TYPES = (None, "text", "input_text", "output_text")
 MEDIA_KEYS = (*MEDIA_COLUMNS, "image_url", "video_url", "audio_url", "input_audio", "file")
 """Keys of a message part, next to its ``text``, with other media."""
@@ -265,14 +267,14 @@ def read_messages(rows: Sequence[Any], place: str, *, tools: Sequence[ToolSchema
         answered = _optional_text(row, "tool_call_id", place)
         called = names.get(answered) if answered else next_name  # without ids, results follow the order of the calls
         name = _optional_text(row, "name", place) or called
-        reasoning = _optional_text(row, "reasoning_content", place) or _optional_text(row, "reasoning", place)
+        thoughts = (_optional_text(row, name, place) for name in THINKING_KEYS)
         yield Message(
             role=row["role"],
             content=_text(row.get("content"), place),
             tool_calls=calls,
             tool_call_id=answered,
             name=name if row["role"] == "tool" else None,
-            reasoning=reasoning,
+            reasoning=next(filter(None, thoughts), None),
         )
 
 

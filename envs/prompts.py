@@ -16,7 +16,7 @@ from .split_files import files_by_split
 
 NAME = "prompts"
 SPLITS = ("train", "valid", "test")
-OWN_COLUMNS = ("prompt", "id", "type", "ground_truth")
+OWN_COLUMNS = ("prompt", "ground_truth")
 
 
 class Prompts(gymnasium.Env[str, str]):
@@ -133,7 +133,7 @@ SPEC = EnvironmentSpec(
     description=(
         "Prompts of JSON-lines or Parquet files, each answered once and scored by reward functions (agent.reward), as"
         " data sets for TRL or verl are. Option: files (split to path). A row has a prompt (text or messages), and may"
-        " have ground_truth, id and type; reward functions find all other columns in task.columns."
+        " have ground_truth, id and type; reward functions find the columns in task.columns."
     ),
     max_turns=1,
     reward_range=(0.0, 0.0),

@@ -15,6 +15,7 @@ import json
 import sqlite3
 import threading
 import types
+from collections import UserString
 from contextlib import AsyncExitStack
 from decimal import Decimal
 from fractions import Fraction
@@ -184,6 +185,12 @@ TEXTS = {
     "numbers that are not finite": ([float("nan"), float("-inf")], "[NaN, -Infinity]"),
     "a number of NumPy": (np.float64(0.5), "0.5"),
     "a short number of NumPy": (np.float32(0.1), "0.1"),
+    "a large short number of NumPy": (np.float32(16_777_217), "16777216.0"),
+    "half a number of NumPy": ([np.float16(0.1), np.float16(65504)], "[0.1, 65504.0]"),
+    "short numbers that are not finite": (np.array([np.nan, np.inf], np.float32), "[NaN, Infinity]"),
+    "a long number of NumPy": (np.longdouble("0.5"), "0.5"),
+    "a brain float": (torch.tensor([0.1, 3.0], dtype=torch.bfloat16), "[0.1, 3.0]"),
+    "a text of a user": (UserString("moss"), "moss"),
     "a whole number of NumPy": (np.int64(7), "7"),
     "a truth of NumPy": (np.bool_(True), "true"),
     "a date of NumPy": (np.datetime64("2026-05-01"), "2026-05-01"),

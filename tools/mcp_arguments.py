@@ -19,6 +19,8 @@ EXTRA = Extra(name="mcp", module="mcp")
 LONGEST_PROBLEM = 300
 LONGEST_INLINED = 8_000
 """Maximum characters of a schema after its references are replaced."""
+MOST_COMBINED = 8
+"""Maximum levels of combined schemas in which arguments are looked for."""
 _DIALECTS = ("Draft3", "Draft4", "Draft6", "Draft7", "Draft201909", "Draft202012")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value maps names to schemas."""
@@ -153,8 +155,9 @@ class InputSchema:
         would ignore it silently.
 
         Raises:
-            WrongArguments: some arguments do not fit.
+            WrongArguments: some arguments do not fit, or are nested too deeply.
         """
+        refuse_depth(arguments)  # the client cannot send deep arguments: it would lose its session
         arguments, errors = self._mend(dict(arguments))
         problems = [f"unknown argument {name}" for name in arguments if not self._may_take(name)]
         problems += [_describe(error) for error in errors if not _is_about_names(error)]
@@ -163,8 +166,8 @@ class InputSchema:
         return arguments
 
     def _may_take(self, name: str) -> bool:
-        known = self._schema.get("properties")
-        if self._checker.gives_up or not isinstance(known, Mapping) or name in known:
+        known, others = self._schema.get("properties"), self._schema.get("additionalProperties")
+        if self._checker.gives_up or not (isinstance(known, Mapping) or others is False) or name in as_mapping(known):
             return True
         if any(re.search(pattern, name) for pattern in self._schema.get("patternProperties", ())):
             return True
@@ -256,18 +259,25 @@ def for_policy(schema: Mapping[str, Any]) -> dict[str, Any]:
     if '"$ref"' not in json.dumps({key: value for key, value in root.items() if key not in _DEFINITIONS}):
         root = {key: value for key, value in root.items() if key not in _DEFINITIONS}
     root.pop("$schema", None)
-    properties, required = dict(as_mapping(root.get("properties"))), [*as_list(root.get("required"))]
-    for keyword in ("allOf", "anyOf", "oneOf"):
-        parts = as_list(root.get(keyword))
-        for part in parts:
-            for name, part_schema in as_mapping(part.get("properties")).items():
-                properties.setdefault(name, part_schema)
-        if keyword == "allOf":
-            required += [name for part in parts for name in as_list(part.get("required")) if name not in required]
-            if parts and all(part.keys() <= _OBJECT for part in parts):
-                del root["allOf"]
+    required = [*as_list(root.get("required"))]
+    properties: dict[str, Any] = {}
+    for name, part_schema in _named_arguments(root, 0):
+        properties.setdefault(name, part_schema)
+    parts = as_list(root.get("allOf"))
+    required += [name for part in parts for name in as_list(part.get("required")) if name not in required]
+    if parts and all(part.keys() <= _OBJECT for part in parts):
+        del root["allOf"]
     shown = {"type": "object", "properties": properties, **({"required": required} if required else {})}
     return {**shown, **{key: value for key, value in root.items() if key not in shown}}
+
+
+def _named_arguments(schema: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments that a schema names, and then those of its combined schemas."""
+    yield from as_mapping(schema.get("properties")).items()
+    parts = [part for keyword in ("allOf", "anyOf", "oneOf") for part in as_list(schema.get(keyword))]
+    for part in (*parts, *(schema.get(keyword) for keyword in ("then", "else"))):
+        if depth < MOST_COMBINED:
+            yield from _named_arguments(as_mapping(part), depth + 1)
 
 
 def _inline(schema: Any, root: Mapping[str, Any], inside: frozenset[str]) -> dict[str, Any]:

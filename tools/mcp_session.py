@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl.errors import AgentRLError, EnvironmentFailure, ToolError
+from agentrl.tool.results import as_text
 
 from .mcp_arguments import EXTRA
 from .mcp_results import result_text
@@ -141,9 +142,9 @@ async def _accept_result(name: str, result: Any) -> None:
 
 
 def _error_text(error: Any) -> str:
-    """Write a JSON-RPC error: its message, and its data if they are text that adds to it."""
-    data = error.data if isinstance(error.data, str) and error.data not in error.message else ""
-    return "\n".join(filter(None, [error.message, data])) or f"error {error.code}"
+    """Write a JSON-RPC error: its message, and its data, as text or JSON, if they add to it."""
+    data = "" if error.data in (None, "", [], {}) else as_text(error.data)
+    return "\n".join(filter(None, [error.message, "" if data in error.message else data])) or f"error {error.code}"
 
 
 def _complete(error: Any) -> Any:

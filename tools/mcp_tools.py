@@ -23,6 +23,8 @@ LONGEST_CALL_S = 3600.0
 """Maximum seconds without data from a server over HTTP; a call's own deadline is shorter."""
 LONGEST_NAME = 64
 _VARIABLE = re.compile(r"\$(?:\$|([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
+_UNKNOWN = re.compile(r"\$\{[^}]*\}?")
+"""Pattern of a variable in another notation, such as ``${NAME:-default}``."""
 
 _log = logging.getLogger(__name__)
 
@@ -244,8 +246,16 @@ def _fill_in(values: Mapping[str, str]) -> dict[str, str]:
     """Replace the names of environment variables by their values.
 
     Raises:
-        UsageError: a variable is not set.
+        UsageError: a variable is not set, or is written in an unknown form.
     """
+    for value in values.values():
+        if unknown := _UNKNOWN.search(_VARIABLE.sub("", value)):
+            raise UsageError(
+                "an environment variable cannot be read",
+                got=unknown[0],
+                expected="$NAME or ${NAME}",
+                hint="write $$ for a dollar sign",
+            )
     names = {one or other for value in values.values() for one, other in _VARIABLE.findall(value)} - {""}
     if missing := sorted(names - os.environ.keys()):
         raise UsageError(

@@ -286,6 +286,12 @@ class ChatTemplate:
         """Guard of all texts for the template; set once the control tokens are known."""
         self.json_arguments = False
         """True to pass arguments of tool calls as JSON text; the renderer, which knows the call ids, sets it."""
+        self._no_tools: list[Any] | None = None
+        """Value for a conversation without tools; an empty list for templates that only read a list."""
+        if self._refuses([user("x")]):
+            self._no_tools = []
+            if self._refuses([user("x")]):
+                self._no_tools = None
         self._has_system_role = self._accepts_system()
 
     def render(
@@ -316,7 +322,7 @@ class ChatTemplate:
             text: str = self._tokenizer.apply_chat_template(
                 rows,
                 chat_template=self._whole,
-                tools=schemas or None,
+                tools=schemas or self._no_tools,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
                 **self._options,
@@ -328,6 +334,13 @@ class ChatTemplate:
                 hint="use an agent loop whose messages the template accepts (react_text needs only user turns)",
             ) from error
         return text
+
+    def _refuses(self, messages: Sequence[Message]) -> bool:
+        try:
+            self._apply(messages, (), generation_prompt=True)
+        except TemplateError:
+            return True
+        return False
 
     def _accepts_system(self) -> bool:
         probe = Message(role="system", content="@@SYSTEM@@")

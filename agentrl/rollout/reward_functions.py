@@ -1,6 +1,6 @@
 """Rewards from plain functions, ``def reward(trajectory, task) -> float``, and weighted sums of them.
 
-Functions written for TRL, verl and verifiers are recognised by the names of their parameters (`library_of`), and are
+Functions written for TRL, verl and verifiers are recognised by the names of their parameters (`reward_signatures`), and are
 called as in these libraries:
 
 ========== ======================================================================================================
@@ -21,10 +21,9 @@ import asyncio
 import functools
 import inspect
 import json
-import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from agentrl.config.environment import AgentConfig
 from agentrl.errors import (
@@ -44,6 +43,7 @@ from agentrl.message import Message
 from agentrl.registry import Kind, lookup
 from agentrl.reward import Score, Scorer, as_number, checked_score, defined_in, failures_named
 from agentrl.rollout.env_pool import ThreadWorker
+from agentrl.rollout.reward_signatures import EXPECTED, Library, is_reversed, library_of
 from agentrl.rollout.tools import gather_in_order
 from agentrl.task import Task, TaskSource
 from agentrl.trajectory import Trajectory
@@ -337,6 +337,8 @@ def _text(trajectory: Trajectory, completion: Sequence[Mapping[str, Any]]) -> st
 
 
 def _only(returned: Any) -> Any:
+    if isinstance(returned, Iterator):
+        returned = list(returned)
     if isinstance(returned, str | Mapping) or not hasattr(returned, "__len__") or len(returned) != 1:
         raise TypeError(f"it returned {shorten(returned)}, expected a list of one number for the one episode")
     return returned[0]
@@ -348,12 +350,20 @@ def _score(returned: Any) -> Any:
 
 def _verl_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
     source, extra = task.columns.get("data_source"), task.columns.get("extra_info")
+    if extra is None or isinstance(extra, Mapping):  # verl's reward managers add these two
+        extra = {**(extra or {}), "num_turns": _count_turns(trajectory), "rollout_reward_scores": {}}
     return {
         "data_source": task.type if source is None else source,
         "solution_str": trajectory.completions[-1] if trajectory.completions else "",
         "ground_truth": task.ground_truth,
-        "extra_info": {} if extra is None else extra,
+        "extra_info": extra,
     }
+
+
+def _count_turns(trajectory: Trajectory) -> int:
+    """Return the number of turns as verl counts them: the prompt, each answer, and the messages after an answer."""
+    whose = [message["role"] == "assistant" for message in _split(trajectory).completion]
+    return 1 + sum(mine or before for before, mine in zip([True, *whose], whose, strict=False))
 
 
 def _verl_batch_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
@@ -521,67 +531,3 @@ def check_columns(agent: AgentConfig, tasks: Callable[[], TaskSource]) -> None:
     for task in source if isinstance(source, list) else [source[0]]:
         for function in asking:
             function.check_columns(task)
-
-
-Library = Literal["agentrl", "trl", "verl", "verl_batch", "verifiers"]
-
-MARKERS: Mapping[Library, frozenset[str]] = {
-    "trl": frozenset({"completions", "prompts", "completion_ids", "trainer_state", "log_metric", "log_extra"}),
-    "verl_batch": frozenset({"solution_strs", "data_sources", "extra_infos"}),
-    "verl": frozenset({"solution_str", "data_source", "extra_info"}),
-    "verifiers": frozenset({"completion", "prompt", "answer", "state", "info", "parser"}),
-}
-"""Parameters that identify functions for a library; the first library with a match wins."""
-OWN = (("trajectory", "Trajectory"), ("task", "Task"))
-"""Name and annotation of each parameter of agentrl's own functions."""
-EXPECTED = (
-    "def reward(trajectory, task) -> float, or the parameters of a function for TRL (completions), verl (solution_str) "
-    "or verifiers (completion, answer, info, state, prompt, parser)"
-)
-
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-def library_of(signature: inspect.Signature) -> Library | None:
-    """Return the library that a function with this signature was written for; ``None`` if the signature does not say.
-
-    >>> library_of(inspect.signature(lambda completions, solution, **columns: [0.0]))
-    'trl'
-    >>> library_of(inspect.signature(lambda response, ground_truth: 0.0)) is None
-    True
-
-    The first two parameters of agentrl's own functions are named or annotated as in `OWN`; an unused one may be called
-    ``_``. Parameters that can only be passed by position, such as ``*args``, also indicate agentrl: the other libraries
-    pass arguments by name.
-    """
-    if _is_own(signature):
-        return "agentrl"
-    names = set(signature.parameters)
-    return next((library for library, markers in MARKERS.items() if names & markers), None)
-
-
-def is_reversed(signature: inspect.Signature) -> bool:
-    """Return True if the function takes a task first and a trajectory second."""
-    first = [parameter for parameter in signature.parameters.values() if parameter.kind in _POSITIONAL][:2]
-    return len(first) == 2 and all(map(_matches, first, OWN[::-1]))
-
-
-def _is_own(signature: inspect.Signature) -> bool:
-    parameters = list(signature.parameters.values())
-    kinds = {parameter.kind for parameter in parameters}
-    if inspect.Parameter.VAR_POSITIONAL in kinds and not any(parameter.kind in _POSITIONAL for parameter in parameters):
-        return inspect.Parameter.VAR_KEYWORD not in kinds  # with **kwargs, it may wrap a function for any library
-    first = [parameter for parameter in parameters if parameter.kind in _POSITIONAL][:2]
-    return len(first) == 2 and all(map(_fits, first, OWN))
-
-
-def _fits(parameter: inspect.Parameter, own: tuple[str, str]) -> bool:
-    is_unnamed = not parameter.name.strip("_0123456789")
-    return is_unnamed or parameter.kind is inspect.Parameter.POSITIONAL_ONLY or _matches(parameter, own)
-
-
-def _matches(parameter: inspect.Parameter, own: tuple[str, str]) -> bool:
-    name, annotation = own
-    given = parameter.annotation
-    words = given if isinstance(given, str) else getattr(given, "__name__", str(given))
-    return parameter.name.strip("_") == name or re.search(rf"\b{annotation}\b", words) is not None

@@ -20,7 +20,9 @@ import inspect
 import json
 import math
 import re
+import struct
 from argparse import Namespace
+from collections import UserString
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -62,7 +64,9 @@ _THREADS = DaemonThreads("agentrl-tool")
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _HALF = re.compile("[\ud800-\udfff]")
 _AS_STR = (datetime.timedelta, Decimal, Fraction, UUID, PurePath, complex)
-_SHORT_FLOATS = ("float32", "float16", "bfloat16")
+_SHORT_FLOATS: Mapping[str, tuple[str, int]] = {"float32": (">f", 0), "float16": (">e", 0), "bfloat16": (">f", 16)}
+"""Formats of floats of low precision for `struct`, and how many of the last bits they lack."""
+_LARGEST_WHOLE = 2.0**53
 CUT = "[more is left out]"
 
 
@@ -184,6 +188,8 @@ class _Writer:
             return value.isoformat()
         if isinstance(value, _AS_STR):
             return str(value)
+        if isinstance(value, UserString):
+            return _text(value.data)
         if isinstance(value, TextPart):
             return self.write(value.text, depth)
         if isinstance(value, ImagePart):
@@ -315,7 +321,10 @@ def _array(value: Any) -> Any:
         return f"[array: {' x '.join(map(str, shape))}, {kind}]"
     if kind.startswith(("datetime64", "timedelta64")):
         return value.astype(str).tolist()
-    return _shorten_floats(value.tolist()) if kind in _SHORT_FLOATS else value.tolist()
+    plain = value.tolist()
+    if type(plain) is type(value):  # a scalar without an equivalent in Python, such as numpy's longdouble
+        return float(value) if kind.startswith("float") else str(value)
+    return _shorten_floats(plain, *_SHORT_FLOATS[kind]) if kind in _SHORT_FLOATS else plain
 
 
 def _rows(table: Any) -> Any:
@@ -324,6 +333,24 @@ def _rows(table: Any) -> Any:
     return (table if is_numbered else table.reset_index()).to_dict(orient="records")
 
 
-def _shorten_floats(value: Any) -> Any:
-    """Round floats of low precision to their significant digits: 0.1, not 0.10000000149011612."""
-    return [_shorten_floats(part) for part in value] if isinstance(value, list) else float(f"{value:.7g}")
+def _shorten_floats(value: Any, form: str, dropped: int) -> Any:
+    """Round floats of low precision to the fewest digits that identify them: 0.1, not 0.10000000149011612."""
+    if isinstance(value, list):
+        return [_shorten_floats(part, form, dropped) for part in value]
+    if abs(value) < _LARGEST_WHOLE and value.is_integer():
+        return value
+    bits = _bits(value, form, dropped)
+    rounded = (float(f"{value:.{digits}g}") for digits in range(2, 9))
+    return next((one for one in rounded if _bits(one, form, dropped) == bits), value)
+
+
+def _bits(value: float, form: str, dropped: int) -> int | None:
+    """Return a float's bits in a format without its last `dropped` bits; ``None`` if it is too large for it."""
+    try:
+        whole = int.from_bytes(struct.pack(form, value), "big")
+    except OverflowError:
+        return None
+    if not dropped or not math.isfinite(value):
+        return whole
+    half = (1 << (dropped - 1)) - 1 + (whole >> dropped & 1)  # ties round to even
+    return (whole + half) >> dropped

@@ -70,6 +70,7 @@ def test_rows_become_tasks_and_their_other_columns_are_kept(workplace: Path) -> 
     assert (first.messages, second.messages) == ((), (system("Be brief."), user("3 + 4?")))
     assert second.columns == {"solution": "7"}
     assert (third.prompt, third.ground_truth, third.id, third.type) == ("1 + 4?", "5", "7", "sum")
+    assert (third.columns["id"], third.columns["type"]) == (7, "sum")
 
 
 @pytest.mark.parametrize(

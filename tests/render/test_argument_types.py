@@ -224,7 +224,8 @@ def pythonic(text: str, *offered: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", ["get-user", "files.read", "resolve-library-id", "v1.get-2d", "import", "a-b.c-d", "_x"]
+    "name",
+    ["get-user", "files.read", "resolve-library-id", "v1.get-2d", "import", "a-b.c-d", "_x", "2fa-check", "-v", "3"],
 )
 def test_pythonic_calls_of_any_name_are_read(name: str) -> None:
     parsed = pythonic(f"[{name}(x='1'), {name}(x=\"[{name}(x='2')]\", from=[{name!r}, '{name}(y=1)'])]", name)

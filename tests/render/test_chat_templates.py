@@ -117,3 +117,12 @@ def test_templates_are_found_by_name_and_as_files(tmp_path, monkeypatch):
         find_chat_template("chatlm")
     with pytest.raises(UsageError, match="chat template not found"):
         find_chat_template(str(tmp_path))
+
+
+def test_a_template_that_reads_a_list_of_tools_gets_an_empty_one_without_tools():
+    tokenizer = build_tokenizer("qwen2.5")
+    listed = "{%- for tool in tools %}{{- tool.function.name }}\n{%- endfor %}"
+    tokenizer.chat_template = listed + read_chat_template("chatml")
+    made = Renderer(tokenizer)
+    check_template(made, roles=["tool", "user"], tools=[MOVE])
+    assert made.template.render([user("x")]).startswith("<|im_start|>")

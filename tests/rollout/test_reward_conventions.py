@@ -20,7 +20,7 @@ def of_trl(completions, solution, **kwargs):
 
 
 def of_verl(data_source, solution_str, ground_truth, extra_info=None):
-    assert (data_source, extra_info) == ("openai/gsm8k", {"index": 3})
+    assert (data_source, extra_info["index"]) == ("openai/gsm8k", 3)
     return {"score": float(solution_str.startswith("<think>") and ground_truth in solution_str), "acc": 1}
 
 
@@ -223,7 +223,8 @@ async def test_a_function_for_batches_of_verl_gets_lists_of_one(named):
     named(batched=compute_scores)
     assert (await scored("batched", reply(episode()))).reward == 0.5
     assert (seen["data_sources"], seen["solution_strs"]) == (["openai/gsm8k"], ["Yes, 42"])
-    assert (seen["ground_truths"], seen["extra_infos"], seen["kwargs"]) == (["42"], [{"index": 3}], {})
+    assert (seen["ground_truths"], seen["kwargs"]) == (["42"], {})
+    assert seen["extra_infos"] == [{"index": 3, "num_turns": 4, "rollout_reward_scores": {}}]
 
 
 async def test_a_function_for_verl_gets_the_type_and_no_facts_where_columns_are_null(named):
@@ -236,7 +237,16 @@ async def test_a_function_for_verl_gets_the_type_and_no_facts_where_columns_are_
     named(theirs=compute_score)
     task = replace(TASK, ground_truth=0, columns={"data_source": None, "extra_info": None})
     assert (await scored("theirs", episode(), task)).reward == 0.25
-    assert seen == {"source": "sums", "extra": {}, "truth": 0}
+    assert seen == {"source": "sums", "extra": {"num_turns": 2, "rollout_reward_scores": {}}, "truth": 0}
+
+
+async def test_a_function_for_trl_may_return_an_iterator_and_read_the_id_and_type_of_a_row(named):
+    def of_kind(completions, id, type, **columns):
+        return (float(kind == "sums") + number for kind, number in zip(type, id, strict=True))
+
+    named(theirs=of_kind)
+    task = replace(TASK, columns={"id": 7, "type": "sums"})
+    assert (await scored("theirs", episode(), task)).reward == 8.0
 
 
 ANSWER = {"role": "assistant", "content": "<think>six times seven</think>The answer is 42"}

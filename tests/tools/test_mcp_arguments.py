@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
@@ -169,6 +170,12 @@ CLOSED = {"type": "object", "properties": {"q": TEXT, "n": {"type": "integer"}},
     [
         (CLOSED, {"q": "x", "limit": 3}, "unknown argument limit"),
         ({**CLOSED, "additionalProperties": False}, {"q": "x", "limit": 3}, "unknown argument limit"),
+        ({"type": "object", "additionalProperties": False}, {"limit": 3}, "unknown argument limit"),
+        (
+            {"type": "object", "properties": {"q": True}},
+            {"q": json.loads("[" * 90 + "]" * 90)},
+            "q is nested too deeply",
+        ),
         (CLOSED, {"n": 1}, "'q' is a required property"),
         (CLOSED, {"q": "x", "n": "many"}, "n: 'many' is not of type 'integer'"),
         ({"$ref": "#/$defs/In", "$defs": {"In": BASE}}, {"owner": "a"}, "'repo' is a required property"),
@@ -291,6 +298,12 @@ def test_alternatives_at_the_root_stay_and_are_listed():
     assert list(shown["properties"]) == ["page_id", "database_id"]
     assert "required" not in shown
     assert shown["oneOf"] == schema["oneOf"]
+
+
+def test_arguments_of_schemas_combined_within_each_other_are_listed():
+    a, b, c = ({"properties": {name: {"type": "integer"}}} for name in "abc")
+    schema = {"type": "object", "oneOf": [{"allOf": [a, {"anyOf": [b]}]}], "if": True, "then": c}
+    assert InputSchema("search", schema).names == ["a", "b", "c"]
 
 
 def test_a_recursive_schema_keeps_its_definitions():

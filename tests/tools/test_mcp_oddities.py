@@ -7,6 +7,7 @@ import os
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -190,6 +191,12 @@ def test_a_variable_that_is_not_set_is_found_anywhere_in_a_value(value):
         find_tool(options(Authorization=value))
 
 
+@pytest.mark.parametrize("value", ["${NAME:-default}", "Bearer ${env:NAME}", "${ NAME }", "${NAME", "${}"])
+def test_a_variable_in_another_notation_is_refused(value):
+    with pytest.raises(UsageError, match=r"cannot be read: got \$\{.*, expected \$NAME or \$\{NAME\}"):
+        find_tool(options(Authorization=value))
+
+
 def test_each_missing_variable_is_named_once():
     with pytest.raises(UsageError, match=r"not set: NO_A, NO_B\. Set it"):
         find_tool(options(first="$NO_B $NO_A", second="${NO_B}"))
@@ -207,6 +214,21 @@ def test_values_of_variables_are_not_read_again(monkeypatch):
         "d": "$5 and $-",
         "e": "plain",
     }
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (None, "Invalid params"),
+        ({}, "Invalid params"),
+        ("Invalid", "Invalid params"),
+        ("a is missing", "Invalid params\na is missing"),
+        ({"path": ["a"], "why": "missing"}, 'Invalid params\n{"path": ["a"], "why": "missing"}'),
+    ],
+)
+def test_the_policy_reads_what_a_protocol_error_says(data, text):
+    error = SimpleNamespace(code=-32602, message="Invalid params", data=data)
+    assert mcp_session._error_text(error) == text
 
 
 def test_a_variable_that_is_empty_is_set(monkeypatch):

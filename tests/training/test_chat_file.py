@@ -417,3 +417,10 @@ def test_files_that_cannot_be_used(tmp_path):
         read_chats(tmp_path / "none.jsonl")
     with pytest.raises(UsageError, match="is empty"):
         read_chats(write(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_thinking_is_read_under_each_of_its_usual_names(tmp_path, name):
+    answer = {"role": "assistant", "content": "north", "reasoning": None, name: "it is cold here"}
+    (chat,) = read_chats(write(tmp_path, {"messages": [{"role": "user", "content": "where?"}, answer]}))
+    assert chat.messages[1].reasoning == "it is cold here"

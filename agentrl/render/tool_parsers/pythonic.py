@@ -6,7 +6,7 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,8 +19,9 @@ FORM = "Answer with [tool(argument=value)] and nothing else; put , between sever
 _START, _END = "<|python_start|>", "<|python_end|>"
 BESIDE_TEXT = "a list of calls next to other text"
 _FENCE = re.compile(r"\A```\w*|```\w*\Z")
-_CALLS = re.compile(r"\[\s*([A-Za-z_][\w.-]*)\(")
-_TOOL = re.compile(r"\s*(?P<name>[A-Za-z_][\w.-]*)\s*\(")
+_CALLS = re.compile(r"\[\s*([\w.-]+)\(")
+_LETTER = re.compile("[A-Za-z_]")
+_TOOL = re.compile(r"\s*(?P<name>[\w.-]+)\s*\(")
 _ARGUMENT = re.compile(r"\s*(?P<name>[\w.$-]+)\s*=(?!=)")
 _STRING = re.compile(r"(?P<quote>\"{3}|'{3}|[\"'])(?:\\.|(?!(?P=quote)).)*(?P=quote)?", re.DOTALL)
 _CODE_BEFORE = re.compile(r"[\w\])\"']\Z|^\s*[\w.]+(?:\s*:\s*\w+)?\s*=\s*\Z|\w\((?:[^()]*,)?\s*\Z")
@@ -37,7 +38,7 @@ def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
     strict = _parse_strictly(text, tools)
     if not strict.problems:
         return strict
-    for opening in _CALLS.finditer(text):
+    for opening in _openings(text, tools):
         end = _list_end(text, opening.start())
         before, after = _strip_fence(text[: opening.start()]), _strip_fence(text[end:].lstrip("])}> \n"))
         if opening[1] in tools and not (before and after):
@@ -52,7 +53,7 @@ def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
 def repair_pythonic(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
     """Read a list of calls, or JSON if there is none; a list in code or in an example is text."""
     served = parse(text, tools)
-    if BESIDE_TEXT in served.repairs and _is_mentioned(text, list_start(text)):
+    if BESIDE_TEXT in served.repairs and _is_mentioned(text, _list_start(text, tools)):
         return ParsedCalls(content=text.strip())
     if served.calls:
         return served
@@ -64,10 +65,16 @@ def _is_mentioned(text: str, start: int) -> bool:
     return _CODE_BEFORE.search(text[:start].rpartition("\n")[2]) is not None or introduces_example(text[:start])
 
 
-def list_start(text: str) -> int:
+def _openings(text: str, tools: ToolSchemas) -> Iterator[re.Match[str]]:
+    """Yield the beginnings of lists of calls: an identifier, or the name of a tool, which may start with a digit."""
+    for opening in _CALLS.finditer(text):
+        if opening[1] in tools or _LETTER.match(opening[1]):
+            yield opening
+
+
+def _list_start(text: str, tools: ToolSchemas) -> int:
     """Return the index of the first list of calls in a text, or the text's length."""
-    opening = _CALLS.search(text)
-    return len(text) if opening is None else opening.start()
+    return next((opening.start() for opening in _openings(text, tools)), len(text))
 
 
 def _strip_fence(text: str) -> str:
@@ -90,10 +97,9 @@ def _list_end(text: str, start: int) -> int:
 
 def _parse_strictly(text: str, tools: ToolSchemas) -> ParsedCalls:
     body = text.strip().removeprefix(_START).removesuffix(_END).strip()
-    begins = _CALLS.match(body)
-    if begins is None:
-        stray = _CALLS.search(body)
-        problems = (f"A tool call is next to other text. {FORM}",) if stray else ()
+    start = _list_start(body, tools)
+    if start:
+        problems = (f"A tool call is next to other text. {FORM}",) if start < len(body) else ()
         return ParsedCalls(content=body, problems=problems)
     found = CollectedCalls()
     written = _with_identifiers(body)
