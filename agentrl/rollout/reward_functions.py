@@ -1,7 +1,7 @@
 """Rewards from plain functions, ``def reward(trajectory, task) -> float``, and weighted sums of them.
 
-Functions written for TRL, verl and verifiers are recognised by the names of their parameters (`reward_signatures`), and are
-called as in these libraries:
+Functions written for TRL, verl and verifiers are recognised by the names of their parameters (`reward_signatures`), and
+are called as in these libraries:
 
 ========== ======================================================================================================
 TRL        ``f(prompts, completions, **columns)`` with lists of one item; returns a list of one number. Prompts and
