@@ -362,7 +362,7 @@ def _verl_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
 
 def _count_turns(trajectory: Trajectory) -> int:
     """Return the number of turns as verl counts them: the prompt, each answer, and the messages after an answer."""
-    whose = [message["role"] == "assistant" for message in _split(trajectory).completion]
+    whose: list[bool] = [message["role"] == "assistant" for message in _split(trajectory).completion]
     return 1 + sum(mine or before for before, mine in zip([True, *whose], whose, strict=False))
 
 
