@@ -22,8 +22,8 @@ async def test_local_sandboxes_keep_every_rule(rule):
 @pytest.mark.parametrize(
     ("harmless", "words"),
     [
-        (security.writes_only_where_it_may, ""),
-        (behaviour.lets_no_path_lead_out, ""),
+        (security.writes_only_where_it_may, "."),
+        (behaviour.lets_no_path_lead_out, "."),
         (security.hides_files_of_the_host, "found in"),
         (security.hides_the_code_of_agentrl, "found"),
     ],
