@@ -20,17 +20,17 @@ async def test_local_sandboxes_keep_every_rule(rule):
 
 
 @pytest.mark.parametrize(
-    "harmless",
+    ("harmless", "words"),
     [
-        security.writes_only_where_it_may,
-        behaviour.lets_no_path_lead_out,
-        security.hides_files_of_the_host,
-        security.hides_the_code_of_agentrl,
+        (security.writes_only_where_it_may, "."),
+        (behaviour.lets_no_path_lead_out, "."),
+        (security.hides_files_of_the_host, "found in"),
+        (security.hides_the_code_of_agentrl, "found"),
     ],
 )
-async def test_rules_notice_a_sandbox_without_walls(harmless):
+async def test_rules_notice_a_sandbox_without_walls(harmless, words):
     subject = SandboxSubject(SandboxSpec(network="all", options={"unconfined": UNCONFINED}))
-    with pytest.raises(Broken):
+    with pytest.raises(Broken, match=words):
         await harmless(subject)
 
 
