@@ -127,9 +127,9 @@ def _of_harbor(folder: Path) -> FolderTask:
         agent_seconds=_seconds(agent.get("timeout_sec"), HARBOR_AGENT_S, file),
         memory_bytes=_size(environment, "memory", file),
         disk_bytes=_size(environment, "storage", file),
-        variables={**recipe.variables, **environment.get("env", {})},
-        verifier_variables=verifier.get("env", {}),
-        solution_variables=solution.get("env", {}),
+        variables={**recipe.variables, **_section(environment, "env", file)},
+        verifier_variables=_section(verifier, "env", file),
+        solution_variables=_section(solution, "env", file),
     )
 
 

@@ -507,6 +507,8 @@ def test_variables_that_a_task_refers_to_come_from_the_sandboxs_settings() -> No
         ("partial", {"task.toml": "[agent]\ntimeout_sec = -1\n"}, "a time limit"),
         ("partial", {"task.toml": "[agent]\ntimeout_sec = inf\n"}, "a time limit"),
         ("partial", {"task.toml": "agent = 3\n"}, "agent of .*task.toml is not a table"),
+        ("partial", {"task.toml": "[environment]\nenv = 'A=1'\n"}, "env of .*task.toml is not a table"),
+        ("partial", {"task.toml": "[verifier]\nenv = ['A=1']\n"}, "env of .*task.toml is not a table"),
         ("partial", {"task.toml": "[environment]\nmemory_mb = 'much'\n"}, "memory of .*task.toml cannot be used"),
         ("partial", {"task.toml": "[[steps]]\nname = 'one'\n"}, "a task has several steps"),
         ("partial", {"task.toml": "[\n"}, "a task.toml cannot be read"),
