@@ -31,6 +31,7 @@ from agentrl.errors import (
     shorten,
     with_location,
 )
+from agentrl.errors.foreign import await_or_abandon
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
@@ -127,7 +128,7 @@ async def checked_score(scorer: Scorer, trajectory: Trajectory, task: Task) -> S
     place = defined_in(scorer)
     what = f"{with_location(type(scorer).__name__, place)} on task {task.id}"
     with failures_named(what, place, subject=type(scorer).__name__):
-        score = await scorer.score(trajectory, task)
+        score = await await_or_abandon(scorer.score(trajectory, task), what)
     return _check_score(score, what, scorer, trajectory)
 
 
@@ -140,7 +141,7 @@ async def checked_group_scores(scorer: GroupScorer, trajectories: Sequence[Traje
     place = defined_in(scorer)
     what = f"{with_location(type(scorer).__name__, place)} on task {task.id}"
     with failures_named(what, place, subject=type(scorer).__name__):
-        scores = list(await scorer.score_group(trajectories, task))
+        scores = list(await await_or_abandon(scorer.score_group(trajectories, task), what))
         if len(scores) != len(trajectories):
             raise RewardFailure(f"{what} did not score each episode", got=len(scores), expected=len(trajectories))
     return [_check_score(score, what, scorer, of) for score, of in zip(scores, trajectories, strict=True)]

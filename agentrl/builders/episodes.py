@@ -20,6 +20,7 @@ from agentrl.engine import SamplingParams
 from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
+from agentrl.errors.foreign import CLOSE_S
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.few_shot import FewShotExamples
 from agentrl.rollout.judges import (
@@ -198,9 +199,9 @@ def build_run_environments(
     return tuple(environments)
 
 
-async def close_run_environments(environments: Sequence[RunEnvironment]) -> None:
-    """Close the environments of a run. No episode may be running."""
-    await asyncio.gather(*(environment.runner.close() for environment in environments))
+async def close_run_environments(environments: Sequence[RunEnvironment], *, within_s: float = CLOSE_S) -> None:
+    """Close the environments of a run, each part of them in `within_s`. No episode may be running."""
+    await asyncio.gather(*(environment.runner.close(within_s=within_s) for environment in environments))
 
 
 def build_task_sampler(config: Config, *, curriculum: CurriculumConfig | None = None) -> TaskSampler:

@@ -22,6 +22,7 @@ from agentrl.builders.learning import build_learning
 from agentrl.builders.models import build_renderer, check_policy
 from agentrl.config.config import Config
 from agentrl.engine import PolicyEngine
+from agentrl.errors.foreign import CLOSE_S
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.policies import EngineEpisodePolicy
@@ -70,10 +71,10 @@ class TrainingParts:
         """Counts over all environments."""
         return self.environments[0].runner.counters
 
-    async def close(self) -> None:
-        """Stop episodes, environments, weight sync and the engine, in this order."""
+    async def close(self, *, within_s: float = CLOSE_S) -> None:
+        """Stop episodes, environments (each part of them in `within_s`), weight sync and the engine, in this order."""
         await self.scheduler.close()
-        await close_run_environments(self.environments)
+        await close_run_environments(self.environments, within_s=within_s)
         await self.sync.close()
         await self.engine.close()
         await self.extras.close()

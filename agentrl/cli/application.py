@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from agentrl.cli.commands import COMMANDS, CommandEntry
-from agentrl.cli.exits import ExitCode
+from agentrl.cli.exits import ExitCode, end_despite_foreign_code
 from agentrl.cli.help import PlainCommand, PlainGroup, examples
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import VisibleFormatter, note, print_error
@@ -38,7 +38,15 @@ def run(arguments: Sequence[str] | None = None, *, imported: Callable[[], None] 
         arguments: Arguments after ``agentrl``; default `sys.argv`.
         imported: Called after the command's module and its libraries have been imported.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        with end_despite_foreign_code():
+            _run(sys.argv[1:], imported)
+    else:
+        _run(arguments, imported)
+
+
+def _run(arguments: Sequence[str], imported: Callable[[], None]) -> None:
+    words = list(arguments)
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
     if "" not in sys.path and str(Path.cwd()) not in sys.path:

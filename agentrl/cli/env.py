@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -29,6 +28,7 @@ from agentrl.remote.server import EnvironmentServer, ServerSettings
 from agentrl.remote.wire import TOKEN_VARIABLE
 from agentrl.rollout.environment_probe import EnvironmentTimeout, probe_environment
 from agentrl.rollout.loop_choice import select_default_loop
+from agentrl.runs.stop import run_until_stopped
 from agentrl.testing.env_check import INTEGRITY, RULES, check_env, reward_integrity
 from agentrl.testing.env_subject import CheckDepth
 from agentrl.testing.report import choose_rules
@@ -136,7 +136,7 @@ def prompt(
     config = select_default_loop(
         resolve_model(load_config(None, [*shortcuts, *(words or []), f"agent.max_turns={turns}"])), say=note
     )
-    found = asyncio.run(preview_prompts(config))
+    found = run_until_stopped(preview_prompts(config))
     is_scratch = config.model.path == SCRATCH
     model_name = "a scratch model's chat template; choose another with --model" if is_scratch else config.model.path
     out.print(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shlex
 from pathlib import Path
@@ -35,6 +34,7 @@ from agentrl.observe.files import check_writable, replace_file
 from agentrl.observe.problems import problem_lines
 from agentrl.observe.terminal import EpisodeCounter, counting
 from agentrl.rollout.waits import RolloutCounters
+from agentrl.runs.stop import run_until_stopped
 
 app = typer.Typer()
 
@@ -149,7 +149,7 @@ def _play(request: EvaluationRequest) -> FinishedEvaluation:
     counters = RolloutCounters()
     display = counting(request.n_tasks * request.samples, counters.progress)
     with display as counter, message_when_interrupted(lambda: _stop_message(counter)):
-        return asyncio.run(
+        return run_until_stopped(
             run_evaluation(
                 request,
                 on_episode=lambda episode: counter.add(episode.trajectory),

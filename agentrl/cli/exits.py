@@ -14,7 +14,14 @@ from types import FrameType
 import typer
 
 from agentrl.errors import AgentRLError, UsageError
+from agentrl.errors.foreign import count_abandoned
 from agentrl.observe.console import note, print_error
+from agentrl.runs.stop import StopRequest, end_process, end_process_later
+
+EXIT_S = 10.0
+"""Seconds for Python to end after a command, before the process ends itself."""
+INTERRUPTED_EXIT_S = 1.0
+"""The same after an interruption."""
 
 
 class ExitCode(enum.IntEnum):
@@ -85,9 +92,33 @@ def exit_despite_threads() -> Iterator[None]:
         print_error(error)
         code = ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.FAILED
     if _has_new_threads(before):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        end_process(code)
+
+
+@contextmanager
+def end_despite_foreign_code() -> Iterator[None]:
+    """End the process with the exit code of the block, at the latest `EXIT_S` after it.
+
+    Python itself would wait for ever for threads and child processes that foreign code left behind.
+    """
+    StopRequest.exit_code = ExitCode.INTERRUPTED
+    try:
+        yield
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else ExitCode.FAILED if end.code else ExitCode.DONE
+        _leave_soon(code)
+        raise
+    except BaseException:  # with --debug; Python prints it
+        _leave_soon(ExitCode.FAILED, now=False)
+        raise
+    _leave_soon(ExitCode.DONE)
+
+
+def _leave_soon(code: int, *, now: bool = True) -> None:
+    """End the process now if foreign code still runs, or else after a while."""
+    if now and count_abandoned():
+        end_process(code)
+    end_process_later(code, INTERRUPTED_EXIT_S if code == ExitCode.INTERRUPTED else EXIT_S)
 
 
 def _has_new_threads(known: set[threading.Thread]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shlex
@@ -25,6 +24,7 @@ from agentrl.models.gguf import load_gguf
 from agentrl.observe.console import note, out
 from agentrl.observe.files import check_writable, replace_file, writing
 from agentrl.observe.model_folder import added_models, find_model, models_folder
+from agentrl.runs.stop import run_until_stopped
 from agentrl.training.checkpoint import save_model_folder
 
 app = typer.Typer(no_args_is_help=True)
@@ -77,7 +77,7 @@ def check(
         settings += [] if temperature is None else [f"sampling.temperature={temperature}"]
         settings += words or []
         config = load_config(None, [f"environment={environment}", f"model.path={name}", *settings])
-        result = asyncio.run(check_model(config, answers=answers, loops=loops, say=note))
+        result = run_until_stopped(check_model(config, answers=answers, loops=loops, say=note))
         kept = [word for word in settings if not word.startswith(REPLACED)]
         _print(result, ["agentrl", "train", "--env", environment, "--model", name, *kept])
         found.append(result.to_json())

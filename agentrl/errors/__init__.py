@@ -201,6 +201,10 @@ class SandboxError(InfrastructureError):
     outcome = Outcome.SANDBOX_ERROR
 
 
+class CtrlC(KeyboardInterrupt):
+    """The user's interruption, raised in code that blocks the event loop of a run."""
+
+
 @contextmanager
 def boundary(kind: type[InfrastructureError], what: str) -> Iterator[None]:
     """Classify every exception of the enclosed code as `kind`, once; agentrl's own errors pass unchanged.
@@ -281,6 +285,8 @@ def running_task() -> RunningTask:
 
 def _is_ctrl_c(error: KeyboardInterrupt) -> bool:
     """Return True if a signal handler raised the exception. Only the main thread runs signal handlers."""
+    if isinstance(error, CtrlC):
+        return True
     if threading.current_thread() is not threading.main_thread():
         return False
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -18,7 +18,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 from agentrl.errors import is_addressed_to, running_task
@@ -27,6 +27,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 GRACE_S = 1.0
 """Seconds for a cancelled call to end, before it is abandoned."""
+CLOSE_S = 30.0
+"""Seconds for closing the environments, or the tools, of a run whose work is done."""
+STOP_S = 3.5
+"""The same after an interruption."""
 IDLE_S = 30.0
 """Seconds after which an idle thread ends."""
 _log = logging.getLogger(__name__)
@@ -59,7 +63,7 @@ async def await_or_abandon(work: Coroutine[Any, Any, T], what: str, *, grace_s: 
     try:
         await ended
     except asyncio.CancelledError:
-        await _end_or_abandon(task, GRACE_S if grace_s is None else grace_s)
+        await cancel_or_abandon(task, grace_s)
         raise
     try:
         return task.result()
@@ -82,15 +86,49 @@ def _wake(ended: asyncio.Future[None], _: object) -> None:
         ended.set_result(None)
 
 
-async def _end_or_abandon(task: asyncio.Task[Any], grace_s: float) -> None:
-    """Cancel a task, and abandon it if it has not ended after the grace period, or if the caller is cancelled again."""
+async def cancel_or_abandon(task: asyncio.Task[Any], grace_s: float | None = None) -> None:
+    """Cancel a task, and abandon it if it has not ended after the grace period (default: `GRACE_S`).
+
+    If the caller is cancelled meanwhile, the task is cancelled again, and the grace period is not prolonged.
+    """
+    loop = asyncio.get_running_loop()
+    again: asyncio.CancelledError | None = None
+    until = loop.time() + (GRACE_S if grace_s is None else grace_s)
     task.add_done_callback(_forget)
     task.cancel()
+    while not task.done() and loop.time() < until:
+        try:
+            await asyncio.wait({task}, timeout=until - loop.time())
+        except asyncio.CancelledError as error:
+            again = error
+            task.cancel()
+    if not task.done():
+        _abandon(task, f"{task.get_name()} did not end when it was cancelled; it is left running")
+    if again is not None:
+        raise again
+
+
+async def close_in_time(closing: Coroutine[Any, Any, None], what: str, seconds: float | None = None) -> None:
+    """Await the end of something that is closed, for at most `seconds`; its errors are raised, a timeout is logged.
+
+    The default is `CLOSE_S`, or `STOP_S` if the calling task is cancelled.
+    """
+    caller = running_task()
+    if seconds is None:
+        seconds = STOP_S if caller is not None and caller.cancelling() else CLOSE_S
+    task = asyncio.create_task(_contain(closing), name=what)
     try:
-        await asyncio.wait({task}, timeout=grace_s)
+        await asyncio.wait({task}, timeout=seconds)
     finally:
         if not task.done():
-            _abandon(task, f"{task.get_name()} did not end when it was cancelled; it is left running")
+            await cancel_or_abandon(task)
+    if not task.done() or task.cancelled():
+        _log.warning("%s is not done after %g s, and is given up", what, seconds)
+        return
+    try:
+        task.result()
+    except _Raised as raised:
+        raise raised.cause from None
 
 
 def _abandon(call: asyncio.Task[Any] | concurrent.futures.Future[Any], message: str) -> None:
@@ -108,6 +146,18 @@ def _forget(call: asyncio.Task[Any] | concurrent.futures.Future[Any]) -> None:
 def count_abandoned() -> int:
     """Return the number of abandoned calls that have not ended."""
     return len(_abandoned)
+
+
+def is_foreign(task: asyncio.Task[Any] | None) -> bool:
+    """Return True if `await_or_abandon` made the task."""
+    return task is not None and getattr(task.get_coro(), "cr_code", None) is _contain.__code__
+
+
+def abandon_pending(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Keep the tasks of a loop that ends without them, so that Python does not close their coroutines."""
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        _abandoned.add(task)
 
 
 class DaemonThreads(concurrent.futures.ThreadPoolExecutor):

@@ -136,7 +136,7 @@ async def _play(
             runner = build_runner(
                 config, pool, policy, judge=build_judge(config.agent, folder=folder), counters=counters
             )
-            stack.push_async_callback(runner.loop.close)
+            stack.push_async_callback(runner.close_loop)
             with settled_heap():
                 result = await evaluate_panel(
                     runner,

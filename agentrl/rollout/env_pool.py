@@ -45,6 +45,7 @@ from agentrl.errors import (
     raised_in,
     running_task,
 )
+from agentrl.errors.foreign import await_or_abandon, close_in_time
 from agentrl.remote.env_methods import CALL_TOOL, EnvMethod, RemoteTool, ResetResult, Stepped
 from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_worker_main import HEADER, MAKE, WorkerMessage
@@ -201,14 +202,22 @@ class EnvPool:
         finally:
             self._free.release()
 
-    async def close(self) -> None:
-        """Close all environments and workers. No episode may be running."""
+    async def close(self, *, within_s: float | None = None) -> None:
+        """Close all environments and workers; give up those that need longer. Only abandoned episodes may be running.
+
+        Args:
+            within_s: Seconds for all environments together, and again for other resources; see `close_in_time`.
+        """
+        await close_in_time(self._close_environments(), f"closing the {self.spec.name} environments", within_s)
+        for worker in self._workers:
+            await worker.close()
+        await close_in_time(self.cleanup.aclose(), f"closing the tools of {self.spec.name}", within_s)
+
+    async def _close_environments(self) -> None:
         await asyncio.gather(*(handle.close() for handle in self._idle if handle.backend.is_alive))
         self._idle.clear()
         for worker in self._workers:
             await worker.drain()
-            await worker.close()
-        await self.cleanup.aclose()
 
     def _take_idle(self) -> EnvHandle | None:
         while self._idle:
@@ -344,7 +353,8 @@ class InlineBackend(EnvBackend):
     async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
         """Await the method in the event loop."""
         async with async_boundary(EnvironmentFailure, what, deadline_s=deadline_s):
-            return await self._adapter.call(method, *arguments)
+            called = self._adapter.call(method, *arguments)
+            return await (await_or_abandon(called, what) if self._adapter.is_async else called)
 
 
 Work: TypeAlias = Callable[[], Any]

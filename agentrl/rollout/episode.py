@@ -24,12 +24,14 @@ from agentrl.env import EnvironmentSpec, StepResult
 from agentrl.errors import (
     A_REWARD,
     AgentRLError,
+    EngineError,
     EnvironmentFailure,
     Outcome,
     UsageError,
     async_boundary,
     bounded_reward,
 )
+from agentrl.errors.foreign import await_or_abandon
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, encodable, system, text_of, tool_result
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, RESTORE, SNAPSHOT, STATE_KEY, STEP, Stepped
 from agentrl.rollout.env_pool import EnvHandle
@@ -42,6 +44,8 @@ from agentrl.tool import Tool
 from agentrl.trajectory import SOLE_ROLE, Trajectory, Turn
 
 _log = logging.getLogger(__name__)
+END_S = 30.0
+"""Deadline for ending an episode's sessions in the engine."""
 
 
 class RuntimeEpisode(Episode):
@@ -270,7 +274,19 @@ class RuntimeEpisode(Episode):
 
     async def close(self) -> None:
         """Release what the policy and the tools keep for the episode; a failure of a tool is logged."""
-        await self._policy.end(self)
+        try:
+            await self._end_policy(self._policy)
+        finally:
+            await self._close_tools()
+
+    async def _end_policy(self, policy: EpisodePolicy) -> None:
+        trajectory_id = self.turns.trajectory.id
+        what = f"ending the sessions of {trajectory_id}"
+        with self.turns.waits.on(WaitKind.TOOL, trajectory_id, what):
+            async with async_boundary(EngineError, what, deadline_s=END_S):
+                await await_or_abandon(policy.end(self), what)
+
+    async def _close_tools(self) -> None:
         turns, trajectory_id = self.turns, self.turns.trajectory.id
         what = f"closing the tools of {trajectory_id}"
         try:

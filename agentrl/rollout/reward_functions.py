@@ -32,9 +32,13 @@ from agentrl.errors import (
     EnvironmentFailure,
     RewardFailure,
     SourceLocation,
+    async_boundary,
+    is_addressed_to,
+    running_task,
     shorten,
     with_location,
 )
+from agentrl.errors.foreign import await_or_abandon
 from agentrl.message import Message
 from agentrl.registry import Kind, lookup
 from agentrl.reward import Score, Scorer, as_number, checked_score, defined_in, failures_named
@@ -237,16 +241,14 @@ class FunctionReward(Scorer):
             with failures_named(what, self._place, subject=self._subject):
                 return await work
 
-        task = asyncio.create_task(run())
-        try:
-            await asyncio.wait({task}, timeout=self._deadline_s)
-            if not task.done():
-                raise RewardFailure(f"{what} missed its deadline", got=f"no answer in {self._deadline_s:g} s")
-            if task.cancelled():
-                raise RewardFailure(f"{what} failed", got="a coroutine that was cancelled from within")
-            return task.result()
-        finally:
-            task.cancel()
+        caller = running_task()
+        async with async_boundary(RewardFailure, what, deadline_s=self._deadline_s):
+            try:
+                return await await_or_abandon(run(), what)
+            except asyncio.CancelledError as error:
+                if is_addressed_to(caller, error):
+                    raise
+                raise RewardFailure(f"{what} failed", got="a coroutine that was cancelled from within") from error
 
     def _number(self, what: str, value: Any) -> float | None:
         if value is None and self._may_abstain:

@@ -41,6 +41,7 @@ from agentrl.errors import (
     is_addressed_to,
     running_task,
 )
+from agentrl.errors.foreign import await_or_abandon, close_in_time
 from agentrl.reward import (
     EnvironmentReward,
     GroupScorer,
@@ -63,6 +64,8 @@ from agentrl.tool import Tool, Toolset
 from agentrl.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
+ATTEMPT_GRACE_S = 5.0
+"""Seconds for a cancelled attempt to release its environment and tools, before it is abandoned."""
 
 
 class PolicyWrapper(Protocol):
@@ -137,12 +140,20 @@ class EpisodeRunner:
         other._unscored = set()
         return other
 
-    async def close(self) -> None:
-        """Close the loop, the environments and the policies of roles. No episode may be running."""
-        await self.loop.close()
-        await self.pool.close()
+    async def close(self, *, within_s: float | None = None) -> None:
+        """Close the loop, the environments and the policies of roles. No episode may be running.
+
+        Args:
+            within_s: Seconds for the loop, for the environments and for the tools; see `close_in_time`.
+        """
+        await self.close_loop(within_s=within_s)
+        await self.pool.close(within_s=within_s)
         if self.roles is not None:
             await self.roles.close()
+
+    async def close_loop(self, *, within_s: float | None = None) -> None:
+        """Close the agent loop; give it up if it needs longer than `within_s`."""
+        await close_in_time(self.loop.close(), f"closing the agent loop {type(self.loop).__name__}", within_s)
 
     def can_play(self, task: Task) -> bool:
         """Return True: a runner can play any task."""
@@ -343,22 +354,13 @@ def _apply_score(trajectory: Trajectory, score: Score) -> None:
 
 
 async def _run_isolated(work: Coroutine[Any, Any, None], name: str) -> None:
-    """Run `work` in its own task, so that code of the episode cannot cancel the caller."""
-    task = asyncio.create_task(work, name=name)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-            task.cancel()
-    if cancelled is not None:
-        if not task.cancelled():
-            task.exception()
-        raise cancelled
-    if task.cancelled():
-        raise EnvironmentFailure(f"{name} failed", got="code of the episode cancelled its task")
-    task.result()
+    """Run `work` in its own task, so that code of the episode cannot cancel the caller, nor outlive it."""
+    try:
+        await await_or_abandon(work, name, grace_s=ATTEMPT_GRACE_S)
+    except asyncio.CancelledError as error:
+        if is_addressed_to(running_task(), error):
+            raise
+        raise EnvironmentFailure(f"{name} failed", got="code of the episode cancelled its task") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

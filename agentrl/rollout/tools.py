@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
+import functools
 import json
 import logging
 import time
@@ -13,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hasha
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from agentrl.agent_loop import EpisodeEnd
@@ -26,10 +27,12 @@ from agentrl.errors import (
     UsageError,
     async_boundary,
     described_error,
+    is_addressed_to,
     raised_at,
     raised_in,
+    running_task,
 )
-from agentrl.errors.foreign import await_or_abandon
+from agentrl.errors.foreign import await_or_abandon, cancel_or_abandon
 from agentrl.message import ToolCall
 from agentrl.reward import defined_in
 from agentrl.rollout.turns import EpisodeLimits, TurnLog
@@ -147,6 +150,9 @@ def _key(arguments: Mapping[str, Any]) -> str:
 
 
 T = TypeVar("T")
+NO_RESOURCES = AsyncExitStack()
+"""Stack for tools that open nothing."""
+Opening: TypeAlias = "Callable[[AsyncExitStack], Awaitable[Any]]"
 SANDBOX_START_S = 120.0
 TOOLSET_S = 120.0
 """Deadline for a toolset to list its tools; on the first call it may start a server."""
@@ -214,7 +220,7 @@ class EpisodeTools:
         self._tool_limits = tool_limits
         self._make_sandbox = make_sandbox
         self._sandbox: Sandbox | None = None
-        self._stack = AsyncExitStack()
+        self._owner = ResourceOwner(f"the tools of {turns.trajectory.id}")
         self._bound: dict[str, Callable[..., Any]] = {}
         self._shared: dict[Hashable, Any] = {}
         self._opening = asyncio.Lock()
@@ -284,14 +290,16 @@ class EpisodeTools:
             if tool.name not in self._bound:
                 context = EpisodeContext(self, limit_s)
                 provisions = ToolDependencies(context=context, sandbox=self._sandbox)
-                self._bound[tool.name] = await tool.open(self._stack, provisions)
+                opening = functools.partial(tool.open, provisions=provisions)
+                has_resources = tool.is_stateful or type(tool).open is not Tool.open
+                self._bound[tool.name] = await (self._owner.open(opening) if has_resources else opening(NO_RESOURCES))
         return self._bound[tool.name]
 
     async def share(self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
         """See `ToolContext.shared`."""
         async with self._sharing:
             if key not in self._shared:
-                self._shared[key] = await self._stack.enter_async_context(make())
+                self._shared[key] = await self._owner.open(lambda stack: stack.enter_async_context(make()))
         shared: T = self._shared[key]
         return shared
 
@@ -305,14 +313,104 @@ class EpisodeTools:
             waits, trajectory_id = self._turns.waits, self._turns.trajectory.id
             with waits.on(WaitKind.TOOL, trajectory_id, "a sandbox"):
                 async with async_boundary(SandboxError, "starting a sandbox", deadline_s=SANDBOX_START_S):
-                    sandbox = self._make_sandbox()
-                    self._stack.push_async_callback(sandbox.close)  # a partial start is closed too
-                    await sandbox.start()
-            self._sandbox = sandbox
+                    self._sandbox = await self._owner.open(functools.partial(_open_sandbox, self._make_sandbox))
 
     async def close(self) -> None:
         """Close everything that was opened, in reverse order."""
-        await self._stack.aclose()
+        await self._owner.close()
+
+
+async def _open_sandbox(make: Callable[[], Sandbox], stack: AsyncExitStack) -> Sandbox:
+    sandbox = make()
+    stack.push_async_callback(sandbox.close)  # a partial start is closed too
+    await sandbox.start()
+    return sandbox
+
+
+class ResourceOwner:
+    """Task that opens and closes the resources of an episode: many can only be closed by the task that opened them.
+
+    It starts with the first resource. Like any call of foreign code, it is abandoned if it does not end.
+
+    Args:
+        name: Name of the resources, for the log.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._stack = AsyncExitStack()
+        self._openings: asyncio.Queue[tuple[Opening, asyncio.Future[Any]] | None] = asyncio.Queue()
+        self._current: asyncio.Future[Any] | None = None
+        self._interrupted = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self, opening: Callable[[AsyncExitStack], Awaitable[T]]) -> T:
+        """Return the result of `opening`, which enters resources on the stack; it is cancelled with its caller."""
+        if self._task is not None and running_task() is self._task:
+            return await opening(self._stack)  # an opening that opens another resource
+        if self._task is None:
+            self._task = asyncio.create_task(self._serve(), name=self._name)
+        opened = asyncio.get_running_loop().create_future()
+        self._openings.put_nowait((opening, opened))
+        try:
+            return cast("T", await opened)
+        except asyncio.CancelledError:
+            if self._current is opened:
+                self._interrupted = True
+                self._task.cancel()
+            raise
+
+    async def _serve(self) -> None:
+        with contain_exceptions():
+            async with self._stack:
+                while (next_one := await self._next()) is not None:
+                    opening, self._current = next_one
+                    await self._carry_out(opening, self._current)
+                    self._current = None
+
+    async def _next(self) -> tuple[Opening, asyncio.Future[Any]] | None:
+        while True:
+            try:
+                return await self._openings.get()
+            except asyncio.CancelledError:
+                if not self._was_interrupted():
+                    raise
+
+    async def _carry_out(self, opening: Opening, opened: asyncio.Future[Any]) -> None:
+        if opened.done():
+            return
+        try:
+            result = await opening(self._stack)
+        except BaseException as error:  # the caller gets it
+            if is_addressed_to(running_task(), error) and not self._was_interrupted():
+                raise
+            if not opened.done():
+                opened.set_exception(error)
+        else:
+            if not opened.done():
+                opened.set_result(result)
+
+    def _was_interrupted(self) -> bool:
+        """Return True if this task was cancelled only to end an opening; it goes on then."""
+        was, self._interrupted = self._interrupted, False
+        if was and (task := running_task()) is not None:
+            task.uncancel()
+        return was
+
+    async def close(self) -> None:
+        """Close the resources in reverse order of their opening."""
+        if self._task is None:
+            return
+        self._openings.put_nowait(None)
+        try:
+            await asyncio.wait({self._task})
+        except asyncio.CancelledError:
+            await cancel_or_abandon(self._task)
+            raise
+        try:
+            self._task.result()
+        except ToolFault as fault:
+            raise fault.cause from None
 
 
 class EpisodeContext(ToolContext):
@@ -341,7 +439,7 @@ async def list_tools(tools: Sequence[Tool | Toolset]) -> list[Tool]:
             found.append(one)
             continue
         async with async_boundary(EnvironmentFailure, "asking for tools", deadline_s=TOOLSET_S):
-            found += await one.tools()
+            found += await await_or_abandon(one.tools(), f"tools() of {type(one).__name__}")
     if twice := sorted(name for name, count in Counter(one.name for one in found).items() if count > 1):
         raise UsageError("two tools have the same name", got=", ".join(twice), hint="give one of them a prefix")
     return found

@@ -12,7 +12,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -40,7 +40,7 @@ from agentrl.rollout.waits import RolloutCounters
 from agentrl.runs.rl import train as train_run
 from agentrl.runs.sft import check_warm_start, warm_start
 from agentrl.runs.start import RunResult, resume_run, start_run
-from agentrl.runs.stop import StopRequest
+from agentrl.runs.stop import FORCE_S, StopRequest, run_until_stopped
 from agentrl.serving.launch.placement import check_machine
 from agentrl.tool import Tool
 
@@ -339,13 +339,12 @@ def _measure(
     counters = RolloutCounters()
 
     async def run(report: Callable[[EvaluatedEpisode], None]) -> EvaluationResult:
-        with interruption.stops():
-            return (await run_evaluation(request, on_episode=report, counters=counters)).result
+        return (await run_evaluation(request, on_episode=report, counters=counters)).result
 
     if progress and request.policy is PolicyKind.ENGINE:
         note(evaluation_size(request.config, request.n_tasks, request.samples))
     with _count_episodes(request.n_tasks * request.samples, counters, progress, on_episode) as report:
-        result = asyncio.run(run(report))
+        result = run_until_stopped(run(report), interruption)
     if progress:
         _print_problems(result)
     return result
@@ -378,6 +377,8 @@ def _run_off_loop(work: Callable[[], T], interruption: StopRequest) -> T:
     threading.Thread(target=run, name="agentrl", daemon=True).start()
     while True:
         try:
+            if interruption.count > 1 and not wait([done], timeout=2 * FORCE_S).done:
+                raise KeyboardInterrupt  # a daemon thread is left behind, in which foreign code blocks the event loop
             return done.result()
         except KeyboardInterrupt:
             if done.done() or interruption.count > 1:

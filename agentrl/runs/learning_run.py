@@ -8,7 +8,6 @@ Such a run has all its data before the first update, saves its model only at the
 from __future__ import annotations
 
 import abc
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import logging_to
 from agentrl.runs.record import UpdateLog
 from agentrl.runs.start import Run, RunResult
+from agentrl.runs.stop import run_until_stopped
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.launch import open_ranks
 from agentrl.training.optimizer import LearningProgress
@@ -77,7 +77,7 @@ class LearningRun(abc.ABC):
         with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
             self._watcher.on_start(self.folder.path, self.status)
             self.enter(Phase.PREPARE)
-            load = asyncio.run(self.prepare())
+            load = run_until_stopped(self.prepare())
             self.enter(self.phase)
             with self._log, open_ranks(self.config.trainer.processes, logs=self.folder.logs) as ranks:
                 learner = load(ranks)

@@ -38,7 +38,7 @@ from agentrl.config.learning_rate import rate_warnings
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.errors import BudgetSpent, TrainingError, UsageError, described_error
-from agentrl.errors.foreign import run_in_own_thread
+from agentrl.errors.foreign import CLOSE_S, STOP_S, DaemonThreads, call_in_thread, cancel_or_abandon
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.diagnosis import RunDiagnosis, save_problems
@@ -60,7 +60,7 @@ from agentrl.runs.checkpoint import (
 )
 from agentrl.runs.record import EpisodeRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
-from agentrl.runs.stop import StopRequest, stop_signals
+from agentrl.runs.stop import StopRequest, run_until_stopped
 from agentrl.training.objective import learns_from_rewards
 from agentrl.training.report import StepReport
 from agentrl.weights import SyncReport
@@ -69,6 +69,10 @@ T = TypeVar("T")
 
 SYNC_GRACE_S = 15.0
 """Seconds in which a weight sync may finish after a stop was requested; a healthy sync needs less."""
+
+_THREAD = DaemonThreads("agentrl-trainer")
+STOP_GRACE_S = 8.0
+"""Seconds for anything else that a stop cancels, such as the episodes of an evaluation."""
 
 _log = logging.getLogger(__name__)
 
@@ -193,7 +197,7 @@ class Orchestrator:
             folder=self.folder.path,
             say=self._say,
         )
-        stack.push_async_callback(self._parts.close)
+        stack.push_async_callback(self._close_parts)
         self._parts.trainer.write_dumps(self.folder.numerics, self.config.model_dump(mode="json"))
         if self._saved is not None and progress is not None:
             restore(self._saved, self._parts, progress)
@@ -215,6 +219,9 @@ class Orchestrator:
         await self._parts.sync.verify()
         if self._changes:
             self.folder.save_config(dump_config(self.config))
+
+    async def _close_parts(self) -> None:
+        await self._parts.close(within_s=STOP_S if self._stop.is_set() else CLOSE_S)
 
     def _loss_callback(self) -> Callable[[TrainingError], None]:
         """Return a thread-safe function that ends the run when a required process is lost."""
@@ -312,7 +319,7 @@ class Orchestrator:
         )
         if self._parts.idle_while_training:
             return step()
-        return await run_in_own_thread(step)
+        return await call_in_thread(_THREAD, step, "the training step")
 
     async def _finish_step(self) -> None:
         """Evaluate if due, write the step's metrics, and save a checkpoint if due."""
@@ -366,7 +373,7 @@ class Orchestrator:
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T], *, grace_s: float = 0.0) -> T:
         """Return the result of `work`; a requested stop cancels it after the grace period."""
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(work, name=f"the phase {self.status.phase}")
         stop = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -375,9 +382,8 @@ class Orchestrator:
         finally:
             stop.cancel()
             if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        if task.cancelled():
+                await cancel_or_abandon(task, STOP_GRACE_S)
+        if task.cancelled() or not task.done():
             if not self._stop.is_set():
                 raise TrainingError("a part of the run was cancelled, although no stop was requested")
             raise self._failure or _Interrupted
@@ -399,7 +405,7 @@ class Orchestrator:
 def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> RunResult:
     """Train a run; the calling thread must not have a running event loop.
 
-    Ctrl-C and SIGTERM stop the run with a checkpoint; a second signal stops it immediately.
+    Ctrl-C and SIGTERM stop the run with a checkpoint; a second signal stops it within seconds, whatever still runs.
 
     Args:
         run: Folder and config.
@@ -410,8 +416,9 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
         UsageError: the user must change something.
         TrainingError: training cannot continue.
     """
+    interruption = interruption or StopRequest()
     try:
-        return asyncio.run(_train_with_signals(Orchestrator(run, watcher=watcher), interruption or StopRequest()))
+        return run_until_stopped(_train(Orchestrator(run, watcher=watcher), interruption), interruption)
     except SystemExit as error:
         raise TrainingError(
             "an environment, a tool or an agent loop ended the program from a task that it had started",
@@ -420,8 +427,8 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
         ) from error
 
 
-async def _train_with_signals(orchestrator: Orchestrator, interruption: StopRequest) -> RunResult:
-    with stop_signals(orchestrator.stop), interruption.stops(orchestrator.stop):
+async def _train(orchestrator: Orchestrator, interruption: StopRequest) -> RunResult:
+    with interruption.stops(orchestrator.stop):
         return await orchestrator.run()
 
 

@@ -6,7 +6,6 @@ expert ─► episodes through the agent loop ─► ledger (forced tokens) ─�
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -36,6 +35,7 @@ from agentrl.rollout.waits import RolloutObserver
 from agentrl.runs.learning_run import Learner, LearningRun, ProgressCallback
 from agentrl.runs.record import EpisodeRecorder
 from agentrl.runs.start import Run, RunResult
+from agentrl.runs.stop import run_until_stopped
 from agentrl.task import Task
 from agentrl.training.chat_file import build_sft_dataset, check_chats, read_chats
 from agentrl.training.distributed import Ranks
@@ -183,7 +183,7 @@ class WarmStart(LearningRun):
             return False
         self.enter(Phase.EVALUATE)
         model = self._whole_model(parts, path)
-        self._success = asyncio.run(success_now(model, renderer, self.config, n_tasks=settings.check_tasks))
+        self._success = run_until_stopped(success_now(model, renderer, self.config, n_tasks=settings.check_tasks))
         self.enter(Phase.WARM_START)
         self.say(f"update {progress.update}: success {self._success:.1%} on {settings.check_tasks} tasks")
         return self._success >= settings.stop_at

@@ -1,14 +1,40 @@
-"""Stop signals of a run: the first Ctrl-C or SIGTERM asks the run to stop; the second one ends it at once."""
+"""Event loop of a run: how it is stopped, and how it ends although foreign code does not.
+
+A `StopRequest` (Ctrl-C, SIGTERM, or a call from another thread) first asks the work to stop. The second request cancels
+the work, and ends the loop after `FORCE_S`, whatever still runs. Tasks that ignore their cancellation are abandoned.
+
+Foreign code that blocks the event loop's own thread cannot be cancelled. If that is the main thread, a request raises
+`BlockedCall` in that code after `BLOCKED_S`; after the second one, a ``KeyboardInterrupt`` in whatever blocks the loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import queue
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any, ClassVar, NoReturn, TypeVar
 
+from agentrl.errors import CtrlC
+from agentrl.errors.foreign import DaemonThreads, abandon_pending, is_foreign
+
+T = TypeVar("T")
+BLOCKED_S = 2.0
+"""Seconds for which foreign code may block the event loop after a stop was requested."""
+AGAIN_S = 0.2
+"""The same after it has blocked the loop once."""
+FORCE_S = 2.5
+"""Seconds for cancelled work to end after the second request."""
+LAST_S = 4.0
+"""Seconds for everything after the second request."""
+END_S = 1.0
+"""Seconds for tasks that are left over at the end of the work."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -41,36 +67,189 @@ def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
         put_back()
 
 
+class BlockedCall(BaseException):
+    """Raised in foreign code that blocks the event loop of a run that was asked to stop."""
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process without waiting for anything."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or a pipe that nothing reads
+            stream.flush()
+    os._exit(code)
+
+
+def end_process_later(code: int, seconds: float) -> None:
+    """End the process from a daemon thread after some seconds, if it has not ended by itself."""
+    timer = threading.Timer(seconds, end_process, [code])
+    timer.daemon = True
+    timer.start()
+
+
 class StopRequest:
-    """Ctrl-C handler for work in another thread's event loop: the first call asks it to stop, the second cancels it."""
+    """Request to stop the work of an event loop; may be called from any thread, and before the loop exists."""
+
+    exit_code: ClassVar[int | None] = None
+    """Exit code with which the process ends `LAST_S` after the second request; set by the program `agentrl` only."""
 
     def __init__(self) -> None:
         self.count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: Callable[[], object] = lambda: None
-        self._cancel: Callable[[], object] = lambda: None
-
-    @contextmanager
-    def stops(self, stop: Callable[[], object] | None = None) -> Iterator[None]:
-        """Make the running task the target of interruptions inside the block.
-
-        Args:
-            stop: Function that asks the work to stop; by default the first call cancels it.
-        """
-        task = asyncio.current_task()
-        assert task is not None
-        self._loop, self._cancel, self._stop = asyncio.get_running_loop(), task.cancel, stop or task.cancel
-        try:
-            if self.count:
-                self._stop()
-            yield
-        finally:
-            self._loop = None
+        self._stop: Callable[[], object] | None = None
+        self._main: asyncio.Task[Any] | None = None
+        self._thread = 0
+        self._over = threading.Event()
+        self._watches: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """Starts the watching thread, or ends it; signal handlers may use this queue, but start no thread."""
+        self._second_at = 0.0
+        self._raises: type[BaseException] | None = None
 
     def __call__(self) -> None:
-        """Interrupt the work; may be called from any thread."""
+        """Ask the work to stop; the second call cancels it."""
         self.count += 1
-        loop = self._loop
-        if loop is not None:
-            with suppress(RuntimeError):  # the loop has closed meanwhile
-                loop.call_soon_threadsafe(self._stop if self.count == 1 else self._cancel)
+        if self.count == 2:
+            self._second_at = time.monotonic()
+        self._call_soon(self._pass_on)
+        self.watch()
+
+    @contextmanager
+    def stops(self, stop: Callable[[], object]) -> Iterator[None]:
+        """Let the first request call `stop` inside the block, which the work begins with, instead of cancelling it."""
+        self._stop = stop
+        try:
+            yield
+        finally:
+            self._stop = None
+
+    @contextmanager
+    def bound(self, loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any]) -> Iterator[None]:
+        """Make `main` the work to stop inside the block; in the main thread, signals request it."""
+        self._loop, self._main, self._thread = loop, main, threading.get_ident()
+        self._over, self._watches = threading.Event(), queue.SimpleQueue()
+        threading.Thread(target=self._watch, args=(self._over,), name="agentrl-stop", daemon=True).start()
+        is_main = threading.current_thread() is threading.main_thread()
+        before = {number: signal.getsignal(number) for number in _SIGNALS} if is_main else {}
+        for number in before:
+            signal.signal(number, self._on_signal)
+        try:
+            if self.count:
+                self._call_soon(self._pass_on)
+                self.watch()
+            yield
+        finally:
+            self._over.set()
+            self._watches.put(False)
+            self._loop = self._main = None
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def watch(self) -> None:
+        """From now on, interrupt foreign code that blocks the loop."""
+        self._watches.put(True)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        raised, self._raises = self._raises, None
+        if raised is None:
+            self()
+        elif raised is CtrlC or (self._loop is not None and is_foreign(asyncio.current_task(self._loop))):
+            raise raised
+
+    def _pass_on(self) -> None:
+        if self._main is None:
+            return
+        if self.count == 1 and self._stop is not None:
+            self._stop()
+        else:
+            self._main.cancel()
+
+    def _call_soon(self, call: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the loop has closed meanwhile
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(call)
+
+    def _watch(self, over: threading.Event) -> None:
+        if not self._watches.get():
+            return
+        patience = BLOCKED_S
+        while not over.is_set():
+            turned = threading.Event()
+            self._call_soon(turned.set)
+            is_blocked = not turned.wait(patience)
+            if self.count > 1 and time.monotonic() > self._second_at + FORCE_S:
+                self._force(is_blocked)
+                patience = AGAIN_S
+            elif is_blocked:
+                self._interrupt(BlockedCall)
+                patience = AGAIN_S
+            over.wait(AGAIN_S)
+            self._end_process_if_late()
+        while self.count > 1 and self.exit_code is not None:
+            time.sleep(AGAIN_S)
+            self._end_process_if_late()
+
+    def _end_process_if_late(self) -> None:
+        if self.count > 1 and self.exit_code is not None and time.monotonic() > self._second_at + LAST_S:
+            end_process(self.exit_code)
+
+    def _force(self, is_blocked: bool) -> None:
+        """End the loop without waiting for the work."""
+        if is_blocked:
+            self._interrupt(CtrlC)
+        elif self._loop is not None:
+            self._call_soon(self._loop.stop)
+
+    def _interrupt(self, error: type[BaseException]) -> None:
+        """Raise an error in the code that blocks the loop; only signals can, and only in the main thread."""
+        if self._thread == threading.main_thread().ident and not self._over.is_set():
+            self._raises = error
+            signal.pthread_kill(self._thread, signal.SIGINT)
+
+
+def run_until_stopped(work: Coroutine[Any, Any, T], request: StopRequest | None = None) -> T:
+    """Run a coroutine in a new event loop, as `asyncio.run` does, but abandon tasks and threads that do not end.
+
+    The default executor of the loop has daemon threads, as many as there are calls.
+
+    Args:
+        work: Coroutine to run.
+        request: Stops the work from another thread; in the main thread, signals stop it too.
+
+    Raises:
+        KeyboardInterrupt: a request ended the work before it had a result.
+    """
+    request = request or StopRequest()
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(DaemonThreads("agentrl-default"))
+    main = loop.create_task(work)
+    main.add_done_callback(lambda _: loop.stop())
+    with request.bound(loop, main):
+        try:
+            asyncio.set_event_loop(loop)
+            loop.run_forever()
+        finally:
+            request.watch()
+            _close(loop)
+    if request.count and (main.cancelled() or not main.done()):
+        raise KeyboardInterrupt
+    return main.result()
+
+
+def _close(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel all tasks, close asynchronous generators, and close the loop; abandon what does not end."""
+    try:
+        _end(loop, asyncio.all_tasks(loop))
+        _end(loop, {loop.create_task(loop.shutdown_asyncgens())}, cancel=False)
+    finally:
+        abandon_pending(asyncio.all_tasks(loop))
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def _end(loop: asyncio.AbstractEventLoop, tasks: set[asyncio.Task[Any]], *, cancel: bool = True) -> None:
+    if not tasks:
+        return
+    for task in tasks if cancel else ():
+        task.cancel()
+    ending = loop.create_task(asyncio.wait(tasks, timeout=END_S))
+    ending.add_done_callback(lambda _: loop.stop())
+    loop.run_forever()

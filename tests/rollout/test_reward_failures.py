@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.rewards import TASK, episode, scored
 
-from agentrl.errors import EnvironmentFailure, Outcome
+from agentrl.errors import EnvironmentFailure, Outcome, RewardFailure
 from agentrl.reward import Score, Scorer, defined_in
 from agentrl.rollout.env_pool import ThreadWorker
 from agentrl.rollout.reward_functions import FunctionReward
@@ -85,7 +85,7 @@ async def test_a_function_that_hangs_misses_its_deadline(is_async):
     thread = ThreadWorker()
     function = waits if is_async else lambda trajectory, task: ended.wait(60)
     reward = FunctionReward("slow", function, {}, thread, deadline_s=0.02)
-    with pytest.raises(EnvironmentFailure, match=r"function slow .*missed its deadline: got no answer in 0.02 s"):
+    with pytest.raises(RewardFailure, match=r"function slow .*missed its deadline: got no answer in 0.02 s"):
         await reward.score(episode(), TASK)
     ended.set()
     await thread.close()

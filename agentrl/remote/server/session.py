@@ -21,6 +21,7 @@ from agentrl.errors import (
     UsageError,
     async_boundary,
 )
+from agentrl.errors.foreign import await_or_abandon
 from agentrl.remote.env_methods import CALL_TOOL, RESET, STEP, EnvMethod, ResetResult
 from agentrl.remote.wire import Body, Problem, Refusal, to_json
 from agentrl.rollout.env_adapter import call_own_tool
@@ -165,7 +166,7 @@ class Session:
         if name not in self._tools:
             raise ToolError(f"unknown tool {name!r}", expected=", ".join(self._tools) or "none")
         async with async_boundary(EnvironmentFailure, f"tool {name}", deadline_s=self._tool_timeout_s):
-            return await call_own_tool(self._tools[name], arguments)
+            return await await_or_abandon(call_own_tool(self._tools[name], arguments), f"tool {name}")
 
     async def _carry_out(
         self, before: asyncio.Task[ServerReply] | None, do: Callable[[], Awaitable[dict[str, Any]]]

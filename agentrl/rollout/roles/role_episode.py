@@ -228,7 +228,7 @@ class RoleEpisode(RuntimeEpisode):
     async def close(self) -> None:
         """Release what policies and tools keep for the episode."""
         for policy in self._role_policies.values():
-            await policy.end(self)
+            await self._end_policy(policy)
         await super().close()
 
 
