@@ -94,7 +94,7 @@ async def cancel_or_abandon(task: asyncio.Task[Any], grace_s: float | None = Non
     loop = asyncio.get_running_loop()
     again: asyncio.CancelledError | None = None
     until = loop.time() + (GRACE_S if grace_s is None else grace_s)
-    task.add_done_callback(_forget)
+    task.add_done_callback(ignore_result)
     task.cancel()
     while not task.done() and loop.time() < until:
         try:
@@ -136,7 +136,7 @@ def _abandon(call: asyncio.Task[Any] | concurrent.futures.Future[Any], message: 
     _log.warning("%s", message)
 
 
-def _forget(call: asyncio.Task[Any] | concurrent.futures.Future[Any]) -> None:
+def ignore_result(call: asyncio.Task[Any] | concurrent.futures.Future[Any]) -> None:
     """Ignore the result of an abandoned call."""
     _abandoned.discard(call)
     if not call.cancelled():
@@ -247,7 +247,7 @@ async def call_in_thread(threads: DaemonThreads, call: Callable[[], T], what: st
         return await asyncio.wrap_future(running)
     except asyncio.CancelledError:
         if running.running():
-            running.add_done_callback(_forget)
+            running.add_done_callback(ignore_result)
             _abandon(running, f"{what} did not return in time; its thread is left running")
         raise
     except _Raised as raised:
