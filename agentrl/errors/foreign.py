@@ -27,7 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 GRACE_S = 1.0
 """Seconds for a cancelled call to end, before it is abandoned."""
-CLOSE_S = 60.0
+CLOSE_S = 30.0
 """Seconds for closing the environments, or the tools, of a run whose work is done."""
 STOP_S = 3.5
 """The same after an interruption."""
@@ -87,14 +87,25 @@ def _wake(ended: asyncio.Future[None], _: object) -> None:
 
 
 async def cancel_or_abandon(task: asyncio.Task[Any], grace_s: float | None = None) -> None:
-    """Cancel a task, and abandon it if it has not ended after the grace period, or if the caller is cancelled again."""
-    task.add_done_callback(_forget)
+    """Cancel a task, and abandon it if it has not ended after the grace period (default: `GRACE_S`).
+
+    If the caller is cancelled meanwhile, the task is cancelled again, and the grace period is not prolonged.
+    """
+    loop = asyncio.get_running_loop()
+    again: asyncio.CancelledError | None = None
+    until = loop.time() + (GRACE_S if grace_s is None else grace_s)
+    task.add_done_callback(ignore_result)
     task.cancel()
-    try:
-        await asyncio.wait({task}, timeout=GRACE_S if grace_s is None else grace_s)
-    finally:
-        if not task.done():
-            _abandon(task, f"{task.get_name()} did not end when it was cancelled; it is left running")
+    while not task.done() and loop.time() < until:
+        try:
+            await asyncio.wait({task}, timeout=until - loop.time())
+        except asyncio.CancelledError as error:
+            again = error
+            task.cancel()
+    if not task.done():
+        _abandon(task, f"{task.get_name()} did not end when it was cancelled; it is left running")
+    if again is not None:
+        raise again
 
 
 async def close_in_time(closing: Coroutine[Any, Any, None], what: str, seconds: float | None = None) -> None:
@@ -105,16 +116,19 @@ async def close_in_time(closing: Coroutine[Any, Any, None], what: str, seconds: 
     caller = running_task()
     if seconds is None:
         seconds = STOP_S if caller is not None and caller.cancelling() else CLOSE_S
-    task = asyncio.create_task(closing, name=what)
+    task = asyncio.create_task(_contain(closing), name=what)
     try:
         await asyncio.wait({task}, timeout=seconds)
     finally:
         if not task.done():
             await cancel_or_abandon(task)
-    if task.done() and not task.cancelled():
-        task.result()
-    else:
+    if not task.done() or task.cancelled():
         _log.warning("%s is not done after %g s, and is given up", what, seconds)
+        return
+    try:
+        task.result()
+    except _Raised as raised:
+        raise raised.cause from None
 
 
 def _abandon(call: asyncio.Task[Any] | concurrent.futures.Future[Any], message: str) -> None:
@@ -122,7 +136,7 @@ def _abandon(call: asyncio.Task[Any] | concurrent.futures.Future[Any], message: 
     _log.warning("%s", message)
 
 
-def _forget(call: asyncio.Task[Any] | concurrent.futures.Future[Any]) -> None:
+def ignore_result(call: asyncio.Task[Any] | concurrent.futures.Future[Any]) -> None:
     """Ignore the result of an abandoned call."""
     _abandoned.discard(call)
     if not call.cancelled():
@@ -233,7 +247,7 @@ async def call_in_thread(threads: DaemonThreads, call: Callable[[], T], what: st
         return await asyncio.wrap_future(running)
     except asyncio.CancelledError:
         if running.running():
-            running.add_done_callback(_forget)
+            running.add_done_callback(ignore_result)
             _abandon(running, f"{what} did not return in time; its thread is left running")
         raise
     except _Raised as raised:

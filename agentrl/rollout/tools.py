@@ -151,6 +151,8 @@ def _key(arguments: Mapping[str, Any]) -> str:
 
 
 T = TypeVar("T")
+NO_RESOURCES = AsyncExitStack()
+"""Stack for tools that open nothing."""
 Opening: TypeAlias = "Callable[[AsyncExitStack], Awaitable[Any]]"
 SANDBOX_START_S = 120.0
 TOOLSET_S = 120.0
@@ -292,7 +294,9 @@ class EpisodeTools:
             if tool.name not in self._bound:
                 context = EpisodeContext(self, limit_s)
                 provisions = ToolDependencies(context=context, sandbox=self._sandbox)
-                self._bound[tool.name] = await self._owner.open(lambda stack: tool.open(stack, provisions))
+                opening = functools.partial(tool.open, provisions=provisions)
+                has_resources = tool.is_stateful or type(tool).open is not Tool.open
+                self._bound[tool.name] = await (self._owner.open(opening) if has_resources else opening(NO_RESOURCES))
         return self._bound[tool.name]
 
     async def share(self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from agentrl.errors import CtrlC
-from agentrl.errors.foreign import DaemonThreads, abandon_pending, is_foreign
+from agentrl.errors.foreign import DaemonThreads, abandon_pending, ignore_result, is_foreign
 
 T = TypeVar("T")
 BLOCKED_S = 2.0
@@ -228,6 +228,8 @@ def run_until_stopped(work: Coroutine[Any, Any, T], request: StopRequest | None 
             loop.run_forever()
         finally:
             request.watch()
+            if main.done():
+                ignore_result(main)  # it is raised below, or has ended the loop itself
             _close(loop)
     if request.count and (main.cancelled() or not main.done()):
         raise KeyboardInterrupt
@@ -248,8 +250,10 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 def _end(loop: asyncio.AbstractEventLoop, tasks: set[asyncio.Task[Any]], *, cancel: bool = True) -> None:
     if not tasks:
         return
-    for task in tasks if cancel else ():
-        task.cancel()
+    for task in tasks:
+        task.add_done_callback(ignore_result)
+        if cancel:
+            task.cancel()
     ending = loop.create_task(asyncio.wait(tasks, timeout=END_S))
     ending.add_done_callback(lambda _: loop.stop())
     loop.run_forever()
