@@ -219,9 +219,9 @@ def check_answer(
         raise invalid(f"tokens of the weight versions {sorted(known)}", f"0 to {version}")
     highest = max(logprobs)
     if not (math.isfinite(sum(logprobs)) and min(logprobs) > LOWEST_LOGPROB and highest <= ROUNDING):
-        token, wrong = next((t, v) for t, v in zip(ids, logprobs, strict=True) if not LOWEST_LOGPROB < v <= ROUNDING)
+        token, value = next((t, v) for t, v in zip(ids, logprobs, strict=True) if not LOWEST_LOGPROB < v <= ROUNDING)
         hint = "it must return the natural logarithm of each sampled token's probability"
-        raise invalid(f"log-probability {wrong} of token {token}", "a number of at most 0", hint)
+        raise invalid(f"log-probability {value} of token {token}", "a number of at most 0", hint)
     if highest > 0:
         answer = replace(answer, logprobs=[min(logprob, 0.0) for logprob in logprobs])
     if not 0 <= answer.cached_tokens <= len(request.prompt_ids):

@@ -74,9 +74,9 @@ async def collect_demonstrations(
         ScriptedPolicy.EXPERT, renderer, max_context=config.agent.max_tokens, mistakes=config.sft.mistakes
     )
     environments = build_run_environments(config, policy, observer=observer)
-    draws = [tasks.next() for _ in range(config.sft.episodes)]
     played: dict[int, Trajectory] = {}
     try:
+        draws = [await tasks.draw() for _ in range(config.sft.episodes)]
         async with environments[0].pool.waits.report_stalls(config.rollout.stall_report_s, on_stall):
             for environment in environments:
                 own = {
