@@ -90,6 +90,12 @@ class TaskSampler:
         horizon = None if self._horizon is None else self._horizon.turns(environment, self.step)
         return _draw(environment, place, task, horizon)
 
+    async def draw(self) -> SampledTask:
+        """Return the next draw, after its task was fetched."""
+        while (drawn := self.next()) is None:
+            await self.fetch()
+        return drawn
+
     @property
     def misses_tasks(self) -> bool:
         """True if some of the next tasks of a remote source were not fetched yet."""

@@ -30,7 +30,6 @@ from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.loop_choice import check_rendering
 from agentrl.rollout.runner import Assignment, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
-from agentrl.rollout.task_order import SampledTask, TaskSampler
 from agentrl.rollout.turns import derive_seed
 from agentrl.rollout.waits import RolloutObserver, WaitTracker
 from agentrl.runs.learning_run import Learner, LearningRun, ProgressCallback
@@ -77,9 +76,9 @@ async def collect_demonstrations(
         ScriptedPolicy.EXPERT, renderer, max_context=config.agent.max_tokens, mistakes=config.sft.mistakes
     )
     environments = build_run_environments(config, policy, observer=observer, waits=waits)
-    draws = [await _draw_task(tasks) for _ in range(config.sft.episodes)]
     played: dict[int, Trajectory] = {}
     try:
+        draws = [await tasks.draw() for _ in range(config.sft.episodes)]
         with environments[0].pool.waits.report_stalls(config.rollout.stall_report_s, on_stall):
             for environment in environments:
                 own = {
@@ -104,13 +103,6 @@ async def _play_demonstrations(
         found[numbers[trajectory.group_id]] = trajectory
         on_episode(trajectory)
     return _select_trainable(found)
-
-
-async def _draw_task(tasks: TaskSampler) -> SampledTask:
-    """Return the next draw; fetch its task first if it is on an environment server."""
-    while (draw := tasks.next()) is None:
-        await tasks.fetch()
-    return draw
 
 
 def _assignment(task: Task, number: int, seed: int) -> Assignment:

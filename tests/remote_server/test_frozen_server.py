@@ -134,6 +134,16 @@ async def test_a_resumed_run_fetches_the_tasks_of_its_groups_without_blocking(se
     await resumed.close()
 
 
+async def test_a_draw_outside_a_scheduler_fetches_its_task(serve: Any, proxy: Any) -> None:
+    spec = await asyncio.to_thread(resolve_environment, serve(STAIRS).url)
+    source = await asyncio.to_thread(spec.tasks, "valid")
+    source._rows.clear()
+    far, near = (TaskSampler({"": each}, seed=7) for each in (source, STAIRS.tasks("valid")))
+    assert far.next() is None
+    assert far.state_dict() == near.state_dict(), "a draw that has to wait changes nothing"
+    assert [(await far.draw()).task.id for _ in range(70)] == [(await near.draw()).task.id for _ in range(70)]
+
+
 async def test_a_frozen_server_blocks_neither_the_event_loop_nor_the_end_of_the_run(serve: Any, proxy: Any) -> None:
     between = proxy(serve(STAIRS).url)
     spec = await asyncio.to_thread(resolve_environment, between.url)
