@@ -71,7 +71,7 @@ class ExternalTask:
 
 
 MOST_ALIKE = 8
-"""Number of attempts with the same failure, and no success before, that ends the run."""
+"""Number of identical failures, without an earlier success, that ends the run."""
 _VARYING = re.compile(r"0x[0-9a-f]+|agentrl-program-\w+|\d+")
 """Parts of an error that differ between attempts with the same failure: addresses, folders, process ids, ports."""
 
@@ -272,7 +272,7 @@ class External(AgentLoop):
             yield SandboxFolder(sandbox, f"http://127.0.0.1:{port}{gateway.path_of(session)}")
 
     async def _within(self, run: Coroutine[Any, Any, str | None], play: _Play) -> str | None:
-        """Wait for the program: up to its seconds, without waits for answers, and briefly after a spent budget."""
+        """Wait for the program: up to its time limit, not counting waits; briefly once a budget is spent."""
         began = time.monotonic()
         running, spent = asyncio.ensure_future(run), asyncio.ensure_future(play.session.spent.wait())
         waited: set[asyncio.Future[Any]] = {running, spent}

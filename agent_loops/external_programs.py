@@ -79,7 +79,7 @@ class ProgramInput:
     variables: Mapping[str, str]
     """Environment variables in addition to the inherited ones."""
     keep_log: Callable[[str], None]
-    """Function that stores the program's output, also if it fails."""
+    """Function that stores the program's output, even if it fails."""
 
 
 class ProgramFolder(ABC):

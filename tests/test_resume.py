@@ -109,7 +109,7 @@ def test_finished_episodes_of_a_killed_asynchronous_run_are_trained_on(tiny_run)
     steps = len(numbers(run.folder.path)) + 2
     told = Messages()
     assert train(resume_run(run.folder.path, [f"trainer.steps={steps}"]), watcher=told).step == steps
-    assert f"{len(found)} finished episodes that were not trained on are kept" in told.messages
+    assert f"kept {len(found)} finished episodes not yet trained on" in told.messages
     after = {s.trajectory.id: s.trajectory for s in read_trajectories(run.folder.trajectories, messages=True)}
     for name, before in found.items():
         assert trajectory_record(after[name]) == trajectory_record(before), "it was played again"

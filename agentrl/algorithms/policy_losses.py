@@ -266,7 +266,7 @@ def dppo(
     A rare token may thus gain many times its probability, and a frequent one at most delta. The thresholds are those of
     the authors' scripts in verl, 0.15 for this loss and 0.05 for `dppo_binary_kl`.
 
-    ``delta_low`` and ``delta_high`` are the maximum loss and gain of probability at which a token trains. ``cap`` is
+    ``delta_low`` and ``delta_high`` are the maximum loss and gain of probability of a trained token. ``cap`` is
     the maximum weight r of a token's gradient: 20 as in verl, large because truncation adds bias (section 5.4).
     """
     pi, mu = tokens.logp.detach().exp(), tokens.behaviour_logp.exp()

@@ -21,7 +21,7 @@ from agentrl.errors import TrainingError
 class EpisodeBatch:
     """Episodes of a step, with their turns and sampled tokens.
 
-    It contains only what trains: episodes with a reward, and only the sampled tokens of each sequence, so that no mask
+    It holds only what is used: episodes with a reward, and only the sampled tokens of each sequence, so that no mask
     is needed. Numbers are float64, because standard deviations near 0 are compared with 1e-6.
 
     Two episodes of one group; the first has two turns of 2 and 1 tokens, the second one turn of 3 tokens:
@@ -166,7 +166,7 @@ MEAN_LOG_RATIO_LIMIT = 10.0
 class LossInput:
     """Sampled tokens of whole sequences (one micro-batch); tensors are [tokens] unless stated otherwise.
 
-    A loss gets only the tokens that train. Tokens that a filter or the correction rejects are not included, so that no
+    A loss gets only the trained tokens. Tokens that a filter or the correction rejects are not included, so that no
     ratio, mean or share of a sequence depends on them.
     """
 

@@ -66,7 +66,7 @@ MEMORY_HINT = "set engine.transport=collective, disk, or (SGLang) tensor: shared
 CLOSE_S = 10.0
 """Seconds before an actor that does not end its server is killed; the server's guard then ends the server."""
 PING_S = 30.0
-"""Seconds in which the actor of a lost server must answer, or else it counts as lost: its process may be stopped."""
+"""Seconds for the actor of a lost server to answer before it counts as lost: its process may be stopped."""
 START_MARGIN_S = 60.0
 """Seconds in addition to ``engine.start_timeout_s`` before the start of a server's actor fails."""
 OnLoss = Callable[[TrainingError], None]
@@ -427,7 +427,7 @@ def _check_servers(engine: ServerEngineConfig, section: ClusterConfig) -> None:
     requested = (section.engine or {}).get("GPU")
     if requested is not None and requested not in (0, engine.tensor_parallel):
         raise ConfigError(
-            "cluster.engine reserves another number of GPUs than a server uses",
+            "cluster.engine and a server use different numbers of GPUs",
             got=f"GPU {requested:g} with engine.tensor_parallel {engine.tensor_parallel}",
             expected=f"GPU {engine.tensor_parallel}",
         )

@@ -61,7 +61,7 @@ def _check_fits(agent: AgentConfig, loop: AgentLoop, environment_roles: Sequence
         _check_environment_role(name, agent, names)
     if names and agent.few_shot_turns:
         raise ConfigError(
-            f"agent.few_shot_turns is ignored by the agent loop {agent.loop}: examples show one agent, and it has more",
+            f"agent.few_shot_turns is ignored by the agent loop {agent.loop}: examples show one agent, but it has more",
             got=f"{agent.few_shot_turns}, with the roles {', '.join(names)}",
             expected="agent.few_shot_turns=0, or a loop with one agent",
         )

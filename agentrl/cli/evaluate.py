@@ -79,7 +79,7 @@ def evaluate(
         str | None, typer.Option(metavar="COMMAND", help="Your own agent program, which uses the policy as its model.")
     ] = None,
     reward: Rewards = None,
-    seed: Annotated[int, typer.Option(help="Seed of the choice of tasks and of the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for task selection and sampling.")] = 0,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Maximum number of concurrent episodes.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,

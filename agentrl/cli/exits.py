@@ -50,7 +50,7 @@ def message_when_interrupted(words: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, also if the shell started the program with Ctrl-C ignored."""
+    """Treat SIGTERM like Ctrl-C, even if the shell started the program with Ctrl-C ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -97,7 +97,7 @@ def exit_despite_threads() -> Iterator[None]:
 
 @contextmanager
 def end_despite_foreign_code() -> Iterator[None]:
-    """End the process with the exit code of the block, at the latest `EXIT_S` after it.
+    """End the process with the exit code of the block, at most `EXIT_S` after it.
 
     Python itself would wait for ever for threads and child processes that foreign code left behind.
     """
@@ -127,7 +127,7 @@ def _has_new_threads(known: set[threading.Thread]) -> bool:
 
 @contextmanager
 def discard_standard_output() -> Iterator[None]:
-    """Discard everything that the block writes to standard output, also below Python."""
+    """Discard everything that the block writes to standard output, even below Python."""
     sys.stdout.flush()
     kept = os.dup(1)
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):

@@ -39,7 +39,7 @@ app = typer.Typer()
     )
 )
 def export(
-    run: Annotated[str, typer.Argument(help="Run, of which the newest checkpoint is used, or checkpoint.")],
+    run: Annotated[str, typer.Argument(help="Run (its newest checkpoint is used), or a checkpoint.")],
     target: Annotated[
         str,
         typer.Argument(

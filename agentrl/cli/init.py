@@ -67,7 +67,7 @@ def create_project(name: str, folder: Path, scaffold: str = SCAFFOLD) -> Path:
     if project.exists():
         raise UsageError(f"{project} already exists", hint="choose another name, or delete it first")
     if importlib.util.find_spec(name) is not None:
-        raise UsageError("a Python package has this name already", got=repr(name), hint="choose another name")
+        raise UsageError("a Python package already has this name", got=repr(name), hint="choose another name")
     words = {"package": name, "class_name": "".join(part.capitalize() for part in name.split("_"))}
     try:
         for path, text in _templates(importlib.resources.files("agentrl.cli").joinpath(scaffold), Path()):

@@ -115,7 +115,7 @@ def reward_model(
     sources: Sources = None,
     model: Annotated[str | None, typer.Option(help="Initial language model.")] = None,
 ) -> None:
-    """Train a reward model that gives the better of two episodes of a task the greater reward.
+    """Train a reward model that gives the better of two episodes of a task the higher reward.
 
     Without a config, the config of the first run is used, and its model gets a new output.
     """

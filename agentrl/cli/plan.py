@@ -1,4 +1,4 @@
-"""`agentrl plan`: estimate the memory of a run per rank, and check that it fits; or simulate other stalenesses."""
+"""`agentrl plan`: estimate the memory of a run per rank, and check that it fits; or simulate staleness limits."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def check_fits(config: Config, planned: MemoryPlan, limit: int) -> None:
         )
     raise ConfigError(
         "this run does not fit into the memory of a rank",
-        got=f"{shown_bytes(planned.total)}, {shown_bytes(largest.bytes)} of them {largest.name}",
+        got=f"{shown_bytes(planned.total)} ({largest.name}: {shown_bytes(largest.bytes)})",
         expected=f"at most {shown_bytes(limit)}",
         hint=hint,
     )

@@ -33,7 +33,7 @@ def read_token(file: Path | None, variable: str) -> str | None:
 
     Args:
         file: File with the token; ``None`` reads the environment variable.
-        variable: Name of the environment variable, which clients read, too.
+        variable: Name of the environment variable, which clients also read.
 
     Raises:
         UsageError: the file cannot be read, or the token is not valid.

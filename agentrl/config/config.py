@@ -78,8 +78,8 @@ class ModelConfig(Section):
     """Number format of the weights; ``auto`` is bfloat16 on GPUs and on CPUs that multiply in bfloat16, and float32
     elsewhere."""
     head_dtype: Literal["model", "float32"] = "model"
-    """Number format of the logits: ``model``, that of the weights; ``float32``, in the trainer, the local engine and
-    launched servers, which with ``dtype: bfloat16`` brings their probabilities closer together."""
+    """Number format of the logits: ``model``, that of the weights, or ``float32``, in the trainer, the local engine and
+    launched servers: with ``dtype: bfloat16``, their probabilities then agree more closely."""
     lora: LoraConfig | None = None
     """Train adapters (LoRA) and freeze the base weights; see docs/lora.md."""
 
@@ -208,8 +208,7 @@ class AlgorithmConfig(Section):
     """Factors of the advantages of roles, for loops with several agents: ``{planner: 2, worker: 0.5}``; 1 for roles
     that are not named."""
     dynamic_sampling: bool = False
-    """True to replace groups whose episodes do not differ (compared as ``advantage`` does, before shaping) with new
-    groups."""
+    """True to replace groups whose episodes ``advantage`` cannot tell apart (before shaping) with new groups."""
     teacher: TeacherConfig | None = None
     """Frozen model to learn from: ``{path: MODEL}``; none if not set. See docs/guides.md."""
     expert: ExpertConfig | None = None
@@ -393,7 +392,7 @@ class RolloutConfig(Section):
     retries: int = Field(2, ge=0)
     """Maximum number of retries of an episode after infrastructure failures."""
     stall_report_s: float = Field(60.0, gt=0)
-    """Seconds without progress after which the run prints which parts wait for what."""
+    """Seconds without progress after which the run prints what each part waits for."""
 
     @property
     def is_synchronous(self) -> bool:
@@ -414,15 +413,15 @@ class EvaluationConfig(Section):
     every: int = Field(0, ge=0)
     """Training steps between evaluations; 0 for no evaluations."""
     split: str = "valid"
-    """Split of the evaluation tasks, also of ``agentrl eval``."""
+    """Split of the evaluation tasks, for ``agentrl eval`` too."""
     tasks: int = Field(64, ge=1)
     """Number of evaluation tasks, which ``run.seed`` selects; every evaluation of the run uses the same ones.
     ``agentrl eval`` plays as many, selected by its own seed."""
     samples: int = Field(1, ge=1)
     """Episodes per task."""
     sampling: SamplingConfig | None = None
-    """Sampling parameters of evaluations; those of training if not set. Stop texts that are not set here are those of
-    training, too."""
+    """Sampling parameters of evaluations; those of training if not set. Stop texts not set here are those of training
+    as well."""
 
 
 class CheckpointConfig(Section):

@@ -110,11 +110,11 @@ class ServerEngineConfig(Section):
     """Environment variable that holds the servers' API key, if they require one."""
     start_timeout_s: float = Field(600.0, gt=0)
     """Seconds for the start of a server; also added to ``timeout_s`` while an episode waits for a restarted server. A
-    server of ``servers`` that refuses connections is given up after 8 seconds."""
+    server in ``servers`` that refuses connections is an error after 8 seconds."""
     health_timeout_s: float = Field(30.0, gt=0)
     """Seconds without an answer from its health route after which a server is considered lost."""
     lost_timeout_s: float = Field(300.0, gt=0)
-    """Seconds for which a lost server of ``servers`` is awaited; then the run continues without it, or ends with a
+    """Seconds to wait for a lost server of ``servers``; then the run continues without it, or ends with a
     checkpoint if it was the last one. Also added to ``timeout_s`` while an episode waits. Launched servers are
     restarted instead."""
     timeout_s: float = Field(600.0, gt=0)

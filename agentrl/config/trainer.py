@@ -194,7 +194,7 @@ class SFTConfig(Section):
     """Schedule of the learning rate after the warm-up; cosine ends at a tenth of the peak."""
     mistakes: float = Field(0.0, ge=0, lt=1)
     """Share of the expert's actions before which it makes a mistake that changes nothing. Mistakes are not trained on,
-    but the recovery after them is, which demonstrations without mistakes do not contain."""
+    but the recovery from them is, which demonstrations without mistakes do not show."""
     observation_weight: float = Field(0.0, ge=0, le=1)
     """Initial weight in the loss of tokens that the agent did not write (its answers have weight 1); it decreases
     linearly to 0 over the warm start. A model with random weights then learns the language before the actions."""
@@ -202,7 +202,7 @@ class SFTConfig(Section):
     """Success rate on training tasks at which the warm start ends early. Use it to start RL from a given level: equal
     losses can mean very different success rates."""
     check_every: int = Field(50, ge=1)
-    """Optimizer steps between two measurements for ``stop_at``; none during the warm-up of the learning rate."""
+    """Optimizer steps between measurements for ``stop_at``; none during the warm-up of the learning rate."""
     check_tasks: int = Field(128, ge=1)
     """Tasks per measurement for ``stop_at``."""
 

@@ -113,7 +113,7 @@ class ExpertAction:
 
     text: str
     is_mistake: bool = False
-    """True for a mistake, which carries no loss, but from which the recovery is learned."""
+    """True for a mistake: it carries no loss, but the recovery from it is learned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

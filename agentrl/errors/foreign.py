@@ -1,9 +1,9 @@
-"""Calls of foreign code: environments, tools, rewards, agent loops and anything else that the user wrote.
+"""Calls to foreign code: environments, tools, rewards, agent loops and anything else that the user wrote.
 
-Foreign code may ignore its cancellation, block its thread for ever, or call ``sys.exit()``. Therefore each call runs in
-a task (`await_or_abandon`) or in a daemon thread (`call_in_thread`) of its own, and the caller waits for it only while
-it is not cancelled itself. A call that does not end then is abandoned: it is named in the log, its result is ignored,
-and neither the run nor the end of the process waits for it.
+Foreign code may ignore cancellation, block its thread forever, or call ``sys.exit()``. Each call therefore runs in its
+own task (`await_or_abandon`) or daemon thread (`call_in_thread`), and the caller waits for it only until the caller
+itself is cancelled. A call that does not end then is abandoned: the log names it, its result is ignored, and neither
+the run nor the exiting process waits for it.
 
 Threads for agentrl's own blocking work (`run_in_own_thread`) are separate, so that foreign code cannot use them up.
 """
@@ -49,8 +49,8 @@ class _Raised(Exception):
 async def await_or_abandon(work: Coroutine[Any, Any, T], what: str, *, grace_s: float | None = None) -> T:
     """Await foreign code in its own task, and return its result.
 
-    If the calling task is cancelled (also by a deadline), `work` is cancelled too, and abandoned if it has not ended
-    after the grace period. The calling task is cancelled then in any case.
+    If the calling task is cancelled or misses a deadline, `work` is cancelled too, and abandoned if it has not ended
+    after the grace period. The calling task is cancelled either way.
 
     Args:
         work: Coroutine to await.
@@ -123,7 +123,7 @@ async def close_in_time(closing: Coroutine[Any, Any, None], what: str, seconds: 
         if not task.done():
             await cancel_or_abandon(task)
     if not task.done() or task.cancelled():
-        _log.warning("%s is not done after %g s, and is given up", what, seconds)
+        _log.warning("%s did not finish in %g s; giving up on it", what, seconds)
         return
     try:
         task.result()
@@ -161,7 +161,7 @@ def abandon_pending(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 class DaemonThreads(concurrent.futures.ThreadPoolExecutor):
-    """Executor of daemon threads; neither a hanging call nor the end of the process waits for another call.
+    """Executor of daemon threads; a hanging call delays neither other calls nor the end of the process.
 
     A call gets an idle thread or a new one, up to the limit.
 
@@ -177,7 +177,7 @@ class DaemonThreads(concurrent.futures.ThreadPoolExecutor):
         self._counting = threading.Lock()
         self._count = 0
         self._free = 0
-        """Number of threads that no call in the queue is meant for."""
+        """Number of threads to which no queued call is assigned."""
         self._waiting = 0
         """Number of calls that wait because of the limit."""
 
@@ -234,7 +234,7 @@ def _run(future: concurrent.futures.Future[T], call: Callable[[], T]) -> None:
 async def call_in_thread(threads: DaemonThreads, call: Callable[[], T], what: str) -> T:
     """Call a foreign function that may block in a thread, and return its result.
 
-    If the calling task is cancelled (also by a deadline), the call is abandoned; its thread takes no further calls
+    If the calling task is cancelled or misses a deadline, the call is abandoned; its thread takes no other call
     until it has ended.
 
     Args:
@@ -269,6 +269,6 @@ _own_threads = DaemonThreads("agentrl-work", limit=min(32, (os.cpu_count() or 1)
 
 
 async def run_in_own_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run blocking work of agentrl itself, of bounded duration, in a thread that foreign code cannot occupy."""
+    """Run agentrl's own blocking work, of bounded duration, in a thread that foreign code cannot occupy."""
     call = functools.partial(contextvars.copy_context().run, work, *args, **kwargs)
     return await asyncio.wrap_future(_own_threads.submit(call))

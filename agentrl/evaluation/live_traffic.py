@@ -33,7 +33,7 @@ EPISODES = "episodes.jsonl"
 CONVERSATIONS = "conversations.jsonl"
 PROMPTS = "prompts.jsonl"
 DEFAULT = "default"
-"""Name of the session of requests whose path names none. Unrelated clients share it, so it might never be idle. After
+"""Session name for requests whose path names no session. Unrelated clients share it, so it might never be idle. After
 the idle time or `MOST_ANSWERS` answers, new conversations go to another session, and this one ends once it is idle."""
 MOST_ANSWERS = 256
 NO_LIMIT = 1 << 30

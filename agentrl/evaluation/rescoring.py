@@ -24,7 +24,7 @@ from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
 CONCURRENT = 64
-"""Number of episodes that are scored at a time; blocking functions run one call after another."""
+"""Number of episodes scored at a time; calls to a blocking function run one at a time."""
 SCORE_TIMEOUT_S = 600.0
 """Deadline of one episode; each function has its own, shorter one."""
 
@@ -70,7 +70,7 @@ class RescoringSummary:
     abstained: int = 0
     """Number of episodes to which the new scorer gives no reward."""
     errors: Counter[str] = field(default_factory=Counter)
-    """Failures of the scorer, by the failing code, its line, and what happened."""
+    """Number of scorer failures by code location and what happened."""
     pairs: list[tuple[float, float]] = field(default_factory=list)
     """Stored and new reward of each episode."""
     by_success: defaultdict[bool, list[float]] = field(default_factory=lambda: defaultdict(list))

@@ -20,7 +20,7 @@ from agentrl.gateway.dialect import ToolSchema
 from agentrl.message import Message, TextPart
 
 LONG_TEXT = 1 << 14
-"""Length in characters from which a text is compared by its hash."""
+"""Characters above which a text is compared by its hash."""
 Chain = list[bytes]
 """The hash of each prefix of a history: of one message, of two, and so on."""
 

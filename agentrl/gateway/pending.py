@@ -16,7 +16,7 @@ from agentrl.gateway.history import Chain
 
 Result = TypeVar("Result")
 LARGE = 1 << 18
-"""Size in bytes from which a request is processed in a thread."""
+"""Bytes above which a request is processed in a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

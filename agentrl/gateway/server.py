@@ -48,7 +48,7 @@ DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), AnthropicMessag
 LARGEST_BODY = 64 << 20
 MOST_CONNECTIONS = 4096
 COMMENT_S = 5.0
-"""Seconds between two keep-alive messages of a stream that waits for its answer."""
+"""Seconds between keep-alive messages of a stream that waits for its answer."""
 RETRY_AFTER_S = 2
 RETRY_COUNT = "x-stainless-retry-count"
 MODEL = "policy"

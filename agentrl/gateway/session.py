@@ -310,7 +310,7 @@ class GatewaySession:
         if new:
             self._warned.update(new)
             text = ", ".join(f"{name}={value}" for name, value in new.items())
-            _log.warning("a client requests %s: not followed, because the run sets them", text)
+            _log.warning("a client requests %s: ignored, because the run sets them", text)
 
     def _warn_about_hidden_names(self, request: ChatRequest) -> None:
         """Warn once if the model's chat template leaves the authors' names out of the prompt."""

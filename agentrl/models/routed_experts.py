@@ -81,7 +81,7 @@ class SequenceRoutes:
         start = len(self)
         if experts.ndim != 2 or start + len(experts) > computed:
             raise LedgerError(
-                "experts of tokens that the engine has not computed",
+                "experts reported for tokens not yet computed",
                 got=f"shape {experts.shape}, from token {start} on",
                 expected=f"at most {computed - start} tokens",
             )

@@ -5,7 +5,7 @@ sign              condition on the newest step
 entropy_rises     entropy is at least `RISE` times the lowest of the last five steps
 entropy_falls     entropy is at most a third of the highest of the last five steps, and success has not risen
 members_alike     the members of most groups give the same answers, token by token
-groups_alike      no group differs any more, in two consecutive steps or after a jump of the entropy
+groups_alike      returns no longer differ within groups, for two steps or after a jump in entropy
 gradient_jumps    the gradient is over `SPIKE` times the median of earlier steps, too few for the trainer's alarm
 trains_selection  trained episodes differ from started ones by over `BIASED`, and by more than chance explains
 success_falls     success is significantly lower, but the reward significantly higher than in the first steps
@@ -157,7 +157,7 @@ def _groups_alike(lines: Sequence[Line]) -> str | None:
     if (shares[-2] > 0 and not jumped) or before < ALIKE / 2:
         return None
     return (
-        f"no group differs any more: all members of every group had the same return, while {before:.0%} of the groups "
+        f"returns no longer differ within groups: in every group all were equal, while {before:.0%} of the groups "
         f"differed a few steps ago{_success_change(lines, min(BACK, len(lines) - 1))}; {_lower_rate(lines[-1])}"
     )
 
@@ -215,7 +215,7 @@ def _trains_selection(lines: Sequence[Line]) -> str | None:
         if stale
         else "groups fail (rollout/groups_failed): look at the failed episodes with: agentrl view"
     )
-    return f"the episodes that train are not like those that were started: {', '.join(found)}; {remedy}"
+    return f"the trained episodes are not like those that were started: {', '.join(found)}; {remedy}"
 
 
 def _mean(lines: Sequence[Line], name: str) -> float:

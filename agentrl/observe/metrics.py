@@ -29,7 +29,7 @@ ENVIRONMENT_PREFIX = "env/"
 """Prefix of metrics of one of several environments: ``env/LABEL/success``."""
 
 BIAS_PREFIX = "bias/"
-"""Prefix of the differences between the episodes that train and those that were started: ``bias/turns``."""
+"""Prefix of the differences between the trained episodes and those that were started: ``bias/turns``."""
 
 MARGIN_SUFFIX = "_margin"
 """Suffix of the half-width of the interval in which chance alone keeps a difference: ``bias/turns_margin``."""

@@ -108,8 +108,8 @@ def check_fetchable(model: str) -> None:
             f"model {model} not found",
             got=f"no such folder, and not from the Hugging Face hub: {_first_line(error)}",
             expected="a model folder, a run such as runs/latest, or a name on the hub that can be reached",
-            hint="with servers, too, --model is the folder or name of the weights that they serve; only engine openai "
-            "accepts a service's name of a model",
+            hint="even with servers, --model is the folder or name of the weights that they serve; only engine openai "
+            "accepts a service's model name",
         ) from error
 
 

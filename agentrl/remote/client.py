@@ -200,7 +200,7 @@ class RemoteTasks:
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolMismatch(f"{self.url} did not send tasks", got=repr(answer)[:200]) from error
         if len(rows) != (expected := max(0, min(count, total - start))):
-            what = f"{self.url} sent another number of tasks of split {self.split}, from index {start} of {total}"
+            what = f"{self.url} sent the wrong number of tasks of {self.split}, from index {start} of {total}"
             raise EnvironmentFailure(what, got=len(rows), expected=expected)
         self._rows.update(enumerate(rows, start))
         return total
@@ -430,7 +430,7 @@ def _check_version(url: str, health: Any) -> None:
         raise _no_server_error(url, repr(health)[:200])
     if VERSION not in health.get("versions", ()):
         raise UsageError(
-            f"the environment server {url} speaks another version of the protocol",
+            f"the environment server {url} has a different protocol version",
             got=", ".join(map(str, health.get("versions", ()))) or "none",
             expected=VERSION,
             hint="install the same version of agentrl on both sides",

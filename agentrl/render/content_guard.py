@@ -85,7 +85,7 @@ class ContentGuard:
         return value
 
     def _broken(self, text: str, breaking: str) -> str:
-        """Put a break after the first letter of each token, also of overlapping ones; replace one-letter tokens."""
+        """Put a break after the first letter of each token, even of overlapping ones; replace one-letter tokens."""
 
         def broken(found: re.Match[str]) -> str:
             return REPLACEMENT if found[0] in self._tokens else found[0] + breaking

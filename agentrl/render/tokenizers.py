@@ -72,7 +72,7 @@ def check_same_tokens(what: str, path: str, model_path: str) -> None:
     if apart:
         first = apart[0]
         raise ConfigError(
-            f"{what} has another tokenizer than the policy",
+            f"{what} does not have the policy's tokenizer",
             got=f"{len(apart)} ids that differ; id {first} is {_piece(other.get(first))} for {path} "
             f"and {_piece(own.get(first))} for {model_path}",
             expected="the same pieces under the same ids",

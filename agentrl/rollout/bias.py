@@ -1,8 +1,7 @@
-"""Measurement of selection bias: whether the episodes that train resemble those that were started.
+"""Measurement of selection bias: whether the trained episodes resemble those that were started.
 
-Groups that are dropped because they are too stale, or because too few of their episodes are left, make a difference if
-they are not like the others: usually they are slow, long or hard. Groups that dynamic sampling filters out are ignored,
-because they are left out on purpose.
+Dropped groups (too stale, or with too few episodes left) bias training if they differ from the others: usually they are
+slow, long or hard. Groups that dynamic sampling filters out are ignored, because they are left out on purpose.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ class BiasMeter:
 
 
 def _sum_up(values: Sequence[tuple[float, bool]]) -> Sums:
-    """Sum up the values of a group's episodes, each with whether the episode trains."""
+    """Sum the values of a group's episodes, each paired with whether it is trained."""
     trained = [value for value, trains in values if trains]
     return Sums(
         groups=min(1, len(values)),

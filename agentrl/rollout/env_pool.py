@@ -214,7 +214,7 @@ class EnvPool:
             self._free.release()
 
     async def close(self, *, within_s: float | None = None) -> None:
-        """Close all environments and workers; give up those that need longer. Only abandoned episodes may be running.
+        """Close all environments and workers; abandon those that take longer. Only abandoned episodes may be running.
 
         Args:
             within_s: Seconds for all environments together, and again for other resources; see `close_in_time`.

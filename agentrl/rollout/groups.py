@@ -80,7 +80,7 @@ class Group:
         return min(versions, default=None)
 
     def staleness(self, version: int, adapters: Mapping[str, int]) -> int | None:
-        """Return how many versions the group's oldest token is behind; a token's age counts by its own adapter."""
+        """Return how many versions the group's oldest token is behind; versions are counted per adapter."""
         ages = [age for trajectory in self.trainable if (age := trajectory.staleness(version, adapters)) is not None]
         return max(ages, default=None)
 

@@ -36,7 +36,7 @@ class _TimeSkippingSelector(selectors.SelectSelector):
         ready = super().select(0)
         if not ready:
             if timeout is None:
-                raise RuntimeError("every task waits for something that no timer will bring")
+                raise RuntimeError("every task is waiting, but no timer is pending")
             self.now += timeout
         return ready
 

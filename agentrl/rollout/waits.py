@@ -1,4 +1,4 @@
-"""Waits of a run, which are registered, timed, and reported when nothing progresses; counters of the rollout.
+"""A run's waits: registered, timed, and reported when nothing makes progress. Counters of the rollout.
 
 A run has one table of waits. The event loop registers waits; a thread reads them, so that it can also report what
 blocks the event loop.
@@ -75,13 +75,13 @@ REMEDIES: Mapping[WaitKind, str] = {
     WaitKind.ENVIRONMENT: "environment.step_timeout_s; environment.isolation=process if its code cannot be interrupted",
     WaitKind.TOOL: "agent.tool_timeout_s",
     WaitKind.SCORER: "the deadline of the reward function or judge",
-    WaitKind.CAPACITY: "an episode or a call that ends, or a higher limit",
-    WaitKind.GROUPS: "episodes that end",
+    WaitKind.CAPACITY: "an episode or call ending, or a higher limit",
+    WaitKind.GROUPS: "episodes ending",
     WaitKind.TRAINER: _STOP,
     WaitKind.COLLECTIVE: f"the slowest rank (see logs/rank-N.log), or {_STOP}",
     WaitKind.SYNC: f"servers that answer (see logs), or {_STOP}",
     WaitKind.DISK: "a file system that responds",
-    WaitKind.EXTRAS: "its episode or teacher that ends",
+    WaitKind.EXTRAS: "the rollout or teacher finishing",
     WaitKind.LOOP: "agent.max_seconds, or a deadline in the agent loop",
     WaitKind.TOOLSET: "a tool server that answers",
     WaitKind.GROUP_SCORER: "the deadline of the reward function or judge",
@@ -294,7 +294,7 @@ class RolloutObserver:
         """Handle a complete turn, whose reward and timings are final."""
 
     def on_end(self, trajectory: Trajectory) -> None:
-        """Handle the end of an attempt with any outcome, also of one that is retried or cancelled."""
+        """Handle the end of an attempt, whatever its outcome, even if it is retried or cancelled."""
 
 
 @dataclass(slots=True, kw_only=True)

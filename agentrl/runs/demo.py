@@ -103,7 +103,7 @@ class DemoRunner:
         """
         if self.folder.exists():
             raise UsageError(
-                "the demo's folder exists already", got=self.folder, hint="choose another folder, or delete it"
+                "the demo's folder already exists", got=self.folder, hint="choose another folder, or delete it"
             )
         with writing(self.folder):
             self.folder.mkdir(parents=True)

@@ -146,7 +146,7 @@ class Orchestrator:
             )
 
     def _say_problems(self) -> None:
-        """Report and save the worst problems of the run, also after an error."""
+        """Report and save the worst problems of the run, even after an error."""
         if self._diagnosis is None:
             return
         self._problems = self._diagnosis.problems()
@@ -214,7 +214,7 @@ class Orchestrator:
             restore(self._saved, self._parts, progress)
             self._pending = None if progress.pending is None else dict(progress.pending)
         if finished is not None and (recovered := self._parts.scheduler.recover(finished)):
-            self._say(f"{recovered} finished episodes that were not trained on are kept")
+            self._say(f"kept {recovered} finished episodes not yet trained on")
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
         self._diagnosis = RunDiagnosis(
             self._parts.counters.incidents,
@@ -300,7 +300,7 @@ class Orchestrator:
         groups = await self._unless_stopped(parts.scheduler.next_batch())
         clock.phase_ended("rollout")
         self._enter(Phase.TRAIN)
-        with self._waits.on(WaitKind.SYNC, "trainer", "servers that release memory"):
+        with self._waits.on(WaitKind.SYNC, "trainer", "servers to release memory"):
             await parts.sync.release_memory()
         report = await self._update(groups)
         clock.phase_ended("train")
@@ -460,7 +460,7 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
         return run_until_stopped(_train(Orchestrator(run, watcher=watcher), interruption), interruption)
     except SystemExit as error:
         raise TrainingError(
-            "an environment, a tool or an agent loop ended the program from a task that it had started",
+            "an environment, tool or agent loop exited the program from a task that it had started",
             got=described_error(error),
             hint="set environment.isolation=process, or remove the call of sys.exit()",
         ) from error

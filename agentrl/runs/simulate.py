@@ -1,4 +1,4 @@
-"""Prediction of a run's throughput, drops and bias at other stalenesses, from the durations that the run measured."""
+"""Prediction of a run's throughput, drops and bias at other staleness limits, from the run's measured durations."""
 
 from __future__ import annotations
 

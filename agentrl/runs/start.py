@@ -156,7 +156,7 @@ def _check_steps_left(folder: RunDirectory, config: Config, found: Sequence[Chan
     newest = Checkpoints(folder.checkpoints, keep=1).newest() if found else None
     if newest is not None and newest.step >= config.trainer.steps:
         raise ConfigError(
-            "the change has no effect, as the run has no step left",
+            "the change has no effect: the run has no steps left",
             got=f"{', '.join(map(str, found))}; {newest.step} steps are done",
             expected=f"trainer.steps above {newest.step}",
             hint=f"add trainer.steps={2 * newest.step}",

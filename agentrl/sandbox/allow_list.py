@@ -36,7 +36,7 @@ def read_place(text: str) -> tuple[Host, int | None]:
     """Read ``HOST`` or ``HOST:PORT``; IPv6 addresses must be in brackets.
 
     Raises:
-        ValueError: the text is neither, or an IPv4 address in another notation than four decimals (``2130706433``,
+        ValueError: the text is neither, or an IPv4 address not written as four decimals (``2130706433``,
             ``0x7f.1``).
     """
     found = _PLACE.fullmatch(text)

@@ -43,7 +43,7 @@ class Entry:
 
 
 class SandboxProcess(ABC):
-    """Program that keeps running in a sandbox, with pipes for input and output. It ends with its sandbox at the latest.
+    """Program that keeps running in a sandbox, with pipes for input and output. It ends no later than its sandbox.
 
     Only one task at a time may read, and one may write. A cancelled read loses no data. Every method raises
     `SandboxError` if the sandbox is gone.

@@ -1,10 +1,10 @@
 """Guard of the programs that environments in the trainer's process start: ends them when the trainer is killed.
 
 Such programs are children of the trainer, so nothing else ends them. The trainer marks its environment variables, which
-programs inherit, also in a session of their own and through other programs. When the trainer exits without closing the
+programs inherit, even in their own session and through other programs. When the trainer exits without closing the
 guard, the guard ends all processes that have the mark.
 
-Without the mark, and therefore not ended, are programs that get other environment variables (``env -i``,
+The guard misses programs that get other environment variables (``env -i``,
 ``subprocess.Popen(env={})``) or run as another user, and processes that are forked without starting a program
 (``multiprocessing`` with ``fork``). agentrl's own servers and ranks have guards of their own, and no mark.
 
@@ -37,13 +37,13 @@ POLL_S = 0.02
 
 
 class OrphanGuard:
-    """Guard process of this process. Closing it leaves programs alone, which then are the environments' concern."""
+    """Guard process of this process. After it is closed, the environments must end their programs."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Mark this process's environment variables and start the guard; does nothing if it runs, or not on Linux."""
+        """Mark this process's environment variables and start the guard, unless it is running; Linux only."""
         if self._process is not None or sys.platform != "linux":
             return
         mark = os.environ[VARIABLE] = f"{os.getpid()}-{_start_time(os.getpid())}"
@@ -76,7 +76,7 @@ def _start_time(pid: int) -> int:
 
 
 def marked_processes(mark: str) -> list[int]:
-    """Return the processes that started with the mark, without those that are dead or of other users."""
+    """Return the processes that started with the mark, except dead ones and those of other users."""
     entry, found = f"{VARIABLE}={mark}".encode(), []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):

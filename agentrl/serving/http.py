@@ -27,7 +27,7 @@ ATTEMPT_S = 5.0
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 1.0
 UNREACHABLE_S = 8.0
-"""Seconds after which a server that refuses connections is given up, if agentrl did not start it."""
+"""Seconds before giving up on a server that refuses connections, if agentrl did not start it."""
 JSON_BODY = {"Content-Type": "application/json"}
 STREAM_BUFFER = 1 << 24
 """Maximum bytes of one streamed event: SGLang repeats the whole answer in each."""

@@ -119,7 +119,7 @@ class ToolResult:
     """Result of a tool with more than a plain value: ``ToolResult("3 rows", reward=0.1, metrics={"rows": 3})``."""
 
     value: Any
-    """Value for the policy: a text, or a value that is converted to JSON (see `agentrl.tool.results`)."""
+    """Value for the policy: text, or a value that is converted to JSON (see `agentrl.tool.results`)."""
     _: dataclasses.KW_ONLY
     reward: float = 0.0
     """Reward, which is added to the calling turn, and to the reward component ``tool/NAME``."""

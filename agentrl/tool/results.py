@@ -3,7 +3,7 @@
 >>> as_text({"when": datetime.date(2026, 5, 1), "who": {"moss", "fern"}, (1, 2): Decimal("1.50")})
 '{"when": "2026-05-01", "who": ["fern", "moss"], "(1, 2)": "1.50"}'
 
-Every value has a text: values that JSON does not support become readable texts, and values that cannot be shown (an
+Every value has a text form: values that JSON does not support become readable, and values that cannot be shown (an
 image, a circular or very deep part, an object that fails) become a short notice in brackets; `as_text` and `as_json`
 never raise.
 """

@@ -4,8 +4,7 @@
                   └─► trainer of worker:  …                                        ┘
 
 Each adapter has its own optimizer, algorithm, generator and step count, which is the version of its weights. Adapters
-share only the frozen weights, and train one after the other. An adapter without a trajectory that can train is not
-updated.
+share only the frozen weights, and are trained in turn. An adapter without a trainable trajectory is not updated.
 """
 
 from __future__ import annotations

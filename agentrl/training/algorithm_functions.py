@@ -159,7 +159,7 @@ def check_kept(name: str, given: Any, tokens: LossInput) -> torch.Tensor:
     if isinstance(given, torch.Tensor) and given.dtype is torch.bool and given.shape == shape:
         return given
     raise TrainingError(
-        f"the filter {name} did not return a mask of the tokens that train",
+        f"the filter {name} did not return a mask of the tokens to train",
         got=describe_value(given),
         expected=f"a bool tensor of shape {tuple(shape)}",
     )

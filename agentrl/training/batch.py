@@ -1,4 +1,4 @@
-"""The batch of a training step: the trajectories that train, their sampled tokens as flat tensors, the mini-batches.
+"""The batch of a training step: the trained trajectories, their sampled tokens as flat tensors, the mini-batches.
 
 A trajectory's token sequences become `ScoredSequence`s; a `StepBatch` holds one number per sampled token.
 """
@@ -34,7 +34,7 @@ class StepExtras:
     greedy: Mapping[str, Trajectory] = field(default_factory=dict)
     """Greedy rollout of each group's task, by group id, for ``remax``; it does not train."""
     experts: Sequence[Trajectory] = ()
-    """Additional members of the groups whose forced tokens train, for ``luffy``."""
+    """Additional group members whose forced tokens are trained, for ``luffy``."""
     teacher_logp: Mapping[str, Sequence[npt.NDArray[np.float32]]] = field(default_factory=dict)
     """log p of a served teacher, by trajectory id: float32 [T] for each sequence, NaN for its first token."""
     teacher_top: Mapping[str, Sequence[TopTokens]] = field(default_factory=dict)
@@ -152,7 +152,7 @@ def step_batch(
 ) -> StepBatch:
     """Lay out trajectories that `select` has kept.
 
-    Their sampled tokens train, or the forced tokens of trajectories whose ids are in `experts`. With `routes`,
+    Their sampled tokens are trained or, for ids in `experts`, their forced tokens. With `routes`,
     sequences keep the experts to which an engine routed their tokens.
 
     Raises:
@@ -255,7 +255,7 @@ def _trained_tokens(
 
 
 def trained_mask(sequence: TokenSequence, *, by_expert: bool) -> npt.NDArray[np.bool_]:
-    """Mark the tokens of a sequence that train, sampled or written by an expert: bool [T]; shared tokens do not."""
+    """Mark a sequence's trained tokens, sampled or written by an expert: bool [T]; shared tokens are excluded."""
     if not by_expert:
         return sequence.loss_mask
     mask: npt.NDArray[np.bool_] = np.equal(sequence.sources, Source.FORCED)

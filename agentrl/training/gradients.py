@@ -122,7 +122,7 @@ class Objective:
         return correction(self._mode, old_logp, behaviour_logp, sequence, cap=settings.cap, band=settings.band)
 
     def mark_kept(self, tokens: LossInput) -> torch.Tensor:
-        """Mark the tokens that train among all tokens of an update: bool [tokens]; an expert's tokens always train."""
+        """Mark which of an update's tokens are trained: bool [tokens]; an expert's tokens always are."""
         kept = self.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence).kept
         for name, keep in self._filters.items():
             kept = kept & check_kept(name, keep(tokens), tokens)
@@ -440,7 +440,7 @@ class GradientPass:
 
 
 def needs_gradient(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:
-    """Return for each sequence if it has a gradient."""
+    """Return whether each sequence has a gradient."""
     if not objective.zero_advantage_is_idle:
         return [True] * len(batch.sequences)
     return [bool(own.any()) for own in torch.split(advantage, batch.lengths)]

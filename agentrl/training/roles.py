@@ -36,7 +36,7 @@ def has_roles(trajectory: Trajectory) -> bool:
 
 
 def role_members(trajectories: Iterable[Trajectory], roles: Set[str] | None = None) -> list[Trajectory]:
-    """Divide episodes into group members, one for each role that trains.
+    """Divide episodes into group members, one for each trained role.
 
     An episode of one agent, or one that cannot train, is itself the member. The member of a role has the id ``ID:ROLE``
     and the group ``GROUP:ROLE``, the role's sequences, and the role's return. `roles` restricts the result to

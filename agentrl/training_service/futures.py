@@ -124,7 +124,7 @@ class Futures:
         return future
 
     def run(self, future: Future, work: Coroutine[Any, Any, FetchedResult]) -> None:
-        """Run a task that completes a future, also if it fails or is cancelled."""
+        """Run a task that completes a future, even if it fails or is cancelled."""
 
         def settle(task: asyncio.Task[FetchedResult]) -> None:
             self._running -= 1

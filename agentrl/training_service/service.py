@@ -69,7 +69,7 @@ class TrainingServiceSettings:
 
 
 class NotFound(UsageError):
-    """An object that a request names does not exist, or no longer."""
+    """A request names an object that does not exist or has ended."""
 
 
 class Worker:
@@ -282,7 +282,7 @@ class Service:
         if (earlier := self.futures.find_retried(request_id, digest)) is not None:
             return earlier.announcement()
         if model_id in self._making or model_id in session.runs:
-            raise UsageError("a model with this number exists already", got=model_id)
+            raise UsageError("a model with this number already exists", got=model_id)
         count = len(self._making) + len(list(self.runs()))
         if count >= self.settings.most_runs:
             raise UsageError(
@@ -503,7 +503,7 @@ class Service:
         name = f"{session.id}:sample:{body.sampling_session_seq_id}"
         sampler = self._samplers_by_id.setdefault(name, SamplingSession(session, weights, body.model_path))
         if sampler.weights != weights:
-            raise UsageError("another sampler with this number exists already", got=name)
+            raise UsageError("another sampler with this number already exists", got=name)
         return {"type": "create_sampling_session", "sampling_session_id": name}
 
     def sampler(self, name: str) -> SamplingSession:

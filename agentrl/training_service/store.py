@@ -133,7 +133,7 @@ class CheckpointStore:
         final = self.folder / run / kind / name
         if final.exists() and not overwrite:
             raise UsageError(
-                f"checkpoint {name} exists already", got=f"tinker://{run}/{kind}/{name}", hint="set overwrite=True"
+                f"checkpoint {name} already exists", got=f"tinker://{run}/{kind}/{name}", hint="set overwrite=True"
             )
         partial, replaced = final.with_name(_PARTIAL + name), final.with_name(_REPLACED + name)
         with writing(final):

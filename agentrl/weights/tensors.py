@@ -82,14 +82,14 @@ class PreparedBuckets(PreparedWeights):
 
 
 def pack(weights: Mapping[str, Tensor], *, bucket_bytes: int, device: torch.device = CPU) -> list[Bucket]:
-    """Copy tensors to buckets of at most `bucket_bytes`, or one tensor; shared memory is copied under each name."""
+    """Copy tensors to buckets of one tensor or at most `bucket_bytes`; shared memory is copied for each name."""
     return [_pack_bucket(tensors, device) for tensors in split_by_bytes(weights, bucket_bytes, lambda t: t.dtype)]
 
 
 def split_by_bytes(
     weights: Mapping[str, Tensor], most: int, key: Callable[[Tensor], Hashable] = lambda tensor: None
 ) -> Iterator[dict[str, Tensor]]:
-    """Split tensors into parts of at most `most` bytes, or one tensor; the tensors of a part have the same `key`."""
+    """Split tensors into parts of one tensor or at most `most` bytes; the tensors of a part have the same `key`."""
     filling: dict[Hashable, tuple[dict[str, Tensor], int]] = {}
     for name, tensor in weights.items():
         part, size = filling.get(key(tensor), ({}, 0))

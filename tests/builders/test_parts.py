@@ -299,7 +299,7 @@ def test_a_change_that_no_step_would_see_is_refused(tiny_run, override):
     run = tiny_run("trainer.steps=2")
     train(run)
     before = run.folder.config_file.read_bytes()
-    with pytest.raises(ConfigError, match=r"no step left.*2 steps are done.*trainer.steps=4"):
+    with pytest.raises(ConfigError, match=r"no steps left.*2 steps are done.*trainer.steps=4"):
         resume_run(run.folder.path, [override])
     assert run.folder.config_file.read_bytes() == before
     assert resume_run(run.folder.path).changes == ()

@@ -56,4 +56,4 @@ def test_a_pretrained_model_is_measured_as_it_comes_and_needs_no_warm_start(
 def test_a_demo_never_writes_into_an_old_folder(agentrl: Callable[..., Any], tmp_path: Path) -> None:
     ended = agentrl("demo", "--folder", str(tmp_path))
     assert ended.code == 2
-    assert "exists already" in ended.err
+    assert "already exists" in ended.err

@@ -62,7 +62,7 @@ Cli = Callable[..., Any]
         ("tool show agentrl.env:EnvironmentSpec", "expected a __call__ method"),
         ("bench nothing --folder nowhere", "no folder nowhere"),
         ("init 1game", "not a valid package name"),
-        ("init json", "Python package has this name"),
+        ("init json", "Python package already has this name"),
         ("train quickstart engine={a: 1}", "a value was split at its spaces"),
         ("train quickstart --gpus 8", "--gpus needs --dry-run"),
         (

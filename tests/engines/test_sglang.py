@@ -103,7 +103,7 @@ async def test_an_update_that_meets_running_requests_forgets_the_old_cache(probe
 async def test_weights_that_are_not_there_are_refused(server, tmp_path):
     before = await server.weight_version()
     await server.pause()
-    with pytest.raises(EngineError, match="did not take the weights"):
+    with pytest.raises(EngineError, match="rejected the weights"):
         await server.load_weights(tmp_path / "nothing", before + 1)
     await server.resume()
     assert await server.weight_version() == before

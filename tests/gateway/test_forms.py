@@ -365,7 +365,7 @@ async def test_what_is_not_followed_is_said_once(played, caplog):
         await message(gateway, session, thinking={"type": "enabled", "budget_tokens": 1024})
 
     await played(play, "Ann")
-    said = [record.message for record in caplog.records if "not followed" in record.message]
+    said = [record.message for record in caplog.records if "ignored, because" in record.message]
     assert ["temperature=0.2, reasoning_effort=high" in said[0], "seed=3" in said[1], "thinking" in said[2]] == [
         True
     ] * 3

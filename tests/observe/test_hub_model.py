@@ -33,7 +33,7 @@ def test_a_name_that_cannot_be_fetched_is_asked_for_once(asked: list[str]) -> No
     ) as told:
         check_fetchable("nosuch/model-xyz")
     assert "second line" not in str(told.value)
-    assert "only engine openai accepts a service's name of a model" in str(told.value)
+    assert "only engine openai accepts a service's model name" in str(told.value)
     assert len(asked) == 1
 
 

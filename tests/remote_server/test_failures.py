@@ -277,7 +277,7 @@ async def _nothing(_: web.Request) -> web.Response:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (_another_version, "speaks another version of the protocol: got 2, 3, expected 1"),
+        (_another_version, "has a different protocol version: got 2, 3, expected 1"),
         (_a_page, r"no environment server found at \S+: got status 200, '<html>welcome</html>'"),
         (_other_json, r"no environment server found at \S+: got \{'status': 'ok'\}"),
         (_nothing, r"no environment server found at \S+: got status 404"),

@@ -69,9 +69,9 @@ async def test_clients_get_no_more_than_the_server_gives(server: SandboxServer):
         assert made.exit_code != 0 or int(made.stdout) < 40
     with pytest.raises(UsageError, match=r"lower limits: got limits.processes=1000, expected at most 40"):
         await open_sandbox({"type": "http", "url": server.url, "limits": {"processes": 1000}}).start()
-    with pytest.raises(UsageError, match="served without this network: got all, expected none"):
+    with pytest.raises(UsageError, match="the server does not allow this network: got all, expected none"):
         await open_sandbox({"type": "http", "url": server.url, "network": "all"}).start()
-    with pytest.raises(UsageError, match="served without this image"):
+    with pytest.raises(UsageError, match="the server does not allow this image"):
         await open_sandbox({"type": "http", "url": server.url, "image": "debian"}).start()
 
 

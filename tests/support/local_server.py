@@ -158,7 +158,7 @@ class LocalServer(InferenceServer):
 
     async def _load(self, folder: Path, version: int) -> None:
         if self.faults.refuses:
-            raise EngineError(f"{self.url} did not take the weights", got="a fault that was asked for")
+            raise EngineError(f"{self.url} rejected the weights", got="a fault that was asked for")
         await self._take(await asyncio.to_thread(_read, folder), version)
 
     async def _take(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:

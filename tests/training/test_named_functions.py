@@ -76,7 +76,7 @@ def step(model, trajectories, **settings):
         ({"advantage": "raises"}, ': raise KeyError("oops")'),
         ({"advantage": "a_list"}, "returned unusable numbers: got list, expected"),
         ({"advantage": "per_episode"}, "returned unusable numbers: got float64 of shape"),
-        ({"filters": {"no_bools": {}}}, "did not return a mask of the tokens that train: got float32"),
+        ({"filters": {"no_bools": {}}}, "did not return a mask of the tokens to train: got float32"),
         ({"filters": {"raises": {}}}, f"the filter {HERE}:raises failed"),
         ({"shaping": {"nan_rewards": {}}}, "returned unusable rewards: got final: float64 of shape"),
         ({"shaping": {"a_list": {}}}, "did not return rewards: got list"),

@@ -176,7 +176,7 @@ def test_saved_state_goes_on_as_if_nothing_had_happened(service: Any) -> None:
     with pytest.warns(FutureWarning, match="load_state"):
         trainer.load_state_with_optimizer(path).result()
     assert [step(trainer, data) for _ in range(3)] == losses
-    with pytest.raises(tinker.RequestFailedError, match="exists already"):
+    with pytest.raises(tinker.RequestFailedError, match="already exists"):
         trainer.save_state("here").result()
     assert trainer.save_state("here", overwrite=True).result().path == path
 

@@ -331,9 +331,9 @@ class SandboxServer:
         network, image = wanted.get("network", NO_NETWORK), wanted.get("image")
         network = tuple(map(str, network)) if isinstance(network, list) else network
         if network not in (NO_NETWORK, self.spec.network):
-            raise UsageError("sandboxes are served without this network", got=network, expected=self.spec.network)
+            raise UsageError("the server does not allow this network", got=network, expected=self.spec.network)
         if image not in (None, self.spec.image):
-            raise UsageError("sandboxes are served without this image", got=image, expected=self.spec.image or "none")
+            raise UsageError("the server does not allow this image", got=image, expected=self.spec.image or "none")
         env = {**self.spec.env, **variables(wanted)}
         return dataclasses.replace(self.spec, limits=limits, network=network, env=env)
 

@@ -62,7 +62,7 @@ class Daemon:
                 self._version = str(about["ApiVersion"])
                 self.traits = Traits.read(about, api.info())
         except SandboxError as error:
-            raise UsageError("a Docker or Podman daemon does not answer", got=error) from error
+            raise UsageError("no Docker or Podman daemon answers", got=error) from error
 
     @contextlib.contextmanager
     def client(self, doing: str) -> Iterator[Any]:

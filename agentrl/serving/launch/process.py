@@ -56,7 +56,7 @@ THIS_MACHINE = "127.0.0.1"
 """Address of servers that are reachable from this machine only."""
 
 SAFE_PATH = "PYTHONSAFEPATH"
-"""Variable with which Python does not import from the current folder, so that a file ``vllm.py`` there is harmless."""
+"""Variable that stops Python from importing from the current folder, so that a ``vllm.py`` there is harmless."""
 RETURN_ROUTES = "--enable-return-routed-experts"
 """Option with which vLLM and SGLang report the routed experts of tokens."""
 

@@ -413,9 +413,7 @@ class LocalEngine(PolicyEngine):
         for name, tensor in weights.items():
             adapter, _, parameter = name.partition("/")
             if adapter not in own:
-                raise EngineError(
-                    "weights for an adapter that the engine does not have", got=adapter, expected=list(own)
-                )
+                raise EngineError("the engine does not have this adapter", got=adapter, expected=list(own))
             own[adapter][parameter] = tensor
         for adapter, tensors in own.items():
             self._runners[adapter].load(tensors)

@@ -232,7 +232,7 @@ class LocalModelRunner:
         parameters: dict[str, Tensor] = dict(self._source.named_parameters())
         known = {**self._source.state_dict(keep_vars=True), **parameters}
         if unknown := sorted(set(weights) - set(known)):
-            raise EngineError("weights that the model does not have", got=", ".join(unknown[:3]))
+            raise EngineError("the model has no such weights", got=", ".join(unknown[:3]))
         trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
         if missing := sorted(trained - set(weights)):
             raise EngineError("weights are missing", got=f"no {', '.join(missing[:3])}")

@@ -27,7 +27,7 @@ BUSY_LOOP_S = 0.1
 """Delay after which a missed deadline is attributed to a busy event loop; the check is then repeated."""
 MAX_CHECKS = 3
 LOST_SAID_EVERY_S = 30.0
-"""Seconds between two messages about a lost server."""
+"""Seconds between messages about a lost server."""
 
 _log = logging.getLogger(__name__)
 

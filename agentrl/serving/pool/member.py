@@ -149,7 +149,7 @@ class PoolSettings:
     health_timeout_s: float = 30.0
     """Seconds without an answer to a health check before a server is lost."""
     check_every_s: float = 1.0
-    """Seconds between two checks of a server."""
+    """Seconds between checks of a server."""
     retry_s: float = 1.0
     """Seconds before the first attempt to recover a lost server is repeated; doubled after every failed attempt."""
     longest_retry_s: float = 30.0

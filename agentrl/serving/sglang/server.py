@@ -397,7 +397,7 @@ class SGLangServer(SGLangUpdates, InferenceServer):
             await update()
         except Refused as refused:
             if not needs_flush(refused.message):
-                raise EngineError(f"{self.url} did not take the weights", got=refused.message) from refused
+                raise EngineError(f"{self.url} rejected the weights", got=refused.message) from refused
             # the weights are new, but the cache and the reported version are old: retry
             await self.pause()
             await update()

@@ -123,7 +123,7 @@ def count_parameters(settings: ModelConfig) -> ParameterCounts:
 
 
 def _count_trained(model: Any, lora: LoraConfig) -> TrainedSize:
-    """Count the parameters that train after `agentrl.models.lora.add_adapters`."""
+    """Count the trainable parameters after `agentrl.models.lora.add_adapters`."""
     named, head = dict(model.named_modules()), model.get_output_embeddings()
     matrices = [
         module
