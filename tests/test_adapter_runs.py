@@ -3,12 +3,14 @@
 import os
 import shutil
 import signal
-import time
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.forks import exit_code, forked
 
 from agentrl.builders.checks import check_training
 from agentrl.config import load_config
@@ -68,12 +70,17 @@ def test_two_adapters_train_and_go_on_bit_for_bit(tiny_run):
 def test_a_killed_process_resumes_bit_for_bit(tiny_run):
     expected, killed = tiny_run(*ADAPTERS, name="expected"), tiny_run(*ADAPTERS, name="killed")
     train(expected)
-    child = forked(lambda: train(resume_run(killed.folder.path)))
-    while not Checkpoints(killed.folder.checkpoints, keep=9).newest():
-        assert os.waitpid(child, os.WNOHANG)[0] == 0
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    assert exit_code(child) == -signal.SIGKILL
+    command = "import sys; from agentrl.runs.start import resume_run; from agentrl.runs.rl import train; "
+    path = os.pathsep.join([str(Path(__file__).parent / "worlds"), os.environ.get("PYTHONPATH", "")])
+    child = subprocess.Popen(
+        [sys.executable, "-c", command + "train(resume_run(sys.argv[1]))", str(killed.folder.path)],
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    while not Checkpoints(killed.folder.checkpoints, keep=9).newest() and child.poll() is None:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=0.01)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
     train(resume_run(killed.folder.path))
     assert numbers(killed) == numbers(expected)
     for name, tensors in adapters(expected).items():

@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.forks import EndedProgram, ForkedProgram
 
-import agentrl
-from agentrl.cli import main
 from agentrl.cli.init import WITH_TOOLS, create_project
 
 Cli = Callable[..., Any]
@@ -48,39 +45,35 @@ def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return create_project("lamp_desk", tmp_path_factory.mktemp("projects"), WITH_TOOLS)
 
 
-def command(project: Path, *words: str) -> EndedProgram:
-    """Run the command line in a project."""
-    return ForkedProgram(lambda: main(words), folder=project, variables={"COLUMNS": "120"}).wait()
-
-
 def test_a_project_with_tools_is_shown_and_played_through_them(with_tools: Path) -> None:
     name = "lamp_desk.environment:LampDesk-v0"
-    shown = command(with_tools, "env", "show", name)
-    assert "/switch number=…" in shown.out, shown.err
-    prompt = command(with_tools, "env", "prompt", name, "agent.loop=tool_calling")
-    assert '{"name": "read_lamps", "arguments": {}}' in prompt.out, prompt.err
+    program = "import sys; from agentrl.cli import main; main(sys.argv[1:])"
+    shown = run(with_tools, "-c", program, "env", "show", name)
+    assert "/switch number=…" in shown.stdout
+    prompt = run(with_tools, "-c", program, "env", "prompt", name, "agent.loop=tool_calling")
+    assert '{"name": "read_lamps", "arguments": {}}' in prompt.stdout, prompt.stderr
 
 
 def test_the_tests_of_a_project_with_tools_pass(with_tools: Path) -> None:
-    words = ["-W", "ignore", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio"]
-    ended = ForkedProgram(lambda: sys.exit(pytest.main(words)), folder=with_tools).wait()
-    assert ended.code == 0, ended.out + ended.err
-    assert "4 passed" in ended.out
+    ended = run(with_tools, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "4 passed" in ended.stdout
 
 
 def test_solving_through_own_tools_counts_as_success(with_tools: Path) -> None:
-    def evaluate() -> None:
-        name = "lamp_desk.environment:LampDesk-v0/valid"
-        print(agentrl.evaluate(name, policy="expert", tasks=2, samples=1).success.mean)
-
-    ended = ForkedProgram(evaluate, folder=with_tools).wait()
-    assert ended.out.strip() == "1.0", ended.err
+    program = (
+        "import agentrl; print(agentrl.evaluate('lamp_desk.environment:LampDesk-v0/valid', policy='expert',"
+        " tasks=2, samples=1).success.mean)"
+    )
+    ended = run(with_tools, "-W", "ignore", "-c", program)
+    assert ended.stdout.strip() == "1.0", ended.stderr
 
 
 def test_it_trains(project: Path) -> None:
-    ended = command(project, "train", "train.yaml", "trainer.steps=1", *SMALL)
-    assert ended.code == 0, ended.err
-    assert "step 1/1" in ended.err
+    program = "import sys; from agentrl.cli import main; main(sys.argv[1:])"
+    ended = run(project, "-c", program, "train", "train.yaml", "trainer.steps=1", *SMALL)
+    assert ended.returncode == 0, ended.stderr
+    assert "step 1/1" in ended.stderr
 
 
 def test_nothing_is_left_of_the_templates(project: Path) -> None:

@@ -1,4 +1,7 @@
-"""Programs in forks of this process, so that nobody waits for libraries to be imported once more."""
+"""Programs in forks of this process, which need not import libraries again.
+
+A fork must not compute with torch: the threads of its libraries do not exist in the fork, which then waits for ever.
+"""
 
 from __future__ import annotations
 
