@@ -227,7 +227,8 @@ class EnvPool:
 
     async def _close_environments(self) -> None:
         await asyncio.gather(*(worker.drain(DRAIN_S) for worker in self._workers))
-        await asyncio.gather(*(handle.close() for handle in self._idle if handle.backend.is_alive))
+        idle = (handle.close() for handle in self._idle if handle.backend.is_alive)
+        await asyncio.gather(*self._closing, *idle, return_exceptions=True)
         self._idle.clear()
 
     async def _close_handle(self, handle: EnvHandle) -> None:
