@@ -266,6 +266,25 @@ async def test_a_pool_awaits_the_closing_of_environments_whose_episodes_failed(m
     assert len(closed) == 1
 
 
+async def test_a_pool_closes_its_workers_although_its_tools_cannot_be_closed(make_pool, worlds, caplog):
+    pool = make_pool(worlds.Corridor, Isolation.PROCESS, workers=1)
+    closed = []
+
+    async def fail():
+        raise RuntimeError("the browser is gone")
+
+    async def close():
+        closed.append(True)
+
+    pool.cleanup.push_async_callback(close)
+    pool.cleanup.push_async_callback(fail)
+    await play_one_step(pool, TASK)
+    keeper = pool._workers[0]._process
+    await pool.close()
+    assert (closed, keeper.returncode is not None) == ([True], True)
+    assert "closing the tools of world failed: RuntimeError: the browser is gone" in caplog.text
+
+
 @pytest.mark.parametrize("isolation", BLOCKING)
 async def test_a_hanging_step_meets_its_deadline_and_the_worker_is_replaced(make_pool, worlds, isolation):
     pool = make_pool(
