@@ -6,6 +6,7 @@ import torch
 from support.local_server import LocalServer
 
 from agentrl.errors import EngineError, UsageError
+from agentrl.errors.foreign import close_in_time
 from agentrl.observe.metrics import read_metrics
 from agentrl.runs.rl import train
 from agentrl.serving.pool import ServerPool
@@ -151,4 +152,14 @@ async def test_a_server_that_refuses_to_wake_in_the_end_is_reported(world_of, mo
     monkeypatch.setattr(world.servers[0], "wake_up", refuse)
     await world.sync.close()
     assert "some servers stay asleep" in caplog.text
+    assert not world.transport.path.exists()
+
+
+async def test_a_transport_is_closed_although_a_server_cannot_be_woken_in_time(world_of):
+    world = await world_of(sleeps=True, restartable=False)
+    await world.next_version()
+    await world.sync.release_memory()
+    assert world.transport.path.exists()
+    async with world.pool.group.changing:  # an abandoned sync waits for an answer
+        await close_in_time(world.sync.close, "closing the weight sync", 0.05)
     assert not world.transport.path.exists()
