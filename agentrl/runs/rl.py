@@ -311,12 +311,11 @@ class Orchestrator:
         groups = await self._unless_stopped(parts.scheduler.next_batch())
         clock.phase_ended("rollout")
         self._enter(Phase.TRAIN)
-        with self._waits.on(WaitKind.SYNC, "trainer", "servers that release memory"):
-            await parts.sync.release_memory()
+        released = await self._release_memory()
         report = await self._update(groups)
         clock.phase_ended("train")
         self._enter(Phase.SYNC)
-        synced = await self._sync_weights(self.step + 1)
+        synced = await self._sync_weights(self.step + 1) if released else None
         clock.phase_ended("sync")
         self.step += 1
         self._pending = clock.metrics(groups, report, synced, version=self.step)
@@ -332,6 +331,15 @@ class Orchestrator:
         for warning in (*report.warnings, *seen):
             self._say(f"step {self.step}: {warning}")
         await self._finish_step()
+
+    async def _release_memory(self) -> bool:
+        """Let servers release memory, if the config says so; return False if a stop came and some did not answer."""
+        try:
+            with self._waits.on(WaitKind.SYNC, "trainer", "servers that release memory"):
+                await self._unless_stopped(self._parts.sync.release_memory(), grace_s=SYNC_GRACE_S)
+        except _Interrupted:
+            return False
+        return True
 
     async def _sync_weights(self, version: int) -> SyncReport | None:
         """Send the new weights to the engine.

@@ -1,7 +1,12 @@
 """Servers that sleep while the trainer trains."""
 
+import asyncio
+import os
+import signal
+import time
 from contextlib import asynccontextmanager
 
+import pytest
 import torch
 from support.local_server import LocalServer
 
@@ -84,6 +89,35 @@ def test_a_run_puts_its_servers_to_sleep_in_every_step(tiny_run, monkeypatch):
     assert calls == ["sleep", "wake"] * 2
     assert [line["sync/released_bytes"] for line in lines] == [0, 0]
     assert max(line["mismatch/prob_abs_mean"] for line in lines) < 1e-4
+
+
+@pytest.mark.parametrize("where", ["sleep", "wake_up"])
+def test_ctrl_c_ends_a_run_whose_sleeping_server_hangs(tiny_run, monkeypatch, where):
+    monkeypatch.setattr("agentrl.runs.rl.SYNC_GRACE_S", 0.2)
+    monkeypatch.setattr("agentrl.errors.foreign.STOP_S", 0.2)
+    asked = []
+
+    async def hang(server):
+        if not asked:
+            os.kill(os.getpid(), signal.SIGINT)
+        asked.append(server)
+        await asyncio.Event().wait()
+
+    @asynccontextmanager
+    async def pool_of_one(section, model, folder, *, version, trainer_gpus, say):
+        pool = ServerPool([LocalServer(model.path, name="0")], version=version)
+        await pool.start()
+        yield pool
+        await pool.close()
+
+    monkeypatch.setattr("agentrl.builders.processes.open_pool", pool_of_one)
+    monkeypatch.setattr(LocalServer, where, hang)
+    if where == "sleep":
+        monkeypatch.setattr(LocalServer, "wake_up", hang)
+    began = time.monotonic()
+    result = train(tiny_run("engine={type: vllm, sleep: true}", "trainer.steps=2"))
+    assert (result.step, result.interrupted, len(asked)) == (1, True, 2)
+    assert time.monotonic() - began < 30
 
 
 async def test_a_server_that_cannot_sleep_is_taken_out_and_comes_back_awake(world_of, until, monkeypatch):
