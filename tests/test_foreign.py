@@ -7,11 +7,13 @@ import contextvars
 import subprocess
 import sys
 import threading
+from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 
 from agentrl.errors import foreign
-from agentrl.errors.foreign import DaemonThreads, await_or_abandon, call_in_thread, run_in_own_thread
+from agentrl.errors.foreign import DaemonThreads, await_or_abandon, call_in_thread, close_in_time, run_in_own_thread
 
 
 async def swallow_cancellation(released: asyncio.Event) -> str:
@@ -67,6 +69,43 @@ async def test_a_call_that_ends_when_it_is_cancelled_is_awaited(caplog) -> None:
     call.cancel()
     await asyncio.wait({call})
     assert (call.cancelled(), ended, caplog.text) == (True, True, "")
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), asyncio.CancelledError()])
+async def test_an_error_of_a_close_is_only_logged(error, caplog) -> None:
+    async def fail() -> None:
+        raise error
+
+    await close_in_time(fail, "closing the tools")
+    assert ("closing the tools failed: " in caplog.text) is not isinstance(error, asyncio.CancelledError)
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+async def test_an_interruption_limits_the_time_of_a_close(monkeypatch, caplog, is_early) -> None:
+    monkeypatch.setattr(foreign, "STOP_S", 0.1)
+    over, ended = asyncio.Event(), []
+
+    async def end(seconds: float) -> None:
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            ended.append(seconds)
+
+    async def close() -> None:
+        try:
+            await asyncio.Event().wait() if is_early else None
+        finally:
+            async with AsyncExitStack() as stack:
+                for seconds in (0.01, 30.0, 0.02):
+                    stack.push_async_callback(close_in_time, partial(end, seconds), f"closing {seconds}")
+        over.set()
+
+    closing = asyncio.create_task(close())
+    await asyncio.sleep(0.03)
+    closing.cancel()
+    await asyncio.wait({closing}, timeout=10)
+    assert (closing.cancelled(), ended, over.is_set()) == (True, [0.02, 30.0, 0.01], False)
+    assert "closing 30.0 takes too long, and is given up" in caplog.text
 
 
 @pytest.mark.parametrize("error", [ValueError, StopIteration, SystemExit, KeyboardInterrupt])

@@ -3,11 +3,14 @@ import logging
 import os
 import shutil
 import signal
+import time
 
 import pytest
 
+from agentrl.agent_loop import AgentLoop
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, Outcome, ServersLost, TemplateError, TrainingError, UnknownNameError, UsageError
+from agentrl.errors.foreign import CLOSE_S
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.progress import Phase, RunWatcher
@@ -297,6 +300,34 @@ def test_a_sync_that_does_not_end_is_given_up(tiny_run, monkeypatch, staleness):
     assert [line["step"] for line in lines] == [line["version"] for line in lines] == [1, 2, 3, 4]
     assert [line["step"] for line in lines if "sync/probe_difference" not in line] == [2]
     assert max(line["mismatch/prob_abs_mean"] for line in lines) < 1e-4 or staleness
+
+
+@pytest.mark.parametrize("ends", [RuntimeError("the gateway is gone"), None])
+def test_a_finished_run_closes_everything_although_a_part_fails_or_hangs(tiny_run, monkeypatch, ends):
+    monkeypatch.setattr("agentrl.errors.foreign.STOP_S", 0.5)
+    closed = []
+
+    async def close_loop(loop):
+        if ends is not None:
+            raise ends
+        os.kill(os.getpid(), signal.SIGINT)  # the user does not wait for it
+        await asyncio.Event().wait()
+
+    async def close_engine(engine):
+        await real(engine)
+        closed.append(True)
+
+    async def close_sync(sync):
+        raise RuntimeError("no connection")
+
+    real = LocalEngine.close
+    monkeypatch.setattr(AgentLoop, "close", close_loop)
+    monkeypatch.setattr(InProcessSync, "close", close_sync)
+    monkeypatch.setattr(LocalEngine, "close", close_engine)
+    began = time.monotonic()
+    result = train(tiny_run("trainer.steps=1"))
+    assert (result.step, result.interrupted, closed) == (1, False, [True])
+    assert time.monotonic() - began < CLOSE_S
 
 
 @pytest.mark.parametrize(("where", "saved"), [("rollout", "step-000001"), ("sync", "step-000002")])

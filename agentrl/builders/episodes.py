@@ -20,7 +20,7 @@ from agentrl.engine import SamplingParams
 from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
-from agentrl.errors.foreign import CLOSE_S
+from agentrl.errors.foreign import close_limit
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.few_shot import FewShotExamples
@@ -207,9 +207,13 @@ def build_run_environments(
     return tuple(environments)
 
 
-async def close_run_environments(environments: Sequence[RunEnvironment], *, within_s: float = CLOSE_S) -> None:
-    """Close the environments of a run, each part of them in `within_s`. No episode may be running."""
-    await asyncio.gather(*(environment.runner.close(within_s=within_s) for environment in environments))
+async def close_run_environments(environments: Sequence[RunEnvironment]) -> None:
+    """Close the environments of a run, each part of them within `close_limit`. No episode may be running."""
+    within_s = close_limit()  # of this task: the cancellation of the past does not reach those of `gather`
+    closing = (environment.runner.close(within_s=within_s) for environment in environments)
+    for outcome in await asyncio.gather(*closing, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
 
 
 def build_task_sampler(config: Config, *, curriculum: CurriculumConfig | None = None) -> TaskSampler:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from agentrl.builders.trainers import LearningParts, build_on_ranks, build_train
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import PolicyEngine
-from agentrl.errors.foreign import CLOSE_S
+from agentrl.errors.foreign import close_in_time
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.groups import Group
@@ -43,6 +44,9 @@ from agentrl.training.contract import PolicyTrainer, PolicyWeights
 from agentrl.training.distributed import Ranks
 from agentrl.training.weights import ModelWeights, TrainedWeights
 from agentrl.weights import TOLERANCE, CheckpointSource, InProcessSync, Probe, RemoteSync, WeightSync
+
+SYNC_CLOSE_S = 180.0
+"""Seconds for closing the weight sync of a run whose work is done; sleeping servers wake and get weights then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +83,17 @@ class TrainingParts:
         """Counts over all environments."""
         return self.environments[0].runner.counters
 
-    async def close(self, *, within_s: float = CLOSE_S) -> None:
-        """Stop episodes, environments (each part of them in `within_s`), weight sync and the engine, in this order."""
-        await self.scheduler.close()
-        await close_run_environments(self.environments, within_s=within_s)
-        await self.sync.close()
-        await self.engine.close()
-        await self.extras.close()
+    async def close(self) -> None:
+        """Close episodes, environments, weight sync and engine, in this order, each although another one fails.
+
+        The time of each is limited; see `close_in_time`.
+        """
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(close_in_time, self.extras.close, "closing the teacher")
+            stack.push_async_callback(close_in_time, self.engine.close, "closing the engine")
+            stack.push_async_callback(close_in_time, self.sync.close, "closing the weight sync", SYNC_CLOSE_S)
+            stack.push_async_callback(close_run_environments, self.environments)
+            await self.scheduler.close()
 
 
 def build_training(

@@ -21,14 +21,14 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ParamSpec, TypeVar
 
-from agentrl.errors import is_addressed_to, running_task
+from agentrl.errors import described_error, is_addressed_to, running_task
 
 P = ParamSpec("P")
 T = TypeVar("T")
 GRACE_S = 1.0
 """Seconds for a cancelled call to end, before it is abandoned."""
 CLOSE_S = 30.0
-"""Seconds for closing the environments, or the tools, of a run whose work is done."""
+"""Seconds for closing one part of a run, such as its environments or its tools, when its work is done."""
 STOP_S = 3.5
 """The same after an interruption."""
 IDLE_S = 30.0
@@ -108,27 +108,38 @@ async def cancel_or_abandon(task: asyncio.Task[Any], grace_s: float | None = Non
         raise again
 
 
-async def close_in_time(closing: Coroutine[Any, Any, None], what: str, seconds: float | None = None) -> None:
-    """Await the end of something that is closed, for at most `seconds`; its errors are raised, a timeout is logged.
-
-    The default is `CLOSE_S`, or `STOP_S` if the calling task is cancelled.
-    """
+def close_limit(within_s: float = CLOSE_S) -> float:
+    """Return the seconds for closing something: `within_s`, or at most `STOP_S` if the calling task is cancelled."""
     caller = running_task()
-    if seconds is None:
-        seconds = STOP_S if caller is not None and caller.cancelling() else CLOSE_S
-    task = asyncio.create_task(_contain(closing), name=what)
-    try:
-        await asyncio.wait({task}, timeout=seconds)
-    finally:
-        if not task.done():
-            await cancel_or_abandon(task)
-    if not task.done() or task.cancelled():
-        _log.warning("%s did not finish in %g s; giving up on it", what, seconds)
-        return
-    try:
-        task.result()
-    except _Raised as raised:
-        raise raised.cause from None
+    return min(within_s, STOP_S) if caller is not None and caller.cancelling() else within_s
+
+
+async def close_in_time(close: Callable[[], Coroutine[Any, Any, None]], what: str, within_s: float = CLOSE_S) -> None:
+    """Close something, and give it up if that takes longer than `close_limit`; errors and timeouts are only logged.
+
+    If the caller is cancelled meanwhile, at most `STOP_S` are left, and the cancellation is raised at the end.
+    """
+
+    async def call() -> None:
+        await close()
+
+    loop, within_s = asyncio.get_running_loop(), close_limit(within_s)
+    until, interruption = loop.time() + within_s, None
+    task = loop.create_task(_contain(call()), name=what)
+    while not task.done() and loop.time() < until:
+        try:
+            await asyncio.wait({task}, timeout=until - loop.time())
+        except asyncio.CancelledError as error:
+            interruption, until = error, min(until, loop.time() + STOP_S)
+    if not task.done():
+        _log.warning("%s takes too long; giving up on it", what)
+        await cancel_or_abandon(task)
+    elif not task.cancelled() and (raised := task.exception()) is not None:
+        if is_addressed_to(running_task(), raised):
+            raise raised
+        _log.warning("%s failed: %s", what, described_error(raised.cause if isinstance(raised, _Raised) else raised))
+    if interruption is not None:
+        raise interruption
 
 
 def _abandon(call: asyncio.Task[Any] | concurrent.futures.Future[Any], message: str) -> None:

@@ -81,8 +81,10 @@ async def success_now(model: PreTrainedModel, renderer: Renderer, config: Config
     try:
         shares = [await _success_in(env, n_tasks) for env in environments]
     finally:
-        await close_run_environments(environments)
-        await engine.close()
+        try:
+            await close_run_environments(environments)
+        finally:
+            await engine.close()
     weighted = [share * env.weight for share, env in zip(shares, environments, strict=True)]
     return math.fsum(weighted) / math.fsum(env.weight for env in environments)
 

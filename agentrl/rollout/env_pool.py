@@ -46,7 +46,7 @@ from agentrl.errors import (
     raised_in,
     running_task,
 )
-from agentrl.errors.foreign import await_or_abandon, close_in_time
+from agentrl.errors.foreign import CLOSE_S, await_or_abandon, close_in_time
 from agentrl.remote.env_methods import CALL_TOOL, EnvMethod, RemoteTool, ResetResult, Stepped
 from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_worker_main import HEADER, KILL_S, MAKE, START, WorkerMessage
@@ -213,21 +213,27 @@ class EnvPool:
         finally:
             self._free.release()
 
-    async def close(self, *, within_s: float | None = None) -> None:
+    async def close(self, *, within_s: float = CLOSE_S) -> None:
         """Close all environments and workers; abandon those that take longer. Only abandoned episodes may be running.
 
         Args:
             within_s: Seconds for all environments together, and again for other resources; see `close_in_time`.
         """
-        await close_in_time(self._close_environments(), f"closing the {self.spec.name} environments", within_s)
+        name = self.spec.name
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(close_in_time, self.cleanup.aclose, f"closing the tools of {name}", within_s)
+            if self._guard is not None:
+                stack.callback(self._guard.close)
+            stack.push_async_callback(self._close_workers)
+            await close_in_time(self._close_environments, f"closing the {name} environments", within_s)
+
+    async def _close_workers(self) -> None:
         await asyncio.gather(*(worker.close() for worker in self._workers))
-        if self._guard is not None:
-            self._guard.close()
-        await close_in_time(self.cleanup.aclose(), f"closing the tools of {self.spec.name}", within_s)
 
     async def _close_environments(self) -> None:
         await asyncio.gather(*(worker.drain(DRAIN_S) for worker in self._workers))
-        await asyncio.gather(*(handle.close() for handle in self._idle if handle.backend.is_alive))
+        idle = (handle.close() for handle in self._idle if handle.backend.is_alive)
+        await asyncio.gather(*self._closing, *idle, return_exceptions=True)
         self._idle.clear()
 
     async def _close_handle(self, handle: EnvHandle) -> None:

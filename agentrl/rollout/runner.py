@@ -23,6 +23,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,7 +43,7 @@ from agentrl.errors import (
     is_addressed_to,
     running_task,
 )
-from agentrl.errors.foreign import await_or_abandon, close_in_time
+from agentrl.errors.foreign import CLOSE_S, await_or_abandon, close_in_time
 from agentrl.reward import (
     EnvironmentReward,
     GroupScorer,
@@ -160,20 +161,21 @@ class EpisodeRunner:
         other._unscored = set()
         return other
 
-    async def close(self, *, within_s: float | None = None) -> None:
+    async def close(self, *, within_s: float = CLOSE_S) -> None:
         """Close the loop, the environments and the policies of roles. No episode may be running.
 
         Args:
-            within_s: Seconds for the loop, for the environments and for the tools; see `close_in_time`.
+            within_s: Seconds for the loop, for the environments, for the tools and for the roles; see `close_in_time`.
         """
-        await self.close_loop(within_s=within_s)
-        await self.pool.close(within_s=within_s)
-        if self.roles is not None:
-            await self.roles.close()
+        async with AsyncExitStack() as stack:
+            if self.roles is not None:
+                stack.push_async_callback(close_in_time, self.roles.close, "closing the policies of roles", within_s)
+            stack.push_async_callback(self.pool.close, within_s=within_s)
+            stack.push_async_callback(self.close_loop, within_s=within_s)
 
-    async def close_loop(self, *, within_s: float | None = None) -> None:
+    async def close_loop(self, *, within_s: float = CLOSE_S) -> None:
         """Close the agent loop; give it up if it needs longer than `within_s`."""
-        await close_in_time(self.loop.close(), f"closing the agent loop {type(self.loop).__name__}", within_s)
+        await close_in_time(self.loop.close, f"closing the agent loop {type(self.loop).__name__}", within_s)
 
     def can_play(self, task: Task) -> bool:
         """Return True: a runner can play any task."""

@@ -43,7 +43,7 @@ from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import ResumableError, ServersLost, TrainingError, UsageError, described_error
-from agentrl.errors.foreign import CLOSE_S, STOP_S, DaemonThreads, call_in_thread, cancel_or_abandon
+from agentrl.errors.foreign import DaemonThreads, call_in_thread, cancel_or_abandon
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.diagnosis import RunDiagnosis, save_problems
@@ -67,8 +67,8 @@ from agentrl.weights import SyncReport
 
 T = TypeVar("T")
 
-SYNC_GRACE_S = 15.0
-"""Seconds in which a weight sync may finish after a stop was requested; a healthy sync needs less."""
+SYNC_GRACE_S = 6.0
+"""Seconds in which a weight sync may finish after a stop was requested; a resumed run repeats one that did not."""
 
 _THREAD = DaemonThreads("agentrl-trainer")
 STOP_GRACE_S = 8.0
@@ -243,7 +243,18 @@ class Orchestrator:
         return read_recoverable(self.folder.trajectories, first_step=self.step - rollout.max_staleness)
 
     async def _close_parts(self) -> None:
-        await self._parts.close(within_s=STOP_S if self._stop.is_set() else CLOSE_S)
+        """Close the parts; each of them has less time from a requested stop on."""
+        await self._parts.scheduler.close()
+        closing, stop = asyncio.create_task(self._parts.close()), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({closing, stop}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+            if not closing.done():
+                closing.cancel()  # it still closes each part, see `close_in_time`
+                await asyncio.wait({closing})
+        if not closing.cancelled():
+            closing.result()
 
     def _loss_callback(self) -> Callable[[TrainingError], None]:
         """Return a thread-safe function that ends the run when a required process is lost."""
@@ -301,11 +312,11 @@ class Orchestrator:
         clock.phase_ended("rollout")
         self._enter(Phase.TRAIN)
         with self._waits.on(WaitKind.SYNC, "trainer", "servers to release memory"):
-            await parts.sync.release_memory()
+            released = await self._release_memory()
         report = await self._update(groups)
         clock.phase_ended("train")
         self._enter(Phase.SYNC)
-        synced = await self._sync_weights(self.step + 1)
+        synced = await self._sync_weights(self.step + 1) if released else None
         clock.phase_ended("sync")
         self.step += 1
         self._pending = clock.metrics(groups, report, synced, version=self.step)
@@ -321,6 +332,15 @@ class Orchestrator:
         for warning in (*report.warnings, *seen):
             self._say(f"step {self.step}: {warning}")
         await self._finish_step()
+
+    async def _release_memory(self) -> bool:
+        """Let servers release memory, if the config says so; return False if a stop came and some did not answer."""
+        try:
+            with self._waits.on(WaitKind.SYNC, "trainer", "servers that release memory"):
+                await self._unless_stopped(self._parts.sync.release_memory(), grace_s=SYNC_GRACE_S)
+        except _Interrupted:
+            return False
+        return True
 
     async def _sync_weights(self, version: int) -> SyncReport | None:
         """Send the new weights to the engine.

@@ -36,6 +36,8 @@ LAST_S = 4.0
 END_S = 1.0
 """Seconds for tasks that are left over at the end of the work."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_INTERRUPTION = signal.SIGURG
+"""Signal that interrupts the main thread; not one of the user's, as Python merges equal signals that are pending."""
 
 
 @contextmanager
@@ -128,9 +130,8 @@ class StopRequest:
         self._over, self._watches = threading.Event(), queue.SimpleQueue()
         threading.Thread(target=self._watch, args=(self._over,), name="agentrl-stop", daemon=True).start()
         is_main = threading.current_thread() is threading.main_thread()
-        before = {number: signal.getsignal(number) for number in _SIGNALS} if is_main else {}
-        for number in before:
-            signal.signal(number, self._on_signal)
+        handlers = {_INTERRUPTION: self._on_interruption, **dict.fromkeys(_SIGNALS, self._on_signal)} if is_main else {}
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             if self.count:
                 self._call_soon(self._pass_on)
@@ -148,10 +149,11 @@ class StopRequest:
         self._watches.put(True)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self()
+
+    def _on_interruption(self, number: int, frame: FrameType | None) -> None:
         raised, self._raises = self._raises, None
-        if raised is None:
-            self()
-        elif raised is CtrlC or (self._loop is not None and is_foreign(asyncio.current_task(self._loop))):
+        if raised is CtrlC or (raised and self._loop is not None and is_foreign(asyncio.current_task(self._loop))):
             raise raised
 
     def _pass_on(self) -> None:
@@ -202,7 +204,7 @@ class StopRequest:
         """Raise an error in the code that blocks the loop; only signals can, and only in the main thread."""
         if self._thread == threading.main_thread().ident and not self._over.is_set():
             self._raises = error
-            signal.pthread_kill(self._thread, signal.SIGINT)
+            signal.pthread_kill(self._thread, _INTERRUPTION)
 
 
 def run_until_stopped(work: Coroutine[Any, Any, T], request: StopRequest | None = None) -> T:

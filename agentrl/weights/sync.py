@@ -271,14 +271,15 @@ class RemoteSync(WeightSync):
 
     async def close(self) -> None:
         """Close the transport. Sleeping servers wake with their last weights, as attached ones keep running."""
-        if self._server_sleep.is_asleep and self._current is not None:
-            try:
+        try:
+            if self._server_sleep.is_asleep and self._current is not None:
                 what = "waking the servers"
                 async with async_boundary(EngineError, what, deadline_s=TIMEOUT_S), self._group.changing:
                     await self._give(self._current)
-            except AgentRLError as error:
-                _log.warning("some servers stay asleep: %s", error)
-        await self._transport.close()
+        except AgentRLError as error:
+            _log.warning("some servers stay asleep: %s", error)
+        finally:
+            await self._transport.close()
 
 
 async def _load(server: InferenceServer, prepared: PreparedWeights) -> None:

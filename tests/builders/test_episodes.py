@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import gymnasium
 import pytest
 
 from agentrl import registry
-from agentrl.builders.episodes import build_env_pool, build_runner
+from agentrl.agent_loop import AgentLoop
+from agentrl.builders.episodes import build_env_pool, build_run_environments, build_runner, close_run_environments
 from agentrl.config import load_config
 from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.errors import foreign
 from agentrl.registry import Kind
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.task import SeedTasks, Task
@@ -76,6 +79,37 @@ async def test_without_few_shot_turns_there_are_no_examples() -> None:
     pool = build_env_pool(config)
     assert build_runner(config, pool, ScriptedEpisodePolicy(ScriptedPolicy.RANDOM)).few_shot is None
     await pool.close()
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+async def test_an_interruption_limits_the_time_of_closing_environments(
+    monkeypatch: pytest.MonkeyPatch, is_early: bool
+) -> None:
+    monkeypatch.setattr(foreign, "STOP_S", 0.05)
+    closed = []
+
+    async def hang(loop: AgentLoop) -> None:
+        await asyncio.Event().wait()
+
+    async def close() -> None:
+        closed.append(True)
+
+    monkeypatch.setattr(AgentLoop, "close", hang)
+    config = load_config(None, ["environment=guess_number", "agent.loop=react_text"])
+    environments = build_run_environments(config, ScriptedEpisodePolicy(ScriptedPolicy.RANDOM))
+    environments[0].pool.cleanup.push_async_callback(close)
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait() if is_early else None
+        finally:
+            await close_run_environments(environments)
+
+    working = asyncio.create_task(work())
+    await asyncio.sleep(0.01)
+    working.cancel()
+    await asyncio.wait({working}, timeout=10)
+    assert (working.cancelled(), closed) == (True, [True])
 
 
 async def shown(*words: str) -> list[str]:

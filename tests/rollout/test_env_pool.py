@@ -21,6 +21,7 @@ import pytest
 import rollout_worlds
 from agentrl.envs.puzzles.sokoban import SPEC as SOKOBAN
 
+import agentrl
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import ExpertAction, Isolation
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
@@ -235,6 +236,53 @@ async def test_a_pool_closes_although_a_call_hangs(make_pool, worlds, monkeypatc
         await asyncio.wait_for(fail(), timeout=30)
     await asyncio.wait_for(pool.close(), timeout=30)
     assert keepers[0].returncode is not None
+
+
+async def test_a_pool_awaits_the_closing_of_environments_whose_episodes_failed(make_pool, monkeypatch):
+    monkeypatch.setattr(env_pool, "DRAIN_S", 0.0)
+    closed = []
+
+    class Rented(agentrl.AsyncEnv):
+        async def reset(self, *, seed=None, options=None):
+            return "Hello.", {}
+
+        async def step(self, action):
+            return "Bye.", 1.0, True, False, {}
+
+        async def close(self):
+            await asyncio.sleep(0.05)
+            closed.append(self)
+
+    async def fail():
+        async with pool.borrow("e") as world:
+            await world.reset(TASK)
+            raise ZeroDivisionError
+
+    pool = make_pool(Rented)
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    assert not closed
+    await pool.close()
+    assert len(closed) == 1
+
+
+async def test_a_pool_closes_its_workers_although_its_tools_cannot_be_closed(make_pool, worlds, caplog):
+    pool = make_pool(worlds.Corridor, Isolation.PROCESS, workers=1)
+    closed = []
+
+    async def fail():
+        raise RuntimeError("the browser is gone")
+
+    async def close():
+        closed.append(True)
+
+    pool.cleanup.push_async_callback(close)
+    pool.cleanup.push_async_callback(fail)
+    await play_one_step(pool, TASK)
+    keeper = pool._workers[0]._process
+    await pool.close()
+    assert (closed, keeper.returncode is not None) == ([True], True)
+    assert "closing the tools of world failed: RuntimeError: the browser is gone" in caplog.text
 
 
 @pytest.mark.parametrize("isolation", BLOCKING)

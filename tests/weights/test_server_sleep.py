@@ -1,11 +1,17 @@
 """Servers that sleep while the trainer trains."""
 
+import asyncio
+import os
+import signal
+import time
 from contextlib import asynccontextmanager
 
+import pytest
 import torch
 from support.local_server import LocalServer
 
 from agentrl.errors import EngineError, UsageError
+from agentrl.errors.foreign import close_in_time
 from agentrl.observe.metrics import read_metrics
 from agentrl.runs.rl import train
 from agentrl.serving.pool import ServerPool
@@ -85,6 +91,35 @@ def test_a_run_puts_its_servers_to_sleep_in_every_step(tiny_run, monkeypatch):
     assert max(line["mismatch/prob_abs_mean"] for line in lines) < 1e-4
 
 
+@pytest.mark.parametrize("where", ["sleep", "wake_up"])
+def test_ctrl_c_ends_a_run_whose_sleeping_server_hangs(tiny_run, monkeypatch, where):
+    monkeypatch.setattr("agentrl.runs.rl.SYNC_GRACE_S", 0.2)
+    monkeypatch.setattr("agentrl.errors.foreign.STOP_S", 0.2)
+    asked = []
+
+    async def hang(server):
+        if not asked:
+            os.kill(os.getpid(), signal.SIGINT)
+        asked.append(server)
+        await asyncio.Event().wait()
+
+    @asynccontextmanager
+    async def pool_of_one(section, model, folder, *, version, trainer_gpus, say):
+        pool = ServerPool([LocalServer(model.path, name="0")], version=version)
+        await pool.start()
+        yield pool
+        await pool.close()
+
+    monkeypatch.setattr("agentrl.builders.processes.open_pool", pool_of_one)
+    monkeypatch.setattr(LocalServer, where, hang)
+    if where == "sleep":
+        monkeypatch.setattr(LocalServer, "wake_up", hang)
+    began = time.monotonic()
+    result = train(tiny_run("engine={type: vllm, sleep: true}", "trainer.steps=2"))
+    assert (result.step, result.interrupted, len(asked)) == (1, True, 2)
+    assert time.monotonic() - began < 30
+
+
 async def test_a_server_that_cannot_sleep_is_taken_out_and_comes_back_awake(world_of, until, monkeypatch):
     world = await world_of(sleeps=True)
     await world.next_version()
@@ -151,4 +186,14 @@ async def test_a_server_that_refuses_to_wake_in_the_end_is_reported(world_of, mo
     monkeypatch.setattr(world.servers[0], "wake_up", refuse)
     await world.sync.close()
     assert "some servers stay asleep" in caplog.text
+    assert not world.transport.path.exists()
+
+
+async def test_a_transport_is_closed_although_a_server_cannot_be_woken_in_time(world_of):
+    world = await world_of(sleeps=True, restartable=False)
+    await world.next_version()
+    await world.sync.release_memory()
+    assert world.transport.path.exists()
+    async with world.pool.group.changing:  # an abandoned sync waits for an answer
+        await close_in_time(world.sync.close, "closing the weight sync", 0.05)
     assert not world.transport.path.exists()
