@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import sys
+import threading
 import venv
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +18,8 @@ from agentrl.cli import main
 from agentrl.errors import Outcome, UsageError
 from agentrl.serving.scripted import Failure, ScriptedAnswer
 from agentrl.weights import write_served_model
+
+ENDED = threading.Event()
 
 
 async def test_what_a_program_prints_is_its_answer(run_loop, program):
@@ -230,6 +234,40 @@ def plays_and_steps(task):
 def judges_itself(task):
     plays_and_steps(task)
     return 0.5
+
+
+def exits(task):
+    with openai.OpenAI(base_url=task.openai_url, api_key=task.api_key) as client:
+        client.chat.completions.create(model="policy", messages=[{"role": "user", "content": task.prompt}])
+    sys.exit(3)
+
+
+async def exits_in_the_loop(task):
+    await plays(task)
+    sys.exit(3)
+
+
+@pytest.mark.parametrize("function", ["exits", "exits_in_the_loop"])
+async def test_a_function_that_exits_after_an_answer_has_failed(run_loop, function):
+    trajectory, _ = await run_loop(External(function=f"{__name__}:{function}", seconds=20.0), "42")
+    assert trajectory.outcome is Outcome.POLICY_ERROR
+    assert "SystemExit: 3" in trajectory.error
+
+
+async def never_ends(task):
+    await plays(task)
+    while not ENDED.is_set():
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.02)
+
+
+async def test_a_function_that_swallows_its_cancellation_is_left_running(run_loop, caplog):
+    ENDED.clear()
+    async with asyncio.timeout(15):
+        trajectory, _ = await run_loop(External(function=f"{__name__}:never_ends", seconds=2.0), "42")
+    assert trajectory.outcome is Outcome.TRUNCATED_TIME
+    assert "the external function did not end when it was cancelled" in caplog.text
+    ENDED.set()
 
 
 @pytest.mark.parametrize(
