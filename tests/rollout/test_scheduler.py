@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from agentrl.errors import Outcome, TrainingError, UsageError
+from agentrl.errors import EnvironmentFailure, Outcome, TrainingError, UsageError
 from agentrl.rollout.groups import Group, environment_metrics
 from agentrl.rollout.scheduler import LEAST_FAILED_GROUPS, MAX_WASTED_BATCHES, GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
@@ -110,6 +110,19 @@ async def test_only_as_much_starts_as_staleness_allows(make, staleness, started)
     scheduler.start_episodes()
     await asyncio.sleep(0)
     assert player.running == started + 3
+
+
+async def test_an_error_of_the_task_source_is_raised_by_the_next_batch_only(make, monkeypatch):
+    def fail():
+        raise ValueError("no more tasks")
+
+    scheduler = make(max_staleness=1)
+    await scheduler.next_batch()
+    scheduler.set_version(1)
+    monkeypatch.setattr(scheduler.tasks, "next", fail)
+    scheduler.start_episodes()  # the run finishes its step after this
+    with pytest.raises(EnvironmentFailure, match="ValueError: no more tasks"):
+        await scheduler.next_batch()
 
 
 async def test_the_trainer_sets_the_pace(make):
