@@ -43,7 +43,7 @@ from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import ResumableError, ServersLost, TrainingError, UsageError, described_error
-from agentrl.errors.foreign import CLOSE_S, STOP_S, DaemonThreads, call_in_thread, cancel_or_abandon
+from agentrl.errors.foreign import CLOSE_S, STOP_S, DaemonThreads, call_in_thread, cancel_or_abandon, run_in_own_thread
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.diagnosis import RunDiagnosis, save_problems
@@ -245,6 +245,10 @@ class Orchestrator:
     async def _close_parts(self) -> None:
         await self._parts.close(within_s=STOP_S if self._stop.is_set() else CLOSE_S)
 
+    async def _close_trackers(self) -> None:
+        within_s = STOP_S if self._stop.is_set() else CLOSE_S
+        await run_in_own_thread(self._trackers.close, within_s=within_s)
+
     def _loss_callback(self) -> Callable[[TrainingError], None]:
         """Return a thread-safe function that ends the run when a required process is lost."""
         loop = asyncio.get_running_loop()
@@ -265,7 +269,7 @@ class Orchestrator:
             name=self.folder.path.name,
             config=self.config.model_dump(mode="json"),
         )
-        stack.callback(self._trackers.close)
+        stack.push_async_callback(self._close_trackers)
 
     async def _train(self) -> bool:
         """Make all remaining steps; return True if a requested stop came first."""
@@ -374,7 +378,7 @@ class Orchestrator:
             self._save()
 
     def _write_metrics(self, metrics: dict[str, float]) -> None:
-        with self._waits.on(WaitKind.DISK, "run", "metrics.jsonl and trackers"):
+        with self._waits.on(WaitKind.DISK, "run", "metrics.jsonl"):
             self._metrics.append_step(self.step, metrics)
             self._trackers.log(self.step, metrics)
         self._last = metrics
