@@ -42,7 +42,7 @@ from agentrl.errors import (
     is_addressed_to,
     running_task,
 )
-from agentrl.errors.foreign import await_or_abandon, close_in_time
+from agentrl.errors.foreign import await_or_abandon
 from agentrl.reward import (
     EnvironmentReward,
     GroupScorer,
@@ -98,6 +98,8 @@ class GroupRunner(Protocol):
 class EpisodeRunner:
     """Runner of episodes with one environment, loop, policy and scorer.
 
+    The loop and the policies of roles are closed with the pool.
+
     Args:
         pool: Lends environments.
         loop: Controls each episode.
@@ -152,6 +154,10 @@ class EpisodeRunner:
         self.spec = pool.spec
         if system_prompt is not None:
             self.spec = dataclasses.replace(pool.spec, instructions=system_prompt, tool_instructions="")
+        for setup in roles:
+            if setup.policy is not None:
+                pool.cleanup.push_async_callback(setup.policy.close)
+        pool.cleanup.push_async_callback(loop.close)
 
     def with_policy(self, policy: EpisodePolicy) -> EpisodeRunner:
         """Copy the runner with another policy, new counters and a new observer."""
@@ -161,19 +167,12 @@ class EpisodeRunner:
         return other
 
     async def close(self, *, within_s: float | None = None) -> None:
-        """Close the loop, the environments and the policies of roles. No episode may be running.
+        """Close the environments, the loop, the tools and the policies of roles. No episode may be running.
 
         Args:
-            within_s: Seconds for the loop, for the environments and for the tools; see `close_in_time`.
+            within_s: Seconds for the environments, and again for everything else; see `close_in_time`.
         """
-        await self.close_loop(within_s=within_s)
         await self.pool.close(within_s=within_s)
-        if self.roles is not None:
-            await self.roles.close()
-
-    async def close_loop(self, *, within_s: float | None = None) -> None:
-        """Close the agent loop; give it up if it needs longer than `within_s`."""
-        await close_in_time(self.loop.close(), f"closing the agent loop {type(self.loop).__name__}", within_s)
 
     def can_play(self, task: Task) -> bool:
         """Return True: a runner can play any task."""

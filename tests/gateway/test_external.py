@@ -15,8 +15,12 @@ from support.models import tiny_model
 from support.tokenizers import build_tokenizer
 
 from agentrl.cli import main
+from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import Outcome, UsageError
+from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.runner import EpisodeRunner
 from agentrl.serving.scripted import Failure, ScriptedAnswer
+from agentrl.task import SeedTasks
 from agentrl.weights import write_served_model
 
 ENDED = threading.Event()
@@ -201,11 +205,14 @@ async def test_what_a_program_has_started_ends_with_it(run_loop, program, tmp_pa
     pytest.fail("the child lives on")
 
 
-async def test_episodes_that_begin_together_share_one_gateway(run_loop):
+async def test_episodes_that_begin_together_share_one_gateway_which_is_closed_with_the_pool(run_loop):
     loop = External(function=f"{__name__}:plays")
+    pool = EnvPool(EnvironmentSpec(name="w", make=lambda: None, tasks=SeedTasks, isolation=Isolation.INLINE))
+    EpisodeRunner(pool=pool, loop=loop, policy=None)
     gateways = await asyncio.gather(*(loop._gateway() for _ in range(8)))
     assert {gateway.url for gateway in gateways} == {gateways[0].url} != {""}
-    await loop.close()
+    await pool.close()
+    assert not loop._gateways
 
 
 def breaks_at_once(task):
