@@ -437,7 +437,7 @@ class GroupScheduler:
         self._finished = [self._restore(record) for record in state["finished"]]
         self._to_restart = deque(self._restore(record) for record in state["unfinished"])
         self.version = state["version"]
-        self.bias.load_state_dict(state.get("bias", {"steps": [], "groups": []}))
+        self.bias.load_state_dict(state["bias"])
         self.used = self.version * self.batch  # each version used one batch, whatever its size
 
     def _restore(self, record: Mapping[str, Any]) -> Group:
