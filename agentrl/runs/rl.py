@@ -6,7 +6,7 @@
     episodes         engine, environment          turns, trajectories         engine, environment, a free slot
     store            finished turns               trajectories/step-N.jsonl   nothing
     next_batch       complete groups              a batch of groups           groups: episodes that end
-    trainer.step     a batch                      new weights                 nothing (a thread when max_staleness > 0)
+    trainer.step     a batch                      new weights                 nothing (see idle_while_training)
     sync             new weights                  version + 1, verified       the engine's next token (pause)
     evaluation       the engine                   eval/ metrics               its own episodes
     metrics          everything above             a line of metrics.jsonl     nothing
@@ -16,8 +16,9 @@
                 ▲                                                    │
                 └───────────────────── set_version ◄─────────────────┘
 
-With `max_staleness` 0 nothing runs concurrently with `trainer.step`, the engine shares the trainer's tensors, and a
-killed and resumed run gives the same numbers as an uninterrupted one. Above 0, episodes continue during training.
+With `max_staleness` 0 no episode runs during `trainer.step`, and a killed and resumed run gives the same numbers as an
+uninterrupted one. If the engine is the local one and there is one process, it shares the trainer's tensors, and nothing
+at all runs beside `trainer.step` (`TrainingParts.idle_while_training`). Above 0, episodes continue during training.
 """
 
 from __future__ import annotations
