@@ -6,15 +6,15 @@ reset ─► gateway session ─► program with the session's variables ─► 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import inspect
 import json
 import re
 import tempfile
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,10 @@ from agentrl.errors import (
     UsageError,
     bounded_reward,
     described_error,
+    is_addressed_to,
+    running_task,
 )
+from agentrl.errors.foreign import DaemonThreads, await_or_abandon, call_in_thread
 from agentrl.gateway import Gateway, GatewaySession, UntrainedRequestRules
 from agentrl.message import Message, ToolCall, text_of
 from agentrl.sandbox import open_sandbox
@@ -48,6 +51,7 @@ LONGEST_VARIABLE = 100_000
 ACTION = "{action}"
 """Placeholder of the action in a demonstration."""
 SHORTEST_WAIT_S = 0.02
+_THREADS = DaemonThreads("agentrl-external")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,9 +337,15 @@ class External(AgentLoop):
             api_key=play.session.key,
             step=step,
         )
+        what, caller = "the external function", running_task()
         try:
-            play.answer = await (self._function(task) if is_async else _in_thread(self._function, task))
-        except Exception as error:
+            if is_async:
+                play.answer = await await_or_abandon(self._function(task), what)
+            else:
+                play.answer = await call_in_thread(_THREADS, functools.partial(self._function, task), what)
+        except BaseException as error:
+            if is_addressed_to(caller, error):
+                raise
             return f"the function raised {described_error(error)}"
         return None
 
@@ -419,32 +429,6 @@ def variables_of(session: GatewaySession, url: str) -> dict[str, str]:
         "NO_PROXY": "127.0.0.1,localhost",
         "no_proxy": "127.0.0.1,localhost",
     }
-
-
-async def _in_thread(function: Callable[[ExternalTask], Any], task: ExternalTask) -> Any:
-    """Call a function in its own thread, so that one that never returns does not block others."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
-
-    def call() -> None:
-        result, error = None, None
-        try:
-            result = function(task)
-        except Exception as raised:
-            error = raised
-        with suppress(RuntimeError):  # the event loop has ended
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=call, name="agentrl-external", daemon=True).start()
-    return await done
 
 
 def _read_demonstration(option: str | Mapping[str, str]) -> Callable[[str], Message]:

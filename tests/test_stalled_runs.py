@@ -69,7 +69,7 @@ HANGS = [
     (Checkpoints, "save", "disk         the checkpoint of step 1", 0),
     (TrajectoryStore, "turn", "disk         a write to the trajectory store", 0),
     (TrajectoryStore, "rotate", "disk         the trajectory store", 0),
-    (MetricsFile, "append_step", "disk         metrics.jsonl and trackers", 0),
+    (MetricsFile, "append_step", "disk         metrics.jsonl", 0),
     (GroupExtras, "for_step", "extras       extra rollouts and a served teacher", 0),
     (ReactText, "run", "loop         ReactText", 0),
     (LocalEngine, "end_session", "end_session  the end of its sessions in the engine", 0),

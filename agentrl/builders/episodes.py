@@ -58,7 +58,7 @@ def build_runner(
     retries: int | None = None,
     judge: JudgeClient | None = None,
 ) -> EpisodeRunner:
-    """Build an episode runner from the ``agent`` section; its tools and judge are closed with the pool.
+    """Build an episode runner from the ``agent`` section; its loop, tools, roles and judge are closed with the pool.
 
     Raises:
         ConfigError: see `build_loop`.

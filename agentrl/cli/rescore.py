@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +19,7 @@ from agentrl.evaluation.rescoring import RescoringSummary, Selection, find_score
 from agentrl.observe.console import err, note, out
 from agentrl.observe.files import JsonLinesWriter
 from agentrl.observe.run_folder import find_run
+from agentrl.runs.stop import run_until_stopped
 
 app = typer.Typer()
 
@@ -72,7 +72,7 @@ def rescore_command(
         if writer is not None:
             writer.close()
 
-    asyncio.run(score_all())
+    run_until_stopped(score_all())
     if summary.without_messages == total:
         raise UsageError(
             "the episodes were stored without messages, which reward functions read",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from agentrl.message import ToolCall
 from agentrl.observe.console import note, out
 from agentrl.registry import Kind, lookup, names
 from agentrl.rollout.tools import ToolCallResult, tool_session
+from agentrl.runs.stop import run_until_stopped
 from agentrl.testing.report import CheckReport
 from agentrl.testing.tool_check import check_tool_here
 from agentrl.tool import Tool
@@ -54,7 +54,7 @@ def summary(name: str) -> str:
 def show(name: Name, option: Options = None) -> None:
     """Print a tool's JSON schema, which the policy reads."""
     known = None if option else lookup(Kind.TOOL, _split(name)[0])
-    tools = [known] if isinstance(known, Tool) else asyncio.run(_find_all(name, option))  # may require options
+    tools = [known] if isinstance(known, Tool) else run_until_stopped(_find_all(name, option))  # may require options
     schemas = [tool.schema for tool in tools]
     out.print_json(json.dumps(schemas[0] if len(schemas) == 1 else schemas))
 
@@ -67,7 +67,7 @@ def show(name: Name, option: Options = None) -> None:
 )
 def call(name: Name, arguments: Pairs = None, option: Options = None, sandbox: SandboxWords = None) -> None:
     """Call a tool as in an episode, with checked arguments."""
-    called = asyncio.run(_call(name, json_pairs(arguments), option, sandbox))
+    called = run_until_stopped(_call(name, json_pairs(arguments), option, sandbox))
     if called.failed:
         text = called.result.text.removeprefix("Error: ")
         raise UsageError(f"the policy would read: {text}", got=called.fault)
@@ -81,7 +81,7 @@ def call(name: Name, arguments: Pairs = None, option: Options = None, sandbox: S
 def check(name: Name, arguments: Pairs = None, option: Options = None, sandbox: SandboxWords = None) -> None:
     """Check a tool against the rules of its contract; the arguments are those of a call that must succeed."""
     pairs = json_pairs(arguments)
-    reports = asyncio.run(_check(name, [pairs] if pairs else [], option, sandbox))
+    reports = run_until_stopped(_check(name, [pairs] if pairs else [], option, sandbox))
     for report in reports:
         out.print(str(report))
     if broken := [report.name for report in reports if not report.passed]:

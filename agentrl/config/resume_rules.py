@@ -41,6 +41,7 @@ _UNREAD = ResumeRule(False, "training does not read it")
 _LENGTH = ResumeRule(True, "length of the run; a cosine schedule is recomputed for the new length")
 _RATE = ResumeRule(True, "size of the updates from now on: an unstable run may need smaller ones")
 _PLACE = ResumeRule(True, "placement and speed of the same computation")
+_BATCH = ResumeRule(True, "groups that the next batches consist of, and how old their tokens may be")
 _WATCH = ResumeRule(True, "measurements, checkpoints and output")
 
 RULES: Mapping[str, ResumeRule] = {
@@ -109,6 +110,8 @@ RULES: Mapping[str, ResumeRule] = {
     "sft": _UNREAD,
     "preferences": _UNREAD,
     "rollout": _PLACE,
+    "rollout.max_staleness": _BATCH,
+    "rollout.batch_order": _BATCH,
     "evaluation": _WATCH,
     "checkpoint": _WATCH,
     "curriculum": _TASKS,

@@ -294,7 +294,6 @@ async def _measure(config: Config, settings: PlaySettings, policy: EngineEpisode
     try:
         runner = build_runner(own, pool, policy.with_sampling(sampling_params(own.sampling), trains=False))
         result = await evaluate_panel(runner, source, panel, concurrency=own.rollout.max_concurrent)
-        await runner.close_loop()
     finally:
         await pool.close()
     seconds = time.perf_counter() - began

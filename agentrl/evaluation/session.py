@@ -12,7 +12,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,13 +147,11 @@ async def _play(
     pool = build_env_pool(config, spec=spec)
     store = EpisodeStore(folder / EPISODES_FILE, fresh=request.fresh)
     try:
-        async with open_policy(config, request.policy, folder) as policy, AsyncExitStack() as stack:
-            stack.enter_context(pool.waits.report_stalls(config.rollout.stall_report_s, on_stall))
+        async with open_policy(config, request.policy, folder) as policy:
             runner = build_runner(
                 config, pool, policy, judge=build_judge(config.agent, folder=folder), counters=counters
             )
-            stack.push_async_callback(runner.close_loop)
-            with settled_heap():
+            with pool.waits.report_stalls(config.rollout.stall_report_s, on_stall), settled_heap():
                 result = await evaluate_panel(
                     runner,
                     task_source(spec, config.sole_environment),

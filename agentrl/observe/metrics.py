@@ -10,12 +10,15 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from agentrl.errors import ConfigError, Outcome, UsageError
+from agentrl.errors import ConfigError, Outcome, UsageError, described_error
+from agentrl.errors.foreign import CLOSE_S, DaemonThreads
 from agentrl.observe.files import JsonLinesWriter, numbered_records, warn_damaged
 from agentrl.registry import Kind, lookup, names
 from agentrl.trajectory import REPAIRED_CALLS, SOLE_ROLE, Trajectory
@@ -36,6 +39,9 @@ MARGIN_SUFFIX = "_margin"
 
 MARGIN_ERRORS = 1.96
 """Number of standard errors in a margin: an interval of 95 %."""
+
+CALL_S = 30.0
+"""Seconds for one call of a tracker."""
 
 
 class MetricsFile(JsonLinesWriter):
@@ -200,7 +206,10 @@ def _seconds(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 class Tracker(ABC):
-    """Receiver of a run's metrics, constructed with the run's folder, name and config."""
+    """Receiver of a run's metrics, constructed with the run's folder, name and config.
+
+    Its methods are called one at a time, in a thread of their own.
+    """
 
     package: ClassVar[str | None] = None
     """Required package, with the same name for ``pip install`` and for ``import``."""
@@ -310,8 +319,40 @@ def tracker_states() -> dict[str, str]:
     return states
 
 
+class _TrackerThread:
+    """Thread of one tracker, which may block: its calls run there one after another, until one fails."""
+
+    def __init__(self, kind: str, tracker: Tracker) -> None:
+        self.tracker = tracker
+        self.failure: str | None = None
+        self._threads = DaemonThreads(f"agentrl-tracker-{kind}", limit=1)
+        self._began: float | None = None
+        """Time at which the running call began."""
+
+    def submit(self, call: Callable[[], None]) -> Future[None]:
+        """Run a call after the earlier ones."""
+        return self._threads.submit(self._run, call)
+
+    def is_late(self) -> bool:
+        """Return True if the running call takes longer than `CALL_S`."""
+        began = self._began
+        return began is not None and time.monotonic() - began > CALL_S
+
+    def _run(self, call: Callable[[], None]) -> None:
+        if self.failure is not None:
+            return
+        self._began = time.monotonic()
+        try:
+            call()
+        except BaseException as error:
+            self.failure = described_error(error)
+        self._began = None
+
+
 class Trackers:
-    """All configured trackers; a tracker that fails is disabled with a warning, and the run continues.
+    """All configured trackers; a tracker that fails or blocks is disabled with a warning, and the run continues.
+
+    No call waits for a tracker, except for its end.
 
     Args:
         chosen: Registry names.
@@ -326,34 +367,38 @@ class Trackers:
 
     def __init__(self, chosen: Sequence[str], *, folder: Path, name: str, config: Mapping[str, Any]) -> None:
         check_trackers(chosen)
-        self._trackers: dict[str, Tracker] = {}
+        self._threads: dict[str, _TrackerThread] = {}
         for kind in chosen:
             make = lookup(Kind.TRACKER, kind)
             try:
-                self._trackers[kind] = make(folder / kind, name, config)
+                self._threads[kind] = _TrackerThread(kind, make(folder / kind, name, config))
             except ImportError as error:
                 self.close()
                 raise UsageError(f"tracker {kind} cannot be imported", got=error, expected="its packages") from error
             except Exception as error:
-                self._give_up(kind, error)
+                _report(kind, described_error(error))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of one step to every tracker that has not failed."""
-        for kind, tracker in list(self._trackers.items()):
-            try:
-                tracker.log(step, metrics)
-            except Exception as error:
-                del self._trackers[kind]
-                self._give_up(kind, error)
+        sent = dict(metrics)
+        for kind, thread in list(self._threads.items()):
+            failure = thread.failure or (f"a call takes longer than {CALL_S:g} s" if thread.is_late() else None)
+            if failure is None:
+                thread.submit(partial(thread.tracker.log, step, sent))
+            else:
+                del self._threads[kind]
+                _report(kind, failure)
 
-    def close(self) -> None:
-        """Close every tracker."""
-        for kind, tracker in self._trackers.items():
-            try:
-                tracker.close()
-            except Exception as error:
-                self._give_up(kind, error)
-        self._trackers.clear()
+    def close(self, *, within_s: float = CLOSE_S) -> None:
+        """Close every tracker after its last call; give up those that are not closed after `within_s`."""
+        closing = {kind: thread.submit(thread.tracker.close) for kind, thread in self._threads.items()}
+        wait(closing.values(), timeout=within_s)
+        for kind, thread in self._threads.items():
+            failure = thread.failure or (None if closing[kind].done() else f"it is not closed after {within_s:g} s")
+            if failure is not None:
+                _report(kind, failure)
+        self._threads.clear()
 
-    def _give_up(self, kind: str, error: Exception) -> None:
-        _log.warning("tracker %s failed; the run continues without it: %s: %s", kind, type(error).__name__, error)
+
+def _report(kind: str, failure: str) -> None:
+    _log.warning("tracker %s failed; the run continues without it: %s", kind, failure)

@@ -73,12 +73,6 @@ class Group:
         """Episodes that can be trained on: scored, and without an infrastructure failure."""
         return [trajectory for trajectory in self.trajectories if trajectory.is_trainable]
 
-    @property
-    def oldest_version(self) -> int | None:
-        """Oldest weight version that sampled a token of the group; ``None`` if nothing was sampled."""
-        versions = [v for trajectory in self.trainable if (v := trajectory.oldest_version) is not None]
-        return min(versions, default=None)
-
     def staleness(self, version: int, adapters: Mapping[str, int]) -> int | None:
         """Return how many versions the group's oldest token is behind; versions are counted per adapter."""
         ages = [age for trajectory in self.trainable if (age := trajectory.staleness(version, adapters)) is not None]
@@ -120,10 +114,10 @@ class Group:
             position=record["position"],
             draw=draw,
             size=size,
-            start_version=record.get("start_version", 0),
+            start_version=record["start_version"],
             members=members,
             extra_names=extra_names,
-            extra_rollouts={name: trajectory_from_record(row) for name, row in record.get("beside", {}).items()},
+            extra_rollouts={name: trajectory_from_record(row) for name, row in record["beside"].items()},
         )
 
 

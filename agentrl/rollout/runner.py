@@ -23,7 +23,6 @@ import logging
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,7 +42,7 @@ from agentrl.errors import (
     is_addressed_to,
     running_task,
 )
-from agentrl.errors.foreign import CLOSE_S, await_or_abandon, close_in_time
+from agentrl.errors.foreign import CLOSE_S, await_or_abandon
 from agentrl.reward import (
     EnvironmentReward,
     GroupScorer,
@@ -99,6 +98,8 @@ class GroupRunner(Protocol):
 class EpisodeRunner:
     """Runner of episodes with one environment, loop, policy and scorer.
 
+    The loop and the policies of roles are closed with the pool.
+
     Args:
         pool: Lends environments.
         loop: Controls each episode.
@@ -153,6 +154,10 @@ class EpisodeRunner:
         self.spec = pool.spec
         if system_prompt is not None:
             self.spec = dataclasses.replace(pool.spec, instructions=system_prompt, tool_instructions="")
+        for setup in roles:
+            if setup.policy is not None:
+                pool.cleanup.push_async_callback(setup.policy.close)
+        pool.cleanup.push_async_callback(loop.close)
 
     def with_policy(self, policy: EpisodePolicy) -> EpisodeRunner:
         """Copy the runner with another policy, new counters and a new observer."""
@@ -162,20 +167,12 @@ class EpisodeRunner:
         return other
 
     async def close(self, *, within_s: float = CLOSE_S) -> None:
-        """Close the loop, the environments and the policies of roles. No episode may be running.
+        """Close the environments, the loop, the tools and the policies of roles. No episode may be running.
 
         Args:
-            within_s: Seconds for the loop, for the environments, for the tools and for the roles; see `close_in_time`.
+            within_s: Seconds for the environments, and again for everything else; see `close_in_time`.
         """
-        async with AsyncExitStack() as stack:
-            if self.roles is not None:
-                stack.push_async_callback(close_in_time, self.roles.close, "closing the policies of roles", within_s)
-            stack.push_async_callback(self.pool.close, within_s=within_s)
-            stack.push_async_callback(self.close_loop, within_s=within_s)
-
-    async def close_loop(self, *, within_s: float = CLOSE_S) -> None:
-        """Close the agent loop; give it up if it needs longer than `within_s`."""
-        await close_in_time(self.loop.close, f"closing the agent loop {type(self.loop).__name__}", within_s)
+        await self.pool.close(within_s=within_s)
 
     def can_play(self, task: Task) -> bool:
         """Return True: a runner can play any task."""

@@ -181,9 +181,15 @@ class GroupScheduler:
         self.version = version
 
     def start_episodes(self) -> None:
-        """Start as many groups as staleness and capacity allow; `next_batch` does this too."""
+        """Start as many groups as staleness and capacity allow; `next_batch` does this too, and raises its errors."""
         if self._closed or self._failure is not None:
             return
+        try:
+            self._start_groups()
+        except AgentRLError as error:
+            self._failure = error
+
+    def _start_groups(self) -> None:
         self._misses_task = False
         while self._unfinished - self._scoring < self.max_concurrent and self._may_start():
             group = self._to_restart.popleft() if self._to_restart else self._next_group()
@@ -278,10 +284,7 @@ class GroupScheduler:
             error = episode.exception()
         if error is not None and not self._closed:
             self._failure = self._failure or error
-        try:
-            self.start_episodes()
-        except AgentRLError as failed:
-            self._failure = failed
+        self.start_episodes()
         self._changed.set()
 
     async def _play(self, group: Group, player: int | str) -> None:
@@ -434,7 +437,7 @@ class GroupScheduler:
         self._finished = [self._restore(record) for record in state["finished"]]
         self._to_restart = deque(self._restore(record) for record in state["unfinished"])
         self.version = state["version"]
-        self.bias.load_state_dict(state.get("bias", {"steps": [], "groups": []}))
+        self.bias.load_state_dict(state["bias"])
         self.used = self.version * self.batch  # each version used one batch, whatever its size
 
     def _restore(self, record: Mapping[str, Any]) -> Group:

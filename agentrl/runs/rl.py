@@ -6,7 +6,7 @@
     episodes         engine, environment          turns, trajectories         engine, environment, a free slot
     store            finished turns               trajectories/step-N.jsonl   nothing
     next_batch       complete groups              a batch of groups           groups: episodes that end
-    trainer.step     a batch                      new weights                 nothing (a thread when max_staleness > 0)
+    trainer.step     a batch                      new weights                 nothing (see idle_while_training)
     sync             new weights                  version + 1, verified       the engine's next token (pause)
     evaluation       the engine                   eval/ metrics               its own episodes
     metrics          everything above             a line of metrics.jsonl     nothing
@@ -16,8 +16,9 @@
                 ▲                                                    │
                 └───────────────────── set_version ◄─────────────────┘
 
-With `max_staleness` 0 nothing runs concurrently with `trainer.step`, the engine shares the trainer's tensors, and a
-killed and resumed run gives the same numbers as an uninterrupted one. Above 0, episodes continue during training.
+With `max_staleness` 0 no episode runs during `trainer.step`, and a killed and resumed run gives the same numbers as an
+uninterrupted one. If the engine is the local one and there is one process, it shares the trainer's tensors, and nothing
+at all runs beside `trainer.step` (`TrainingParts.idle_while_training`). Above 0, episodes continue during training.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import ResumableError, ServersLost, TrainingError, UsageError, described_error
-from agentrl.errors.foreign import DaemonThreads, call_in_thread, cancel_or_abandon
+from agentrl.errors.foreign import CLOSE_S, STOP_S, DaemonThreads, call_in_thread, cancel_or_abandon, run_in_own_thread
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.diagnosis import RunDiagnosis, save_problems
@@ -256,6 +257,10 @@ class Orchestrator:
         if not closing.cancelled():
             closing.result()
 
+    async def _close_trackers(self) -> None:
+        within_s = STOP_S if self._stop.is_set() else CLOSE_S
+        await run_in_own_thread(self._trackers.close, within_s=within_s)
+
     def _loss_callback(self) -> Callable[[TrainingError], None]:
         """Return a thread-safe function that ends the run when a required process is lost."""
         loop = asyncio.get_running_loop()
@@ -276,7 +281,7 @@ class Orchestrator:
             name=self.folder.path.name,
             config=self.config.model_dump(mode="json"),
         )
-        stack.callback(self._trackers.close)
+        stack.push_async_callback(self._close_trackers)
 
     async def _train(self) -> bool:
         """Make all remaining steps; return True if a requested stop came first."""
@@ -394,7 +399,7 @@ class Orchestrator:
             self._save()
 
     def _write_metrics(self, metrics: dict[str, float]) -> None:
-        with self._waits.on(WaitKind.DISK, "run", "metrics.jsonl and trackers"):
+        with self._waits.on(WaitKind.DISK, "run", "metrics.jsonl"):
             self._metrics.append_step(self.step, metrics)
             self._trackers.log(self.step, metrics)
         self._last = metrics

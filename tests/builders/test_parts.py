@@ -270,6 +270,7 @@ def test_every_config_key_has_a_rule_for_resumed_runs_and_every_rule_a_key():
     assert not own, "no such key"
     assert rule_of("environments.maze.workers") == rule_of("environment.workers")
     assert not rule_of("environments.maze.options.size").may_change
+    assert rule_of("rollout.batch_order") == rule_of("rollout.max_staleness") != rule_of("rollout.max_concurrent")
     assert rule_of("adapters.planner.learning_rate").may_change
     assert not rule_of("adapters.planner.algorithm.loss").may_change
 

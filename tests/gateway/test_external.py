@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import sys
+import threading
 import venv
 from contextlib import suppress
 from pathlib import Path
@@ -13,9 +15,15 @@ from support.models import tiny_model
 from support.tokenizers import build_tokenizer
 
 from agentrl.cli import main
+from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import Outcome, UsageError
+from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.runner import EpisodeRunner
 from agentrl.serving.scripted import Failure, ScriptedAnswer
+from agentrl.task import SeedTasks
 from agentrl.weights import write_served_model
+
+ENDED = threading.Event()
 
 
 async def test_what_a_program_prints_is_its_answer(run_loop, program):
@@ -197,11 +205,14 @@ async def test_what_a_program_has_started_ends_with_it(run_loop, program, tmp_pa
     pytest.fail("the child lives on")
 
 
-async def test_episodes_that_begin_together_share_one_gateway(run_loop):
+async def test_episodes_that_begin_together_share_one_gateway_which_is_closed_with_the_pool(run_loop):
     loop = External(function=f"{__name__}:plays")
+    pool = EnvPool(EnvironmentSpec(name="w", make=lambda: None, tasks=SeedTasks, isolation=Isolation.INLINE))
+    EpisodeRunner(pool=pool, loop=loop, policy=None)
     gateways = await asyncio.gather(*(loop._gateway() for _ in range(8)))
     assert {gateway.url for gateway in gateways} == {gateways[0].url} != {""}
-    await loop.close()
+    await pool.close()
+    assert not loop._gateways
 
 
 def breaks_at_once(task):
@@ -230,6 +241,40 @@ def plays_and_steps(task):
 def judges_itself(task):
     plays_and_steps(task)
     return 0.5
+
+
+def exits(task):
+    with openai.OpenAI(base_url=task.openai_url, api_key=task.api_key) as client:
+        client.chat.completions.create(model="policy", messages=[{"role": "user", "content": task.prompt}])
+    sys.exit(3)
+
+
+async def exits_in_the_loop(task):
+    await plays(task)
+    sys.exit(3)
+
+
+@pytest.mark.parametrize("function", ["exits", "exits_in_the_loop"])
+async def test_a_function_that_exits_after_an_answer_has_failed(run_loop, function):
+    trajectory, _ = await run_loop(External(function=f"{__name__}:{function}", seconds=20.0), "42")
+    assert trajectory.outcome is Outcome.POLICY_ERROR
+    assert "SystemExit: 3" in trajectory.error
+
+
+async def never_ends(task):
+    await plays(task)
+    while not ENDED.is_set():
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.02)
+
+
+async def test_a_function_that_swallows_its_cancellation_is_left_running(run_loop, caplog):
+    ENDED.clear()
+    async with asyncio.timeout(15):
+        trajectory, _ = await run_loop(External(function=f"{__name__}:never_ends", seconds=2.0), "42")
+    assert trajectory.outcome is Outcome.TRUNCATED_TIME
+    assert "the external function did not end when it was cancelled" in caplog.text
+    ENDED.set()
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 import logging
 import sys
+import threading
+import time
 import types
 
 import pytest
 
 from agentrl.errors import UnknownNameError, UsageError
+from agentrl.observe import metrics
 from agentrl.observe.metrics import (
     Tracker,
     Trackers,
@@ -27,6 +30,28 @@ class Broken(Tracker):
         raise AssertionError("a tracker that is off is not closed")
 
 
+class Exiting(Broken):
+    def log(self, step, metrics):
+        raise SystemExit(3)
+
+
+class Blocking(Tracker):
+    sites = frozenset()
+    released = threading.Event()
+
+    def __init__(self, folder, name, config):
+        self.steps = []
+
+    def log(self, step, metrics):
+        self.steps.append(step)
+        if "log" in self.sites:
+            self.released.wait(60)
+
+    def close(self):
+        if "close" in self.sites:
+            self.released.wait(60)
+
+
 class Unavailable(Broken):
     package = "no_such_package"
 
@@ -38,7 +63,14 @@ class Unimportable(Broken):
 
 @pytest.fixture
 def registered():
-    made = {"broken": Broken, "unavailable": Unavailable, "unimportable": Unimportable, "dict": dict}
+    made = {
+        "broken": Broken,
+        "exiting": Exiting,
+        "blocking": Blocking,
+        "unavailable": Unavailable,
+        "unimportable": Unimportable,
+        "dict": dict,
+    }
     for name, tracker in made.items():
         register(Kind.TRACKER, name, tracker)
     yield
@@ -46,16 +78,31 @@ def registered():
         unregister(Kind.TRACKER, name)
 
 
-def test_a_tracker_that_fails_says_so_once_on_the_screen_and_the_run_goes_on(tmp_path, caplog, registered):
+@pytest.mark.parametrize(("kind", "error"), [("broken", "RuntimeError: service is down"), ("exiting", "SystemExit: 3")])
+def test_a_tracker_that_fails_says_so_once_on_the_screen_and_the_run_goes_on(tmp_path, caplog, registered, kind, error):
     said = []
     with caplog.at_level(logging.WARNING), logging_to(tmp_path / "agentrl.log", said.append):
-        trackers = Trackers(["broken"], folder=tmp_path, name="run", config={})
+        trackers = Trackers([kind], folder=tmp_path, name="run", config={})
         for step in range(3):
             trackers.log(step, {"a": 1.0})
         trackers.close()
-    assert said == [
-        "tracker broken failed; the run continues without it: RuntimeError: service is down",
-    ]
+    assert said == [f"tracker {kind} failed; the run continues without it: {error}"]
+
+
+@pytest.mark.parametrize(("site", "says"), [("log", "a call takes longer than 0.1 s"), ("close", "it is not closed")])
+def test_a_tracker_that_blocks_is_given_up(tmp_path, caplog, registered, monkeypatch, site, says):
+    monkeypatch.setattr(Blocking, "sites", frozenset({site}))
+    monkeypatch.setattr(metrics, "CALL_S", 0.1)
+    Blocking.released.clear()
+    trackers = Trackers(["blocking"], folder=tmp_path, name="run", config={})
+    began = time.monotonic()
+    for step in range(3):
+        trackers.log(step, {"a": 1.0})
+        time.sleep(0.2)
+    trackers.close(within_s=0.1)
+    Blocking.released.set()
+    assert time.monotonic() - began < 10
+    assert caplog.text.count("tracker blocking failed; the run continues without it") == caplog.text.count(says) == 1
 
 
 def test_a_tracker_without_its_package_is_an_error_with_how_to_install_it(registered):

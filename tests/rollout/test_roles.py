@@ -230,7 +230,7 @@ async def test_a_service_that_speaks_for_a_role_starts_with_its_first_answer_and
     assert [len(each.turns) for each in trajectories] == [4, 4]
     assert trajectories[0].role_returns == {"worker": 1.0}
     assert [member.id for member in role_members(trajectories)] == ["g/0.0:worker", "g/1.0:worker"]
-    await runner.close()
+    await runner.pool.close()  # an evaluation that fails closes only the pool
     opening = ["You are at 0. Your task is to: reach 3."]
     assert service.seen == ["start", opening, opening, "close"]
 

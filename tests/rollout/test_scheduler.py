@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from agentrl.errors import Outcome, TrainingError, UsageError
+from agentrl.errors import EnvironmentFailure, Outcome, TrainingError, UsageError
 from agentrl.rollout.groups import Group, environment_metrics
 from agentrl.rollout.scheduler import LEAST_FAILED_GROUPS, MAX_WASTED_BATCHES, GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
@@ -94,6 +94,10 @@ async def make():
         await scheduler.close()
 
 
+def oldest_version(group):
+    return min((t.oldest_version for t in group.trainable if t.oldest_version is not None), default=None)
+
+
 def positions(groups):
     return [group.position for group in groups]
 
@@ -110,6 +114,19 @@ async def test_only_as_much_starts_as_staleness_allows(make, staleness, started)
     scheduler.start_episodes()
     await asyncio.sleep(0)
     assert player.running == started + 3
+
+
+async def test_an_error_of_the_task_source_is_raised_by_the_next_batch_only(make, monkeypatch):
+    def fail():
+        raise ValueError("no more tasks")
+
+    scheduler = make(max_staleness=1)
+    await scheduler.next_batch()
+    scheduler.set_version(1)
+    monkeypatch.setattr(scheduler.tasks, "next", fail)
+    scheduler.start_episodes()  # the run finishes its step after this
+    with pytest.raises(EnvironmentFailure, match="ValueError: no more tasks"):
+        await scheduler.next_batch()
 
 
 async def test_the_trainer_sets_the_pace(make):
@@ -237,7 +254,7 @@ async def test_groups_that_waited_too_long_are_dropped(make):
     groups = await scheduler.next_batch()
     assert positions(groups) == [4, 5]
     assert player.counters.groups_stale == 2
-    assert [group.oldest_version for group in groups] == [2, 2]
+    assert [oldest_version(group) for group in groups] == [2, 2]
 
 
 async def test_nothing_but_stale_groups_stops_the_run(make):
@@ -351,7 +368,7 @@ def test_a_group_is_restored_exactly():
     assert Group.from_record(record, draw=draw, size=2) == group
     assert group.id == f"4-w-{draw.task.id}"
     assert not group.is_complete
-    assert group.oldest_version is None
+    assert oldest_version(group) is None
 
 
 async def test_extra_rollouts_are_no_members(make):
@@ -432,7 +449,7 @@ async def test_a_group_is_as_stale_as_its_oldest_token(make, oldest):
     groups = await scheduler.next_batch()
     assert positions(groups) == ([2, 3] if oldest == 1 else [3, 4])
     assert player.counters.groups_stale == (oldest == 0)
-    assert groups[0].oldest_version == (oldest if oldest == 1 else 3)
+    assert oldest_version(groups[0]) == (oldest if oldest == 1 else 3)
 
 
 async def test_failed_and_unscored_members_make_no_group_stale(make):
@@ -443,7 +460,7 @@ async def test_failed_and_unscored_members_make_no_group_stale(make):
     scheduler = make(player, group_size=3, batch=2, version=5)
     scheduler.used = 10
     groups = await scheduler.next_batch()
-    assert [group.oldest_version for group in groups] == [5, 5]
+    assert [oldest_version(group) for group in groups] == [5, 5]
     assert [[t.id[-3:] for t in group.trainable] for group in groups] == [["0.0"], ["0.0"]]
     assert player.counters.groups_stale == 0
 

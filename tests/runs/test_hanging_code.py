@@ -129,3 +129,10 @@ def test_a_run_whose_work_is_done_exits(start: Callable[..., BaseProcess], tmp_p
     process = start(command("hanging:Words", *limits), "swallow:tool,close", reached={"tool"})
     process.join(100 * SLACK)
     assert process.exitcode == 0, (tmp_path / "output").read_text()
+
+
+def test_a_tool_that_is_called_by_hand_does_not_keep_the_command(start: Callable[..., BaseProcess], tmp_path) -> None:
+    process = start(["tool", "call", "hanging:alone"], "swallow:tool")
+    process.join(10 * SLACK)
+    assert process.exitcode == 2, (tmp_path / "output").read_text()
+    assert "did not answer" in (tmp_path / "output").read_text()

@@ -138,6 +138,14 @@ def blocking() -> str:
     return "done"
 
 
+@agentrl.tool(timeout_s=0.5)
+async def alone() -> str:
+    """Wait, without an environment."""
+    read_sites()
+    await hang("tool")
+    return "done"
+
+
 class Tools(Toolset):
     asked = 0
 

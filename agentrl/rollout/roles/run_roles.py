@@ -310,12 +310,6 @@ class RunRoles:
         )
         return functools.partial(RoleEpisode, roles=roles)
 
-    async def close(self) -> None:
-        """Close the policies of roles."""
-        for setup in self.setups:
-            if setup.policy is not None:
-                await setup.policy.close()
-
 
 async def _make_role(name: str, setup: RoleSetup | None, *, trained: bool = True) -> AgentRole:
     """Return a role with the tools that it may call; `trained` applies to a role without a setup."""
