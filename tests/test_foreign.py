@@ -41,6 +41,7 @@ async def test_a_result_an_error_and_an_exit_reach_the_caller() -> None:
 
 async def test_a_call_that_swallows_its_cancellation_is_abandoned(monkeypatch, caplog) -> None:
     monkeypatch.setattr(foreign, "GRACE_S", 0.01)
+    monkeypatch.setattr(foreign, "_abandoned", set())  # other tests abandon calls, too
     released = asyncio.Event()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
@@ -117,7 +118,8 @@ async def test_an_error_of_a_thread_reaches_the_caller(error) -> None:
         await call_in_thread(DaemonThreads("test"), fail, "a call")
 
 
-async def test_hanging_calls_hold_up_no_other_call(caplog) -> None:
+async def test_hanging_calls_hold_up_no_other_call(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(foreign, "_abandoned", set())
     threads, released, word = DaemonThreads("test"), threading.Event(), contextvars.ContextVar[str]("word")
     word.set("mine")
     hanging = [asyncio.create_task(call_in_thread(threads, released.wait, f"call {i}")) for i in range(50)]

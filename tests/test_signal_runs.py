@@ -97,7 +97,9 @@ def test_a_teacher_with_other_tokens_is_refused(tiny_run):
     other = tiny_run("trainer.steps=1", "model.scratch.vocab_size=280", name="other")
     train(other)
     run = tiny_run(*DISTILL, f"algorithm.teacher.path={other.folder.path}", name="student")
-    with pytest.raises(ConfigError, match=r"the teacher has another tokenizer.*ids that differ; id \d+ is .* for"):
+    with pytest.raises(
+        ConfigError, match=r"the teacher does not have the policy's tokenizer.*ids that differ; id \d+ is .* for"
+    ):
         train(run)
 
 
@@ -172,7 +174,7 @@ def test_pairs_of_a_run_with_other_tokens_are_refused(tiny_run):
     played = tiny_run("trainer.steps=1", name="played")
     train(played)
     run = tiny_run(f"preferences.sources=[{played.folder.path}]", "model.scratch.vocab_size=280", name="pairs")
-    with pytest.raises(ConfigError, match=r"the run .*played has another tokenizer"):
+    with pytest.raises(ConfigError, match=r"the run .*played does not have the policy's tokenizer"):
         learn_preferences(run)
 
 
@@ -211,5 +213,5 @@ def test_episodes_of_another_run_are_members_of_the_groups_of_their_tasks(tiny_r
     assert line["trajectories/trained"] == 4
     assert line["mismatch/prob_abs_mean"] < 1e-4
     other = tiny_run(shown, "model.scratch.vocab_size=280", name="other")
-    with pytest.raises(ConfigError, match=r"the run .*played has another tokenizer"):
+    with pytest.raises(ConfigError, match=r"the run .*played does not have the policy's tokenizer"):
         train(other)

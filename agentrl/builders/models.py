@@ -203,7 +203,7 @@ def check_tokens(config: Config, model_path: str) -> None:
     """Check that the models which score the policy's tokens have its tokenizer.
 
     Raises:
-        ConfigError: a model has another tokenizer.
+        ConfigError: a model does not have the policy's tokenizer.
     """
     scoring = {"the teacher": config.algorithm.teacher, "the process reward model": config.trainer.process_reward}
     for what, section in scoring.items():

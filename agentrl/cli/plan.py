@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from agentrl.builders.checks import check_training
@@ -101,7 +101,9 @@ def _simulate(measured: MeasuredRun, *, as_json: bool) -> None:
         typer.echo(json.dumps(rows, indent=2))
         return
     table = Table(
-        *("staleness", "batch order", "steps per hour", "engine idle", "requests", "trainer idle", "dropped groups"),
+        "staleness",
+        Column("batch order", min_width=8),
+        *("steps per hour", "engine idle", "requests", "trainer idle", "dropped groups"),
         *("bias of turns", "bias of seconds"),
         box=None,
         pad_edge=False,

@@ -62,6 +62,11 @@ class OrphanGuard:
             self._process.wait()
             self._process = None
 
+    def __del__(self) -> None:
+        """End the guard of an environment pool that was never closed."""
+        with contextlib.suppress(Exception):  # the interpreter may be shutting down
+            self.close()
+
 
 def unmarked(variables: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables without the mark, for processes that end themselves after the trainer."""

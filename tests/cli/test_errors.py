@@ -81,7 +81,7 @@ Cli = Callable[..., Any]
 def test_wrong_usage_is_one_message_and_exit_code_two(agentrl: Cli, workplace: Path, words: str, message: str) -> None:
     ended = agentrl(*words.split())
     assert ended.code == 2
-    assert ended.err.startswith("error: ") or "run " in ended.err
+    assert ended.err.startswith(("error: ", "settings: ")) or "run " in ended.err
     assert message in ended.err
     assert "Traceback" not in ended.err
     assert ended.err.count("error: ") == 1

@@ -37,7 +37,7 @@ def test_routes_reach_to_the_last_token_but_one():
     assert (len(sequence.routes), len(sequence)) == (9, 10)
     assert sequence.routes.experts.tolist() == numbered(0, 9).tolist()
     assert TokenSequence().routes.experts is None
-    with pytest.raises(LedgerError, match=r"not computed: got shape \(1, 2\), from token 9 on, expected at most 0"):
+    with pytest.raises(LedgerError, match=r"not yet computed: got shape \(1, 2\), from token 9 on, expected at most 0"):
         sequence.routes.append(numbered(9, 10), computed=len(sequence) - 1)
 
 

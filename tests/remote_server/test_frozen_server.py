@@ -188,7 +188,7 @@ async def test_a_server_that_stays_silent_ends_the_run_with_its_address(
 async def test_a_server_that_sends_too_few_tasks_is_an_environment_failure(serve: Any, proxy: Any) -> None:
     spec = await asyncio.to_thread(resolve_environment, serve(STAIRS).url)
     source = await asyncio.to_thread(spec.tasks, "valid")
-    with pytest.raises(EnvironmentFailure, match="another number of tasks of split valid, from index 3 of 250: got 1"):
+    with pytest.raises(EnvironmentFailure, match="wrong number of tasks of valid, from index 3 of 250: got 1"):
         source._keep(3, 2, {"total": 250, "tasks": [{}]})
     with pytest.raises(EnvironmentFailure, match="did not send tasks"):
         source._keep(3, 2, ["no"])

@@ -110,7 +110,7 @@ def test_a_client_gets_the_lower_limits_and_its_own_variables() -> None:
     assert served._narrow_spec({**wanted, "network": "gateway"}).network == "gateway"
     with pytest.raises(UsageError, match=r"lower limits: got limits.processes=100, expected at most 40"):
         served._narrow_spec({**wanted, "demanded": ["processes", "seconds"]})
-    with pytest.raises(UsageError, match="without this network: got all, expected gateway"):
+    with pytest.raises(UsageError, match="does not allow this network: got all, expected gateway"):
         served._narrow_spec({**wanted, "network": "all"})
 
 

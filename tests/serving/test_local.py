@@ -160,7 +160,7 @@ def _without(weights, name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda weights: weights | {"model.extra": torch.zeros(1)}, "does not have: got model.extra"),
+        (lambda weights: weights | {"model.extra": torch.zeros(1)}, "no such weights: got model.extra"),
         (lambda weights: _without(weights, "model.norm.weight"), "no model.norm.weight"),
         (lambda weights: weights | {"model.norm.weight": torch.zeros(3)}, "wrong shape: got \\(3,\\)"),
     ],
