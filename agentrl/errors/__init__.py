@@ -235,7 +235,7 @@ def boundary(kind: type[InfrastructureError], what: str) -> Iterator[None]:
     except BaseException as error:
         if is_addressed_to(task, error):
             raise
-        raise _failure(kind, what, error) from error
+        raise failure_of(kind, what, error) from error
 
 
 def async_boundary(kind: type[InfrastructureError], what: str, *, deadline_s: float | None) -> _AsyncBoundary:
@@ -266,7 +266,7 @@ class _AsyncBoundary:
             raise self._kind(f"{self._what} missed its deadline", got=got) from late
         if error is None or isinstance(error, AgentRLError) or is_addressed_to(self._task, error):
             return
-        raise _failure(self._kind, self._what, error) from error
+        raise failure_of(self._kind, self._what, error) from error
 
 
 def is_addressed_to(task: RunningTask, error: BaseException) -> bool:
@@ -367,8 +367,12 @@ def with_location(name: str, location: SourceLocation | None) -> str:
     return name if location is None else f"{name} ({location})"
 
 
-def _failure(kind: type[InfrastructureError], what: str, error: BaseException) -> InfrastructureError:
+def failure_of(kind: type[InfrastructureError], what: str, error: BaseException) -> AgentRLError:
+    """Return the failure that an exception of user code means: of type `kind`, or itself if it is an `AgentRLError`."""
+    if isinstance(error, AgentRLError):
+        return error
     where = raised_in(error) if issubclass(kind, EnvironmentFailure) else None
     failure = kind(f"{what} failed", got=described_error(error), hint=where)
     failure.place = raised_at(error) if where else None
+    failure.__cause__ = error
     return failure

@@ -160,7 +160,7 @@ def count_abandoned() -> int:
 
 
 def is_foreign(task: asyncio.Task[Any] | None) -> bool:
-    """Return True if `await_or_abandon` made the task."""
+    """Return True if `await_or_abandon` or `close_in_time` made the task."""
     return task is not None and getattr(task.get_coro(), "cr_code", None) is _contain.__code__
 
 

@@ -11,7 +11,6 @@ processes are for environments that crash, hang or hold the interpreter lock; a 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import itertools
 import json
@@ -26,7 +25,7 @@ from abc import ABC, abstractmethod
 from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
@@ -40,10 +39,8 @@ from agentrl.errors import (
     UsageError,
     async_boundary,
     boundary,
-    described_error,
+    failure_of,
     is_addressed_to,
-    raised_at,
-    raised_in,
     running_task,
 )
 from agentrl.errors.foreign import CLOSE_S, await_or_abandon, close_in_time
@@ -263,14 +260,13 @@ class EnvPool:
         )
 
     async def _make_backend(self, what: str) -> EnvBackend:
-        if self._guard is not None:
-            with boundary(EnvironmentFailure, what):
-                self._guard.start()
-        if self._workers:
-            worker = self._workers[next(self._turn) % len(self._workers)]
-            return await worker.make(self.spec.make, self._options, what=what, deadline_s=self._reset_timeout_s)
         with boundary(EnvironmentFailure, what):
-            return InlineBackend(EnvAdapter(self.spec.make, self._options))
+            if self._guard is not None:
+                self._guard.start()
+            if not self._workers:
+                return InlineBackend(EnvAdapter(self.spec.make, self._options))
+        worker = self._workers[next(self._turn) % len(self._workers)]
+        return await worker.make(self.spec.make, self._options, what=what, deadline_s=self._reset_timeout_s)
 
 
 @dataclass(slots=True)
@@ -324,7 +320,7 @@ class SerialWorker(ABC, Generic[W]):
                     job.result.cancel()
                     raise
                 if not job.result.done():
-                    job.result.set_exception(_environment_failure(job, error))
+                    job.result.set_exception(failure_of(EnvironmentFailure, job.what, error))
             else:
                 if not job.result.done():
                     job.result.set_result(outcome)
@@ -351,15 +347,6 @@ class SerialWorker(ABC, Generic[W]):
             await asyncio.wait({self._pump})
             while self._jobs:
                 self._jobs.popleft().result.cancel()
-
-
-def _environment_failure(job: WorkerCall[W], error: BaseException) -> AgentRLError:
-    if isinstance(error, AgentRLError):
-        return error
-    failure = EnvironmentFailure(f"{job.what} failed", got=described_error(error), hint=raised_in(error))
-    failure.place = raised_at(error)
-    failure.__cause__ = error
-    return failure
 
 
 class EnvBackend(ABC):
@@ -541,7 +528,7 @@ class ProcessWorker(SerialWorker[WorkerMessage]):
         self._alive.clear()
         self._last_words = reason
         assert process.stdin is not None
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)  # the keeper kills the processes that environments started
         process.stdin.close()
         await _wait_for_keeper(process)
@@ -564,12 +551,11 @@ class ProcessWorker(SerialWorker[WorkerMessage]):
 
 async def _wait_for_keeper(process: Process) -> int | None:
     """Return a keeper's exit code; kill it and its processes after `KEEPER_S`. ``None``: it hangs in the kernel."""
-    with contextlib.suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGCONT)  # a stopped keeper handles no signal
     for _ in range(2):
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(KEEPER_S):
-                return await process.wait()
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(process.wait(), KEEPER_S)
         kill_tree(process.pid)
     logger.warning("worker process %d does not end although it was killed", process.pid)
     return None
