@@ -1,4 +1,4 @@
-"""Reader of JSON with typical mistakes of models: missing closing brackets, trailing commas, bare line breaks.
+"""Reader of JSON with typical mistakes of models: missing or stray closing brackets, trailing commas, bare line breaks.
 
 Only punctuation is repaired. A string that was cut off is not closed, because its end is not known.
 """
@@ -14,6 +14,7 @@ from agentrl.render.tool_parsers.values import read_json, skip_space
 from agentrl.tool.schema import DEEPEST
 
 UNCLOSED = "missing closing brackets"
+STRAY = "a closing bracket that closes nothing"
 COMMA = "a trailing comma"
 LINE_BREAK = "a line break inside a string"
 _CLOSING = {"{": "}", "[": "]"}
@@ -85,9 +86,11 @@ class _JsonRepair:
                 stack.append(_CLOSING[letter])
                 if len(stack) > DEEPEST:
                     return
-            elif letter in ("}", "]"):
+            elif letter in ("}", "]", ")"):
                 if letter not in stack:
-                    return
+                    self._note(STRAY)
+                    index += 1
+                    continue
                 while stack[-1] != letter:
                     self._close(stack.pop(), UNCLOSED)
                 stack.pop()
