@@ -109,6 +109,15 @@ async def test_an_interruption_limits_the_time_of_a_close(monkeypatch, caplog, i
     assert "closing 30.0 takes too long; giving up on it" in caplog.text
 
 
+async def test_a_second_interruption_leaves_a_close_hardly_any_time() -> None:
+    closing = asyncio.create_task(close_in_time(asyncio.Event().wait, "closing the tools"))
+    for _ in range(2):
+        await asyncio.sleep(0.01)
+        closing.cancel()
+    await asyncio.wait({closing}, timeout=foreign.STOP_S / 2)
+    assert closing.cancelled()
+
+
 @pytest.mark.parametrize("error", [ValueError, StopIteration, SystemExit, KeyboardInterrupt])
 async def test_an_error_of_a_thread_reaches_the_caller(error) -> None:
     def fail() -> None:

@@ -31,6 +31,8 @@ CLOSE_S = 30.0
 """Seconds for closing one part of a run, such as its environments or its tools, when its work is done."""
 STOP_S = 3.5
 """The same after an interruption."""
+LAST_S = 0.1
+"""The same after a second interruption."""
 IDLE_S = 30.0
 """Seconds after which an idle thread ends."""
 _log = logging.getLogger(__name__)
@@ -109,15 +111,16 @@ async def cancel_or_abandon(task: asyncio.Task[Any], grace_s: float | None = Non
 
 
 def close_limit(within_s: float = CLOSE_S) -> float:
-    """Return the seconds for closing something: `within_s`, or at most `STOP_S` if the calling task is cancelled."""
+    """Return the seconds for closing something: `within_s`, or less if the calling task is cancelled, once or twice."""
     caller = running_task()
-    return min(within_s, STOP_S) if caller is not None and caller.cancelling() else within_s
+    count = 0 if caller is None else caller.cancelling()
+    return min(within_s, (within_s, STOP_S, LAST_S)[min(count, 2)])
 
 
 async def close_in_time(close: Callable[[], Coroutine[Any, Any, None]], what: str, within_s: float = CLOSE_S) -> None:
     """Close something, and give it up if that takes longer than `close_limit`; errors and timeouts are only logged.
 
-    If the caller is cancelled meanwhile, at most `STOP_S` are left, and the cancellation is raised at the end.
+    If the caller is cancelled meanwhile, less time is left, and the cancellation is raised at the end.
     """
 
     async def call() -> None:
@@ -130,10 +133,11 @@ async def close_in_time(close: Callable[[], Coroutine[Any, Any, None]], what: st
         try:
             await asyncio.wait({task}, timeout=until - loop.time())
         except asyncio.CancelledError as error:
-            interruption, until = error, min(until, loop.time() + STOP_S)
+            within_s = close_limit(within_s)
+            interruption, until = error, min(until, loop.time() + within_s)
     if not task.done():
         _log.warning("%s takes too long; giving up on it", what)
-        await cancel_or_abandon(task)
+        await cancel_or_abandon(task, min(GRACE_S, within_s))
     elif not task.cancelled() and (raised := task.exception()) is not None:
         if is_addressed_to(running_task(), raised):
             raise raised

@@ -253,13 +253,24 @@ class Orchestrator:
             stop.cancel()
             if not closing.done():
                 closing.cancel()  # it still closes each part, see `close_in_time`
-                await asyncio.wait({closing})
+                await self._await_closing(closing)
         if not closing.cancelled():
             closing.result()
 
     async def _close_trackers(self) -> None:
         within_s = STOP_S if self._stop.is_set() else CLOSE_S
         await run_in_own_thread(self._trackers.close, within_s=within_s)
+
+    async def _await_closing(self, closing: asyncio.Task[None]) -> None:
+        """Wait until the parts are closed; a second request leaves each of them hardly any time."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            closing.cancel()  # the second time
+        try:
+            await asyncio.wait({closing})
+        except asyncio.CancelledError:
+            closing.cancel()
+            raise
 
     def _loss_callback(self) -> Callable[[TrainingError], None]:
         """Return a thread-safe function that ends the run when a required process is lost."""

@@ -188,7 +188,7 @@ class _Bench:
             store = stack.enter_context(closing(TrajectoryStore(self._folder / "trajectories", step=1)))
             renderer = build_renderer(config, self._served.path, self._tokenizer)
             policy = EngineEpisodePolicy(engine, renderer, self._sampling)
-            observer = EpisodeRecorder(store, RunStatus(), RunWatcher())
+            observer = EpisodeRecorder(store, RunStatus(), RunWatcher(), env_pool.waits)
             runner = build_runner(config, env_pool, policy, observer=observer, retries=0)
             with settled_heap(), Stopwatch() as watch:
                 played = [
