@@ -242,11 +242,18 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel all tasks, close asynchronous generators, and close the loop; abandon what does not end."""
     try:
         _end(loop, asyncio.all_tasks(loop))
+        loop.set_exception_handler(_report_error)
         _end(loop, {loop.create_task(loop.shutdown_asyncgens())}, cancel=False)
     finally:
         abandon_pending(asyncio.all_tasks(loop))
         asyncio.set_event_loop(None)
         loop.close()
+
+
+def _report_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report an error of the event loop, except from closing a generator that an abandoned task still uses."""
+    if "asyncgen" not in context:
+        loop.default_exception_handler(context)
 
 
 def _end(loop: asyncio.AbstractEventLoop, tasks: set[asyncio.Task[Any]], *, cancel: bool = True) -> None:
