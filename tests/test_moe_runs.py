@@ -4,8 +4,7 @@ import pytest
 from support.models import tiny_model
 from support.tokenizers import build_tokenizer
 
-from agentrl.errors import ConfigError
-from agentrl.errors import Outcome
+from agentrl.errors import ConfigError, Outcome
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import train
