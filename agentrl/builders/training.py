@@ -145,14 +145,10 @@ def build_training(
         renderer=renderer,
     )
     engine, trainer = learning.engine, learning.trainer
-    sampling = sampling_params(config.sampling)
-    if learning.roles is None:
-        policy = EngineEpisodePolicy(engine, renderer, sampling)
-    else:
-        policy = AdapterPolicy(engine, renderer, sampling, adapters=learning.roles)
+    policy = _build_policy(config, learning, renderer)
     environments = build_run_environments(config, policy, observer=observer, folder=folder, waits=waits)
-    in_step = config.rollout.is_synchronous and isinstance(engine, LocalEngine)
-    if config.trainer.deterministic and in_step and isinstance(engine, LocalEngine):
+    is_lockstep = config.rollout.is_synchronous and isinstance(engine, LocalEngine)
+    if config.trainer.deterministic and is_lockstep and isinstance(engine, LocalEngine):
         engine.callers = waits
     extras = build_group_extras(config, environments, policy, model_path)
     teaches = learning_signal(config)
@@ -176,8 +172,16 @@ def build_training(
         source=learning.source,
         sync=learning.sync,
         extras=extras,
-        idle_while_training=in_step and config.trainer.processes == 1,
+        idle_while_training=is_lockstep and config.trainer.processes == 1,
     )
+
+
+def _build_policy(config: Config, learning: LearningParts, renderer: Renderer) -> EngineEpisodePolicy:
+    """Build the policy that plays the episodes; roles may have adapters of their own."""
+    sampling = sampling_params(config.sampling)
+    if learning.roles is None:
+        return EngineEpisodePolicy(learning.engine, renderer, sampling)
+    return AdapterPolicy(learning.engine, renderer, sampling, adapters=learning.roles)
 
 
 def _build_scheduler(

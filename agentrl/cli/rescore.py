@@ -85,7 +85,7 @@ def rescore_command(
         _show(summary)
     if output is not None:
         note(f"wrote {summary.episodes} episodes to {output}")
-    if not summary.scored:
+    if not summary.n_scored:
         raise typer.Exit(1)
 
 

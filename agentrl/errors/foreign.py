@@ -257,7 +257,7 @@ async def call_in_thread(threads: DaemonThreads, call: Callable[[], T], what: st
         call: Function to call.
         what: Description of the call for the log: ``"tool search"``.
     """
-    running = threads.submit(contextvars.copy_context().run, _contained, call)
+    running = threads.submit(contextvars.copy_context().run, _contain_call, call)
     try:
         return await asyncio.wrap_future(running)
     except asyncio.CancelledError:
@@ -269,7 +269,7 @@ async def call_in_thread(threads: DaemonThreads, call: Callable[[], T], what: st
         raise raised.cause from None
 
 
-def _contained(call: Callable[[], T]) -> T:
+def _contain_call(call: Callable[[], T]) -> T:
     try:
         return call()
     except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,7 +95,7 @@ class RescoringSummary:
                 self.groups[episode.trajectory.group_id].append((stored, new))
 
     @property
-    def scored(self) -> int:
+    def n_scored(self) -> int:
         """Number of episodes with a new reward."""
         return self.episodes - self.abstained - self.errors.total()
 
@@ -104,7 +104,7 @@ class RescoringSummary:
         stored, new = [pair[0] for pair in self.pairs], [pair[1] for pair in self.pairs]
         return {
             "episodes": self.episodes,
-            "scored": self.scored,
+            "scored": self.n_scored,
             "abstained": self.abstained,
             "without_messages": self.without_messages,
             "errors": dict(self.errors.most_common()),
@@ -233,13 +233,11 @@ def _differs(pairs: Iterable[tuple[float, float]], which: int) -> bool:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
+    return statistics.fmean(values) if values else None
 
 
 def _correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Return Pearson's correlation; ``None`` if one side is constant."""
     if not (rewards_differ(first) and rewards_differ(second)):
         return None
-    mean, other = math.fsum(first) / len(first), math.fsum(second) / len(second)
-    products = math.fsum((a - mean) * (b - other) for a, b in zip(first, second, strict=True))
-    return products / math.sqrt(math.fsum((a - mean) ** 2 for a in first) * math.fsum((b - other) ** 2 for b in second))
+    return statistics.correlation(first, second)

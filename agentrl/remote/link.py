@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import threading
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,6 +20,7 @@ from agentrl.errors import (
     ToolError,
     UsageError,
 )
+from agentrl.errors.foreign import DaemonThreads
 from agentrl.remote.wire import (
     LARGEST_ANSWER,
     TOKEN_VARIABLE,
@@ -51,6 +50,9 @@ class SessionLost(EnvironmentFailure):
 
 class ProtocolMismatch(EnvironmentFailure):
     """The server does not speak the protocol of agentrl's environment servers."""
+
+
+_THREADS = DaemonThreads("agentrl-environment-server")
 
 
 class Link:
@@ -226,16 +228,7 @@ def ask_blocking(url: str, route: str, *, patience_s: float, answer_s: float = A
     Raises:
         AgentRLError: as in `Link.ask`.
     """
-    answer: Future[Any] = Future()
-
-    def work() -> None:
-        try:
-            answer.set_result(asyncio.run(_ask_once(url, route, patience_s, answer_s)))
-        except BaseException as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=work, name="agentrl-environment-server", daemon=True).start()
-    return answer.result()
+    return _THREADS.submit(lambda: asyncio.run(_ask_once(url, route, patience_s, answer_s))).result()
 
 
 async def _ask_once(url: str, route: str, patience_s: float, answer_s: float) -> Any:

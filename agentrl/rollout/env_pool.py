@@ -48,7 +48,7 @@ from agentrl.remote.env_methods import CALL_TOOL, EnvMethod, RemoteTool, ResetRe
 from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_worker_main import HEADER, KILL_S, MAKE, START, WorkerMessage
 from agentrl.rollout.waits import WaitKind, WaitTracker
-from agentrl.sandbox.orphan_guard import OrphanGuard, unmarked
+from agentrl.sandbox.orphan_guard import OrphanGuard, without_mark
 from agentrl.sandbox.supervisor import kill_tree
 from agentrl.task import Task
 
@@ -543,7 +543,7 @@ class ProcessWorker(SerialWorker[WorkerMessage]):
             json.dumps([str(path) for path in sys.path]),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=unmarked(os.environ),
+            env=without_mark(os.environ),
             start_new_session=True,  # keeps Ctrl-C in the trainer's terminal from reaching it
         )
         return self._process

@@ -35,8 +35,8 @@ from agentrl.engine import (
     PolicyEngine,
     SamplingParams,
     StopReason,
-    check_answer,
 )
+from agentrl.engine.answer_check import check_answer
 from agentrl.errors import AgentRLError, EngineError, Outcome, TemplateError, UsageError, async_boundary
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.message import Content, Message, plainly_written

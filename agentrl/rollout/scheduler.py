@@ -251,6 +251,9 @@ class GroupScheduler:
                 those of earlier groups are left out, as are groups whose episodes are compared by their scorer.
         """
         episodes.keep_groups_from(self.tasks.position, [group.id for group in self._to_restart])
+        for group in self._to_restart:
+            for member in group.members:
+                episodes.take(group.id, member)
         episodes.keep_versions_until(self.version, self._adapter_versions())
         self._recovered = episodes
         return len(episodes)

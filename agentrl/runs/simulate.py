@@ -74,7 +74,7 @@ def read_measured_run(run: RunDirectory) -> MeasuredRun:
     groups: defaultdict[str, list[PlannedEpisode]] = defaultdict(list)
     for stored in read_trajectories(run.trajectories) if run.trajectories.is_dir() else ():
         if stored.trajectory.is_trainable and stored.trajectory.turns:
-            groups[stored.trajectory.group_id].append(_planned(stored.trajectory))
+            groups[stored.trajectory.group_id].append(_plan_episode(stored.trajectory))
     if not groups or not any(f"{TIMING_PREFIX}train_s" in line for line in lines):
         raise UsageError(
             f"run {run.path} cannot be simulated",
@@ -90,7 +90,7 @@ def read_measured_run(run: RunDirectory) -> MeasuredRun:
     )
 
 
-def _planned(trajectory: Trajectory) -> PlannedEpisode:
+def _plan_episode(trajectory: Trajectory) -> PlannedEpisode:
     """Return the durations of an episode's turns; the last one includes what no turn measured: reset and scoring."""
     timings = [turn.timings for turn in trajectory.turns]
     engine = [timing.queue + timing.prefill + timing.decode for timing in timings]

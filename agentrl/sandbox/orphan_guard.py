@@ -51,7 +51,7 @@ class OrphanGuard:
             [sys.executable, "-I", "-S", __file__, str(os.getpid()), mark],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env=unmarked(os.environ),
+            env=without_mark(os.environ),
             start_new_session=True,
         )
 
@@ -68,7 +68,7 @@ class OrphanGuard:
             self.close()
 
 
-def unmarked(variables: Mapping[str, str]) -> dict[str, str]:
+def without_mark(variables: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables without the mark, for processes that end themselves after the trainer."""
     return {name: value for name, value in variables.items() if name != VARIABLE}
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -26,27 +24,17 @@ from torch import Tensor
 
 from agentrl.engine import InferenceServer, TensorLayout, UpdateGroup
 from agentrl.errors import EngineError
-from agentrl.errors.foreign import run_in_own_thread
+from agentrl.errors.foreign import DaemonThreads, run_in_own_thread
 from agentrl.weights.contract import PreparedWeights, Transport
 from agentrl.weights.tensors import CPU, Bucket, PreparedBuckets, pack
 
 T = TypeVar("T")
+_THREADS = DaemonThreads("agentrl-collective")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
     """Run `work` in a daemon thread, which does not keep the process alive if a dead peer blocks it."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="daemon", daemon=True).start()
-    return await asyncio.wrap_future(future)
+    return await asyncio.wrap_future(_THREADS.submit(work))
 
 
 c10d: Any = torch.distributed

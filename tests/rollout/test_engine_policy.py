@@ -7,15 +7,8 @@ import numpy as np
 import pytest
 
 from agentrl.agent_loop import AgentLoop
-from agentrl.engine import (
-    ROUNDING,
-    Capabilities,
-    GenerateRequest,
-    Generation,
-    SamplingParams,
-    StopReason,
-    check_answer,
-)
+from agentrl.engine import Capabilities, GenerateRequest, Generation, SamplingParams, StopReason
+from agentrl.engine.answer_check import ROUNDING, check_answer
 from agentrl.errors import EngineError, Outcome
 from agentrl.message import user
 from agentrl.render.answer_tokens import find_stop

@@ -5,101 +5,20 @@ import json
 import random
 
 import pytest
+from groups_here import Player, make, positions
 
 from agentrl.errors import EnvironmentFailure, Outcome, TrainingError, UsageError
 from agentrl.rollout.groups import Group, environment_metrics
-from agentrl.rollout.scheduler import LEAST_FAILED_GROUPS, MAX_WASTED_BATCHES, GroupScheduler
+from agentrl.rollout.scheduler import LEAST_FAILED_GROUPS, MAX_WASTED_BATCHES
 from agentrl.rollout.task_order import TaskSampler
-from agentrl.rollout.waits import RolloutCounters, WaitTracker
 from agentrl.task import SeedTasks, TaskCursor
-from agentrl.trajectory import TokenSequence, Trajectory, Turn
+from agentrl.trajectory import Trajectory
 
-
-class Player:
-    """Plays episodes that are nothing but a decision; stands in for a runner.
-
-    Args:
-        decide: Gives the outcome and reward of an episode by (task id, member).
-        pauses: Turns of the event loop that an episode takes, by (task id, member).
-    """
-
-    def __init__(self, decide=None, pauses=None):
-        self.decide = decide or (lambda task_id, member: (Outcome.FINISHED, 1.0))
-        self.pauses = pauses or (lambda task_id, member: 0)
-        self.version = 0
-        self.waits = WaitTracker()
-        self.counters = RolloutCounters()
-        self.running = self.most_running = 0
-        self.seeds = {}
-        self.blocked = None
-        self.scores_groups = False
-        self.scoring = None
-        self.scored = []
-
-    def can_play(self, task):
-        return True
-
-    async def score_group(self, trajectories, task):
-        """Rank the members, if groups are scored; waits for `scoring`."""
-        if not self.scores_groups:
-            return
-        if self.scoring is not None:
-            await self.scoring.wait()
-        found = [t for t in trajectories if t.outcome.is_trainable]
-        self.scored.append((task.id, [t.id for t in found]))
-        for place, trajectory in enumerate(found):
-            trajectory.reward = float(place)
-
-    async def run(self, task, *, group_id, member, seed, in_group=False):
-        assert in_group == self.scores_groups
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
-        self.seeds[group_id, member] = seed
-        version = self.version
-        try:
-            if self.blocked is not None:
-                await self.blocked.wait()
-            for _ in range(self.pauses(task.id, member)):
-                await asyncio.sleep(0)
-        finally:
-            self.running -= 1
-        outcome, reward = self.decide(task.id, member)
-        if isinstance(outcome, Exception):
-            raise outcome
-        trajectory = Trajectory(
-            id=f"{group_id}/{member}.0", task_id=task.id, environment="w", seed=task.seed, group_id=group_id
-        )
-        sequence = TokenSequence()
-        sequence.extend_sampled([1, 2], logprobs=[-1.0, -1.0], versions=[version, version + 1])
-        sequence.turns.append(Turn(index=0, start=0, end=2))
-        trajectory.sequences.append(sequence)
-        trajectory.outcome, trajectory.reward = outcome, reward
-        return trajectory
-
-
-@pytest.fixture
-async def make():
-    schedulers = []
-
-    def build(player=None, *, group_size=2, batch=3, seed=0, size=1000, **options):
-        tasks = TaskSampler({"": SeedTasks("w", size=size)}, seed=seed)
-        scheduler = GroupScheduler(
-            {"": player or Player()}, tasks, group_size=group_size, batch=batch, seed=seed, **options
-        )
-        schedulers.append(scheduler)
-        return scheduler
-
-    yield build
-    for scheduler in schedulers:
-        await scheduler.close()
+__all__ = ["make"]
 
 
 def oldest_version(group):
     return min((t.oldest_version for t in group.trainable if t.oldest_version is not None), default=None)
-
-
-def positions(groups):
-    return [group.position for group in groups]
 
 
 @pytest.mark.parametrize(("staleness", "started"), [(0, 3), (1, 6), (2, 9)])
@@ -604,123 +523,3 @@ async def test_a_group_that_was_being_scored_when_the_run_was_saved_is_scored_by
     assert [[t.reward for t in group.trajectories] for group in groups] == [[0.0, None, 1.0]] * 2
     assert len(again.scored) == 2
     assert again.seeds == {}  # nothing was played again
-
-
-class Slow(Player):
-    """Groups of the given positions end when they are released."""
-
-    def __init__(self, *positions):
-        super().__init__()
-        self.held = {position: asyncio.Event() for position in positions}
-
-    async def run(self, task, *, group_id, member, seed, in_group=False):
-        trajectory = await super().run(task, group_id=group_id, member=member, seed=seed, in_group=in_group)
-        held = self.held.get(int(group_id.partition("-")[0]))
-        if held is not None:
-            await held.wait()
-        return trajectory
-
-
-async def settle():
-    for _ in range(30):
-        await asyncio.sleep(0)
-
-
-async def next_version(scheduler):
-    """Take a batch and train on it."""
-    found = positions(await scheduler.next_batch())
-    scheduler.runners[""].version = scheduler.version + 1
-    scheduler.set_version(scheduler.version + 1)
-    return found
-
-
-async def test_a_windowed_batch_waits_for_groups_that_would_be_too_stale(make):
-    player = Slow(0)
-    scheduler = make(player, max_staleness=1, batch=2, group_size=1)
-    assert await next_version(scheduler) == [1, 2]
-    waiting = asyncio.create_task(next_version(scheduler))
-    await settle()
-    assert not waiting.done()
-    player.held[0].set()
-    assert await waiting == [0, 3]
-    assert player.counters.groups_stale == 0
-
-
-async def test_a_greedy_batch_takes_what_ends_first(make):
-    player = Slow(0)
-    scheduler = make(player, max_staleness=1, batch=2, group_size=1, batch_order="greedy")
-    assert [await next_version(scheduler), await next_version(scheduler)] == [[1, 2], [3, 4]]
-    player.held[0].set()
-    await settle()
-    assert await next_version(scheduler) == [5, 6]
-    assert player.counters.groups_stale == 1
-
-
-async def test_no_more_groups_become_due_than_fit_into_a_batch(make):
-    """Four slow groups of the first version, two of which must train before the version at which all are due."""
-    player = Slow(2, 3, 4, 5)
-    scheduler = make(player, max_staleness=2, batch=2, group_size=1)
-    assert await next_version(scheduler) == [0, 1]
-    waiting = asyncio.create_task(next_version(scheduler))
-    await settle()
-    assert not waiting.done(), "else four groups would be due at version 2, of which a batch holds two"
-    assert len(scheduler.state_dict()["finished"]) == 2
-    player.held[5].set()
-    await settle()
-    assert not waiting.done()
-    player.held[3].set()
-    assert await waiting == [3, 5]
-    waiting = asyncio.create_task(next_version(scheduler))
-    await settle()
-    player.held[2].set()
-    player.held[4].set()
-    assert await waiting == [2, 4]
-    assert player.counters.groups_stale == 0
-
-
-async def test_a_failed_or_filtered_group_is_not_waited_for(make):
-    player = Slow(0, 1)
-    player.decide = lambda task_id, member: (
-        (Outcome.ENGINE_ERROR, None) if task_id == first else (Outcome.FINISHED, float(task_id == second))
-    )
-    cursor = TaskCursor(SeedTasks("w", size=1000), seed=0)
-    first, second = cursor.next().id, cursor.next().id
-    scheduler = make(
-        player, max_staleness=1, batch=2, group_size=1, keep=lambda group: not any(t.reward for t in group.trainable)
-    )
-    assert await next_version(scheduler) == [2, 3]
-    waiting = asyncio.create_task(next_version(scheduler))
-    await settle()
-    assert not waiting.done()
-    player.held[0].set()
-    player.held[1].set()
-    assert await waiting == [4, 5]
-    assert (player.counters.groups_failed, player.counters.groups_filtered) == (1, 1)
-
-
-async def test_a_resumed_scheduler_waits_for_the_groups_that_were_due(make):
-    scheduler = make(Slow(0), max_staleness=1, batch=2, group_size=1)
-    await next_version(scheduler)
-    state = json.loads(json.dumps(scheduler.state_dict()))
-    player = Slow(0)
-    player.version = 1
-    restored = make(player, max_staleness=1, batch=2, group_size=1)
-    restored.load_state_dict(state)
-    waiting = asyncio.create_task(next_version(restored))
-    await settle()
-    assert not waiting.done()
-    player.held[0].set()
-    assert await waiting == [0, 3]
-
-
-@pytest.mark.parametrize("staleness", [0, 1, 2])
-async def test_a_resumed_scheduler_may_allow_less_staleness(make, staleness):
-    """More groups than a batch are due then; they train one batch after the other."""
-    player = Slow(*range(1, 8))
-    scheduler = make(player, max_staleness=3, batch=2, group_size=1, batch_order="greedy")
-    scheduler.start_episodes()
-    await settle()
-    state = json.loads(json.dumps(scheduler.state_dict()))
-    restored = make(Player(), max_staleness=staleness, batch=2, group_size=1)
-    restored.load_state_dict(state)
-    assert [await next_version(restored) for _ in range(5)] == [[2 * step, 2 * step + 1] for step in range(5)]

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from agentrl.sandbox import orphan_guard
-from agentrl.sandbox.orphan_guard import VARIABLE, OrphanGuard, end_marked, marked_processes, unmarked
+from agentrl.sandbox.orphan_guard import VARIABLE, OrphanGuard, end_marked, marked_processes, without_mark
 
 MARK = f"test-{os.getpid()}"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(1000)"
@@ -60,4 +60,4 @@ def test_a_guard_that_is_closed_leaves_programs_alone(monkeypatch: pytest.Monkey
     assert child.poll() is None
     child.kill()
     child.communicate()
-    assert VARIABLE not in unmarked(os.environ)
+    assert VARIABLE not in without_mark(os.environ)

@@ -208,11 +208,16 @@ async def test_an_attached_server_that_is_still_starting_is_awaited(monkeypatch)
     monkeypatch.setattr("agentrl.serving.http.UNREACHABLE_S", 0.1)
     began = time.monotonic()
 
+    statuses = []
+
     async def starting(_):
-        return web.Response(status=200 if time.monotonic() - began > 0.5 else 503)
+        statuses.append(200 if time.monotonic() - began > 0.5 else 503)
+        return web.Response(status=statuses[-1])
 
     async with serving(starting) as session:
         await session.wait_until_up("/health", "vLLM", deadline_s=60, is_attached=True)
+    assert statuses[0] == 503
+    assert statuses[-1] == 200
 
 
 class _Slow(EngineError):

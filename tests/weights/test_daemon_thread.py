@@ -1,9 +1,9 @@
 import asyncio
 import threading
-from types import SimpleNamespace
 
 import pytest
 
+from agentrl.errors.foreign import DaemonThreads
 from agentrl.weights.collective import in_thread
 
 
@@ -15,16 +15,16 @@ async def test_work_in_a_thread_hands_over_its_result_and_its_error():
 
 
 async def test_work_that_was_given_up_before_its_thread_ran_is_not_done(monkeypatch):
-    targets, done = [], []
-
-    def late_thread(target, **_):
-        return SimpleNamespace(start=lambda: targets.append(target))
-
-    monkeypatch.setattr("agentrl.weights.collective.threading", SimpleNamespace(Thread=late_thread))
-    work = asyncio.create_task(in_thread(lambda: done.append(1)))
+    monkeypatch.setattr("agentrl.weights.collective._THREADS", DaemonThreads("test", limit=1))
+    release, done = threading.Event(), []
+    first = asyncio.create_task(in_thread(release.wait))
     await asyncio.sleep(0)
-    work.cancel()
+    late = asyncio.create_task(in_thread(lambda: done.append("late")))
+    await asyncio.sleep(0)
+    late.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await work
-    targets[0]()
-    assert done == []
+        await late
+    release.set()
+    assert await first
+    assert await in_thread(lambda: done.append("next")) is None
+    assert done == ["next"]

@@ -18,7 +18,7 @@ from typing import Self
 import aiohttp
 
 from agentrl.errors import EngineError, UsageError
-from agentrl.sandbox.orphan_guard import unmarked
+from agentrl.sandbox.orphan_guard import without_mark
 from agentrl.serving.launch import guard as guard_program
 from agentrl.serving.launch.resources import (
     PortReservation,
@@ -239,7 +239,7 @@ def _start_guard(command: LaunchCommand, output: int, grace_s: float) -> subproc
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=output,
-        env=unmarked({**os.environ, **command.env}),
+        env=without_mark({**os.environ, **command.env}),
         start_new_session=True,
     )
 

@@ -31,8 +31,8 @@ from agentrl.engine import (
     PolicyEngine,
     ServerLost,
     StopReason,
-    check_answer,
 )
+from agentrl.engine.answer_check import check_answer
 from agentrl.errors import AgentRLError, EngineError, async_boundary
 from agentrl.serving.pool.group import PoolGroup, Restart
 from agentrl.serving.pool.member import Member, PoolSettings

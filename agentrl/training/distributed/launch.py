@@ -22,7 +22,7 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from agentrl.errors import ConfigError, TrainingError
-from agentrl.sandbox.orphan_guard import unmarked
+from agentrl.sandbox.orphan_guard import without_mark
 from agentrl.training.distributed.group import Ranks, join, leave
 
 START_S = 300.0
@@ -109,9 +109,9 @@ class StartedRanks(ABC):
         began = time.monotonic()
         while (lost := self.find_lost()) is None and time.monotonic() - began < self.explain_s:
             time.sleep(POLL_S)
-        return lost or self._stopped()
+        return lost or self._find_stopped()
 
-    def _stopped(self) -> TrainingError | None:
+    def _find_stopped(self) -> TrainingError | None:
         """Describe a rank whose process is stopped, which makes collectives fail; ``None`` if this is not known."""
         return None
 
@@ -180,7 +180,7 @@ class RankProcesses(StartedRanks):
         log = self._log(rank)
         threads = max(1, (os.cpu_count() or 1) // self.count)
         environment = {
-            **unmarked(os.environ),
+            **without_mark(os.environ),
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "RANK": str(rank),
             "WORLD_SIZE": str(self.count),
@@ -214,7 +214,7 @@ class RankProcesses(StartedRanks):
             hint=f"see its log: {self._log(rank)}; resume from the newest checkpoint with agentrl train --resume",
         )
 
-    def _stopped(self) -> TrainingError | None:
+    def _find_stopped(self) -> TrainingError | None:
         for rank, process in self._processes.items():
             with contextlib.suppress(OSError):
                 state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
