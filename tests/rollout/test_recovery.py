@@ -1,9 +1,14 @@
 """Which finished episodes of a killed run are used."""
 
+import asyncio
+
 import pytest
+from groups_here import Player, make
 
 from agentrl.rollout.recovery import RecoveredEpisodes
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
+
+__all__ = ["make"]
 
 
 def episode(group_id, member=0, attempt=0, versions=(3,), adapter=None):
@@ -49,3 +54,16 @@ def test_a_tokens_version_counts_by_its_own_adapter():
     found = RecoveredEpisodes(episodes)
     found.keep_versions_until(9, {"one": 3, "two": 2})
     assert [found.take(name, 0) is not None for name in ("5-a", "6-a", "7-a")] == [True, False, False]
+
+
+async def test_members_that_the_checkpoint_holds_are_neither_recovered_nor_counted(make):
+    scheduler = make(Player(pauses=lambda task_id, member: 1000 * member), max_staleness=1, batch=1)
+    scheduler.start_episodes()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    state = scheduler.state_dict()
+    first, second = (f"{group['position']}-{group['members'][0][1]['task_id']}" for group in state["unfinished"])
+    restored = make(Player(), max_staleness=1, batch=1)
+    restored.load_state_dict(state)
+    held, missing = episode(first, member=0, versions=(0,)), episode(second, member=1, versions=(0,))
+    assert restored.recover(RecoveredEpisodes([held, missing])) == 1
