@@ -24,7 +24,6 @@ from agentrl.errors import (
     UsageError,
     bounded_reward,
     described_error,
-    foreign,
     is_addressed_to,
     raised_at,
     raised_in,
@@ -32,11 +31,11 @@ from agentrl.errors import (
     shorten,
     with_location,
 )
-from agentrl.errors.foreign import await_or_abandon
+from agentrl.errors.foreign import CALL_GRACE_S, await_or_abandon
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
-GRACE_S = 2 * foreign.GRACE_S
+SCORER_GRACE_S = 2 * CALL_GRACE_S
 """Seconds for a cancelled scorer to end; it may itself wait for a function that is abandoned after half of them."""
 
 ROUNDING = 1e-9
@@ -132,7 +131,7 @@ async def checked_score(scorer: Scorer, trajectory: Trajectory, task: Task) -> S
     place = defined_in(scorer)
     what = f"{with_location(type(scorer).__name__, place)} on task {task.id}"
     with failures_named(what, place, subject=type(scorer).__name__):
-        score = await await_or_abandon(scorer.score(trajectory, task), what, grace_s=GRACE_S)
+        score = await await_or_abandon(scorer.score(trajectory, task), what, grace_s=SCORER_GRACE_S)
     return _check_score(score, what, scorer, trajectory)
 
 
@@ -145,7 +144,7 @@ async def checked_group_scores(scorer: GroupScorer, trajectories: Sequence[Traje
     place = defined_in(scorer)
     what = f"{with_location(type(scorer).__name__, place)} on task {task.id}"
     with failures_named(what, place, subject=type(scorer).__name__):
-        scores = list(await await_or_abandon(scorer.score_group(trajectories, task), what, grace_s=GRACE_S))
+        scores = list(await await_or_abandon(scorer.score_group(trajectories, task), what, grace_s=SCORER_GRACE_S))
         if len(scores) != len(trajectories):
             raise RewardFailure(f"{what} did not score each episode", got=len(scores), expected=len(trajectories))
     return [_check_score(score, what, scorer, of) for score, of in zip(scores, trajectories, strict=True)]

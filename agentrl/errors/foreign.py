@@ -25,15 +25,17 @@ from agentrl.errors import described_error, is_addressed_to, running_task
 
 P = ParamSpec("P")
 T = TypeVar("T")
-GRACE_S = 1.0
+CALL_GRACE_S = 1.0
 """Seconds for a cancelled call to end, before it is abandoned."""
-CLOSE_S = 30.0
+EPISODE_GRACE_S = 3.5
+"""The same for an attempt at an episode, which itself abandons calls and closes its environment."""
+CLOSING_S = 30.0
 """Seconds for closing one part of a run, such as its environments or its tools, when its work is done."""
-STOP_S = 3.5
+INTERRUPTED_CLOSING_S = 3.0
 """The same after an interruption."""
-LAST_S = 0.1
+FORCED_CLOSING_S = 0.1
 """The same after a second interruption."""
-IDLE_S = 30.0
+IDLE_THREAD_S = 30.0
 """Seconds after which an idle thread ends."""
 _log = logging.getLogger(__name__)
 _abandoned: set[asyncio.Task[Any] | concurrent.futures.Future[Any]] = set()
@@ -57,7 +59,7 @@ async def await_or_abandon(work: Coroutine[Any, Any, T], what: str, *, grace_s: 
     Args:
         work: Coroutine to await.
         what: Description of the call for the log: ``"step of household (task 17)"``.
-        grace_s: Seconds for a cancelled call to end, by default `GRACE_S`; longer for code that awaits such calls.
+        grace_s: Seconds for a cancelled call to end, by default `CALL_GRACE_S`; longer for code that awaits such calls.
     """
     loop = asyncio.get_running_loop()
     task, ended = loop.create_task(_contain(work), name=what), loop.create_future()
@@ -89,13 +91,13 @@ def _wake(ended: asyncio.Future[None], _: object) -> None:
 
 
 async def cancel_or_abandon(task: asyncio.Task[Any], grace_s: float | None = None) -> None:
-    """Cancel a task, and abandon it if it has not ended after the grace period (default: `GRACE_S`).
+    """Cancel a task, and abandon it if it has not ended after the grace period (default: `CALL_GRACE_S`).
 
     If the caller is cancelled meanwhile, the task is cancelled again, and the grace period is not prolonged.
     """
     loop = asyncio.get_running_loop()
     again: asyncio.CancelledError | None = None
-    until = loop.time() + (GRACE_S if grace_s is None else grace_s)
+    until = loop.time() + (CALL_GRACE_S if grace_s is None else grace_s)
     task.add_done_callback(ignore_result)
     task.cancel()
     while not task.done() and loop.time() < until:
@@ -110,14 +112,14 @@ async def cancel_or_abandon(task: asyncio.Task[Any], grace_s: float | None = Non
         raise again
 
 
-def close_limit(within_s: float = CLOSE_S) -> float:
+def close_limit(within_s: float = CLOSING_S) -> float:
     """Return the seconds for closing something: `within_s`, or less if the calling task is cancelled, once or twice."""
     caller = running_task()
     count = 0 if caller is None else caller.cancelling()
-    return min(within_s, (within_s, STOP_S, LAST_S)[min(count, 2)])
+    return min(within_s, (within_s, INTERRUPTED_CLOSING_S, FORCED_CLOSING_S)[min(count, 2)])
 
 
-async def close_in_time(close: Callable[[], Coroutine[Any, Any, None]], what: str, within_s: float = CLOSE_S) -> None:
+async def close_in_time(close: Callable[[], Coroutine[Any, Any, None]], what: str, within_s: float = CLOSING_S) -> None:
     """Close something, and give it up if that takes longer than `close_limit`; errors and timeouts are only logged.
 
     If the caller is cancelled meanwhile, less time is left, and the cancellation is raised at the end.
@@ -137,7 +139,7 @@ async def close_in_time(close: Callable[[], Coroutine[Any, Any, None]], what: st
             interruption, until = error, min(until, loop.time() + within_s)
     if not task.done():
         _log.warning("%s takes too long; giving up on it", what)
-        await cancel_or_abandon(task, min(GRACE_S, within_s))
+        await cancel_or_abandon(task, min(CALL_GRACE_S, within_s))
     elif not task.cancelled() and (raised := task.exception()) is not None:
         if is_addressed_to(running_task(), raised):
             raise raised
@@ -218,7 +220,7 @@ class DaemonThreads(concurrent.futures.ThreadPoolExecutor):
     def _serve(self) -> None:
         while True:
             try:
-                run = self._calls.get(timeout=IDLE_S)
+                run = self._calls.get(timeout=IDLE_THREAD_S)
             except queue.Empty:
                 with self._counting:
                     if self._free:  # otherwise a call is on its way to this thread

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from agentrl.errors import ConfigError, Outcome, UsageError, described_error
-from agentrl.errors.foreign import CLOSE_S, DaemonThreads
+from agentrl.errors.foreign import CLOSING_S, DaemonThreads
 from agentrl.observe.files import JsonLinesWriter, numbered_records, warn_damaged
 from agentrl.registry import Kind, lookup, names
 from agentrl.trajectory import REPAIRED_CALLS, SOLE_ROLE, Trajectory
@@ -389,7 +389,7 @@ class Trackers:
                 del self._threads[kind]
                 _report(kind, failure)
 
-    def close(self, *, within_s: float = CLOSE_S) -> None:
+    def close(self, *, within_s: float = CLOSING_S) -> None:
         """Close every tracker after its last call; give up those that are not closed after `within_s`."""
         closing = {kind: thread.submit(thread.tracker.close) for kind, thread in self._threads.items()}
         wait(closing.values(), timeout=within_s)

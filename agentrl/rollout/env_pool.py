@@ -43,7 +43,7 @@ from agentrl.errors import (
     is_addressed_to,
     running_task,
 )
-from agentrl.errors.foreign import CLOSE_S, await_or_abandon, close_in_time
+from agentrl.errors.foreign import CLOSING_S, EPISODE_GRACE_S, await_or_abandon, close_in_time
 from agentrl.remote.env_methods import CALL_TOOL, EnvMethod, RemoteTool, ResetResult, Stepped
 from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_worker_main import HEADER, KILL_S, MAKE, START, WorkerMessage
@@ -210,7 +210,7 @@ class EnvPool:
         finally:
             self._free.release()
 
-    async def close(self, *, within_s: float = CLOSE_S) -> None:
+    async def close(self, *, within_s: float = CLOSING_S) -> None:
         """Close all environments and workers; abandon those that take longer. Only abandoned episodes may be running.
 
         Args:
@@ -234,11 +234,13 @@ class EnvPool:
         self._idle.clear()
 
     async def _close_handle(self, handle: EnvHandle) -> None:
-        """Close an environment whose episode failed; go on after `DRAIN_S` if its worker still runs other calls."""
+        """Close an environment whose episode failed; wait at most `DRAIN_S`, or less if the episode is cancelled."""
         closing = asyncio.create_task(handle.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
-        await asyncio.wait({closing}, timeout=DRAIN_S)
+        episode = running_task()
+        is_cancelled = episode is not None and episode.cancelling() > 0
+        await asyncio.wait({closing}, timeout=EPISODE_GRACE_S / 2 if is_cancelled else DRAIN_S)
 
     def _take_idle(self) -> EnvHandle | None:
         while self._idle:

@@ -42,7 +42,7 @@ from agentrl.errors import (
     is_addressed_to,
     running_task,
 )
-from agentrl.errors.foreign import CLOSE_S, await_or_abandon
+from agentrl.errors.foreign import CLOSING_S, EPISODE_GRACE_S, await_or_abandon
 from agentrl.reward import (
     EnvironmentReward,
     GroupScorer,
@@ -66,8 +66,6 @@ from agentrl.tool import Tool, Toolset
 from agentrl.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
-ATTEMPT_GRACE_S = 5.0
-"""Seconds for a cancelled attempt to release its environment and tools, before it is abandoned."""
 
 
 class PolicyWrapper(Protocol):
@@ -166,7 +164,7 @@ class EpisodeRunner:
         other._unscored = set()
         return other
 
-    async def close(self, *, within_s: float = CLOSE_S) -> None:
+    async def close(self, *, within_s: float = CLOSING_S) -> None:
         """Close the environments, the loop, the tools and the policies of roles. No episode may be running.
 
         Args:
@@ -378,7 +376,7 @@ def _apply_score(trajectory: Trajectory, score: Score) -> None:
 async def _run_isolated(work: Coroutine[Any, Any, None], name: str) -> None:
     """Run `work` in its own task, so that code of the episode cannot cancel the caller, nor outlive it."""
     try:
-        await await_or_abandon(work, name, grace_s=ATTEMPT_GRACE_S)
+        await await_or_abandon(work, name, grace_s=EPISODE_GRACE_S)
     except asyncio.CancelledError as error:
         if is_addressed_to(running_task(), error):
             raise

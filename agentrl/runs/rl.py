@@ -44,7 +44,16 @@ from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import ResumableError, ServersLost, TrainingError, UsageError, described_error
-from agentrl.errors.foreign import CLOSE_S, STOP_S, DaemonThreads, call_in_thread, cancel_or_abandon, run_in_own_thread
+from agentrl.errors.foreign import (
+    CALL_GRACE_S,
+    CLOSING_S,
+    INTERRUPTED_CLOSING_S,
+    DaemonThreads,
+    call_in_thread,
+    cancel_or_abandon,
+    close_in_time,
+    run_in_own_thread,
+)
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.diagnosis import RunDiagnosis, save_problems
@@ -60,21 +69,16 @@ from agentrl.rollout.recovery import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.waits import WaitKind, WaitTracker, settled_heap
 from agentrl.runs.record import EpisodeRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
-from agentrl.runs.stop import StopRequest, run_until_stopped
+from agentrl.runs.stop import PARTS_CLOSING_S, PHASE_GRACE_S, StopRequest, run_until_stopped
 from agentrl.serving.launch.placement import core_warnings
 from agentrl.training.algorithm_functions import learns_from_rewards
 from agentrl.training.report import StepReport
 from agentrl.weights import SyncReport
 
 T = TypeVar("T")
-
 SYNC_GRACE_S = 6.0
 """Seconds in which a weight sync may finish after a stop was requested; a resumed run repeats one that did not."""
-
 _THREAD = DaemonThreads("agentrl-trainer")
-STOP_GRACE_S = 8.0
-"""Seconds for anything else that a stop cancels, such as the episodes of an evaluation."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -106,6 +110,7 @@ class Orchestrator:
         self._last: Mapping[str, float] = {}
         self._diagnosis: RunDiagnosis | None = None
         self._problems: tuple[Problem, ...] = ()
+        self._trackers: Trackers | None = None
         self._waits = WaitTracker()
         """Table of the run's waits."""
         self._stop = asyncio.Event()
@@ -244,9 +249,9 @@ class Orchestrator:
         return read_recoverable(self.folder.trajectories, first_step=self.step - rollout.max_staleness)
 
     async def _close_parts(self) -> None:
-        """Close the parts; each of them has less time from a requested stop on."""
+        """Close the parts and the trackers; they have less time from a requested stop on."""
         await self._parts.scheduler.close()
-        closing, stop = asyncio.create_task(self._parts.close()), asyncio.create_task(self._stop.wait())
+        closing, stop = asyncio.create_task(self._close_all()), asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({closing, stop}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -257,20 +262,28 @@ class Orchestrator:
         if not closing.cancelled():
             closing.result()
 
+    async def _close_all(self) -> None:
+        closing = (self._parts.close(), self._close_trackers())
+        for outcome in await asyncio.gather(*closing, return_exceptions=True):
+            if outcome is not None:
+                raise outcome
+
     async def _close_trackers(self) -> None:
-        within_s = STOP_S if self._stop.is_set() else CLOSE_S
-        await run_in_own_thread(self._trackers.close, within_s=within_s)
+        if (trackers := self._trackers) is not None:
+            within_s = INTERRUPTED_CLOSING_S if self._stop.is_set() else CLOSING_S
+            close = functools.partial(run_in_own_thread, trackers.close, within_s=within_s - CALL_GRACE_S)
+            await close_in_time(close, "closing the trackers", within_s)
 
     async def _await_closing(self, closing: asyncio.Task[None]) -> None:
-        """Wait until the parts are closed; a second request leaves each of them hardly any time."""
+        """Wait until the parts are closed; after a second request or `PARTS_CLOSING_S`, hardly any time is left."""
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             closing.cancel()  # the second time
         try:
-            await asyncio.wait({closing})
-        except asyncio.CancelledError:
+            await asyncio.wait({closing}, timeout=PARTS_CLOSING_S)
+        finally:
             closing.cancel()
-            raise
+        await asyncio.wait({closing})
 
     def _loss_callback(self) -> Callable[[TrainingError], None]:
         """Return a thread-safe function that ends the run when a required process is lost."""
@@ -292,7 +305,6 @@ class Orchestrator:
             name=self.folder.path.name,
             config=self.config.model_dump(mode="json"),
         )
-        stack.push_async_callback(self._close_trackers)
 
     async def _train(self) -> bool:
         """Make all remaining steps; return True if a requested stop came first."""
@@ -412,6 +424,7 @@ class Orchestrator:
     def _write_metrics(self, metrics: dict[str, float]) -> None:
         with self._waits.on(WaitKind.DISK, "run", "metrics.jsonl"):
             self._metrics.append_step(self.step, metrics)
+            assert self._trackers is not None
             self._trackers.log(self.step, metrics)
         self._last = metrics
         self.status.step = self.step
@@ -457,7 +470,7 @@ class Orchestrator:
         finally:
             stop.cancel()
             if not task.done():
-                await cancel_or_abandon(task, STOP_GRACE_S)
+                await cancel_or_abandon(task, PHASE_GRACE_S)
         if task.cancelled() or not task.done():
             if not self._stop.is_set():
                 raise TrainingError("a part of the run was cancelled, although no stop was requested")

@@ -18,55 +18,59 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from types import FrameType
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from agentrl.errors import CtrlC
-from agentrl.errors.foreign import DaemonThreads, abandon_pending, ignore_result, is_foreign
+from agentrl.errors.foreign import (
+    EPISODE_GRACE_S,
+    FORCED_CLOSING_S,
+    DaemonThreads,
+    abandon_pending,
+    ignore_result,
+    is_foreign,
+)
 
 T = TypeVar("T")
 BLOCKED_S = 2.0
 """Seconds for which foreign code may block the event loop after a stop was requested."""
 AGAIN_S = 0.2
 """The same after it has blocked the loop once."""
+PHASE_GRACE_S = 7.5
+"""Seconds for a phase of a run to end that a stop cancels, such as the start of servers."""
+PARTS_CLOSING_S = 6.5
+"""Seconds for closing all parts of a run after a stop; what is still open then hardly gets any more time."""
 FORCE_S = 2.5
 """Seconds for cancelled work to end after the second request."""
-LAST_S = 4.0
-"""Seconds for everything after the second request."""
-END_S = 1.0
-"""Seconds for tasks that are left over at the end of the work."""
+LEFTOVER_S = 1.0
+"""Seconds for tasks, and again for generators, that are left over at the end of the work."""
+INTERRUPTED_EXIT_S = 1.0
+"""Seconds for Python to end after an interrupted command, before the process ends itself."""
+FORCED_EXIT_S = 4.0
+"""Seconds from the second request to the end of the process, whatever still runs."""
+AFTER_ONE_REQUEST = {
+    "foreign code that blocks the event loop": BLOCKED_S,
+    "the phase, or the episodes of an evaluation and then those of training": max(PHASE_GRACE_S, 2 * EPISODE_GRACE_S),
+    "environments, tools, engine and trackers": PARTS_CLOSING_S,
+    "five parts that are still open": 5 * 2 * FORCED_CLOSING_S,
+    "leftover tasks and generators": 2 * LEFTOVER_S,
+    "threads and child processes": INTERRUPTED_EXIT_S,
+}
+"""Seconds for each stage of a run's end after one request if foreign code hangs in all of them.
+
+A training step, weight sync or checkpoint in progress, and launched servers and ranks, need their own time.
+"""
+AFTER_TWO_REQUESTS = {
+    "cancelled work": FORCE_S,
+    "two rounds of the watching thread": 2 * AGAIN_S,
+    "leftover tasks and generators": 2 * LEFTOVER_S,
+}
+"""The same after two requests, for a caller of the Python interface; the program ends after `FORCED_EXIT_S`."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _INTERRUPTION = signal.SIGURG
 """Signal that interrupts the main thread; not one of the user's, as Python merges equal signals that are pending."""
-
-
-@contextmanager
-def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on the first stop signal inside the block; the second one is handled as before the block.
-
-    The second signal also works while code blocks the event loop and `stop` cannot run. Only the main thread receives
-    signals; in other threads, this does nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-
-    def put_back() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def first(number: int, frame: FrameType | None) -> None:
-        put_back()  # at once, so that the second signal can end code that blocks the event loop
-        loop.call_soon_threadsafe(stop)
-
-    for number in _SIGNALS:
-        signal.signal(number, first)
-    try:
-        yield
-    finally:
-        put_back()
+_forced_exit_code: ContextVar[int | None] = ContextVar("forced_exit_code", default=None)
 
 
 class BlockedCall(BaseException):
@@ -88,14 +92,22 @@ def end_process_later(code: int, seconds: float) -> None:
     timer.start()
 
 
+@contextmanager
+def forced_exit(code: int) -> Iterator[None]:
+    """Let the second request of work that begins in the block end the process `FORCED_EXIT_S` after it."""
+    before = _forced_exit_code.set(code)
+    try:
+        yield
+    finally:
+        _forced_exit_code.reset(before)
+
+
 class StopRequest:
     """Request to stop the work of an event loop; may be called from any thread, and before the loop exists."""
 
-    exit_code: ClassVar[int | None] = None
-    """Exit code with which the process ends `LAST_S` after the second request; set by the program `agentrl` only."""
-
     def __init__(self) -> None:
         self.count = 0
+        self._exit_code = _forced_exit_code.get()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: Callable[[], object] | None = None
         self._main: asyncio.Task[Any] | None = None
@@ -114,9 +126,14 @@ class StopRequest:
         self._call_soon(self._pass_on)
         self.watch()
 
+    def raise_if_made(self) -> None:
+        """Raise ``KeyboardInterrupt`` if the stop was requested; for work without an event loop."""
+        if self.count:
+            raise KeyboardInterrupt
+
     @contextmanager
     def stops(self, stop: Callable[[], object]) -> Iterator[None]:
-        """Let the first request call `stop` inside the block, which the work begins with, instead of cancelling it."""
+        """Let the first request inside the block call `stop` in the event loop, instead of cancelling the work."""
         self._stop = stop
         try:
             yield
@@ -185,13 +202,13 @@ class StopRequest:
                 patience = AGAIN_S
             over.wait(AGAIN_S)
             self._end_process_if_late()
-        while self.count > 1 and self.exit_code is not None:
+        while self.count > 1 and self._exit_code is not None:
             time.sleep(AGAIN_S)
             self._end_process_if_late()
 
     def _end_process_if_late(self) -> None:
-        if self.count > 1 and self.exit_code is not None and time.monotonic() > self._second_at + LAST_S:
-            end_process(self.exit_code)
+        if self.count > 1 and self._exit_code is not None and time.monotonic() > self._second_at + FORCED_EXIT_S:
+            end_process(self._exit_code)
 
     def _force(self, is_blocked: bool) -> None:
         """End the loop without waiting for the work."""
@@ -238,6 +255,13 @@ def run_until_stopped(work: Coroutine[Any, Any, T], request: StopRequest | None 
     return main.result()
 
 
+def run_with_stop_event(work: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine function with an event that the first request sets; the second one cancels it."""
+    request, stop = StopRequest(), asyncio.Event()
+    with request.stops(stop.set):
+        return run_until_stopped(work(stop), request)
+
+
 def _close(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel all tasks, close asynchronous generators, and close the loop; abandon what does not end."""
     try:
@@ -263,6 +287,6 @@ def _end(loop: asyncio.AbstractEventLoop, tasks: set[asyncio.Task[Any]], *, canc
         task.add_done_callback(ignore_result)
         if cancel:
             task.cancel()
-    ending = loop.create_task(asyncio.wait(tasks, timeout=END_S))
+    ending = loop.create_task(asyncio.wait(tasks, timeout=LEFTOVER_S))
     ending.add_done_callback(lambda _: loop.stop())
     loop.run_forever()

@@ -1,7 +1,5 @@
-import asyncio
 import itertools
 import json
-import signal
 import sys
 import time
 
@@ -34,7 +32,6 @@ from agentrl.rollout.text_corpus import MAX_FAILED
 from agentrl.runs.rl import train
 from agentrl.runs.sft import collect_demonstrations
 from agentrl.runs.start import resume_run, start_run
-from agentrl.runs.stop import stop_signals
 from agentrl.task import Task
 from agentrl.training.gradients import Objective
 from agentrl.trajectory import Source
@@ -331,29 +328,6 @@ async def test_an_episode_waits_longer_where_servers_may_have_to_come_back(engin
         assert build_runner(config, pool, None).limits.answer_timeout_s == seconds
     finally:
         await pool.close()
-
-
-def test_the_second_signal_is_obeyed_even_while_code_blocks_the_event_loop():
-    asked = []
-
-    async def block():
-        with stop_signals(lambda: asked.append(1)):
-            signal.raise_signal(signal.SIGTERM)  # handled at once, in this very line
-            with pytest.raises(RuntimeError, match="as before"):
-                signal.raise_signal(signal.SIGTERM)
-            assert asked == []
-            await asyncio.sleep(0)
-            assert asked == [1]
-
-    def handler(number, frame):
-        raise RuntimeError("as before")
-
-    before = signal.signal(signal.SIGTERM, handler)
-    try:
-        asyncio.run(block())
-        assert signal.getsignal(signal.SIGTERM) is handler
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 async def test_a_loop_without_demonstrations_has_a_vocabulary_of_bare_actions(tiny_run):

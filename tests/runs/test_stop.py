@@ -1,4 +1,4 @@
-"""Stop requests of a run: the user's signals are counted, and foreign code that blocks the loop is interrupted."""
+"""Stop requests: signals are counted, foreign code that blocks the loop is interrupted, and all limits are short."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ import threading
 import pytest
 
 from agentrl.errors.foreign import await_or_abandon
-from agentrl.runs.stop import BlockedCall, StopRequest
+from agentrl.runs.stop import (
+    AFTER_ONE_REQUEST,
+    AFTER_TWO_REQUESTS,
+    AGAIN_S,
+    FORCED_EXIT_S,
+    BlockedCall,
+    StopRequest,
+    forced_exit,
+    run_until_stopped,
+    run_with_stop_event,
+)
 
 SIGNALS = {signal.SIGINT, signal.SIGURG}
 
@@ -31,3 +41,50 @@ async def test_ctrl_c_counts_although_an_interruption_is_pending(is_foreign: boo
         await asyncio.wait({work})
     assert (request.count, type(work.exception())) == (1, BlockedCall if is_foreign else type(None))
     assert signal.getsignal(signal.SIGURG) == before
+
+
+def test_one_request_ends_a_run_within_20_seconds_and_two_within_5() -> None:
+    assert sum(AFTER_ONE_REQUEST.values()) <= 20
+    assert sum(AFTER_TWO_REQUESTS.values()) <= 5
+    assert FORCED_EXIT_S + 2 * AGAIN_S <= 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_sets_the_event_of_a_server_and_the_second_cancels_it(number: signal.Signals) -> None:
+    before, seen = signal.getsignal(number), []
+
+    async def serve(stop: asyncio.Event) -> str:
+        signal.raise_signal(number)
+        await stop.wait()
+        seen.append("stopped")
+        if len(seen) == 2:
+            signal.raise_signal(number)
+            await asyncio.Event().wait()
+        return "closed"
+
+    assert run_with_stop_event(serve) == "closed"
+    with pytest.raises(KeyboardInterrupt):
+        run_with_stop_event(serve)
+    assert signal.getsignal(number) == before
+
+
+def test_only_the_program_ends_its_process_after_a_second_request() -> None:
+    with forced_exit(130):
+        assert StopRequest()._exit_code == 130
+    assert StopRequest()._exit_code is None
+
+
+def test_a_request_outlives_the_event_loop_of_its_work() -> None:
+    """A warm start prepares in an event loop and then learns without one."""
+    request = StopRequest()
+
+    async def prepare() -> str:
+        return "data"
+
+    assert run_until_stopped(prepare(), request) == "data"
+    request.raise_if_made()
+    request()
+    with pytest.raises(KeyboardInterrupt):
+        request.raise_if_made()
+    with pytest.raises(KeyboardInterrupt):
+        run_until_stopped(asyncio.sleep(60), request)

@@ -94,7 +94,7 @@ def test_a_run_puts_its_servers_to_sleep_in_every_step(tiny_run, monkeypatch):
 @pytest.mark.parametrize("where", ["sleep", "wake_up"])
 def test_ctrl_c_ends_a_run_whose_sleeping_server_hangs(tiny_run, monkeypatch, where):
     monkeypatch.setattr("agentrl.runs.rl.SYNC_GRACE_S", 0.2)
-    monkeypatch.setattr("agentrl.errors.foreign.STOP_S", 0.2)
+    monkeypatch.setattr("agentrl.errors.foreign.INTERRUPTED_CLOSING_S", 0.2)
     asked = []
 
     async def hang(server):
