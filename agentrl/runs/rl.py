@@ -26,19 +26,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import shlex
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeVar
-
-import orjson
 
 from agentrl.builders.group_extras import check_extra_rollouts
 from agentrl.builders.models import prepare_model
 from agentrl.builders.processes import open_processes
-from agentrl.builders.training import TrainingParts, build_training
+from agentrl.builders.training import build_training
 from agentrl.config.config import Config
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
@@ -67,6 +62,7 @@ from agentrl.observe.trajectory_store import TrajectoryStore, void_after
 from agentrl.rollout.groups import Group
 from agentrl.rollout.recovery import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.waits import WaitKind, WaitTracker, settled_heap
+from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
 from agentrl.runs.record import EpisodeRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
 from agentrl.runs.stop import PARTS_CLOSING_S, PHASE_GRACE_S, StopRequest, run_until_stopped
@@ -527,76 +523,3 @@ def idle_steps(result: RunResult, config: Config) -> str:
     if not learns_from_rewards(config.algorithm) or not idle or 2 * idle < len(lines):
         return ""
     return f", but nothing was learned in {idle} of {len(lines)} steps: all episodes of a task had the same return"
-
-
-_PROGRESS = "progress.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Progress of a run in a checkpoint."""
-
-    step: int
-    """Number of finished training steps."""
-    version: int
-    """Version of the weights."""
-    metrics_position: int
-    """Size in bytes of ``metrics.jsonl`` after these steps."""
-    store_position: int
-    """Size in bytes of the next step's trajectory file at the time of the checkpoint."""
-    pending: Mapping[str, float] | None
-    """Metrics of the last step, if the run stopped before they were written."""
-    scheduler: Mapping[str, Any]
-    """Task order, state of the curriculum, and finished unused trajectories."""
-
-
-def write_checkpoint(folder: Path, parts: TrainingParts, progress: Progress) -> None:
-    """Write a checkpoint into its folder, from which the run resumes as if it had not stopped.
-
-    ::
-
-        checkpoints/step-000010/
-        model/            Hugging Face folder: the policy's exact weights and its tokenizer; a peft folder for adapters
-        trainer.pt        optimizer, schedule, generators; with several ranks, the folder trainer/
-        progress.json     `Progress`: step, version, task order and curriculum, finished unused trajectories
-        manifest.json     sizes and checksums
-    """
-    parts.source.save(folder / MODEL, parts.tokenizer, parts.renderer.images)
-    parts.trainer.checkpoint.save(folder)
-    (folder / _PROGRESS).write_bytes(orjson.dumps(asdict(progress)))
-
-
-def copy_checkpoint(parts: TrainingParts, progress: Progress) -> Callable[[Path], None]:
-    """Copy the state of a checkpoint; the returned function writes the copy into a folder during training."""
-    write_policy = parts.source.copy(parts.tokenizer, parts.renderer.images)
-    write_trainer, written = parts.trainer.checkpoint.copy(), orjson.dumps(asdict(progress))
-
-    def write(folder: Path) -> None:
-        write_policy(folder / MODEL)
-        write_trainer(folder)
-        (folder / _PROGRESS).write_bytes(written)
-
-    return write
-
-
-def read_progress(checkpoint: Checkpoint) -> Progress:
-    """Read a checkpoint's progress.
-
-    Raises:
-        UsageError: the checkpoint does not belong to a training run.
-    """
-    file = checkpoint.path / _PROGRESS
-    if not file.is_file():
-        raise UsageError(
-            f"checkpoint {checkpoint.path} cannot be resumed",
-            got="a model only",
-            expected="a checkpoint of a training run",
-            hint=f"start a new run from it: agentrl train … model.path={shlex.quote(str(checkpoint.path))}",
-        )
-    return Progress(**orjson.loads(file.read_bytes()))
-
-
-def restore(checkpoint: Checkpoint, parts: TrainingParts, progress: Progress) -> None:
-    """Restore trainer and scheduler; the model has loaded its weights from the checkpoint already."""
-    parts.trainer.checkpoint.load(checkpoint.path)
-    parts.scheduler.load_state_dict(progress.scheduler)
