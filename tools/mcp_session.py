@@ -15,11 +15,11 @@ from agentrl.tool.results import as_text
 from .mcp_arguments import EXTRA
 from .mcp_results import result_text
 
-START_S = 60.0
+MCP_START_S = 60.0
 """Seconds that a server has to start."""
 LIST_S = 60.0
 """Seconds that a server has to list its tools."""
-STOP_S = 5.0
+MCP_STOP_S = 5.0
 """Seconds that a server has to end if it did not start."""
 LONGEST_QUOTE = 500
 _CLOSED = "Connection closed"
@@ -177,13 +177,13 @@ class MCPConnection:
         self._owner = asyncio.create_task(self._own(ready), name=f"MCP {self._place}")
         self._owner.add_done_callback(lambda task: task.cancelled() or task.exception())  # `Session` reports it
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(MCP_START_S):
                 client = await ready
         except BaseException as error:
             self._owner.cancel()
-            await asyncio.wait({self._owner}, timeout=STOP_S)
+            await asyncio.wait({self._owner}, timeout=MCP_STOP_S)
             if isinstance(error, TimeoutError):
-                got = f"no answer in {START_S:g} s"
+                got = f"no answer in {MCP_START_S:g} s"
                 raise EnvironmentFailure(f"the MCP server {self._place} does not start", got=got) from error
             raise
         return Session(
@@ -193,7 +193,7 @@ class MCPConnection:
     async def __aexit__(self, *error: object) -> None:
         self._leave.set()
         with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._owner, START_S)
+            await asyncio.wait_for(self._owner, MCP_START_S)
 
     async def _own(self, ready: asyncio.Future[Any]) -> None:
         with tempfile.TemporaryFile("w+", errors="replace") as errors:

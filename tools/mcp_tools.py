@@ -17,7 +17,7 @@ from agentrl.tool.schema import WrongArguments
 
 from .mcp_arguments import EXTRA, LONGEST_PROBLEM, Checker, InputSchema
 from .mcp_results import NOTHING, result_text
-from .mcp_session import START_S, MCPConnection, Session
+from .mcp_session import MCP_START_S, MCPConnection, Session
 
 LONGEST_CALL_S = 3600.0
 """Maximum seconds without data from a server over HTTP; a call's own deadline is shorter."""
@@ -141,7 +141,7 @@ class MCPTools(Toolset):
                 yield client
             return
         http, httpx = EXTRA.load("mcp.client.streamable_http"), EXTRA.load("httpx2")
-        patience = httpx.Timeout(START_S, read=LONGEST_CALL_S)
+        patience = httpx.Timeout(MCP_START_S, read=LONGEST_CALL_S)
         async with (
             httpx.AsyncClient(headers=self._headers, timeout=patience) as http_client,
             mcp.Client(http.streamable_http_client(self._url, http_client=http_client)) as client,
@@ -161,7 +161,7 @@ class MCPTools(Toolset):
 class MCPTool(Tool):
     """One tool of a server."""
 
-    open_deadline_s = START_S + 5.0
+    open_deadline_s = MCP_START_S + 5.0
 
     def __init__(self, toolset: MCPTools, described: Any, name: str, timeout_s: float | None) -> None:
         description = described.description or described.title or described.name

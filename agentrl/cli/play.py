@@ -22,7 +22,7 @@ from agentrl.env import AnyEnv, EnvironmentSpec, maybe_await, optional_part
 from agentrl.errors import UsageError
 from agentrl.message import Content, ImagePart, TextPart, ToolCall, user
 from agentrl.observe.console import note, out
-from agentrl.remote.listening import IDLE_S, is_own_host, read_body
+from agentrl.remote.listening import IDLE_CONNECTION_S, is_own_host, read_body
 from agentrl.remote.wire import Refusal
 from agentrl.rollout.tools import tool_session
 from agentrl.task import Task
@@ -160,7 +160,7 @@ def play_in_browser(spec: EnvironmentSpec, env: AnyEnv, task: Task, *, port: int
             make_application(spec, env, task),
             host=HOST,
             port=port,
-            keepalive_timeout=IDLE_S,
+            keepalive_timeout=IDLE_CONNECTION_S,
             print=lambda text: note(str(text)),
         )
     except OSError as error:

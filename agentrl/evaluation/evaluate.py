@@ -142,7 +142,7 @@ def _find_finished(
     return {one.id: found[one.id] for one in chosen if one.id in found and one.group_id not in partial}
 
 
-CHECK_S = 10.0
+SERVICE_CHECK_S = 10.0
 """Deadline in seconds of the check's connection, and of its answer."""
 NO_CHAT = (404, 405, 501)
 """HTTP statuses of servers without a chat endpoint at the address."""
@@ -158,7 +158,7 @@ async def check_service(config: OpenAIEngineConfig) -> None:
         UsageError: the address has no chat endpoint or no such model.
         EngineError: the address cannot be reached.
     """
-    timeout = aiohttp.ClientTimeout(total=None, connect=CHECK_S, sock_read=CHECK_S)
+    timeout = aiohttp.ClientTimeout(total=None, connect=SERVICE_CHECK_S, sock_read=SERVICE_CHECK_S)
     key = os.environ.get(config.api_key_variable)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     url = f"{config.url.rstrip('/')}/chat/completions"

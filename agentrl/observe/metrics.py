@@ -40,7 +40,7 @@ MARGIN_SUFFIX = "_margin"
 MARGIN_ERRORS = 1.96
 """Number of standard errors in a margin: an interval of 95 %."""
 
-CALL_S = 30.0
+TRACKER_CALL_S = 30.0
 """Seconds for one call of a tracker."""
 
 
@@ -334,9 +334,9 @@ class _TrackerThread:
         return self._threads.submit(self._run, call)
 
     def is_late(self) -> bool:
-        """Return True if the running call takes longer than `CALL_S`."""
+        """Return True if the running call takes longer than `TRACKER_CALL_S`."""
         began = self._began
-        return began is not None and time.monotonic() - began > CALL_S
+        return began is not None and time.monotonic() - began > TRACKER_CALL_S
 
     def _run(self, call: Callable[[], None]) -> None:
         if self.failure is not None:
@@ -382,7 +382,7 @@ class Trackers:
         """Send the metrics of one step to every tracker that has not failed."""
         sent = dict(metrics)
         for kind, thread in list(self._threads.items()):
-            failure = thread.failure or (f"a call takes longer than {CALL_S:g} s" if thread.is_late() else None)
+            failure = thread.failure or (f"a call takes longer than {TRACKER_CALL_S:g} s" if thread.is_late() else None)
             if failure is None:
                 thread.submit(partial(thread.tracker.log, step, sent))
             else:

@@ -84,7 +84,7 @@ def _of_run(run: RunDirectory) -> Path:
     raise UsageError(f"run {run.path} has no model yet", got="no checkpoint", expected="a run with a checkpoint")
 
 
-CHECK_S = 10.0
+FETCH_CHECK_S = 10.0
 """Seconds before a request to the hub times out."""
 _CONFIG = "config.json"
 
@@ -102,7 +102,7 @@ def check_fetchable(model: str) -> None:
         return
     try:
         if not isinstance(try_to_load_from_cache(model, _CONFIG), str):
-            get_hf_file_metadata(hf_hub_url(model, _CONFIG), timeout=CHECK_S)
+            get_hf_file_metadata(hf_hub_url(model, _CONFIG), timeout=FETCH_CHECK_S)
     except Exception as error:  # the library raises many types, and those of its HTTP library
         raise UsageError(
             f"model {model} not found",

@@ -2,7 +2,7 @@
 
 - Above the maximum number of connections, a new one replaces the connection that has waited longest for a complete
   request, so that slow clients block no others. It is dropped if all others are being answered or have just arrived.
-- A connection without a complete request for `IDLE_S` is closed, and so is one whose body does not arrive in time.
+- A connection without a complete request for `IDLE_CONNECTION_S` is closed, and so is one whose body is late.
 - A body that is too long is refused with status 413 as soon as its length is known; a stated length is checked before
   the body is read.
 - Without a token, the ``Host`` of a request must be this machine: after DNS rebinding, a page of another site sends
@@ -31,17 +31,17 @@ from agentrl.remote.wire import HEALTH, Problem, Refusal
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-IDLE_S = 30.0
+IDLE_CONNECTION_S = 30.0
 """Seconds in which a request's headers must arrive, counted from the connection or the previous answer; clients keep
 idle connections half as long."""
 BODY_S = 30.0
 """Seconds in which a request's body must arrive, plus one for every `SLOWEST` bytes of its maximum size."""
 SLOWEST = 256 * 1024
-LINGER_S = 2.0
+BODY_LINGER_S = 2.0
 """Seconds for which the rest of a refused body is discarded, so that the client reads the answer."""
 DEEPEST = 100
 """Maximum nesting depth of lists and objects in a request."""
-PATIENCE_S = 2.0
+FIRST_REQUEST_S = 2.0
 """Seconds that a new connection has for its first request before another may replace it."""
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -63,8 +63,8 @@ def make_runner(application: web.Application) -> web.AppRunner:
         access_log=None,
         logger=_http_log,
         shutdown_timeout=1.0,
-        keepalive_timeout=IDLE_S,
-        lingering_time=LINGER_S,
+        keepalive_timeout=IDLE_CONNECTION_S,
+        lingering_time=BODY_LINGER_S,
     )
 
 
@@ -156,10 +156,10 @@ class _ConnectionSlots:
         return True
 
     def _is_waiting(self, connection: web.RequestHandler, now: float) -> bool:
-        """Return True if a connection has no complete request after `PATIENCE_S`."""
+        """Return True if a connection has no complete request after `FIRST_REQUEST_S`."""
         request = self.answering.get(connection)
         is_incomplete = request is None or not request.content.is_eof()
-        return is_incomplete and now - self._since.get(connection, -math.inf) > PATIENCE_S
+        return is_incomplete and now - self._since.get(connection, -math.inf) > FIRST_REQUEST_S
 
 
 class _ConnectionLimiter(asyncio.Protocol):

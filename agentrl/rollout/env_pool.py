@@ -46,7 +46,7 @@ from agentrl.errors import (
 from agentrl.errors.foreign import CLOSING_S, EPISODE_GRACE_S, await_or_abandon, close_in_time
 from agentrl.remote.env_methods import CALL_TOOL, EnvMethod, RemoteTool, ResetResult, Stepped
 from agentrl.rollout.env_adapter import EnvAdapter
-from agentrl.rollout.env_worker_main import HEADER, KILL_S, MAKE, START, WorkerMessage
+from agentrl.rollout.env_worker_main import HEADER, MAKE, START, WORKER_KILL_S, WorkerMessage
 from agentrl.rollout.waits import WaitKind, WaitTracker
 from agentrl.sandbox.orphan_guard import OrphanGuard, without_mark
 from agentrl.sandbox.supervisor import kill_tree
@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 DRAIN_S = 5.0
 """Seconds that closing a pool waits for calls whose episodes are over."""
-KEEPER_S = KILL_S + 2.0
+KEEPER_S = WORKER_KILL_S + 2.0
 """Seconds that a keeper has to end its processes and itself before all of them are killed."""
 
 
@@ -238,8 +238,7 @@ class EnvPool:
         closing = asyncio.create_task(handle.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
-        episode = running_task()
-        is_cancelled = episode is not None and episode.cancelling() > 0
+        is_cancelled = (episode := running_task()) is not None and episode.cancelling() > 0
         await asyncio.wait({closing}, timeout=EPISODE_GRACE_S / 2 if is_cancelled else DRAIN_S)
 
     def _take_idle(self) -> EnvHandle | None:

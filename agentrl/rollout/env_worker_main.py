@@ -54,7 +54,7 @@ LARGEST_REPLY = 256 * 2**20
 """Maximum number of bytes of a pickled reply; a larger reply is an error of the environment."""
 REAP_MS = 10_000
 """Milliseconds between two searches for dead processes that the environments left behind."""
-KILL_S = 10.0
+WORKER_KILL_S = 10.0
 """Maximum number of seconds to wait for the end of killed processes; one may hang in the kernel."""
 
 
@@ -102,7 +102,7 @@ def _keep(worker: int, trainer: int) -> NoReturn:
             poll.register(descriptor, select.POLLIN)
         while code is None and trainer not in {descriptor for descriptor, _ in poll.poll(REAP_MS)}:
             code = _reap(worker)
-    deadline = time.monotonic() + KILL_S
+    deadline = time.monotonic() + WORKER_KILL_S
     while time.monotonic() < deadline:
         left = processes_below({os.getpid()}, process_parents()) - {os.getpid()}
         if not left:

@@ -21,7 +21,7 @@ from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError, boundar
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-DEADLINE_S: float = EnvironmentConfig.model_fields["reset_timeout_s"].default
+PROBE_DEADLINE_S: float = EnvironmentConfig.model_fields["reset_timeout_s"].default
 """Deadline where no config sets ``environment.reset_timeout_s``."""
 
 
@@ -35,7 +35,7 @@ def probe_environment(
     question: Callable[[AnyEnv], T],
     *,
     isolation: Isolation | None = None,
-    deadline_s: float = DEADLINE_S,
+    deadline_s: float = PROBE_DEADLINE_S,
 ) -> T:
     """Make an environment in a daemon thread, ask it a question, and close it; a close that fails is logged.
 

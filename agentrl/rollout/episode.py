@@ -44,7 +44,7 @@ from agentrl.tool import Tool
 from agentrl.trajectory import SOLE_ROLE, Trajectory, Turn
 
 _log = logging.getLogger(__name__)
-END_S = 30.0
+SESSION_END_S = 30.0
 """Deadline for ending an episode's sessions in the engine."""
 
 
@@ -282,8 +282,10 @@ class RuntimeEpisode(Episode):
     async def _end_policy(self, policy: EpisodePolicy) -> None:
         trajectory_id = self.turns.trajectory.id
         what = f"ending the sessions of {trajectory_id}"
-        with self.turns.waits.on(WaitKind.SESSION_END, trajectory_id, "the end of its sessions in the engine", END_S):
-            async with async_boundary(EngineError, what, deadline_s=END_S):
+        with self.turns.waits.on(
+            WaitKind.SESSION_END, trajectory_id, "the end of its sessions in the engine", SESSION_END_S
+        ):
+            async with async_boundary(EngineError, what, deadline_s=SESSION_END_S):
                 await await_or_abandon(policy.end(self), what)
 
     async def _close_tools(self) -> None:

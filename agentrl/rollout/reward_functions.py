@@ -48,7 +48,7 @@ from agentrl.rollout.tools import gather_in_order
 from agentrl.task import Task, TaskSource
 from agentrl.trajectory import Trajectory
 
-DEADLINE_S = 60.0
+REWARD_DEADLINE_S = 60.0
 SIGNATURE = "def reward(trajectory, task) -> float"
 
 
@@ -112,7 +112,7 @@ class FunctionReward(Scorer):
         options: Mapping[str, Any],
         thread: ThreadWorker,
         *,
-        deadline_s: float = DEADLINE_S,
+        deadline_s: float = REWARD_DEADLINE_S,
     ) -> None:
         self._place, self._subject = defined_in(function), f"reward function {name}"
         self._where = with_location(self._subject, self._place)

@@ -89,7 +89,7 @@ REMEDIES: Mapping[WaitKind, str] = {
 }
 """Config keys or actions that end waits."""
 
-PING_S = 1.0
+LOOP_PING_S = 1.0
 """Seconds between two checks whether the event loop runs."""
 
 
@@ -246,7 +246,7 @@ class StallWatch:
 
     def _run(self) -> None:
         with suppress(RuntimeError):  # the event loop is closed
-            while not self._ended.wait(min(self._silence_s / 4, PING_S)):
+            while not self._ended.wait(min(self._silence_s / 4, LOOP_PING_S)):
                 self.look()
 
     def look(self) -> None:

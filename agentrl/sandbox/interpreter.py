@@ -33,8 +33,8 @@ async def require_life(sandbox: Sandbox) -> None:
 
 
 PROGRAM = Path(__file__).with_name("interpreter_main.py").read_text(encoding="utf-8")
-START_S = 20.0
-STOP_S = 5.0
+INTERPRETER_START_S = 20.0
+INTERPRETER_STOP_S = 5.0
 LONGEST_REPLY = 2**20
 """Maximum bytes of a reply."""
 CANNOT_RUN = (126, 127)
@@ -104,7 +104,7 @@ class Interpreter:
         await self._end()
 
     async def _start(self) -> SandboxProcess:
-        async with async_boundary(SandboxError, "starting Python in a sandbox", deadline_s=START_S):
+        async with async_boundary(SandboxError, "starting Python in a sandbox", deadline_s=INTERPRETER_START_S):
             process = await self._sandbox.spawn(["python3", "-u", "-c", PROGRAM], limits=self._limits)
             if (await process.read_line()).endswith(b"\n"):
                 self._process, self._number = process, 0
@@ -153,7 +153,7 @@ class Interpreter:
         except TimeoutError:
             return None
         finally:
-            async with async_boundary(SandboxError, "stopping Python in a sandbox", deadline_s=STOP_S):
+            async with async_boundary(SandboxError, "stopping Python in a sandbox", deadline_s=INTERPRETER_STOP_S):
                 await process.kill()
 
 

@@ -23,8 +23,8 @@ from agentrl.sandbox.allow_list import Address, AllowList, Host, read_place
 
 HEAD_S = 10.0
 """Seconds before the head of a request must have arrived."""
-CONNECT_S = 20.0
-LINGER_S = 10.0
+TARGET_CONNECT_S = 20.0
+TUNNEL_LINGER_S = 10.0
 """Seconds before a server must have received the last data."""
 LARGEST_HEAD = 64 * 1024
 PIECE = 65536
@@ -207,14 +207,14 @@ class HostProxy:
     @contextlib.asynccontextmanager
     async def _server(self, request: Request) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(TARGET_CONNECT_S):
                 answers, server = await self._connect(request, f"{request.host}:{request.port}")
         except TimeoutError:
             raise ProxyRefusal(504, f"{request.host}:{request.port} does not answer") from None
         try:
             yield answers, server
             server.close()
-            async with asyncio.timeout(LINGER_S):
+            async with asyncio.timeout(TUNNEL_LINGER_S):
                 await server.wait_closed()
         finally:
             server.transport.abort()

@@ -38,7 +38,7 @@ FILE_ERROR = 1
 THREADS = 17
 """Index of the thread count in ``/proc/PID/stat``, counted after the name."""
 ROUNDS = 100
-LONGEST_WAIT_S = 1e6
+LONGEST_POLL_S = 1e6
 MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 """Files of a container's own control group, under v2 and v1."""
 FIRST_TO_DIE = b"1000"
@@ -118,7 +118,7 @@ class Supervisor:
         """Return the milliseconds until the next deadline."""
         deadlines = [job.deadline for job in self.jobs.values() if not job.ended and not job.timed_out]
         left: float = min([*deadlines, self.end]) - time.monotonic()
-        return min(max(0.0, left), LONGEST_WAIT_S) * 1000 + 1
+        return min(max(0.0, left), LONGEST_POLL_S) * 1000 + 1
 
     def _watch(self, fd: int, events: int, action: Callable[[], None]) -> None:
         self.poll.register(fd, events)

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 LONG_CALL = 6
 """Factor of the deadline of making an environment, which loads data, over that of other calls."""
-_POLL_S = 0.1
+_CALL_POLL_S = 0.1
 
 
 class CallFailed(Broken):
@@ -120,7 +120,7 @@ def run_watched(work: Callable[[], T], limit_s: float) -> T:
     context = contextvars.copy_context()
     threading.Thread(target=context.run, args=(run,), name="environment check", daemon=True).start()
     try:
-        while not wait([ended], timeout=_POLL_S).done:
+        while not wait([ended], timeout=_CALL_POLL_S).done:
             if overdue := calls.overdue():
                 raise CallFailed(overdue)
         return ended.result()

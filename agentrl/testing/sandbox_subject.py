@@ -32,7 +32,7 @@ TIGHT = Limits(
     output_bytes=MIB // 16,
 )
 """Limits of attacked sandboxes."""
-GRACE_S = 8.0
+RULE_GRACE_S = 8.0
 """Maximum number of seconds by which a command may exceed its limit on a busy machine."""
 _POLLS = 500
 

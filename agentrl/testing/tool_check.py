@@ -26,7 +26,7 @@ NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """Pattern of names that OpenAI-style services accept."""
 LONGEST_DESCRIPTION = 1024
 """Maximum number of characters of a description; services cut or refuse longer ones."""
-BLOCKED_S = 0.05
+TOOL_BLOCKS_S = 0.05
 """Maximum number of seconds for which a call may block the event loop."""
 
 
@@ -148,7 +148,7 @@ async def event_loop_goes_on(subject: _Subject) -> str:
         await subject.call(example)
         watch.cancel()
         worst = max(worst, await watch)
-    if worst > BLOCKED_S:
+    if worst > TOOL_BLOCKS_S:
         raise Broken(f"a call blocked the event loop for {1000 * worst:.0f} ms: remove inline, or await")
     return f"blocked for at most {1000 * worst:.1f} ms"
 

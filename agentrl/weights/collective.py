@@ -136,7 +136,7 @@ def _listening_store(address: str, timeout: timedelta) -> Any:
     )
 
 
-TIMEOUT_S = 60.0
+BROADCAST_S = 60.0
 """Seconds before joining a group, or the broadcast of a bucket, fails; the server is then considered lost."""
 
 _log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class CollectiveTransport(Transport):
         timeout_s: Seconds before joining a group, or a broadcast, fails.
     """
 
-    def __init__(self, *, bucket_bytes: int, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, *, bucket_bytes: int, timeout_s: float = BROADCAST_S) -> None:
         self._bucket_bytes = bucket_bytes
         self._timeout_s = timeout_s
         self._groups: WeakKeyDictionary[InferenceServer, TrainerGroup] = WeakKeyDictionary()

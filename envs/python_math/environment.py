@@ -31,7 +31,7 @@ MOST_CODE = 32 * 1024
 MOST_ANSWER = 2000
 MOST_SHOWN = 4000
 """Maximum characters of shown output."""
-GRACE_S = 2.0
+CELL_GRACE_S = 2.0
 """Seconds that interrupted code has to end."""
 LIMITS = Limits(memory_bytes=512 * 2**20)
 """Resource limits of the interpreter."""
@@ -151,7 +151,7 @@ class PythonMath(AsyncEnv):
             return f"Your code is longer than {MOST_CODE} characters."
         if self._interpreter is None:
             sandbox = await self._acting.get()
-            self._interpreter = Interpreter(sandbox, seconds=self.seconds, grace_s=GRACE_S, limits=LIMITS)
+            self._interpreter = Interpreter(sandbox, seconds=self.seconds, grace_s=CELL_GRACE_S, limits=LIMITS)
         ran = await self._interpreter.run(code)
         if ran.lost:
             return f"{ran.lost} The interpreter starts again without your variables."

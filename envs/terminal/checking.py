@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.sandbox import ExecResult, Limits, Sandbox, SandboxFileError, SandboxSpec
 
-from ..programs.acting import GRACE_S, run_command
+from ..programs.acting import ACTION_GRACE_S, run_command
 from ..programs.judging import Verdict, fresh_sandbox
 from ..programs.pipes import Deadline, DeadlineExceeded
 from .dockerfile import filled_variables
@@ -59,7 +59,7 @@ async def _content(sandbox: Sandbox, path: str) -> str | None:
 
 async def _run_check(sandbox: Sandbox, check: Check) -> str | None:
     try:
-        async with Deadline(sandbox, RUN_SECONDS + GRACE_S):
+        async with Deadline(sandbox, RUN_SECONDS + ACTION_GRACE_S):
             result = await sandbox.exec(
                 check.command or "", stdin=check.stdin.encode(), limits=Limits(seconds=RUN_SECONDS)
             )

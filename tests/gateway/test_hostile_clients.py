@@ -184,7 +184,7 @@ async def test_slow_clients_and_clients_that_leave_hold_up_nobody(played):
 @pytest.mark.parametrize("sent", ["nothing", "half a head", "half a body"])
 async def test_slow_connections_lose_their_places_to_clients_that_ask(played, monkeypatch, sent):
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
-    monkeypatch.setattr(listening, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(listening, "FIRST_REQUEST_S", 0.0)
 
     async def play(gateway, session):
         address = urlsplit(gateway.url)
@@ -212,7 +212,7 @@ async def test_slow_connections_lose_their_places_to_clients_that_ask(played, mo
 
 async def test_a_server_whose_places_are_all_in_use_drops_new_connections(played, monkeypatch):
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
-    monkeypatch.setattr(listening, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(listening, "FIRST_REQUEST_S", 0.0)
 
     async def play(gateway, session):
         running = [asyncio.create_task(ask(gateway, session)) for _ in range(3)]

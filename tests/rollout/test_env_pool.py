@@ -135,7 +135,7 @@ async def test_what_an_environment_started_ends_with_its_worker(make_pool, world
         if dies != "closed":
             with pytest.raises(EnvironmentFailure):
                 await asyncio.wait_for(world.call(EnvMethod(name="go_wrong"), dies), timeout=60)
-    await asyncio.wait_for(pool.close(), timeout=env_worker_main.KILL_S)  # the keeper ends once nothing is left
+    await asyncio.wait_for(pool.close(), timeout=env_worker_main.WORKER_KILL_S)  # the keeper ends once nothing is left
     assert await asyncio.wait_for(closed, timeout=30) == b""
 
 

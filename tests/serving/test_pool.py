@@ -176,7 +176,7 @@ async def test_a_server_that_hangs_is_lost_and_taken_in_again_when_it_wakes(pool
 
 async def test_long_waits_are_told(pool_of, monkeypatch):
     said = []
-    monkeypatch.setattr("agentrl.serving.pool.group.SAID_EVERY_S", 0.001)
+    monkeypatch.setattr("agentrl.serving.pool.group.WAIT_REPORT_S", 0.001)
     pool, servers = pool_of(1, say=said.append, connect_timeout_s=50)
     servers[0].hang()
     starting = asyncio.create_task(pool.start())

@@ -173,7 +173,7 @@ async def test_a_server_without_tools_is_refused():
 
 @pytest.mark.parametrize(
     ("flag", "deadline", "words"),
-    [("--mute", "START_S", "does not start"), ("--unlisted", "LIST_S", "does not list its tools")],
+    [("--mute", "MCP_START_S", "does not start"), ("--unlisted", "LIST_S", "does not list its tools")],
 )
 async def test_a_server_that_says_nothing_is_given_up(flag, deadline, words, monkeypatch):
     monkeypatch.setattr(mcp_session, deadline, 0.5)

@@ -24,7 +24,7 @@ from agentrl.builders.ray.connection import Cluster, ClusterPlace, gloo_variable
 from agentrl.errors import AgentRLError, TrainingError, UsageError
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.group import leave
-from agentrl.training.distributed.launch import END_S, StartedRanks, join_store
+from agentrl.training.distributed.launch import RANK_END_S, StartedRanks, join_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def check_actor(cluster: Cluster, actor: Any, shared: Mapping[str, str], place: 
     check_shared(shared, place, missing)
 
 
-POLL_S = 0.5
+ACTOR_POLL_S = 0.5
 
 
 class ActorMonitor:
@@ -144,7 +144,7 @@ class ActorMonitor:
     def _watch(self) -> None:
         ray = self._cluster.ray
         while not self._closing.is_set():
-            ended, _ = ray.wait(list(self._lives), num_returns=1, timeout=POLL_S)
+            ended, _ = ray.wait(list(self._lives), num_returns=1, timeout=ACTOR_POLL_S)
             if ended and not self._closing.is_set():
                 self._on_loss(self._loss(ended[0]))
                 return
@@ -300,6 +300,6 @@ class RankActors(StartedRanks):
         """Wait for ranks that were shut down, and kill the others; idempotent."""
         self._closing.set()
         if self._ends and not at_once:
-            self._cluster.ray.wait(list(self._ends.values()), num_returns=len(self._ends), timeout=END_S)
+            self._cluster.ray.wait(list(self._ends.values()), num_returns=len(self._ends), timeout=RANK_END_S)
         self._kill()
         self._actors = {}

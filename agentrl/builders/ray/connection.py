@@ -23,7 +23,7 @@ from agentrl.registry import Extra
 RAY = Extra(name="ray", module="ray")
 NODE_LABEL = "ray.io/node-id"
 """Label under which Ray stores the id of a node."""
-POLL_S = 1.0
+RESERVATION_POLL_S = 1.0
 LISTENS_S = 10.0
 """Timeout of the first connection to a Ray cluster."""
 FROM_OUTSIDE = "ray://"
@@ -125,7 +125,7 @@ class Cluster:
             bundle_label_selector=[{NODE_LABEL: own} if bundle.name == HEAD else {} for bundle in wanted],
         )
         until = time.monotonic() + self.section.timeout_s
-        while not self._group.wait(POLL_S):
+        while not self._group.wait(RESERVATION_POLL_S):
             if self._has_ended.is_set() or time.monotonic() > until:
                 raise self._no_room(wanted)
         ids = util.placement_group_table(self._group)["bundles_to_node_id"]

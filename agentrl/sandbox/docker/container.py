@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.errors import UsageError
 from agentrl.sandbox.docker.container_plan import WARM_S, Image, Plan, labels
-from agentrl.sandbox.docker.daemon import EXTRA, TIMEOUT_S, Daemon
+from agentrl.sandbox.docker.daemon import DAEMON_TIMEOUT_S, EXTRA, Daemon
 from agentrl.sandbox.supervised import opening
 
 _ATTACHED = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
@@ -85,7 +85,7 @@ def _attach(api: Any, identity: str) -> socket.socket:
     finally:
         getattr(raw, "_response", raw).close()
         raw.close()
-    end.settimeout(TIMEOUT_S)
+    end.settimeout(DAEMON_TIMEOUT_S)
     return end
 
 

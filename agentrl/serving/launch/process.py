@@ -76,14 +76,14 @@ CommandMaker = Callable[[int, Sequence[int]], LaunchCommand]
 """Function that builds a server's command from its port and GPU positions (see `agentrl.serving.launch.resources`)."""
 
 
-GRACE_S = 5.0
+SERVER_GRACE_S = 5.0
 """Seconds before a server that was asked to exit is killed."""
 GUARD_S = 15.0
 """Seconds after the grace period before the guard is killed, too."""
-POLL_S = 0.2
+READY_POLL_S = 0.2
 HEALTH = "/health"
 """Route that returns 200 once a server is ready."""
-PROBE_S = 5.0
+READY_PROBE_S = 5.0
 """Timeout of one readiness check."""
 SHOWN_LINES = 15
 """Lines of the log quoted in an error."""
@@ -122,7 +122,9 @@ class ServerProcess:
         UsageError: not on Linux, or the command's program cannot be run.
     """
 
-    def __init__(self, command: LaunchCommand, *, name: str, port: int, log: Path, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self, command: LaunchCommand, *, name: str, port: int, log: Path, grace_s: float = SERVER_GRACE_S
+    ) -> None:
         if sys.platform != "linux":
             raise UsageError(
                 "servers can be launched on Linux only",
@@ -188,7 +190,7 @@ class ServerProcess:
                         line = next((line for line in reversed(self.last_lines()) if not line.startswith(" ")), "")
                         seconds = time.monotonic() - self._started
                         on_progress(StartProgress(name=self.name, seconds=seconds, line=line))
-                    await asyncio.sleep(POLL_S)
+                    await asyncio.sleep(READY_POLL_S)
                 return
         raise self._failure(
             EngineError, f"no answer from {self._health_url}", f"one within {deadline_s:g} s (engine.start_timeout_s)"
@@ -211,7 +213,7 @@ class ServerProcess:
             await self.wait()
 
     async def _is_ready(self, session: aiohttp.ClientSession) -> bool:
-        limit = aiohttp.ClientTimeout(total=PROBE_S)
+        limit = aiohttp.ClientTimeout(total=READY_PROBE_S)
         try:
             async with session.get(self._health_url, timeout=limit) as answer:
                 return answer.status == 200

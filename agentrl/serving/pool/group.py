@@ -26,7 +26,7 @@ from agentrl.serving.pool.member import Member, MemberState, PoolSettings, end, 
 BUSY_LOOP_S = 0.1
 """Delay after which a missed deadline is attributed to a busy event loop; the check is then repeated."""
 MAX_CHECKS = 3
-LOST_SAID_EVERY_S = 30.0
+LOST_REPORT_S = 30.0
 """Seconds between messages about a lost server."""
 
 _log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class ServerMonitor:
             if self._restart is None and lost_s >= most_s:
                 self._give_up(member, f"{lost_s:.0f} s without an answer (engine.lost_timeout_s)")
                 return
-            if self._restart is None and clock() - said >= LOST_SAID_EVERY_S:
+            if self._restart is None and clock() - said >= LOST_REPORT_S:
                 said = clock()
                 why = f"retrying until {most_s:g} s: {member.why}"
                 self._group.say(f"server {member.server.url} has not answered for {lost_s:.0f} s; {why}")
@@ -210,7 +210,7 @@ class ServerMonitor:
 CLEANING_S = 15.0
 """Seconds that an abandoned call may take to clean up before its server is recovered."""
 
-SAID_EVERY_S = 10.0
+WAIT_REPORT_S = 10.0
 """Seconds between two messages about a wait."""
 
 
@@ -287,8 +287,8 @@ class PoolGroup:
         async def say() -> None:
             waited_s = 0.0
             while True:
-                await asyncio.sleep(SAID_EVERY_S)
-                waited_s += SAID_EVERY_S
+                await asyncio.sleep(WAIT_REPORT_S)
+                waited_s += WAIT_REPORT_S
                 self.say(f"{what}: {waited_s:.0f} s of at most {deadline_s:.0f} s")
 
         saying = asyncio.create_task(say(), name=what)

@@ -26,7 +26,7 @@ from agentrl.engine import (
     UpdateGroup,
 )
 from agentrl.errors import EngineError, UsageError
-from agentrl.serving.http import HttpSession, Refused, decode_version
+from agentrl.serving.http import CLEANUP_S, HttpSession, Refused, decode_version
 from agentrl.serving.request import check_request
 from agentrl.serving.sglang.wire import (
     GRAMMAR,
@@ -51,8 +51,6 @@ from agentrl.serving.sglang.wire import (
 
 BEGIN = "/begin_weight_update"
 END = "/end_weight_update"
-FAILED_S = 10.0
-"""Timeout of the cleanup request after a failure."""
 LEAVING_S = 10.0
 
 
@@ -114,7 +112,7 @@ class SGLangUpdates:
             yield
         except BaseException:
             with suppress(EngineError):
-                await self._http.post(END, {}, deadline_s=FAILED_S)
+                await self._http.post(END, {}, deadline_s=CLEANUP_S)
             raise
         await self._post(END, {})
 
@@ -155,7 +153,7 @@ class SGLangUpdates:
         return await self._http.post(route, body, deadline_s=self._timeout_s, late=EngineError)
 
 
-PROBE_S = 5.0
+HEALTH_PROBE_S = 5.0
 """Minimum seconds for the probe once the server answers."""
 
 
@@ -226,7 +224,7 @@ class SGLangServer(SGLangUpdates, InferenceServer):
         until = time.monotonic() + deadline_s
         is_attached = self._config.servers != "launch"
         await self._http.wait_until_up("/model_info", "SGLang", deadline_s=deadline_s, is_attached=is_attached)
-        found = await self._probe(max(PROBE_S, until - time.monotonic()))
+        found = await self._probe(max(HEALTH_PROBE_S, until - time.monotonic()))
         if self._vocab_size not in (None, found.vocab_size):
             raise UsageError(
                 f"the SGLang server at {self.url} serves a model with another vocabulary",

@@ -26,7 +26,7 @@ from agentrl.engine import (
     UpdateGroup,
 )
 from agentrl.errors import EngineError, UsageError
-from agentrl.serving.http import HttpSession, Refused, decode_version, decoding
+from agentrl.serving.http import CLEANUP_S, HttpSession, Refused, decode_version, decoding
 from agentrl.serving.request import check_request
 from agentrl.serving.vllm.launch import RECEIVER
 from agentrl.serving.vllm.wire import (
@@ -49,9 +49,6 @@ from agentrl.serving.vllm.wire import (
 
 EXCHANGE = "exchange_adapter"
 """Method that `agentrl_vllm_adapter` adds to the server's workers."""
-
-FAILED_S = 10.0
-"""Timeout of the cleanup request after a failure."""
 
 
 class VLLMUpdates:
@@ -110,7 +107,7 @@ class VLLMUpdates:
             yield
         except BaseException:
             with suppress(EngineError):  # otherwise the next update cannot begin
-                await self._http.post("/finish_weight_update", {}, deadline_s=FAILED_S)
+                await self._http.post("/finish_weight_update", {}, deadline_s=CLEANUP_S)
             raise
         await self._post("/finish_weight_update", {})
         await self._publish(version)

@@ -215,7 +215,7 @@ TRUSTED = frozenset({"aiohttp", "gymnasium", "numpy", "orjson", "PIL", "pydantic
 """Packages with native code that this framework itself uses."""
 _THREADS_OF_PYTHON = ("asyncio_", "waitpid-", "environment check")
 """Prefixes of the names of threads that the environment did not start itself."""
-DEADLINE_S = 60.0
+HANGING_S = 60.0
 """Seconds after which an operation counts as hanging."""
 _SHORT_TURN_S = 1e-5
 """Seconds between thread switches, short so that conflicts appear sooner."""
@@ -300,7 +300,7 @@ def _play_in_threads(subject: Subject, single: Sequence[PlayedEpisode]) -> list[
     def run(number: int, task: Task, actions: Sequence[str]) -> None:
         try:
             env = make_environment(subject.spec.make, subject.options)
-            start.wait(DEADLINE_S)
+            start.wait(HANGING_S)
             try:
                 ended[number] = asyncio.run(replay(env, task, actions))
             finally:
@@ -326,11 +326,11 @@ def _run_threads(threads: Sequence[threading.Thread]) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(DEADLINE_S)
+            thread.join(HANGING_S)
     finally:
         sys.setswitchinterval(before)
     if any(thread.is_alive() for thread in threads):
-        raise Broken(f"an episode in one of several threads did not end within {DEADLINE_S:g} s")
+        raise Broken(f"an episode in one of several threads did not end within {HANGING_S:g} s")
 
 
 @rule("release in `finally` what was acquired before an `await`; let `reset` start from any state")
@@ -354,12 +354,12 @@ async def _cancel_and_continue(subject: Subject, fresh: PlayedEpisode) -> int:
     try:
         for pauses in range(1, 4):
             cut += await _cancel(env.reset(seed=task.seed, options=dict(task.options)), pauses)
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(HANGING_S):
                 await env.reset(seed=task.seed, options=dict(task.options))
             cut += await _cancel(
                 env.step(next((action for action in fresh.actions if not is_call(action)), "")), pauses
             )
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(HANGING_S):
                 again = await replay(env, task, fresh.actions)
             require_equal(fresh.moments, again, "an episode after a cancelled one differs")
     finally:
@@ -373,9 +373,9 @@ async def _cancel(call: Coroutine[Any, Any, Any], pauses: int) -> bool:
     for _ in range(pauses):
         await asyncio.sleep(0)
     running.cancel()
-    await asyncio.wait({running}, timeout=DEADLINE_S)
+    await asyncio.wait({running}, timeout=HANGING_S)
     if not running.done():
-        raise Broken(f"a cancelled call continued for {DEADLINE_S:g} s")
+        raise Broken(f"a cancelled call continued for {HANGING_S:g} s")
     if not running.cancelled():
         running.exception()
     return running.cancelled()

@@ -10,8 +10,8 @@ from agentrl.errors import SandboxError
 from agentrl.sandbox import Limits, Sandbox
 from agentrl.testing.report import Broken, Finding, Suspect, require
 from agentrl.testing.sandbox_subject import (
-    GRACE_S,
     MIB,
+    RULE_GRACE_S,
     TIGHT,
     MachineState,
     SandboxSubject,
@@ -250,7 +250,7 @@ async def kills_at_the_deadline(sandbox: Sandbox) -> Finding:
     result = await run_python(sandbox, f"{_BEATS}    print('on', flush=True); beat()", limits=Limits(seconds=1.0))
     took = time.perf_counter() - start
     require(result.timed_out and not result.is_success, f"an endless command ends as {describe_end(result)}")
-    require(took < 1.0 + GRACE_S, f"1 s became {took:.1f} s")
+    require(took < 1.0 + RULE_GRACE_S, f"1 s became {took:.1f} s")
     require(text(result) == "on", "output until the deadline is lost")
     await _require_silence(sandbox)
     return Finding(f"after {result.seconds:.2f} s", {"over_s": round(result.seconds - 1.0, 3)})
@@ -277,7 +277,7 @@ async def kills_what_commands_leave(sandbox: Sandbox) -> str:
     start = time.perf_counter()
     result = await sandbox.exec("sleep 60 & echo done")
     require(text(result) == "done", describe_end(result))
-    require(time.perf_counter() - start < GRACE_S, "a background child delays the end of its command")
+    require(time.perf_counter() - start < RULE_GRACE_S, "a background child delays the end of its command")
     await program.write(b"still\n")
     require(await program.read_line() == b"still\n", "a running program died too")
     return "daemon, headless process, processes that wake each other, child with the output"
@@ -310,7 +310,7 @@ async def stops_with_its_caller(subject: SandboxSubject) -> str:
         await asyncio.sleep(0.05)
     for task in (waiting, reading):
         try:
-            await asyncio.wait_for(task, GRACE_S)
+            await asyncio.wait_for(task, RULE_GRACE_S)
         except SandboxError:
             continue
         raise Broken("a call interrupted by close does not raise SandboxError")
