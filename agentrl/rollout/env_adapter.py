@@ -13,7 +13,17 @@ from contextlib import AsyncExitStack
 from typing import Any, cast
 
 from agentrl.env import AnyEnv, AsyncEnv, Expert, ExpertAction, FallibleExpert, StepResult, maybe_await, optional_part
-from agentrl.errors import A_REWARD, AgentRLError, ToolError, UsageError, bounded_reward, shorten
+from agentrl.errors import (
+    A_REWARD,
+    AgentRLError,
+    ToolError,
+    UsageError,
+    bounded_reward,
+    is_addressed_to,
+    running_task,
+    shorten,
+)
+from agentrl.errors.foreign import cause_of
 from agentrl.message import Content, ImagePart, Message, TextPart
 from agentrl.remote.env_methods import OPTIONAL_PARTS, ResetResult, Stepped, restore_generator
 from agentrl.tool import Tool, ToolResult
@@ -332,11 +342,14 @@ async def call_own_tool(tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
         ToolError: the arguments are wrong, or the tool failed; the policy reads it.
         EnvironmentFailure: the environment is lost.
     """
+    caller = running_task()
     async with AsyncExitStack() as stack:
         try:
             checked = tool.validate(arguments)
             return await tool.run(await tool.open(stack), checked)
         except AgentRLError:
             raise
-        except Exception as error:
-            raise ToolError(f"{tool.name} failed ({type(error).__name__})") from error
+        except BaseException as error:
+            if is_addressed_to(caller, error):
+                raise
+            raise ToolError(f"{tool.name} failed ({type(cause_of(error)).__name__})") from error

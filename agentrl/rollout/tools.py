@@ -32,22 +32,14 @@ from agentrl.errors import (
     raised_in,
     running_task,
 )
-from agentrl.errors.foreign import await_or_abandon, cancel_or_abandon
+from agentrl.errors.foreign import await_or_abandon, cancel_or_abandon, cause_of, foreign_result, start_foreign_task
 from agentrl.message import ToolCall
 from agentrl.reward import defined_in
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.turns import TurnLog
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
 from agentrl.sandbox import Sandbox, open_sandbox
-from agentrl.tool import (
-    Tool,
-    ToolContext,
-    ToolDependencies,
-    ToolFault,
-    ToolResult,
-    Toolset,
-    contain_exceptions,
-)
+from agentrl.tool import Tool, ToolContext, ToolDependencies, ToolResult, Toolset
 from agentrl.tool.schema import WrongArguments, refuse_depth
 from agentrl.trajectory import Trajectory
 
@@ -269,18 +261,20 @@ class EpisodeTools:
                 await self._open(tool, limit)
         remaining = self._turns.budget.remaining_s
         deadline = asyncio.timeout(limit if remaining is None else min(limit, max(remaining, 0)))
+        caller = running_task()
         try:
             async with deadline:
-                with contain_exceptions():
-                    running = tool.run(await self._open(tool, limit), checked)
-                    return await (running if tool.rules.inline else await_or_abandon(running, f"tool {tool.name}"))
+                running = tool.run(await self._open(tool, limit), checked)
+                return await (running if tool.rules.inline else await_or_abandon(running, f"tool {tool.name}"))
         except (AgentRLError, EpisodeEnd):
             raise
-        except Exception as error:
+        except BaseException as error:
+            if is_addressed_to(caller, error):
+                raise
             if deadline.expired():
                 self._turns.budget.check_time()
                 raise ToolError(f"{tool.name} did not answer in {limit:g} s") from error
-            cause = error.cause if isinstance(error, ToolFault) else error
+            cause = cause_of(error)
             self._tool_limits.report_fault(tool, cause)
             raise ToolError(f"{tool.name} failed ({type(cause).__name__})") from cause
 
@@ -353,7 +347,7 @@ class ResourceOwner:
         if self._task is not None and running_task() is self._task:
             return await opening(self._stack)  # an opening that opens another resource
         if self._task is None:
-            self._task = asyncio.create_task(self._serve(), name=self._name)
+            self._task = start_foreign_task(self._serve(), self._name)
         opened = asyncio.get_running_loop().create_future()
         self._openings.put_nowait((opening, opened))
         try:
@@ -365,12 +359,11 @@ class ResourceOwner:
             raise
 
     async def _serve(self) -> None:
-        with contain_exceptions():
-            async with self._stack:
-                while (next_one := await self._next()) is not None:
-                    opening, self._current = next_one
-                    await self._carry_out(opening, self._current)
-                    self._current = None
+        async with self._stack:
+            while (next_one := await self._next()) is not None:
+                opening, self._current = next_one
+                await self._carry_out(opening, self._current)
+                self._current = None
 
     async def _next(self) -> tuple[Opening, asyncio.Future[Any]] | None:
         while True:
@@ -411,10 +404,7 @@ class ResourceOwner:
         except asyncio.CancelledError:
             await cancel_or_abandon(self._task)
             raise
-        try:
-            self._task.result()
-        except ToolFault as fault:
-            raise fault.cause from None
+        foreign_result(self._task)
 
 
 class EpisodeContext(ToolContext):

@@ -8,12 +8,15 @@ import threading
 
 import pytest
 
-from agentrl.errors.foreign import await_or_abandon
+from agentrl.errors.foreign import CALL_GRACE_S, EPISODE_GRACE_S, INTERRUPTED_CLOSING_S, await_or_abandon
+from agentrl.reward import SCORER_GRACE_S
 from agentrl.runs.stop import (
     AFTER_ONE_REQUEST,
     AFTER_TWO_REQUESTS,
     AGAIN_S,
     FORCED_EXIT_S,
+    PARTS_CLOSING_S,
+    PHASE_GRACE_S,
     BlockedCall,
     StopRequest,
     forced_exit,
@@ -47,6 +50,13 @@ def test_one_request_ends_a_run_within_20_seconds_and_two_within_5() -> None:
     assert sum(AFTER_ONE_REQUEST.values()) <= 20
     assert sum(AFTER_TWO_REQUESTS.values()) <= 5
     assert FORCED_EXIT_S + 2 * AGAIN_S <= 5
+
+
+def test_a_grace_period_is_longer_than_those_that_it_contains() -> None:
+    """Otherwise both run out together, and one call is abandoned and reported twice."""
+    assert CALL_GRACE_S < SCORER_GRACE_S < EPISODE_GRACE_S < PHASE_GRACE_S
+    assert CALL_GRACE_S + EPISODE_GRACE_S / 2 < EPISODE_GRACE_S  # a call, and the close of its environment
+    assert INTERRUPTED_CLOSING_S + CALL_GRACE_S < PARTS_CLOSING_S
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
