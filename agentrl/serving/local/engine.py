@@ -39,7 +39,7 @@ from agentrl.engine import (
     SamplingParams,
     StopReason,
 )
-from agentrl.errors import EngineError, UsageError, async_boundary
+from agentrl.errors import EngineError, UsageError
 from agentrl.message.image import ImageReader
 from agentrl.models.threads import ThreadWorkers, check_lanes
 from agentrl.serving.local.cache import RowStore
@@ -245,7 +245,7 @@ class LocalEngine(PolicyEngine):
             self._task = asyncio.create_task(self._serve(), name="local engine")
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn."""
+        """Sample one turn; the caller sets the deadline."""
         check_request(request, self.capabilities, self._jobs)
         await self.start()
         request = seed_of(request, self._seeds)
@@ -257,8 +257,7 @@ class LocalEngine(PolicyEngine):
         )
         self._submit(job)
         try:
-            async with async_boundary(EngineError, f"request {request.request_id}", deadline_s=self.config.timeout_s):
-                return await job.future
+            return await job.future
         finally:
             self._leave(job)
 
