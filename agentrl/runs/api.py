@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -25,6 +24,7 @@ from agentrl.config.estimate import evaluation_size, run_size
 from agentrl.config.overrides import task_words
 from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
 from agentrl.errors import ConfigError, UsageError
+from agentrl.errors.foreign import DaemonThreads
 from agentrl.evaluation.evaluate import PolicyKind, ignore
 from agentrl.evaluation.panel import EvaluatedEpisode
 from agentrl.evaluation.result import WITHOUT_SUCCESS, EvaluationResult
@@ -45,6 +45,7 @@ from agentrl.serving.launch.placement import check_machine
 from agentrl.tool import Tool
 
 T = TypeVar("T")
+_THREADS = DaemonThreads("agentrl")
 Environment: TypeAlias = str | EnvironmentSpec | Callable[..., AnyEnv]
 """A name, a spec, a class, or a function that makes an environment."""
 ToolLike: TypeAlias = Tool | str | Mapping[str, Any]
@@ -362,15 +363,7 @@ def _run_off_loop(work: Callable[[], T], interruption: StopRequest) -> T:
     """
     if not _has_event_loop():
         return work()
-    done: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:  # `done.result` raises it in the calling thread
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="agentrl", daemon=True).start()
+    done = _THREADS.submit(work)
     while True:
         try:
             if interruption.count > 1 and not wait([done], timeout=sum(AFTER_TWO_REQUESTS.values())).done:

@@ -16,13 +16,14 @@ import time
 import types
 from collections import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from agentrl.env import AnyEnv, EnvironmentSpec, StepResult, maybe_await, optional_part
 from agentrl.errors import AgentRLError, is_addressed_to, running_task
+from agentrl.errors.foreign import DaemonThreads
 from agentrl.message import Content, TextPart
 from agentrl.remote.env_methods import RemoteTool
 from agentrl.rollout.env_adapter import call_own_tool, sample_text, unpack_reset, unpack_step
@@ -35,6 +36,7 @@ T = TypeVar("T")
 LONG_CALL = 6
 """Factor of the deadline of making an environment, which loads data, over that of other calls."""
 _CALL_POLL_S = 0.1
+_THREADS = DaemonThreads("environment check")
 
 
 class CallFailed(Broken):
@@ -108,17 +110,13 @@ def run_watched(work: Callable[[], T], limit_s: float) -> T:
     Raises:
         CallFailed: a call did not return within `limit_s` seconds.
     """
-    calls, ended = WatchedCalls(limit_s=limit_s), Future[T]()
+    calls = WatchedCalls(limit_s=limit_s)
 
-    def run() -> None:
+    def run() -> T:
         _CALLS.set(calls)
-        try:
-            ended.set_result(work())
-        except BaseException as error:  # raised again by `ended.result()`
-            ended.set_exception(error)
+        return work()
 
-    context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(run,), name="environment check", daemon=True).start()
+    ended = _THREADS.submit(contextvars.copy_context().run, run)
     try:
         while not wait([ended], timeout=_CALL_POLL_S).done:
             if overdue := calls.overdue():
