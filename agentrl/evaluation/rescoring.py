@@ -17,7 +17,7 @@ from agentrl.errors import ConfigError, RewardFailure, UsageError, async_boundar
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import StoredTrajectory, read_trajectories
 from agentrl.reward import Score, Scorer, checked_score, rewards_differ
-from agentrl.rollout.env_pool import ThreadWorker
+from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_functions import find_reward
 from agentrl.rollout.task_source import task_source
 from agentrl.task import Task

@@ -29,7 +29,6 @@ from agentrl.config.environment import AgentConfig
 from agentrl.errors import (
     A_REWARD,
     ConfigError,
-    EnvironmentFailure,
     RewardFailure,
     SourceLocation,
     async_boundary,
@@ -42,7 +41,7 @@ from agentrl.errors.foreign import await_or_abandon
 from agentrl.message import Message
 from agentrl.registry import Kind, lookup
 from agentrl.reward import Score, Scorer, as_number, checked_score, defined_in, failures_named
-from agentrl.rollout.env_pool import ThreadWorker
+from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_signatures import EXPECTED, Library, is_reversed, library_of
 from agentrl.rollout.tools import gather_in_order
 from agentrl.task import Task, TaskSource
@@ -172,7 +171,7 @@ class FunctionReward(Scorer):
             returned = self._call_named(what, trajectory, task)
         else:
             work = functools.partial(self._call_named, what, trajectory, task)
-            returned = await self._in_thread(work, what)
+            returned = await self._thread.submit(work, what=what, deadline_s=self._deadline_s, failure=RewardFailure)
         if inspect.isawaitable(returned):
             returned = await self._await_result(what, returned)
         return self._convention.read(returned)
@@ -225,14 +224,6 @@ class FunctionReward(Scorer):
     def _call_named(self, what: str, trajectory: Trajectory, task: Task) -> Any:
         with failures_named(what, self._place, subject=self._subject):
             return self._call(trajectory, task)
-
-    async def _in_thread(self, work: Callable[[], Any], what: str) -> Any:
-        try:
-            return await self._thread.submit(work, what=what, deadline_s=self._deadline_s)
-        except RewardFailure:
-            raise
-        except EnvironmentFailure as late:  # of the thread worker, which environments share
-            raise RewardFailure(late.what, got=late.got, expected=late.expected, hint=late.hint) from late
 
     async def _await_result(self, what: str, work: Awaitable[Any]) -> Any:
         """Await a coroutine; if it cancels itself, it has failed, and the episode is not cancelled."""

@@ -30,8 +30,9 @@ from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, EXPERT_ACTION, RANDOM
 from agentrl.rollout import env_pool, env_worker_main
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_adapter import EnvAdapter
-from agentrl.rollout.env_pool import EnvPool, ThreadWorker
+from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.env_worker_main import HEADER
+from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.sandbox.supervisor import process_parents, processes_below, send_signal
 from agentrl.task import Task
 

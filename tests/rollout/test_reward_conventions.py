@@ -10,7 +10,7 @@ from support.rewards import TASK, episode, scored
 from agentrl.config.environment import AgentConfig
 from agentrl.errors import ConfigError, EnvironmentFailure, UsageError
 from agentrl.message import Message, ToolCall, user
-from agentrl.rollout.env_pool import ThreadWorker
+from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_functions import check_columns, find_reward
 from agentrl.trajectory import TokenSequence
 
