@@ -427,13 +427,13 @@ class EpisodeContext(ToolContext):
 
 async def list_tools(tools: Sequence[Tool | Toolset]) -> list[Tool]:
     """Return tools and the tools of toolsets; raise a `UsageError` if two have the same name."""
-    found: list[Tool] = []
-    for one in tools:
-        if isinstance(one, Tool):
-            found.append(one)
-            continue
+
+    async def ask(toolset: Toolset) -> Sequence[Tool]:
         async with async_boundary(EnvironmentFailure, "asking for tools", deadline_s=TOOLSET_S):
-            found += await await_or_abandon(one.tools(), f"tools() of {type(one).__name__}")
+            return await await_or_abandon(toolset.tools(), f"tools() of {type(toolset).__name__}")
+
+    offered = iter(await gather_in_order([ask(one) for one in tools if not isinstance(one, Tool)]))
+    found = [tool for one in tools for tool in ([one] if isinstance(one, Tool) else next(offered))]
     if twice := sorted(name for name, count in Counter(one.name for one in found).items() if count > 1):
         raise UsageError("two tools have the same name", got=", ".join(twice), hint="give one of them a prefix")
     return found

@@ -18,6 +18,7 @@ from typing import Any
 from agentrl.builders.tools import find_tool
 from agentrl.errors import UsageError
 from agentrl.message import ToolCall
+from agentrl.rollout.env_adapter import call_own_tool
 from agentrl.rollout.tools import EpisodeTools, ToolCallResult, tool_session
 from agentrl.testing.report import Broken, CheckReport, Missing, Rule, check_rule
 from agentrl.tool import Tool
@@ -170,8 +171,7 @@ async def pure_means_pure(subject: _Subject) -> str:
     if not subject.tool.rules.pure:
         raise Missing("the tool is not declared pure")
     for example in subject.required_examples():
-        checked = subject.tool.validate(example)
-        texts = {(await subject.tool.run(subject.tool.target, checked)).text for _ in range(3)}
+        texts = {(await call_own_tool(subject.tool, example)).text for _ in range(3)}
         if len(texts) > 1:
             raise Broken(f"{json.dumps(dict(example), default=str)} gave {len(texts)} results")
     return "equal results of three calls"
