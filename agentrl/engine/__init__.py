@@ -232,7 +232,7 @@ class PolicyEngine(ABC):
 
     @abstractmethod
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn. Cancelling the awaiting task aborts the request.
+        """Sample one turn; the answer has passed `check_answer`. Cancelling the awaiting task aborts the request.
 
         Raises:
             UsageError: No engine of this kind can serve the request (ids outside the vocabulary, a prompt longer than

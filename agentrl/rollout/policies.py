@@ -36,7 +36,6 @@ from agentrl.engine import (
     SamplingParams,
     StopReason,
 )
-from agentrl.engine.answer_check import check_answer
 from agentrl.errors import AgentRLError, EngineError, Outcome, TemplateError, UsageError, async_boundary
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.message import Content, Message, plainly_written
@@ -405,7 +404,6 @@ class EngineConversation(Conversation):
                     answer = await engine.generate(request)
                 else:
                     answer = await self._ask_within(request, remaining_s)
-                answer = check_answer(answer, request, engine.capabilities, version=engine.version, engine="the engine")
         versions, adapter = self._policy.adapter_versions, self._policy.adapter
         return answer if versions is None or adapter is None else versions.with_versions(answer, adapter)
 

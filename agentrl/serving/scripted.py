@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from agentrl.config.engines import ScriptedEngineConfig
 from agentrl.engine import Capabilities, EngineMetrics, GenerateRequest, Generation, PolicyEngine, StopReason
+from agentrl.engine.answer_check import check_answer
 from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.registry import load
 from agentrl.serving.request import check_request, common_prefix, seed_of
@@ -168,7 +169,8 @@ class ScriptedEngine(PolicyEngine):
             async with async_boundary(EngineError, f"request {request.request_id}", deadline_s=None):
                 playback = self._prepare(request)
                 self._playbacks[request.request_id] = playback
-                return await self._play(playback)
+                answer = await self._play(playback)
+                return check_answer(answer, request, self.capabilities, version=self._version, engine="the engine")
         finally:
             self._playbacks.pop(request.request_id, None)
 

@@ -39,6 +39,7 @@ from agentrl.engine import (
     SamplingParams,
     StopReason,
 )
+from agentrl.engine.answer_check import check_answer
 from agentrl.errors import EngineError, UsageError
 from agentrl.message.image import ImageReader
 from agentrl.models.threads import ThreadWorkers, check_lanes
@@ -257,9 +258,10 @@ class LocalEngine(PolicyEngine):
         )
         self._submit(job)
         try:
-            return await job.future
+            answer = await job.future
         finally:
             self._leave(job)
+        return check_answer(answer, request, self.capabilities, version=self._version, engine="the engine")
 
     def _submit(self, job: ScheduledRequest) -> None:
         self._jobs[job.request.request_id] = job

@@ -402,14 +402,12 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         """
         await self._check_paused()
         await self.from_folder(folder, version)
-        await self._check_version(version)
 
     async def load_adapter(self, folder: Path, version: int) -> None:
         """Load an adapter as `load_weights` does; from then on it answers all requests, including held ones."""
         await self._check_paused()
         await self.from_adapters({ADAPTER: folder}, version)
         self._is_adapted = True
-        await self._check_version(version)
 
     async def load_adapters(self, folders: Mapping[str, Path], version: int) -> None:
         """Load the adapters whose folder has changed; requests without an adapter use the base model."""
@@ -418,7 +416,6 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         await self.from_adapters(changed, version)
         self._is_adapted, self._read = False, dict(folders)
         self.capabilities = replace(self.capabilities, adapters=frozenset(folders))
-        await self._check_version(version)
 
     async def receive_weights(
         self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
@@ -426,7 +423,6 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         """Load new weights as `load_weights` does, from a broadcast in the group that was joined last."""
         await self._check_paused()
         await self.from_broadcast(layouts, broadcast, version)
-        await self._check_version(version)
 
     async def open_weights(self, shared: Sequence[SharedTensors], version: int) -> None:
         """Load new weights as `load_weights` does, from the trainer's memory."""
@@ -434,16 +430,11 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             raise UsageError(f"{self.url} has its weights in several processes", hint="use another engine.transport")
         await self._check_paused()
         await self.from_memory(shared, version)
-        await self._check_version(version)
 
     async def _check_paused(self) -> None:
         paused = await self._http.get("/is_paused", deadline_s=self._config.health_timeout_s)
         if paused != {"is_paused": True}:
             raise EngineError(f"{self.url} is not paused", got=paused, hint="pause it before loading weights")
-
-    async def _check_version(self, version: int) -> None:
-        if (served := await self.weight_version()) != version:
-            raise EngineError(f"{self.url} did not set the weight version", got=served, expected=version)
 
     async def weight_version(self) -> int:
         """Return the weight version that vLLM stamps on tokens."""
