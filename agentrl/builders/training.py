@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
@@ -100,7 +99,7 @@ def build_training(
     config: Config,
     *,
     model_path: str,
-    reference_path: str | None = None,
+    base_path: str | None = None,
     version: int = 0,
     observer: RolloutObserver,
     waits: WaitTracker,
@@ -114,7 +113,7 @@ def build_training(
     Args:
         config: Config of the run.
         model_path: Initial weights.
-        reference_path: Reference model of the KL penalty, if it differs from the initial weights (in a resumed run).
+        base_path: Model that the run started from, if the weights are from a checkpoint; see `build_learning`.
         version: Version of the weights at `model_path`.
         observer: Observer of turns and episode ends.
         waits: Table of the run's waits.
@@ -133,17 +132,20 @@ def build_training(
     tokenizer = load_tokenizer(model_path)
     renderer = build_renderer(config, model_path, tokenizer)
     check_policy(config, renderer, model_path, say=say)
-    build: Callable[..., LearningParts] = partial(build_learning, ranks=ranks or Ranks())
     if config.named_adapters:
-        build = build_adapters
-    learning = build(
-        config,
-        pool,
-        model_path=model_path,
-        base_path=reference_path,
-        version=version,
-        renderer=renderer,
-    )
+        learning = build_adapters(
+            config, pool, model_path=model_path, base_path=base_path, version=version, renderer=renderer
+        )
+    else:
+        learning = build_learning(
+            config,
+            pool,
+            ranks=ranks or Ranks(),
+            model_path=model_path,
+            base_path=base_path,
+            version=version,
+            renderer=renderer,
+        )
     engine, trainer = learning.engine, learning.trainer
     policy = _build_policy(config, learning, renderer)
     environments = build_run_environments(config, policy, observer=observer, folder=folder, waits=waits)

@@ -178,11 +178,11 @@ class Orchestrator:
             self._say(warning)
         for warning in core_warnings(self.config):
             self._say(warning)
-        start = await prepare_model(self.config, self.folder.model, say=self._say)
+        base_path = await prepare_model(self.config, self.folder.model, say=self._say)
         finished = self._read_finished_episodes() if progress is not None else None
         void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
         self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))
-        model_path = start if self._saved is None else str(self._saved.path / MODEL)
+        model_path = base_path if self._saved is None else str(self._saved.path / MODEL)
         version = 0 if progress is None else progress.version
         with self._waits.on(WaitKind.COLLECTIVE, "run", "the start of ranks and servers"):
             processes = await stack.enter_async_context(
@@ -190,7 +190,7 @@ class Orchestrator:
                     self.config,
                     self.folder,
                     model_path=model_path,
-                    base_path=start,
+                    base_path=base_path,
                     version=version,
                     say=self._say,
                     on_loss=self._loss_callback(),
@@ -200,7 +200,7 @@ class Orchestrator:
             self._parts = build_training(
                 self.config,
                 model_path=model_path,
-                reference_path=start,
+                base_path=base_path,
                 version=version,
                 pool=processes.pool,
                 observer=EpisodeRecorder(self._store, self.status, self._watcher, self._waits),
