@@ -132,20 +132,15 @@ def build_training(
     tokenizer = load_tokenizer(model_path)
     renderer = build_renderer(config, model_path, tokenizer)
     check_policy(config, renderer, model_path, say=say)
-    if config.named_adapters:
-        learning = build_adapters(
-            config, pool, model_path=model_path, base_path=base_path, version=version, renderer=renderer
-        )
-    else:
-        learning = build_learning(
-            config,
-            pool,
-            ranks=ranks or Ranks(),
-            model_path=model_path,
-            base_path=base_path,
-            version=version,
-            renderer=renderer,
-        )
+    learning = build_learning(
+        config,
+        pool,
+        ranks=ranks or Ranks(),
+        model_path=model_path,
+        base_path=base_path,
+        version=version,
+        renderer=renderer,
+    )
     engine, trainer = learning.engine, learning.trainer
     policy = _build_policy(config, learning, renderer)
     environments = build_run_environments(config, policy, observer=observer, folder=folder, waits=waits)
@@ -223,7 +218,7 @@ def build_learning(
     version: int,
     renderer: Renderer,
 ) -> LearningParts:
-    """Build the trainer of one model on all ranks, and connect an engine to it.
+    """Build the trainer of one model on all ranks, or of named adapters, and connect an engine to it.
 
     The engine is the pool, or a local engine, which shares the trainer's weights if possible.
 
@@ -241,6 +236,10 @@ def build_learning(
         ConfigError: the algorithm's options are invalid, or the engine does not report what the trainer needs.
         UsageError: a model does not exist.
     """
+    if config.named_adapters:
+        return build_adapters(
+            config, pool, model_path=model_path, base_path=base_path, version=version, renderer=renderer
+        )
     built = build_on_ranks(ranks, build_trainer, config, model_path, base_path)
     trainer, source = built.trainer, built.source
     size = trainer.model.config.get_text_config().vocab_size

@@ -27,7 +27,7 @@ from agentrl.env import ExpertAction, Isolation
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.message import TextPart
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, EXPERT_ACTION, RANDOM_ACTION, SAMPLE, EnvMethod
-from agentrl.rollout import env_pool, env_worker_main
+from agentrl.rollout import env_pool, env_worker_main, env_workers
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_pool import EnvPool
@@ -193,7 +193,7 @@ def wait_for_end(processes):
 async def test_a_worker_whose_processes_are_all_stopped_is_killed_and_replaced(
     make_pool, worlds, monkeypatch, stops_again
 ):
-    monkeypatch.setattr(env_pool, "KEEPER_S", 0.3 if stops_again else 60.0)
+    monkeypatch.setattr(env_workers, "KEEPER_S", 0.3 if stops_again else 60.0)
     pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1, step_timeout_s=1.0)
     async with pool.borrow("e") as world:
         await world.reset(TASK)
