@@ -37,7 +37,7 @@ class Session:
         place: Command or URL of the server.
         owner: The task that entered the client.
         is_remote: True if the server is reached over HTTP.
-        last_words: Function that reads the end of the server's standard error.
+        last_errors: Function that reads the end of the server's standard error.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Session:
         owner: asyncio.Task[None],
         *,
         is_remote: bool,
-        last_words: Callable[[], str | None],
+        last_errors: Callable[[], str | None],
     ) -> None:
         self._client = client
         self._place = place
         self._owner = owner
         self._is_remote = is_remote
-        self._last_words = last_words
+        self._last_errors = last_errors
         self._is_lost = False
         # the client would drop a result that breaks the tool's own output schema and raise: `MCPTool` checks instead
         client.session.validate_tool_result = _accept_result
@@ -127,7 +127,7 @@ class Session:
         except Exception as error:  # the package and its transports may raise anything: the session is lost
             failure = error
         self._is_lost = True
-        got, hint = _innermost(failure), self._last_words()
+        got, hint = _innermost(failure), self._last_errors()
         raise EnvironmentFailure(f"the MCP server {self._place} failed", got=got, hint=hint) from failure
 
     def _means_lost(self, error: Any) -> bool:
@@ -187,7 +187,7 @@ class MCPConnection:
                 raise EnvironmentFailure(f"the MCP server {self._place} does not start", got=got) from error
             raise
         return Session(
-            client, self._place, self._owner, is_remote=self._is_remote, last_words=lambda: _quote_errors(self._errors)
+            client, self._place, self._owner, is_remote=self._is_remote, last_errors=lambda: _quote_errors(self._errors)
         )
 
     async def __aexit__(self, *error: object) -> None:

@@ -1,4 +1,4 @@
-"""Checks of a config by feature, before the run's folder is created; each one is beside its feature."""
+"""Checks of a config by feature, before the run's folder is created; each one is defined with its feature."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def learning_signal(config: Config) -> Callable[[Group], bool]:
         GroupLearner(algorithm=adapter_config(config, name).algorithm, roles=adapters[name]) for name in adapters
     ]
     sampling = DynamicSampling(learners or [GroupLearner(algorithm=config.algorithm)])
-    return lambda group: sampling.teaches(group.trainable, extras_of([group]))
+    return lambda group: sampling.has_signal(group.trainable, extras_of([group]))
 
 
 def check_extra_rollouts(config: Config) -> None:

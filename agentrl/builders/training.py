@@ -62,7 +62,7 @@ class TrainingParts:
     source: PolicyWeights
     sync: WeightSync
     extras: GroupExtras
-    teaches: Callable[[Group], bool]
+    has_signal: Callable[[Group], bool]
     """Predicate of groups with a learning signal."""
     idle_while_training: bool
     """True if nothing else runs in this process during a training step."""
@@ -146,9 +146,9 @@ def build_training(
     environments = build_run_environments(config, policy, observer=observer, folder=folder, waits=waits)
     is_lockstep = config.rollout.is_synchronous and isinstance(engine, LocalEngine)
     if config.trainer.deterministic and is_lockstep and isinstance(engine, LocalEngine):
-        engine.callers = waits
+        engine.lockstep = waits
     extras = build_group_extras(config, environments, policy, model_path)
-    teaches = learning_signal(config)
+    has_signal = learning_signal(config)
     return TrainingParts(
         environments=environments,
         tokenizer=tokenizer,
@@ -161,10 +161,10 @@ def build_training(
             tasks,
             extras,
             version=version,
-            keep=teaches if config.algorithm.dynamic_sampling else None,
+            keep=has_signal if config.algorithm.dynamic_sampling else None,
             trainer=trainer,
         ),
-        teaches=teaches,
+        has_signal=has_signal,
         trainer=trainer,
         source=learning.source,
         sync=learning.sync,

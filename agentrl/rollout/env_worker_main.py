@@ -1,8 +1,9 @@
 """Program of a worker process: reads calls from standard input and writes replies to the original standard output.
 
-Everything that environments print goes to standard error. On Linux the program consists of two processes: the keeper,
-which the trainer started, and its child, the worker, which runs the environments. When the trainer or the worker ends
-for any reason, or at SIGTERM, the keeper kills all processes that the environments started, in any session.
+Everything that environments print goes to standard error. On Linux the program consists of two processes: the
+supervisor, which the trainer started, and its child, the worker, which runs the environments. When the trainer or the
+worker ends for any reason, or at SIGTERM, the supervisor kills all processes that the environments started, in any
+session.
 
     python -P -c START TRAINER_PID SEARCH_PATH
 
@@ -70,27 +71,27 @@ def main(trainer: int) -> None:
 
 
 def fork_worker(trainer: int) -> None:
-    """Fork a worker process, in which this function returns; this process becomes the keeper and never returns."""
-    keeper = os.getpid()
+    """Fork a worker process, in which this function returns; this process becomes the supervisor and never returns."""
+    supervisor = os.getpid()
     signal.signal(signal.SIGTERM, _stop)
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # so that a stopped keeper notices the end of the trainer
+    prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # so that a stopped supervisor notices the end of the trainer
     trainer_fd = os.pidfd_open(trainer)
     if os.getppid() != trainer:
         os._exit(1)
     worker = os.fork()
     if worker:
-        _keep(worker, trainer_fd)
+        _supervise(worker, trainer_fd)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.close(trainer_fd)
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != keeper:
+    if os.getppid() != supervisor:
         os._exit(1)
 
 
-def _keep(worker: int, trainer: int) -> NoReturn:
+def _supervise(worker: int, trainer: int) -> NoReturn:
     """Wait until the worker or the trainer ends, or for SIGTERM; then kill the remaining processes and exit."""
     code: int | None = None
     with contextlib.suppress(_StopSignal):

@@ -45,8 +45,8 @@ from agentrl.sandbox.supervisor import kill_tree
 
 W = TypeVar("W")
 logger = logging.getLogger(__name__)
-KEEPER_S = WORKER_KILL_S + 2.0
-"""Seconds that a keeper has to end its processes and itself before all of them are killed."""
+SUPERVISOR_END_S = WORKER_KILL_S + 2.0
+"""Seconds that a worker's supervisor has to end its processes and itself before all of them are killed."""
 
 
 @dataclass(slots=True)
@@ -269,7 +269,7 @@ class ProcessWorker(SerialWorker[WorkerMessage]):
         self._numbers = itertools.count()
         self._alive: set[int] = set()
         """Numbers of the environments in the present process."""
-        self._last_words = "it was stopped"
+        self._exit_reason = "it was stopped"
 
     async def make(
         self, factory: Callable[..., AnyEnv], options: Mapping[str, Any], *, what: str, deadline_s: float
@@ -287,14 +287,14 @@ class ProcessWorker(SerialWorker[WorkerMessage]):
         """Exchange one call for its reply."""
         number, method, _ = job.work
         if method != MAKE and number not in self._alive:
-            raise EnvironmentFailure(f"{job.what} failed", got=f"its worker process is gone: {self._last_words}")
+            raise EnvironmentFailure(f"{job.what} failed", got=f"its worker process is gone: {self._exit_reason}")
         message = _pickle_call(job)
         process = self._process or await self._start()
         try:
             reply = await _exchange(process, message)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            await self.stop(f"exit code {await _wait_for_keeper(process)}")
-            raise EnvironmentFailure(f"{job.what} failed", got=f"its worker died ({self._last_words})") from error
+            await self.stop(f"exit code {await _wait_for_supervisor(process)}")
+            raise EnvironmentFailure(f"{job.what} failed", got=f"its worker died ({self._exit_reason})") from error
         succeeded, value = reply
         if not succeeded:
             kind, text = value
@@ -310,12 +310,12 @@ class ProcessWorker(SerialWorker[WorkerMessage]):
         if process is None:
             return
         self._alive.clear()
-        self._last_words = reason
+        self._exit_reason = reason
         assert process.stdin is not None
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)  # the keeper kills the processes that environments started
+            os.killpg(process.pid, signal.SIGTERM)  # the supervisor kills the processes that environments started
         process.stdin.close()
-        await _wait_for_keeper(process)
+        await _wait_for_supervisor(process)
 
     async def _start(self) -> Process:
         self._process = await asyncio.create_subprocess_exec(
@@ -333,13 +333,13 @@ class ProcessWorker(SerialWorker[WorkerMessage]):
         return self._process
 
 
-async def _wait_for_keeper(process: Process) -> int | None:
-    """Return a keeper's exit code; kill it and its processes after `KEEPER_S`. ``None``: it hangs in the kernel."""
+async def _wait_for_supervisor(process: Process) -> int | None:
+    """Return a supervisor's exit code, or ``None`` if it hangs in the kernel; kill it after `SUPERVISOR_END_S`."""
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGCONT)  # a stopped keeper handles no signal
+        os.killpg(process.pid, signal.SIGCONT)  # a stopped supervisor handles no signal
     for _ in range(2):
         with suppress(TimeoutError):
-            return await asyncio.wait_for(process.wait(), KEEPER_S)
+            return await asyncio.wait_for(process.wait(), SUPERVISOR_END_S)
         kill_tree(process.pid)
     logger.warning("worker process %d does not end although it was killed", process.pid)
     return None

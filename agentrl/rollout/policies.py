@@ -102,9 +102,9 @@ class EpisodePolicy(ABC):
         return
 
 
-MUCH_TEXT = 1 << 17
+THREAD_ABOVE_CHARACTERS = 1 << 17
 """Minimum number of characters of a prompt that is tokenized in a thread."""
-NORMALIZED = 4
+MAX_NORMALIZATION = 4
 """Maximum number of characters that a tokenizer's normalization joins into one, in any language."""
 MAX_RESUBMISSIONS = 8
 """Maximum number of requests for one answer if the engine aborts them on its own."""
@@ -284,10 +284,10 @@ class EngineConversation(Conversation):
             EpisodeEnd: the text has too many characters to fit in the context under any tokenization.
         """
         characters = self.ledger.pending_characters
-        if characters >= MUCH_TEXT:
+        if characters >= THREAD_ABOVE_CHARACTERS:
             max_context = self._policy.engine.capabilities.max_context
             room = min(self._turns.limits.max_tokens, max_context)
-            if characters > room * self._policy.renderer.encoder.longest_token * NORMALIZED:
+            if characters > room * self._policy.renderer.encoder.longest_token * MAX_NORMALIZATION:
                 raise self._turns.budget.prompt_too_long(max_context)
             await run_in_own_thread(self.ledger.render_ahead)
         return self.ledger.prepare(prefill)

@@ -156,16 +156,16 @@ class WaitTracker:
         self._last_progress = wait.began + wait.seconds
         self._note_change()
 
-    async def wait_for_callers(self) -> None:
+    async def wait_for_episodes(self) -> None:
         """Wait until no episode works outside the engine: in its environment, in a tool or in its scorer.
 
         An episode whose tool or environment waits for the engine (a tool that lets the policy answer) does not count.
         """
-        while self._outside():
+        while self._working_episodes():
             self._changed.clear()
             await self._changed.wait()
 
-    def _outside(self) -> set[str]:
+    def _working_episodes(self) -> set[str]:
         asking = {wait.who for wait in self._open.values() if wait.kind is WaitKind.ENGINE}
         return {wait.who for wait in self._open.values() if wait.kind in AT_WORK} - asking
 

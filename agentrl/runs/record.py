@@ -184,7 +184,7 @@ class StepClock:
         return {
             **{_name(name): value for name, value in report.metrics.items()},
             **trajectory_metrics(trajectories, version=version - 1, adapters=self._parts.trainer.sampled_versions),
-            **environment_metrics(groups, teaches=self._parts.teaches),
+            **environment_metrics(groups, teaches=self._parts.has_signal),
             **extra_rollout_metrics(groups),
             **self._parts.scheduler.tasks.metrics(),
             **self._parts.scheduler.bias.metrics(),

@@ -18,7 +18,7 @@
 
 With `max_staleness` 0 no episode runs during `trainer.step`, and a killed and resumed run gives the same numbers as an
 uninterrupted one. If the engine is the local one and there is one process, it shares the trainer's tensors, and nothing
-at all runs beside `trainer.step` (`TrainingParts.idle_while_training`). Above 0, episodes continue during training.
+at all runs during `trainer.step` (`TrainingParts.idle_while_training`). Above 0, episodes continue during training.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class WarmStart(LearningRun):
         parts = build_on_ranks(ranks, build_learner, config, demonstrations, path, pad_id(tokenizer))
 
         def learn(progress: ProgressCallback) -> LearningProgress:
-            enough = partial(self._is_enough, parts, path, renderer)
+            enough = partial(self._reached_stop_at, parts, path, renderer)
             final = train_supervised(parts.learner, progress=progress, enough=enough)
             self._say_if_short()
             return final
@@ -179,7 +179,7 @@ class WarmStart(LearningRun):
 
         return Learner(learn=learn, save=save)
 
-    def _is_enough(self, parts: LearnerParts, path: str, renderer: Renderer, progress: LearningProgress) -> bool:
+    def _reached_stop_at(self, parts: LearnerParts, path: str, renderer: Renderer, progress: LearningProgress) -> bool:
         """Measure success if due, and return True if it has reached ``sft.stop_at``."""
         settings = self.config.sft
         if settings.stop_at is None or progress.update <= settings.warmup_steps:

@@ -136,7 +136,7 @@ async def test_what_an_environment_started_ends_with_its_worker(make_pool, world
         if dies != "closed":
             with pytest.raises(EnvironmentFailure):
                 await asyncio.wait_for(world.call(EnvMethod(name="go_wrong"), dies), timeout=60)
-    await asyncio.wait_for(pool.close(), timeout=env_worker_main.WORKER_KILL_S)  # the keeper ends once nothing is left
+    await asyncio.wait_for(pool.close(), timeout=env_worker_main.WORKER_KILL_S)  # it ends once nothing is left
     assert await asyncio.wait_for(closed, timeout=30) == b""
 
 
@@ -176,9 +176,9 @@ def test_nothing_survives_a_killed_trainer(tmp_path, isolation, is_stopped):
         ThreadPoolExecutor() as threads,
     ):
         closed = threads.submit(pipe.read_bytes)
-        keeper = int(trainer.stdout.readline())
+        supervisor = int(trainer.stdout.readline())
         assert not closed.done()
-        for process in processes_below({keeper}, process_parents()) if is_stopped else ():
+        for process in processes_below({supervisor}, process_parents()) if is_stopped else ():
             os.kill(process, signal.SIGSTOP)
         trainer.kill()
         assert closed.result(timeout=30) == b""
@@ -193,12 +193,12 @@ def wait_for_end(processes):
 async def test_a_worker_whose_processes_are_all_stopped_is_killed_and_replaced(
     make_pool, worlds, monkeypatch, stops_again
 ):
-    monkeypatch.setattr(env_workers, "KEEPER_S", 0.3 if stops_again else 60.0)
+    monkeypatch.setattr(env_workers, "SUPERVISOR_END_S", 0.3 if stops_again else 60.0)
     pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1, step_timeout_s=1.0)
     async with pool.borrow("e") as world:
         await world.reset(TASK)
-        keeper = pool._workers[0]._process.pid
-        processes = processes_below({keeper}, process_parents())
+        supervisor = pool._workers[0]._process.pid
+        processes = processes_below({supervisor}, process_parents())
         assert len(processes) == 2
 
         async def stop():
@@ -222,12 +222,12 @@ async def test_a_worker_whose_processes_are_all_stopped_is_killed_and_replaced(
 async def test_a_pool_closes_although_a_call_hangs(make_pool, worlds, monkeypatch):
     monkeypatch.setattr(env_pool, "DRAIN_S", 0.2)
     pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1, step_timeout_s=600.0)
-    keepers = []
+    supervisors = []
 
     async def fail():
         async with pool.borrow("e") as world:
             await world.reset(faulty("stop"))
-            keepers.append(pool._workers[0]._process)
+            supervisors.append(pool._workers[0]._process)
             step = asyncio.create_task(world.step("x"))
             await asyncio.sleep(0)
             step.cancel()
@@ -236,7 +236,7 @@ async def test_a_pool_closes_although_a_call_hangs(make_pool, worlds, monkeypatc
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(fail(), timeout=30)
     await asyncio.wait_for(pool.close(), timeout=30)
-    assert keepers[0].returncode is not None
+    assert supervisors[0].returncode is not None
 
 
 async def test_a_pool_awaits_the_closing_of_environments_whose_episodes_failed(make_pool, monkeypatch):
@@ -280,9 +280,9 @@ async def test_a_pool_closes_its_workers_although_its_tools_cannot_be_closed(mak
     pool.cleanup.push_async_callback(close)
     pool.cleanup.push_async_callback(fail)
     await play_one_step(pool, TASK)
-    keeper = pool._workers[0]._process
+    supervisor = pool._workers[0]._process
     await pool.close()
-    assert (closed, keeper.returncode is not None) == ([True], True)
+    assert (closed, supervisor.returncode is not None) == ([True], True)
     assert "closing the tools of world failed: RuntimeError: the browser is gone" in caplog.text
 
 

@@ -160,7 +160,7 @@ async def test_an_engine_in_lockstep_waits_for_all_who_are_at_work_and_for_nobod
     place, question = (waits.on(kind, who, "x") for kind, who in ((WaitKind.CAPACITY, "c"), (WaitKind.ENGINE, "b")))
     for wait in (step, tool, place):
         wait.__enter__()
-    asked = asyncio.create_task(waits.wait_for_callers())
+    asked = asyncio.create_task(waits.wait_for_episodes())
     await asyncio.sleep(0)
     before = waits.changes
     step.__exit__(None, None, None)
@@ -171,7 +171,7 @@ async def test_an_engine_in_lockstep_waits_for_all_who_are_at_work_and_for_nobod
     assert waits.changes == before + 2
     await asyncio.wait_for(asked, timeout=10)
     question.__exit__(None, None, None)
-    again = asyncio.create_task(waits.wait_for_callers())
+    again = asyncio.create_task(waits.wait_for_episodes())
     await asyncio.sleep(0)
     assert not again.done()
     tool.__exit__(None, None, None)

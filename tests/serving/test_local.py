@@ -243,7 +243,7 @@ class Worker:
         self.changes = 0
         self._done = asyncio.Event()
 
-    async def wait_for_callers(self):
+    async def wait_for_episodes(self):
         await self._done.wait()
 
     def end(self):
@@ -257,7 +257,7 @@ async def test_in_lockstep_neither_the_time_nor_the_order_of_requests_matters(re
 
     async def serve(order, delay):
         engine, worker = LocalEngine(model, LocalEngineConfig(max_num_seqs=2)), Worker()
-        engine.callers = worker
+        engine.lockstep = worker
         answers = {}
         for number in order:
             request = request_of(prompts[number], str(number), max_tokens=6, seed=number)

@@ -8,9 +8,9 @@
        └── next turn of a caller ◄── let the event loop settle ◄┘
 
 One task runs all steps. A step blocks the event loop. Between two steps, the loop runs until no request has arrived
-for a few of its turns, so callers whose answer is ready send their next turn before the next step. Which requests share
-a step depends on the order of events only, never on time: with inline environments, a run repeated from the same state
-computes the same bits; with other environments it does so in lockstep (`callers`).
+for a few of its turns, so sessions whose answer is ready send their next turn before the next step. Which requests
+share a step depends on the order of events only, never on time: with inline environments, a run repeated from the same
+state computes the same bits; with other environments it does so in lockstep (`Lockstep`).
 """
 
 from __future__ import annotations
@@ -153,13 +153,13 @@ MAX_TICKS = 1000
 """Maximum turns of the event loop before the next step begins."""
 
 
-class Callers(Protocol):
+class Lockstep(Protocol):
     """Episodes that the engine serves in lockstep."""
 
     changes: int
     """Counter that grows whenever an episode begins or ends a wait."""
 
-    async def wait_for_callers(self) -> None:
+    async def wait_for_episodes(self) -> None:
         """Wait until every running episode waits for the engine."""
 
 
@@ -211,7 +211,7 @@ class LocalEngine(PolicyEngine):
             routed_experts=routed_experts,
             adapters=frozenset(adapters),
         )
-        self.callers: Callers | None = None
+        self.lockstep: Lockstep | None = None
         """Episodes in lockstep: a step waits until all have sent a request, so that batches do not depend on time."""
         copies = 1 + len(adapters)
         self._runners: dict[str | None, LocalModelRunner] = {
@@ -305,15 +305,15 @@ class LocalEngine(PolicyEngine):
         for _ in range(MAX_TICKS):
             before = self._events
             await asyncio.sleep(0)
-            if self.callers is not None:
-                await self.callers.wait_for_callers()
+            if self.lockstep is not None:
+                await self.lockstep.wait_for_episodes()
             quiet = quiet + 1 if self._events == before else 0
             if quiet == QUIET_TICKS:
                 return
 
     @property
     def _events(self) -> int:
-        return self._arrivals + (0 if self.callers is None else self.callers.changes)
+        return self._arrivals + (0 if self.lockstep is None else self.lockstep.changes)
 
     def _step_or_fail(self) -> None:
         start = time.perf_counter()
@@ -326,7 +326,7 @@ class LocalEngine(PolicyEngine):
         self._totals.busy_s += time.perf_counter() - start
 
     def _step(self) -> None:
-        if self.callers is not None:
+        if self.lockstep is not None:
             self._scheduler.order_waiting()
         chunks = self._scheduler.plan()
         steps = self._forward_steps(chunks)

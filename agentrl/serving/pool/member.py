@@ -58,7 +58,7 @@ class CircuitBreaker:
         return state is BreakerState.HALF_OPEN
 
     def record_failure(self) -> float | None:
-        """Count a failure, and return the seconds of the rest if it opens the breaker; an open one ignores it."""
+        """Count a failure, and return the seconds for which it opens the breaker; an open one ignores it."""
         state = self.state
         if state is BreakerState.OPEN:
             return None

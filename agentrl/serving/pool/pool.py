@@ -361,9 +361,9 @@ class ServerPool(PolicyEngine):
             self.group.monitor.suspect(member)
             return None
         except EngineError as error:
-            rest_s = member.breaker.record_failure()
-            if rest_s is not None:
-                self.group.say(f"server {url} gets no requests for {rest_s:g} s, as its answers fail: {error}")
+            open_s = member.breaker.record_failure()
+            if open_s is not None:
+                self.group.say(f"server {url} gets no requests for {open_s:g} s, as its answers fail: {error}")
             raise
         finally:
             pending.member = None
