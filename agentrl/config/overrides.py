@@ -117,7 +117,7 @@ _RIVALS: Mapping[str, str] = {"environment": "environments", "environments": "en
 class Override:
     """One ``key=value``, or one key of a config file that overrides another file."""
 
-    place: str
+    origin: str
     """Source, for messages: ``override 'trainer.steps=50'``, ``my.yaml line 4``."""
     path: KeyPath
     value: Any
@@ -233,7 +233,7 @@ def apply(data: dict[str, Any], override: Override) -> None:
             node[key] = {}
         node = node[key]
         if not isinstance(node, dict):
-            raise ConfigError(f"{override.place} sets a key of {key}, which is not a section", got=repr(node))
+            raise ConfigError(f"{override.origin} sets a key of {key}, which is not a section", got=repr(node))
     node[override.path[-1]] = value
 
 

@@ -53,7 +53,7 @@ def load_corpus(path: str) -> tuple[Passage, ...]:
         passage = parse_passage(row.values)
         if passage is None:
             raise UsageError(
-                f"{row.place} of the corpus is not a passage",
+                f"{row.location} of the corpus is not a passage",
                 got=f"keys {', '.join(row.values)}",
                 expected='"contents", or "title" and "text"',
             )
