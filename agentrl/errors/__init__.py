@@ -107,7 +107,7 @@ class AgentRLError(Exception):
     """Base class of all errors that agentrl raises deliberately.
 
     Args:
-        what: Description and place of the error.
+        what: Description and location of the error.
         got: Value that was found.
         expected: Valid values.
         hint: Next step for the reader.
@@ -115,7 +115,7 @@ class AgentRLError(Exception):
 
     subject: str | None = None
     """Name of the code that failed, the same for all episodes: ``reward function exact``."""
-    place: SourceLocation | None = None
+    location: SourceLocation | None = None
     """Line at which the subject's code failed."""
 
     def __init__(self, what: str, *, got: object = None, expected: object = None, hint: str | None = None) -> None:
@@ -351,8 +351,8 @@ def described_error(error: BaseException) -> str:
 
 def raised_in(error: BaseException, file: str | None = None) -> str | None:
     """Describe the line that raised an exception; with `file`, the line in that file, or ``None`` if there is none."""
-    place = raised_at(error, file)
-    return None if place is None else f"it was raised in {place}: {place.code}"
+    location = raised_at(error, file)
+    return None if location is None else f"it was raised in {location}: {location.code}"
 
 
 def raised_at(error: BaseException, file: str | None = None) -> SourceLocation | None:
@@ -373,6 +373,6 @@ def failure_of(kind: type[InfrastructureError], what: str, error: BaseException)
         return error
     where = raised_in(error) if issubclass(kind, EnvironmentFailure) else None
     failure = kind(f"{what} failed", got=described_error(error), hint=where)
-    failure.place = raised_at(error) if where else None
+    failure.location = raised_at(error) if where else None
     failure.__cause__ = error
     return failure

@@ -199,11 +199,11 @@ def reward_problems(evidence: Evidence, definitions: Mapping[str, SourceLocation
 
 def names_of(definitions: Mapping[str, SourceLocation | None]) -> str:
     """Return the names of reward functions, each with its file and line; empty if there are none."""
-    return " and ".join(with_location(name, place) for name, place in definitions.items())
+    return " and ".join(with_location(name, location) for name, location in definitions.items())
 
 
-def _sole_place(definitions: Mapping[str, SourceLocation | None]) -> SourceLocation | None:
-    """Return the place of the reward function, if there is exactly one."""
+def _sole_location(definitions: Mapping[str, SourceLocation | None]) -> SourceLocation | None:
+    """Return the location of the reward function, if there is exactly one."""
     return next(iter(definitions.values())) if len(definitions) == 1 else None
 
 
@@ -213,7 +213,7 @@ def _against_success(evidence: Evidence, definitions: Mapping[str, SourceLocatio
         return []
     if failed.mean - solved.mean < CERTAIN * math.sqrt(solved.error + failed.error):
         return []
-    who, place = names_of(definitions) or "the environment", _sole_place(definitions)
+    who, location = names_of(definitions) or "the environment", _sole_location(definitions)
     return [
         Problem(
             kind="reward_against_success",
@@ -222,8 +222,8 @@ def _against_success(evidence: Evidence, definitions: Mapping[str, SourceLocatio
             f"in {who}",
             count=solved.count,
             of=solved.count + failed.count,
-            file=None if place is None else place.file,
-            line=None if place is None else place.line,
+            file=None if location is None else location.file,
+            line=None if location is None else location.line,
             weight=1.0,
         )
     ]
@@ -237,7 +237,7 @@ def _constant(evidence: Evidence, definitions: Mapping[str, SourceLocation | Non
         return []  # all tasks of an environment are solved, or all failed: the reward is not the cause
     if evidence.solved == evidence.judged > 0 and whole.high > 0:
         return []  # all episodes are solved and rewarded
-    who, place = names_of(definitions) or "the environment", _sole_place(definitions)
+    who, location = names_of(definitions) or "the environment", _sole_location(definitions)
     solved = f", {evidence.solved} of {evidence.judged} solved" if evidence.judged else ""
     unusable = min(1.0, evidence.unusable / evidence.turns) if evidence.turns else 0.0
     answers = f"; {unusable:.0%} of the answers could not be used as actions" if unusable >= MANY else ""
@@ -253,8 +253,8 @@ def _constant(evidence: Evidence, definitions: Mapping[str, SourceLocation | Non
             f"their answers differ: nothing can be learned from it{answers}; {hint}",
             count=evidence.episodes,
             of=evidence.episodes,
-            file=None if place is None else place.file,
-            line=None if place is None else place.line,
+            file=None if location is None else location.file,
+            line=None if location is None else location.line,
             weight=0.95,
         )
     ]

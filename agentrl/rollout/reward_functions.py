@@ -70,7 +70,7 @@ class WeightedSum(Scorer):
     @property
     def definitions(self) -> Mapping[str, SourceLocation | None]:
         """Source locations of all parts."""
-        return {name: place for part in self._parts for name, place in part.scorer.definitions.items()}
+        return {name: location for part in self._parts for name, location in part.scorer.definitions.items()}
 
     @property
     def functions(self) -> Sequence[FunctionReward]:
@@ -113,8 +113,8 @@ class FunctionReward(Scorer):
         *,
         deadline_s: float = REWARD_DEADLINE_S,
     ) -> None:
-        self._place, self._subject = defined_in(function), f"reward function {name}"
-        self._where = with_location(self._subject, self._place)
+        self._location, self._subject = defined_in(function), f"reward function {name}"
+        self._where = with_location(self._subject, self._location)
         if not callable(function) or inspect.isclass(function):
             kind = "a class" if inspect.isclass(function) else type(function).__name__
             raise ConfigError(f"{self._where} cannot be called", got=kind, expected=SIGNATURE)
@@ -158,12 +158,12 @@ class FunctionReward(Scorer):
     @property
     def definitions(self) -> Mapping[str, SourceLocation | None]:
         """Source location of the function."""
-        return {self._subject: self._place}
+        return {self._subject: self._location}
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
         """Call the function; raise `RewardFailure` if it raises, hangs, or does not return a finite number."""
         what = f"{self._where} on task {task.id}"
-        with failures_named(what, self._place, subject=self._subject):
+        with failures_named(what, self._location, subject=self._subject):
             return Score(reward=self._number(what, await self._run(what, trajectory, task)))
 
     async def _run(self, what: str, trajectory: Trajectory, task: Task) -> Any:
@@ -222,14 +222,14 @@ class FunctionReward(Scorer):
             )
 
     def _call_named(self, what: str, trajectory: Trajectory, task: Task) -> Any:
-        with failures_named(what, self._place, subject=self._subject):
+        with failures_named(what, self._location, subject=self._subject):
             return self._call(trajectory, task)
 
     async def _await_result(self, what: str, work: Awaitable[Any]) -> Any:
         """Await a coroutine; if it cancels itself, it has failed, and the episode is not cancelled."""
 
         async def run() -> Any:
-            with failures_named(what, self._place, subject=self._subject):
+            with failures_named(what, self._location, subject=self._subject):
                 return await work
 
         caller = running_task()

@@ -125,13 +125,13 @@ class ToolLimits:
 
     def report_fault(self, tool: Tool, error: BaseException) -> None:
         """Report a tool's exception to the user, once per source line; the policy reads only that the tool failed."""
-        place = _place(tool, error)
-        if place is not None and place not in self._reported:
-            self._reported.add(place)
-            self._say(f"tool {tool.name} failed: {described_error(error)}; {place}")
+        location = _location_of(tool, error)
+        if location is not None and location not in self._reported:
+            self._reported.add(location)
+            self._say(f"tool {tool.name} failed: {described_error(error)}; {location}")
 
 
-def _place(tool: Tool, error: BaseException) -> str | None:
+def _location_of(tool: Tool, error: BaseException) -> str | None:
     """Describe where a tool raised in the file that defines it; ``None`` if it is defined elsewhere (on a server)."""
     target = getattr(tool, "target", None)
     defined = None if target is None else defined_in(target)
@@ -179,11 +179,11 @@ class ToolCallResult:
 
     @property
     def fault(self) -> str | None:
-        """Description of the cause and its place, for the user."""
+        """Description of the cause and its location, for the user."""
         if self.tool is None or self.cause is None:
             return None
-        place = _place(self.tool, self.cause)
-        return described_error(self.cause) + (f"; {place}" if place else "")
+        location = _location_of(self.tool, self.cause)
+        return described_error(self.cause) + (f"; {location}" if location else "")
 
 
 class EpisodeTools:
@@ -247,10 +247,10 @@ class EpisodeTools:
         trajectory_id, waits = self._turns.trajectory.id, self._turns.waits
         if tool.needs_sandbox:
             await self._start_sandbox(tool.name)
-        async with AsyncExitStack() as place:
+        async with AsyncExitStack() as slot:
             if (limiter := self._tool_limits.rate_limiter(tool)) is not None:
                 with waits.on(WaitKind.CAPACITY, trajectory_id, f"a free slot of the tool {tool.name}"):
-                    await place.enter_async_context(limiter.admit())
+                    await slot.enter_async_context(limiter.admit())
             with waits.on(WaitKind.TOOL, trajectory_id, tool.name, self._limit_s(tool)):
                 return await self._call_in_time(tool, checked)
 

@@ -337,7 +337,7 @@ class RolloutCounters:
     judge_seconds: float = 0.0
     """Seconds summed over requests."""
     incidents: Incidents = field(default_factory=Incidents)
-    """Failures and their places."""
+    """Failures and their locations."""
 
     def progress(self) -> RolloutProgress:
         """Return the current counts of episodes, turns and tokens."""

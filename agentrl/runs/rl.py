@@ -221,9 +221,9 @@ class Orchestrator:
         self._diagnosis = RunDiagnosis(
             self._parts.counters.incidents,
             {
-                name: place
+                name: location
                 for part in self._parts.environments
-                for name, place in part.runner.scorer.definitions.items()
+                for name, location in part.runner.scorer.definitions.items()
             },
             read_metrics(self.folder.metrics_file),
             learns_from_rewards=learns_from_rewards(self.config.algorithm),

@@ -39,7 +39,7 @@ def evidence_of(*episodes):
 
 def failed(subject, cause, line, file="/home/me/rewards.py"):
     error = RewardFailure(f"{subject} on task 7 failed", got=cause)
-    error.subject, error.place = subject, None if line is None else SourceLocation(file, line)
+    error.subject, error.location = subject, None if line is None else SourceLocation(file, line)
     return error
 
 
