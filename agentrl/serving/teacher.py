@@ -126,16 +126,16 @@ def _best(rows: Sequence[Mapping[int, Any]], top_k: int) -> TopTokens | None:
     if not top_k:
         return None
     ids, logp = np.zeros((len(rows), top_k), np.int64), np.full((len(rows), top_k), math.nan, np.float32)
-    for place, row in enumerate(rows[1:], start=1):
+    for position, row in enumerate(rows[1:], start=1):
         best = sorted(row.items(), key=lambda one: -one[1])[:top_k]
         if len(best) < top_k:
             raise EngineError(
                 "the teacher reported too few tokens",
-                got=f"{len(best)} at position {place}",
+                got=f"{len(best)} at position {position}",
                 expected=f"algorithm.teacher.top_k {top_k}",
                 hint="vLLM returns at most its --max-logprobs, which is 20 by default",
             )
-        ids[place], logp[place] = [token for token, _ in best], [value for _, value in best]
+        ids[position], logp[position] = [token for token, _ in best], [value for _, value in best]
     return TopTokens(ids=ids, logp=logp)
 
 

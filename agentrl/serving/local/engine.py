@@ -334,18 +334,18 @@ class LocalEngine(PolicyEngine):
         logits = parts[0] if len(parts) == 1 else torch.cat(parts)
         jobs = {job.row: job for job in self._scheduler.running}
         ready: list[ScheduledRequest] = []
-        places: list[int] = []
+        ended: list[int] = []
         for step in steps:
             step.keep_routed_experts()
-        for place, chunk in enumerate(chunk for step in steps for chunk in step.chunks):
+        for index, chunk in enumerate(chunk for step in steps for chunk in step.chunks):
             job = jobs[chunk.row]
             job.add_routed_experts(chunk.row)
             chunk.row.computed += chunk.count
             if chunk.row.computed == len(job.ids):
                 ready.append(job)
-                places.append(place)
+                ended.append(index)
         if len(ready) < len(chunks):
-            logits = logits[places]
+            logits = logits[ended]
         self._steps += 1
         if ready:
             self._sample(ready, logits)

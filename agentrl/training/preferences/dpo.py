@@ -224,7 +224,7 @@ class _Sides:
     def _lay_out(self, batch: Sequence[int]) -> tuple[list[ScoredSequence], torch.Tensor]:
         """Return the sequences of some pairs, and their indices in the flattened sums [pairs, 2]: int64 [sequences]."""
         sides = [self.episodes[2 * pair + side] for pair in batch for side in (0, 1)]
-        owner = [place for place, side in enumerate(sides) for _ in side]
+        owner = [index for index, side in enumerate(sides) for _ in side]
         return [sequence for side in sides for sequence in side], torch.tensor(owner)
 
     def sums(self, batch: Sequence[int]) -> torch.Tensor:

@@ -106,9 +106,9 @@ class RewardModel:
         longest = max(1, max(map(len, rows)))
         ids = torch.full((len(rows), longest), self._pad_id)
         mask = torch.zeros_like(ids)
-        for place, row in enumerate(rows):
-            ids[place, : len(row)] = torch.tensor(row, dtype=torch.int64)
-            mask[place, : len(row)] = 1
+        for index, row in enumerate(rows):
+            ids[index, : len(row)] = torch.tensor(row, dtype=torch.int64)
+            mask[index, : len(row)] = 1
         device = self.model.device
         logits: torch.Tensor = self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
         return logits.squeeze(-1).float()
@@ -249,14 +249,14 @@ def _micro_batches(batch: Sequence[TextPair], budget: int) -> list[MicroBatch]:
     sizes = [max(len(pair.better), len(pair.worse)) for pair in batch]
     parts: list[MicroBatch] = []
     room = 0
-    for place in sorted(range(len(batch)), key=lambda place: -sizes[place]):
-        tokens = 2 * max(1, sizes[place] // CHARACTERS_PER_TOKEN)
+    for index in sorted(range(len(batch)), key=lambda index: -sizes[index]):
+        tokens = 2 * max(1, sizes[index] // CHARACTERS_PER_TOKEN)
         if room == 0:
             parts.append(MicroBatch([], needs_grad=True, tokens=0, cost=0))
             room = max(1, budget // tokens)
         last = parts[-1]
         parts[-1] = replace(
-            last, sequences=[*last.sequences, place], tokens=last.tokens + tokens, cost=last.cost + tokens
+            last, sequences=[*last.sequences, index], tokens=last.tokens + tokens, cost=last.cost + tokens
         )
         room -= 1
     return parts
