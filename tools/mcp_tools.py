@@ -95,11 +95,11 @@ class MCPTools(Toolset):
         async with self.session() as session:
             described = await session.list_tools()
         if not described:
-            raise UsageError(f"the MCP server {self.place} offers no tools", expected="a server with at least one")
+            raise UsageError(f"the MCP server {self.address} offers no tools", expected="a server with at least one")
         names = _offered_names([one.name for one in described], self._prefix)
         if unknown := set(self._only or ()) - names.keys() - set(names.values()):
             raise UsageError(
-                f"the MCP server {self.place} has no such tools",
+                f"the MCP server {self.address} has no such tools",
                 got=", ".join(sorted(unknown)),
                 expected=", ".join(names),
             )
@@ -119,7 +119,7 @@ class MCPTools(Toolset):
             yield session
 
     def _open(self) -> MCPConnection:
-        return MCPConnection(self._connect, self.place, is_remote=self._url is not None)
+        return MCPConnection(self._connect, self.address, is_remote=self._url is not None)
 
     async def _lasting_session(self) -> Session:
         async with self._reopening:

@@ -219,8 +219,8 @@ def random_in_band(
     inside = ((covariance >= cov_low) & (covariance <= cov_high) & ~clipped).nonzero().squeeze(-1)
     ordered, order = covariance[inside].sort(stable=True)
     generator = torch.Generator().manual_seed((tokens.draw + seed) % 2**63)
-    places = torch.randperm(inside.numel(), generator=generator)[: _count(share, covariance)].to(inside.device)
-    drawn = torch.zeros_like(ordered).index_fill(0, places, 1.0)
+    drawn_at = torch.randperm(inside.numel(), generator=generator)[: _count(share, covariance)].to(inside.device)
+    drawn = torch.zeros_like(ordered).index_fill(0, drawn_at, 1.0)
     block = tied_blocks(ordered)
     chosen = torch.zeros_like(covariance)
     chosen[inside[order]] = segment_mean(drawn, block, inside.numel())[block]

@@ -106,7 +106,7 @@ def _build_runners(
         stored = load_trajectories(expert.trajectories, model_path, {env.spec.name for env in environments})
         for env in environments:
             own = [trajectory for trajectory in stored if trajectory.environment == env.spec.name]
-            found[env.label] |= {f"{EXPERT}-{place}": StoredExpert(own, place=place) for place in range(expert.members)}
+            found[env.label] |= {f"{EXPERT}-{rank}": StoredExpert(own, place=rank) for rank in range(expert.members)}
     return found
 
 

@@ -78,22 +78,22 @@ def serve(
     # a config needs an environment, which is not used here
     config = load_config(None, ["environment=none", f"engine={engine}", *shortcuts, *(overrides or [])])
     refuse_cluster(config, "agentrl serve")
-    place = folder or Path("runs") / time.strftime("serve-%Y%m%d-%H%M%S")
+    target = folder or Path("runs") / time.strftime("serve-%Y%m%d-%H%M%S")
     section = config.engine
     if not isinstance(section, ServerEngineConfig) or section.servers != "launch":
         raise UsageError("no server to launch", expected="--engine vllm or sglang, without engine.servers")
     served = find_model(model)
     check_fetchable(served)
-    make_folder(place)
+    make_folder(target)
     ports = None if port is None else range(port, port + section.replicas)
     try:
-        launcher = make_launcher(section, served, place, dtype=config.model.dtype, say=note, ports=ports)
-        note(f"serves {served}, logs: {place / LOGS}")
+        launcher = make_launcher(section, served, target, dtype=config.model.dtype, say=note, ports=ports)
+        note(f"serves {served}, logs: {target / LOGS}")
         run_with_stop_event(lambda stop: _serve(launcher, stop))
     finally:
-        shutil.rmtree(place / SERVED_MODEL, ignore_errors=True)
+        shutil.rmtree(target / SERVED_MODEL, ignore_errors=True)
         with suppress(OSError):  # not empty if logs were written
-            place.rmdir()
+            target.rmdir()
 
 
 def make_folder(folder: Path) -> None:

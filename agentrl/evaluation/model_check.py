@@ -210,21 +210,21 @@ class CheckProgress:
             left = f" (at most about {shown_duration(seconds)} left)"
         self._number += 1
         self._began = self._clock()
-        self._say(f"{self._place}: {settings}{left}")
+        self._say(f"{self._progress}: {settings}{left}")
 
     def end(self, share: AnswerShare) -> None:
         """Report the result of the settings."""
         seconds = self._clock() - self._began
         self._spent += seconds
         usable = f"{share.usable:.0%} of {share.answers} first answers usable"
-        self._say(f"{self._place}: {usable} ({shown_duration(seconds)})")
+        self._say(f"{self._progress}: {usable} ({shown_duration(seconds)})")
 
     def refuse(self, error: UsageError) -> None:
         """Report why the settings could not be tried."""
-        self._say(f"{self._place}: not tried: {error}")
+        self._say(f"{self._progress}: not tried: {error}")
 
     @property
-    def _place(self) -> str:
+    def _progress(self) -> str:
         return f"settings {self._number} of at most {self._number + len(self._left)}"
 
 

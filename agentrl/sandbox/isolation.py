@@ -145,7 +145,7 @@ def _read_only(paths: Sequence[str]) -> list[str]:
 def _without_own_code(readable: Sequence[str]) -> list[str]:
     """Hide agentrl's code with empty folders, as its generators contain the hidden answers of tasks."""
     seen = [Path(path).resolve() for path in ("/usr", str(PREFIX), *readable)]
-    hidden = [folder for folder in own_folders() if any(folder.is_relative_to(place) for place in seen)]
+    hidden = [folder for folder in own_folders() if any(folder.is_relative_to(root) for root in seen)]
     return [word for folder in hidden for word in ("--tmpfs", str(folder), "--remount-ro", str(folder))]
 
 
@@ -154,7 +154,7 @@ def own_folders() -> tuple[Path, ...]:
     """Return the folders of agentrl's code: of this process, and of installations for the sandbox's Python."""
     found = [importlib.util.find_spec(name) for name in _OWN_PACKAGES]
     running = [Path(spec.origin).resolve().parent for spec in found if spec is not None and spec.origin is not None]
-    installed = [path for place in INSTALLED_IN for path in place.glob(_INSTALLED)]
+    installed = [path for root in INSTALLED_IN for path in root.glob(_INSTALLED)]
     both = dict.fromkeys([*running, *(path.resolve() for path in installed if path.is_dir())])
     return tuple(one for one in both if not any(one.is_relative_to(other) for other in both if other != one))
 

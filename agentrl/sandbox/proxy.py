@@ -74,8 +74,8 @@ class Request:
     def head(self) -> bytes:
         """Head of the request for the server."""
         shown = f"[{self.host}]" if isinstance(self.host, ipaddress.IPv6Address) else str(self.host)
-        place = shown if self.port == HTTP_PORT else f"{shown}:{self.port}"
-        lines = [f"{self.method} {self.path} HTTP/1.1".encode(), f"Host: {place}".encode()]
+        target = shown if self.port == HTTP_PORT else f"{shown}:{self.port}"
+        lines = [f"{self.method} {self.path} HTTP/1.1".encode(), f"Host: {target}".encode()]
         lines += [name + b": " + value for name, value in self.headers]
         return b"\r\n".join([*lines, b"Connection: close", b"", b""])
 
@@ -219,20 +219,20 @@ class HostProxy:
         finally:
             server.transport.abort()
 
-    async def _connect(self, request: Request, place: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, request: Request, target: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if not self._allowed.permits(request.host, request.port):
-            raise ProxyRefusal(403, f"this sandbox may not reach {place} (see sandbox.network of the config)")
+            raise ProxyRefusal(403, f"this sandbox may not reach {target} (see sandbox.network of the config)")
         addresses = await self._addresses(request)
         allowed = [one for one in addresses if self._may_lead_to(one, request.port)]
         if not allowed:
-            raise ProxyRefusal(403, f"{place} does not resolve to a public or listed address")
+            raise ProxyRefusal(403, f"{target} does not resolve to a public or listed address")
         problem = ""
         for address in allowed:
             try:
                 return await asyncio.open_connection(str(address), request.port, limit=PIECE)
             except OSError as error:
                 problem = error.strerror or type(error).__name__
-        raise ProxyRefusal(502, f"{place} cannot be reached: {problem}")
+        raise ProxyRefusal(502, f"{target} cannot be reached: {problem}")
 
     async def _addresses(self, request: Request) -> list[Address]:
         if not isinstance(request.host, str):

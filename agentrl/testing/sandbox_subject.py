@@ -52,8 +52,8 @@ class MachineState:
     def now(cls) -> MachineState:
         """Read the current state."""
         hierarchy = find_hierarchy()
-        places = {Path(tempfile.gettempdir()), *(hierarchy.folders.values() if hierarchy is not None else ())}
-        folders = frozenset(str(path) for place in places for path in place.glob(f"{PREFIX}{os.getpid()}-*"))
+        roots = {Path(tempfile.gettempdir()), *(hierarchy.folders.values() if hierarchy is not None else ())}
+        folders = frozenset(str(path) for root in roots for path in root.glob(f"{PREFIX}{os.getpid()}-*"))
         return cls(frozenset(descendants(os.getpid())), len(os.listdir("/proc/self/fd")), folders)
 
     def changes(self, later: MachineState) -> str:

@@ -117,8 +117,8 @@ def write_tensors(weights: Mapping[str, Tensor], folder: Path, *, shard_bytes: i
     for number, name in enumerate(names):
         (folder / unnumbered(number)).rename(folder / name)
     if len(written) > 1:
-        places = {tensor: name for name, tensors in zip(names, written, strict=True) for tensor in tensors}
-        (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}))
+        files = {tensor: name for name, tensors in zip(names, written, strict=True) for tensor in tensors}
+        (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": files}))
     return total
 
 

@@ -182,8 +182,8 @@ class ModelForm(VerdictForm):
             checked = self._model.model_validate_json(json.dumps(found), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "the object"
-            raise UnreadableAnswer(f"Your answer does not fit the schema: {place}: {first['msg']}.") from error
+            key = ".".join(map(str, first["loc"])) or "the object"
+            raise UnreadableAnswer(f"Your answer does not fit the schema: {key}: {first['msg']}.") from error
         dumped = checked.model_dump(by_alias=True)
         for name, field in self.fields.items():
             if field.is_scored:

@@ -189,7 +189,7 @@ def plan(spec: SandboxSpec, options: DockerOptions, image: Image, traits: Traits
         UsageError: a readable folder is inside a writable one.
     """
     for path in options.readable:
-        if any(_is_below(path, place) for place in (image.folder, *options.writable, "/tmp")):
+        if any(_is_below(path, folder) for folder in (image.folder, *options.writable, "/tmp")):
             raise UsageError("a readable folder of a docker sandbox is inside a writable one", got=path)
     config = {
         "Image": image.id,

@@ -202,9 +202,9 @@ def addresses() -> list[str]:
     if given := os.environ.get("DOCKER_HOST"):
         return [given]
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    places = ["/var/run/docker.sock", "/run/podman/podman.sock", f"{runtime}/docker.sock"]
-    places.append(f"{runtime}/podman/podman.sock")
-    return [f"unix://{place}" for place in places if os.path.exists(place)]
+    sockets = ["/var/run/docker.sock", "/run/podman/podman.sock", f"{runtime}/docker.sock"]
+    sockets.append(f"{runtime}/podman/podman.sock")
+    return [f"unix://{path}" for path in sockets if os.path.exists(path)]
 
 
 def find_daemon(url: str | None) -> Daemon:

@@ -274,7 +274,7 @@ class Scheduler:
 
     def _least_useful_session(self) -> str | None:
         """Return the idle session to evict: the least recently used one not in the queue, else the last one in it."""
-        queued = {job.request.session_id: place for place, job in enumerate(self.waiting)}
+        queued = {job.request.session_id: index for index, job in enumerate(self.waiting)}
         idle = [(name, row) for name, row in self._sessions.items() if not row.in_use]
         if not idle:
             return None

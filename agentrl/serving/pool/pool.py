@@ -41,7 +41,7 @@ from agentrl.serving.request import check_is_new
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """Request with its place in the router."""
+    """Request with its position in the router."""
 
     session_id: str
     tokens: int
@@ -210,7 +210,7 @@ def pool_metrics(totals: PoolTotals, router: Router, members: Sequence[Member]) 
     """Return the metrics of a pool from its last readings, without I/O."""
     loads = [member.reading for member in members if member.reading is not None]
     return EngineMetrics(
-        running=sum(places.requests for places in router.servers),
+        running=sum(slots.requests for slots in router.servers),
         waiting=len(router.waiting),
         prompt_tokens=totals.prompt_tokens,
         cached_tokens=totals.cached_tokens,
@@ -222,7 +222,7 @@ def pool_metrics(totals: PoolTotals, router: Router, members: Sequence[Member]) 
             "servers_lost": sum(member.losses for member in members),
             "resubmissions": totals.resubmissions,
             "concurrency": sum(member.limit for member in members),
-            "tokens_in_flight": sum(places.tokens for places in router.servers),
+            "tokens_in_flight": sum(slots.tokens for slots in router.servers),
             "server_running": sum(load.running for load in loads),
             "server_waiting": sum(load.waiting for load in loads),
             "cache_used": max((load.cache_used for load in loads), default=0.0),
@@ -393,8 +393,8 @@ class ServerPool(PolicyEngine):
         if not self._router.waiting:
             return
         self._router.is_held = self.group.is_paused
-        for places, member in zip(self._router.servers, self.group.members, strict=False):
-            places.limit = member.limit
+        for slots, member in zip(self._router.servers, self.group.members, strict=False):
+            slots.limit = member.limit
         for ticket in self._router.place():
             self._tickets[ticket].mark_placed()
 

@@ -100,7 +100,7 @@ def decode_checksums(body: Any) -> dict[str, str]:
     """Return the checksums in the answer of ``/weight_checker``; empty if several workers share each tensor."""
     with decoding("vLLM does not report the checksums of its weights", body):
         found = {tuple(name.rsplit(":", 1)): checksum[:CHECKSUM_DIGITS] for name, checksum in body["checksums"].items()}
-    if len({place for place, *_ in found}) != 1:
+    if len({index for index, *_ in found}) != 1:
         return {}
     return {name[-1]: checksum for name, checksum in found.items() if checksum != _OF_NOTHING}
 

@@ -221,7 +221,7 @@ CHECKED_TASKS = 4
 def keeps_secrets_out_of_the_sandbox(subject: Subject) -> Finding:
     """The policy's sandbox contains no hidden test and no solution, neither at first nor after a step.
 
-    ``visible()`` returns the readable texts by their place, ``secrets()`` the texts that must not be among them.
+    ``visible()`` returns the readable texts by their location, ``secrets()`` the texts that must not be among them.
     """
     read = 0
     with subject.session() as session:
@@ -244,8 +244,8 @@ def _count_visible(session: EnvSession) -> int:
     """
     shown: Mapping[str, str] = session.call("visible")
     secrets: Sequence[str] = session.call("secrets")
-    for place, text in shown.items():
+    for location, text in shown.items():
         for secret in filter(str.strip, secrets):
             if secret in text:
-                raise Broken(f"{place} shows {secret[:60]!r}")
+                raise Broken(f"{location} shows {secret[:60]!r}")
     return len(shown)
