@@ -79,8 +79,8 @@ class Pipe:
             self._process = await self.sandbox.spawn(command, cwd=JUDGE, limits=self._limits)
             if not (await self._process.read_line()).endswith(b"\n"):
                 ended = await self._process.wait()
-                said = ended.stderr.decode(errors="replace")[-300:].strip()
-                raise SandboxError("Python does not start in a sandbox", got=f"exit code {ended.exit_code} {said}")
+                errors = ended.stderr.decode(errors="replace")[-300:].strip()
+                raise SandboxError("Python does not start in a sandbox", got=f"exit code {ended.exit_code} {errors}")
         return self
 
     async def __aexit__(

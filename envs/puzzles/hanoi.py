@@ -55,12 +55,12 @@ class Hanoi(Puzzle):
 
     def play(self, action: str) -> Played:
         """Move the top disk of a peg to another."""
-        said = _ACTION.fullmatch(action)
-        if said is None:
+        match = _ACTION.fullmatch(action)
+        if match is None:
             raise Illegal("Answer with two pegs, for example: A C")
-        source, goal = self.pegs[PEGS.index(said[1])], self.pegs[PEGS.index(said[2])]
+        source, goal = self.pegs[PEGS.index(match[1])], self.pegs[PEGS.index(match[2])]
         if not source:
-            raise Illegal(f"There is no disk on peg {said[1].upper()}.")
+            raise Illegal(f"There is no disk on peg {match[1].upper()}.")
         if goal and goal[-1] <= source[-1]:
             raise Illegal(f"Disk {source[-1]} cannot be put on disk {goal[-1]}.")
         goal.append(source.pop())

@@ -133,17 +133,17 @@ class PythonMath(AsyncEnv):
             raise UsageError("the python_math episode is over", expected="reset before the next step")
         self._done.append(action)
         block, is_last = _BLOCK.search(action), len(self._done) >= self.max_steps
-        said = ""
+        observation = ""
         if block is None:
             try:
                 return await self._answer(self._judge(action[-MOST_ANSWER:], self.problem.answer))
             except NoAnswer as problem:
-                said = f"{problem} {RULE}"
+                observation = f"{problem} {RULE}"
         else:
-            said = await self._run(block[1])
+            observation = await self._run(block[1])
         if is_last:
             await self._end()
-        return said, 0.0, False, is_last, {**self._info(), "valid": block is not None}
+        return observation, 0.0, False, is_last, {**self._info(), "valid": block is not None}
 
     async def _run(self, code: str) -> str:
         """Run code; return its output for the policy."""

@@ -102,8 +102,8 @@ class Terminal(ShellEnv):
             command = in_bash(f"bash ./{SETUP} && rm {SETUP}")
             result = await run_command(sandbox, command, seconds=self.seconds, cwd=places.folder)
             if not result.is_success:
-                said = result.stderr.decode(errors="replace")[-300:]
-                raise SandboxError(f"the set-up of task {task.name} failed", got=said)
+                errors = result.stderr.decode(errors="replace")[-300:]
+                raise SandboxError(f"the set-up of task {task.name} failed", got=errors)
 
     @property
     def places(self) -> Places:

@@ -138,7 +138,7 @@ class ServerMonitor:
     async def _bring_back(self, member: Member) -> None:
         """Retry until the server serves again or is removed."""
         wait_s, clock = self._settings.retry_s, asyncio.get_running_loop().time
-        began = said = clock()
+        began = reported = clock()
         while member.state is MemberState.LOST:
             lost_s, most_s = clock() - began, self._settings.lost_timeout_s
             if member.attempts >= self._settings.attempts:
@@ -147,8 +147,8 @@ class ServerMonitor:
             if self._restart is None and lost_s >= most_s:
                 self._give_up(member, f"{lost_s:.0f} s without an answer (engine.lost_timeout_s)")
                 return
-            if self._restart is None and clock() - said >= LOST_REPORT_S:
-                said = clock()
+            if self._restart is None and clock() - reported >= LOST_REPORT_S:
+                reported = clock()
                 why = f"retrying until {most_s:g} s: {member.why}"
                 self._group.say(f"server {member.server.url} has not answered for {lost_s:.0f} s; {why}")
             try:
