@@ -45,7 +45,8 @@ async def test_tokens_logprobs_versions_and_drift(request_of):
 
 
 async def test_given_logprobs_and_version_are_reported(request_of):
-    engine = ScriptedEngine(script=lambda _: ScriptedAnswer(token_ids=[3, 1], logprobs=[-1.0, -2.0], version=9))
+    told = ScriptedAnswer(token_ids=[3, 1], logprobs=[-1.0, -2.0], version=9)
+    engine = ScriptedEngine(script=lambda _: told, version=12)
     answer = await engine.generate(request_of([2]))
     assert (answer.logprobs, answer.versions) == ([-1.0, -2.0], [9, 9])
 
