@@ -80,7 +80,7 @@ class MCPTools(Toolset):
         self._lasting: tuple[AsyncExitStack, Session] | None = None
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         """Command or URL of the server, for messages."""
         return self._url or " ".join(self._command or [])
 

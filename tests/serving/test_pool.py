@@ -285,7 +285,7 @@ async def test_a_server_that_cannot_be_started_again_is_given_up_and_then_nothin
 async def test_an_attached_server_that_does_not_return_is_removed_and_the_run_hears_of_it(
     pool_of, request_of, monkeypatch
 ):
-    monkeypatch.setattr("agentrl.serving.pool.group.LOST_SAID_EVERY_S", 0.1)
+    monkeypatch.setattr("agentrl.serving.pool.group.LOST_REPORT_S", 0.1)
     said = []
     pool, servers = pool_of(2, lost_timeout_s=0.4, say=said.append)
     await pool.start()
