@@ -13,6 +13,7 @@ from agentrl.builders.adapter_checks import sends_adapters
 from agentrl.builders.cluster import OnLoss, RunCluster, open_cluster, open_placed_pool
 from agentrl.builders.servers import ServedModel, open_pool
 from agentrl.config.config import Config
+from agentrl.config.derived import evaluation_engine_config
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.models.load import accelerators, embedding_rows
 from agentrl.observe.run_folder import RunDirectory
@@ -30,6 +31,8 @@ class RunProcesses:
     ranks: Ranks
     pool: ServerPool | None
     """Pool of servers, or of engines on a cluster; ``None`` for an engine in this process."""
+    evaluation_pool: ServerPool | None
+    """Pool of the servers of ``evaluation.engine``."""
 
 
 @asynccontextmanager
@@ -67,7 +70,10 @@ async def open_processes(
         ranks = stack.enter_context(open_ranks(count, logs=folder.logs, on_loss=on_loss, starter=starter))
         served = base_path if sends_adapters(config.engine) else model_path
         pool = await _open_pool(stack, config, folder, served, version, cluster, say=say, on_loss=on_loss)
-        yield RunProcesses(ranks=ranks, pool=pool)
+        other, evaluation_pool = evaluation_engine_config(config), None
+        if other is not None:
+            evaluation_pool = await _open_pool(stack, other, folder, served, version, None, say=say, on_loss=on_loss)
+        yield RunProcesses(ranks=ranks, pool=pool, evaluation_pool=evaluation_pool)
 
 
 async def _open_pool(

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agentrl.builders.adapter_checks import sends_adapters
 from agentrl.builders.adapters import adapter_transport, build_adapters
@@ -25,6 +25,7 @@ from agentrl.builders.models import build_renderer, check_policy
 from agentrl.builders.servers import make_transport
 from agentrl.builders.trainers import LearningParts, build_on_ranks, build_trainer, load_policy
 from agentrl.config.config import Config
+from agentrl.config.derived import evaluation_engine_config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import PolicyEngine
 from agentrl.errors.foreign import close_in_time
@@ -49,6 +50,14 @@ SYNC_CLOSE_S = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConnection:
+    """Engine, and the sync that sends it the trainer's weights."""
+
+    engine: PolicyEngine
+    sync: WeightSync
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingParts:
     """Connected parts of a training run."""
 
@@ -62,6 +71,8 @@ class TrainingParts:
     source: PolicyWeights
     sync: WeightSync
     extras: GroupExtras
+    evaluation: EngineConnection | None
+    """Engine of the evaluations, if the config has one; they run beside training then."""
     has_signal: Callable[[Group], bool]
     """Predicate of groups with a learning signal."""
     idle_while_training: bool
@@ -90,6 +101,10 @@ class TrainingParts:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(close_in_time, self.extras.close, "closing the teacher")
             stack.push_async_callback(close_in_time, self.engine.close, "closing the engine")
+            if self.evaluation is not None:
+                connection = self.evaluation
+                stack.push_async_callback(close_in_time, connection.engine.close, "closing the evaluation engine")
+                stack.push_async_callback(close_in_time, connection.sync.close, "closing the evaluation sync")
             stack.push_async_callback(close_in_time, self.sync.close, "closing the weight sync", SYNC_CLOSE_S)
             stack.push_async_callback(close_run_environments, self.environments)
             await self.scheduler.close()
@@ -104,6 +119,7 @@ def build_training(
     observer: RolloutObserver,
     waits: WaitTracker,
     pool: ServerPool | None = None,
+    evaluation_pool: ServerPool | None = None,
     ranks: Ranks | None = None,
     folder: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
@@ -118,6 +134,7 @@ def build_training(
         observer: Observer of turns and episode ends.
         waits: Table of the run's waits.
         pool: Engine, if the config uses servers or engines on a cluster.
+        evaluation_pool: Engine of the evaluations, if ``evaluation.engine`` has servers.
         ranks: Ranks that train together.
         folder: Folder of the run, where a judge stores its answers.
         say: Called with messages for the user before the run starts.
@@ -169,6 +186,7 @@ def build_training(
         source=learning.source,
         sync=learning.sync,
         extras=extras,
+        evaluation=_connect_evaluation(config, learning, evaluation_pool, model_path, base_path, version, renderer),
         idle_while_training=is_lockstep and config.trainer.processes == 1,
     )
 
@@ -242,32 +260,69 @@ def build_learning(
         )
     built = build_on_ranks(ranks, build_trainer, config, model_path, base_path)
     trainer, source = built.trainer, built.source
-    size = trainer.model.config.get_text_config().vocab_size
-    probe = Probe.random(size, **TOLERANCE[config.model.dtype])
-    engine: PolicyEngine
-    sync: WeightSync
-    if pool is not None:
-        engine, sync = pool, _remote_sync(config, source, pool, probe)
-    else:
-        assert isinstance(config.engine, LocalEngineConfig), "an engine with servers needs a pool"
-        shared = config.rollout.is_synchronous and not trainer.ranks.is_distributed
+    model: PreTrainedModel | None = None
+    if pool is None:
         model = trainer.model
         if trainer.ranks.is_distributed:
             model = load_policy(config, model_path, base_path=base_path)
-        elif not shared:
+        elif not config.rollout.is_synchronous:
             model = copy.deepcopy(model)
-        engine = LocalEngine(
-            model,
-            config.engine,
-            version=version,
-            reader=renderer.images,
-            decode=renderer.encoder.decode,
-            routed_experts=config.trainer.router_replay,
-        )
-        sent = source if config.model.lora is None else TrainedWeights(source)  # the engine has the frozen weights
-        sync = InProcessSync(sent, engine, shared=shared, probe=probe)
-    check_engine_reports(config, engine)
-    return LearningParts(trainer=trainer, source=source, engine=engine, sync=sync)
+    connected = _connect(config, source, pool or model, version, renderer, shared=model is trainer.model)
+    check_engine_reports(config, connected.engine)
+    return LearningParts(trainer=trainer, source=source, engine=connected.engine, sync=connected.sync)
+
+
+def _connect(
+    config: Config,
+    source: ModelWeights,
+    found: ServerPool | PreTrainedModel | None,
+    version: int,
+    renderer: Renderer,
+    *,
+    shared: bool,
+) -> EngineConnection:
+    """Connect the engine of ``config.engine``, a pool or a model of this process, to the trainer's weights.
+
+    Args:
+        config: Config of the run.
+        source: Weights of the trainer.
+        found: Pool, or the model of a local engine.
+        version: Version of the weights.
+        renderer: Renderer that decodes tokens and prepares images.
+        shared: True if the model is the trainer's own.
+    """
+    probe = Probe.random(source.model.config.get_text_config().vocab_size, **TOLERANCE[config.model.dtype])
+    if isinstance(found, ServerPool):
+        return EngineConnection(engine=found, sync=_remote_sync(config, source, found, probe))
+    assert isinstance(config.engine, LocalEngineConfig), "an engine with servers needs a pool"
+    assert found is not None
+    engine = LocalEngine(
+        found,
+        config.engine,
+        version=version,
+        reader=renderer.images,
+        decode=renderer.encoder.decode,
+        routed_experts=config.trainer.router_replay,
+    )
+    sent = source if config.model.lora is None else TrainedWeights(source)  # the engine has the frozen weights
+    return EngineConnection(engine=engine, sync=InProcessSync(sent, engine, shared=shared, probe=probe))
+
+
+def _connect_evaluation(
+    config: Config,
+    learning: LearningParts,
+    pool: ServerPool | None,
+    model_path: str,
+    base_path: str | None,
+    version: int,
+    renderer: Renderer,
+) -> EngineConnection | None:
+    """Connect the engine of the evaluations to the trainer's weights, if the config has one."""
+    if (other := evaluation_engine_config(config)) is None:
+        return None
+    assert isinstance(learning.source, ModelWeights), "checked by check_evaluation_engine"
+    model = load_policy(other, model_path, base_path=base_path) if pool is None else None
+    return _connect(other, learning.source, pool or model, version, renderer, shared=False)
 
 
 def _remote_sync(config: Config, source: ModelWeights, pool: ServerPool, probe: Probe) -> RemoteSync:

@@ -149,6 +149,12 @@ def rank_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> list[
     return [ResourceBundle(f"rank {rank}", resources) for rank in range(config.trainer.processes)]
 
 
+def evaluation_engine_config(config: Config) -> Config | None:
+    """Return the config with ``evaluation.engine`` as its engine; ``None`` if evaluations use the run's engine."""
+    own = config.evaluation.engine
+    return None if own is None else config.model_copy(update={"engine": own, "cluster": None})
+
+
 def engine_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> list[ResourceBundle]:
     """Return the bundle of each engine that the run starts; none for servers that already run."""
     engine = config.engine

@@ -28,6 +28,7 @@ from agentrl.errors.foreign import CLOSING_S, EPISODE_GRACE_S, close_in_time
 from agentrl.remote.env_methods import CALL_TOOL, EnvMethod, RemoteTool, ResetResult, Stepped
 from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_workers import EnvBackend, InlineBackend, ProcessWorker, ThreadWorker
+from agentrl.rollout.start_pacer import StartPacer
 from agentrl.rollout.waits import WaitKind, WaitTracker
 from agentrl.sandbox.orphan_guard import OrphanGuard
 from agentrl.task import Task
@@ -143,7 +144,7 @@ class EnvPool:
         self._step_timeout_s = step_timeout_s
         self.cleanup = AsyncExitStack()
         """Resources that are closed after the environments, such as those of the run's tools."""
-        self._free = asyncio.Semaphore(max_concurrent)
+        self._free, self._pacer = asyncio.Semaphore(max_concurrent), StartPacer()
         self._idle: list[EnvHandle] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._turn = itertools.count()
@@ -174,6 +175,7 @@ class EnvPool:
     async def borrow(self, who: str) -> AsyncIterator[EnvHandle]:
         """Lend an environment to `who` for one episode."""
         with self.waits.on(WaitKind.CAPACITY, who, f"a free {self.spec.name} environment"):
+            await self._pacer.wait()
             await self._free.acquire()
         try:
             handle = self._take_idle() or await self._make(who)

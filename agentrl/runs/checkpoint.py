@@ -41,6 +41,8 @@ class Progress:
     """Size in bytes of the next step's trajectory file at the time of the checkpoint."""
     pending: Mapping[str, float] | None
     """Metrics of the last step, if the run stopped before they were written."""
+    evaluating: int | None
+    """Step whose evaluation was running beside training."""
     scheduler: Mapping[str, Any]
     """Task order, state of the curriculum, and finished unused trajectories."""
 

@@ -8,7 +8,7 @@
     next_batch       complete groups              a batch of groups           groups: episodes that end
     trainer.step     a batch                      new weights                 nothing (see idle_while_training)
     sync             new weights                  version + 1, verified       the engine's next token (pause)
-    evaluation       the engine                   eval/ metrics               its own episodes
+    evaluation       the engine, or its own one   eval/ metrics               its own episodes
     metrics          everything above             a line of metrics.jsonl     nothing
     checkpoint       trainer, scheduler           checkpoints/step-N          the disk
 
@@ -49,7 +49,7 @@ from agentrl.errors.foreign import (
     close_in_time,
     run_in_own_thread,
 )
-from agentrl.evaluation.periodic import evaluate_now
+from agentrl.evaluation.periodic import AT_STEP, PeriodicEvaluations
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.diagnosis import RunDiagnosis, save_problems
 from agentrl.observe.learning import steps_without_learning
@@ -203,6 +203,7 @@ class Orchestrator:
                 base_path=base_path,
                 version=version,
                 pool=processes.pool,
+                evaluation_pool=processes.evaluation_pool,
                 observer=EpisodeRecorder(self._store, self.status, self._watcher, self._waits),
                 waits=self._waits,
                 ranks=processes.ranks,
@@ -210,6 +211,8 @@ class Orchestrator:
                 say=self._say,
             )
         stack.push_async_callback(self._close_parts)
+        self._evaluations = PeriodicEvaluations(self._parts, self.config, name=self.folder.path.name)
+        stack.push_async_callback(self._evaluations.close)
         self._parts.trainer.write_dumps(self.folder.numerics, self.config.model_dump(mode="json"))
         if self._saved is not None and progress is not None:
             await self._parts.scheduler.fetch_saved(progress.scheduler)
@@ -231,8 +234,20 @@ class Orchestrator:
         with self._waits.on(WaitKind.SYNC, "trainer", "the engine's start and the check of its weights"):
             await self._parts.engine.start()
             await self._parts.sync.verify()
+            if self._parts.evaluation is not None:
+                await self._parts.evaluation.engine.start()
+                await self._parts.evaluation.sync.verify()
+            if progress is not None and progress.evaluating is not None:
+                await self._repeat_evaluation(progress.evaluating)
         if self._changes:
             self.folder.save_config(dump_config(self.config))
+
+    async def _repeat_evaluation(self, step: int) -> None:
+        """Start an evaluation again that the checkpoint's run did not finish, if the checkpoint has its weights."""
+        if step == self.step and self._parts.evaluation is not None:
+            await self._evaluations.start(step)
+        else:
+            self._say(f"the evaluation of step {step} did not finish, and is not repeated: its weights are not stored")
 
     def _read_finished_episodes(self) -> RecoveredEpisodes | None:
         """Read the episodes that a killed run finished after its checkpoint; ``None`` for synchronous runs.
@@ -404,14 +419,11 @@ class Orchestrator:
         if self._pending is None:
             return
         last = self.step == self.config.trainer.steps
-        every = self.config.evaluation.every
-        if every and (self.step % every == 0 or last):
+        if self._evaluations.waits_after(self.step):
             self._enter(Phase.EVALUATE)
-            found = await self._unless_stopped(
-                evaluate_now(self._parts, self.config, model=f"{self.folder.path.name}, step {self.step}")
-            )
+        if found := await self._unless_stopped(self._evaluations.after_step(self.step)):
             self._pending |= found
-            self._watcher.on_evaluation(self.step, found)
+            self._watcher.on_evaluation(int(found.get(AT_STEP, self.step)), found)
         self._write_metrics(self._pending)
         self._pending = None
         if last or self.step % self.config.checkpoint.every == 0:
@@ -442,6 +454,7 @@ class Orchestrator:
             metrics_position=self._metrics.position,
             store_position=self._store.position,
             pending=self._pending,
+            evaluating=self._evaluations.running,
             scheduler=self._parts.scheduler.state_dict(),
         )
         if self._writer.background:

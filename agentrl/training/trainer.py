@@ -32,6 +32,7 @@ from transformers import PreTrainedModel
 from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.config.trainer import NumericsConfig
 from agentrl.message.image import ImageReader
+from agentrl.models.memory import FreedMemory
 from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, select, step_batch
 from agentrl.training.checkpoint import TrainerCheckpoint, TrainerState
 from agentrl.training.compile import checkpoint_activations, compile_layers
@@ -161,6 +162,7 @@ class Trainer:
         settings = _optimizer_settings(config, first_step=pretrain_steps(config))
         self._optimizer = PolicyOptimizer(model, settings)
         self._generator = torch.Generator().manual_seed(seed)
+        self._freed = FreedMemory()
         self.watch = NumericsWatch(config.numerics or NumericsConfig(), self.ranks, self._generator)
         self._policy = make_runner(model, config, ranks=self.ranks, image_processor=image_processor)
         setup = SignalSetup(
@@ -231,6 +233,7 @@ class Trainer:
             taken.metrics |= role_metrics(batch, advantage)
             for metrics in (*(each.metrics() for each in signals), *(each.metrics() for each in self.signals.values())):
                 taken.metrics |= metrics
+            self._freed.release()
             report = step_report(
                 batch,
                 selection,

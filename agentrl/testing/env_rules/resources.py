@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentrl.env import AsyncEnv, Isolation
+from agentrl.models.memory import resident_bytes
 from agentrl.task import Task
 from agentrl.testing.env_session import EnvSession, play, random_policy
 from agentrl.testing.env_subject import Subject, until
@@ -58,12 +59,6 @@ def await_resources(before: OpenResources) -> OpenResources:
         time.sleep(0.02)
         now = count_resources()
     return now
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process in bytes; 0 if the system does not report it."""
-    facts = Path("/proc/self/statm")
-    return int(facts.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if facts.is_file() else 0
 
 
 FEWEST_EPISODES = 32
