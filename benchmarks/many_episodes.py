@@ -50,6 +50,8 @@ class WaitingRoom(AsyncEnv):
     """
 
     observation_space = action_space = gymnasium.spaces.Text(200)
+    action_hint = "go to cabinet NUMBER"
+    instructions = "You look for things in cabinets."
 
     def __init__(self, turns: int, wait_s: float) -> None:
         self._turns, self._wait_s, self._taken = turns, wait_s, 0
@@ -168,7 +170,9 @@ def _make_runner(turns: int, wait_s: float, episodes: int) -> EpisodeRunner:
 
     spec = EnvironmentSpec(name="room", make=WaitingRoom, tasks=SeedTasks, isolation=Isolation.INLINE)
     return EpisodeRunner(
-        pool=EnvPool(spec, options={"turns": turns, "wait_s": wait_s}, max_concurrent=episodes),
+        pool=EnvPool(
+            spec, options={"turns": turns, "wait_s": wait_s}, max_concurrent=episodes, step_timeout_s=100 * wait_s
+        ),
         loop=make_agent_loop("react_text", {}),
         policy=EngineEpisodePolicy(
             ScriptedEngine(script=script, vocab_size=len(tokenizer)), renderer, SamplingParams()
