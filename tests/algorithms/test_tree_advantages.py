@@ -1,6 +1,7 @@
 """Advantages of episodes that branch: by hand, and against the exact policy gradient of small bandits."""
 
 import itertools
+import random
 
 import pytest
 import torch
@@ -76,6 +77,69 @@ def test_selecting_a_group_keeps_its_branches():
     paths = [(0.5, 1, 0, -1), (0.1, 1, 1, -1), (1.0, 2, 2, -1), (0.5, 1, 3, -1), (0.0, 2, 2, 1)]
     whole = batch(paths, group=[0, 0, 1, 1, 1])
     torch.testing.assert_close(tree(whole.select_group(1)), tree(whole)[2:])
+
+
+def random_tree(rng):
+    """Episodes of one group: roots, some of them lost, and branches from some of their turns."""
+    paths = []
+    for number in range(rng.randint(2, 4)):
+        length = rng.randint(1, 5)
+        root = (rng.choice([0.0, 0.5, 1.0]) + rng.random(), length, number, -1)
+        points = sorted({rng.randint(1, length + 1) for _ in range(rng.randint(0, 2))})
+        branches = [(rng.random(), min(k, length), k) for k in points for _ in range(rng.randint(1, 2))]
+        own = [
+            (root[0] if k > length else value, shared + (0 if k > length else rng.randint(1, 3)), number, shared)
+            for value, shared, k in branches
+            if k != length
+        ]
+        paths += [*([root] if not own or rng.random() < 0.8 else []), *own]
+    rng.shuffle(paths)
+    return paths
+
+
+def reference(paths):
+    """Advantages by a walk over sets of episodes that have the same turns so far."""
+    labels = [
+        [(tree_, k) if shared < 0 or k < shared else (index, tree_, k) for k in range(turns)]
+        for index, (_, turns, tree_, shared) in enumerate(paths)
+    ]
+    found = [[0.0] * turns for _, turns, _, _ in paths]
+
+    def edges(members, depth):
+        """The sets into which episodes part at this turn; each that has ended is one."""
+        parts = {}
+        for e in members:
+            parts.setdefault(labels[e][depth] if depth < len(labels[e]) else e, []).append(e)
+        return list(parts.values())
+
+    def value(members, depth):
+        parts = edges(members, depth)
+        if len(parts) > 1:
+            return sum(value(part, depth) for part in parts) / len(parts)
+        return paths[members[0]][0] if depth >= len(labels[members[0]]) else value(members, depth + 1)
+
+    def walk(members, depth, advantage):
+        parts = edges(members, depth)
+        for part in parts:
+            if len(parts) > 1:
+                others = [value(other, depth) for other in parts if other is not part]
+                advantage = value(part, depth) - sum(others) / len(others)
+            if depth < len(labels[part[0]]):
+                for e in part:
+                    found[e][depth] = advantage
+                walk(part, depth + 1, advantage)
+
+    walk(range(len(paths)), 0, 0.0)
+    return found
+
+
+def test_random_trees_equal_a_reference():
+    rng = random.Random(0)
+    for number in range(300):
+        paths = random_tree(rng)
+        found = by_episode(tree(batch(paths)), paths)
+        for own, expected in zip(found, reference(paths), strict=True):
+            assert own == pytest.approx(expected, abs=1e-9), (number, paths)
 
 
 class Bandit:
