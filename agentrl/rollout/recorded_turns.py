@@ -51,7 +51,9 @@ class RecordedAnswer:
 
 
 def repeatable_turns(trajectory: Trajectory) -> int:
-    """Return the number of first turns of an episode that can be repeated: sampled by the sole agent, and not aborted.
+    """Return the number of first turns of an episode that can be repeated: those before an aborted one.
+
+    No turn of an episode without sampled tokens can be repeated, as a scripted policy or a text service played it.
 
     Raises:
         UsageError: the episode has several roles.
@@ -62,11 +64,9 @@ def repeatable_turns(trajectory: Trajectory) -> int:
             got=", ".join(dict.fromkeys(turn.role for turn in trajectory.turns)),
             expected="an episode of one agent",
         )
-    sampled = (
-        turn.stop_reason != StopReason.ABORT and bool(np.any(sequence.sources[turn.start : turn.end] == Source.SAMPLED))
-        for sequence, turn in _turns_in_order(trajectory)
-    )
-    return sum(1 for _ in takewhile(bool, sampled))
+    if not trajectory.sampled_tokens:
+        return 0
+    return sum(1 for _ in takewhile(lambda turn: turn.stop_reason != StopReason.ABORT, trajectory.turns))
 
 
 def recorded_answers(trajectory: Trajectory, turns: int) -> list[RecordedAnswer]:
@@ -80,7 +80,7 @@ def recorded_answers(trajectory: Trajectory, turns: int) -> list[RecordedAnswer]
         raise UsageError(
             f"episode {trajectory.id} cannot be continued from turn {turns}",
             got=f"{len(trajectory.turns)} turns"
-            + ("" if possible == len(trajectory.turns) else f", of which the model sampled the first {possible}"),
+            + ("" if possible == len(trajectory.turns) else f", of which the first {possible} can be repeated"),
             expected=f"a turn from 0 to {possible}",
         )
     return [_answer(sequence, turn) for sequence, turn in _turns_in_order(trajectory)[:turns]]
@@ -92,15 +92,17 @@ def _turns_in_order(trajectory: Trajectory) -> list[tuple[TokenSequence, Turn]]:
 
 
 def _answer(sequence: TokenSequence, turn: Turn) -> RecordedAnswer:
-    start = turn.start + int(np.argmax(sequence.sources[turn.start : turn.end] == Source.SAMPLED))
+    """Return a turn; the tokens of an answer that is not trained were recorded without their numbers."""
+    sampled = sequence.sources[turn.start : turn.end] == Source.SAMPLED
+    start = turn.start + int(np.argmax(sampled))  # after a prefill
     ids, own = sequence.ids_list(), slice(start, turn.end)
     return RecordedAnswer(
         prompt_ids=ids[:start],
         images=tuple(placed.image.checksum for placed in sequence.images if placed.end <= start),
         generation=Generation(
             token_ids=ids[own],
-            logprobs=sequence.logprobs[own].tolist(),
-            versions=sequence.versions[own].tolist(),
+            logprobs=np.nan_to_num(sequence.logprobs[own]).tolist(),
+            versions=np.maximum(sequence.versions[own], 0).tolist(),
             stop_reason=StopReason(turn.stop_reason),
         ),
     )

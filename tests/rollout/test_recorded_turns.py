@@ -1,11 +1,14 @@
 """Episodes that are continued from one of their turns."""
 
+import numpy as np
 import pytest
 from rollout_worlds import Corridor
 
 from agentrl.errors import Outcome, UsageError
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
+from agentrl.rollout.few_shot import FewShotExamples
 from agentrl.rollout.recorded_turns import EnvironmentRecord, continue_from, recorded_answers, repeatable_turns
+from agentrl.task import SeedTasks
 from agentrl.trajectory import BranchPoint
 
 
@@ -52,36 +55,60 @@ def arrays(trajectory, turns):
 
 
 CALL = '<tool_call>\n{{"name": "act", "arguments": {{"action": "{}"}}}}\n</tool_call>'
-LOOPS = {"react_text": "{}", "step_independent": "{}", "tool_calling": CALL}
+PLAIN = {"format": "plain"}
+LOOPS = [
+    ("react_text", PLAIN, "{}"),
+    ("react_text", {**PLAIN, "compact": {"above": 60, "tokens": 7}}, "{}"),
+    ("react_text", {**PLAIN, "compact": {"above": 60, "trained": False}}, "{}"),
+    ("react_text", {"format": "action_tag", "prefill": "<action>"}, "{}</action>"),
+    ("step_independent", PLAIN, "{}"),
+    ("memory", {**PLAIN, "trained": False}, "{}"),
+    ("memory", PLAIN, "{}"),
+    ("tool_calling", {}, CALL),
+]
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-async def test_the_first_turns_are_the_recorded_ones_and_the_others_are_sampled(make_runner, make_engine, play, loop):
-    options = {} if loop == "tool_calling" else {"format": "plain"}
-    answers = [LOOPS[loop].format(action) for action in ("forward", "back", "forward", "forward", "forward")]
+@pytest.mark.parametrize("turns", [1, 2, 3])
+@pytest.mark.parametrize(("loop", "options", "form"), LOOPS)
+async def test_the_first_turns_are_the_recorded_ones_and_the_others_are_sampled(
+    make_runner, make_engine, play, loop, options, form, turns
+):
+    actions = (
+        ["forward"] * 3 + ["back"] + ["forward"] * 9 if loop == "memory" else ["forward", "back"] + ["forward"] * 9
+    )
+    answers = [form.format(action) for action in actions]
     runner = make_runner(Counted, *answers, loop=loop, options=options)
     first = await play(runner)
-    assert len(first.turns) == 5
-    Counted.steps = 0
-    forward = make_runner(engine=make_engine(answers[0]), loop=loop, options=options, pool=runner.pool)
-    second = await play(continue_from(forward, first, 2), member=1)
-    assert second.branches_from == BranchPoint(parent="g/0.0", turn=2)
+    assert first.outcome is Outcome.FINISHED
+    assert len(first.turns) > 4
+    forward = make_runner(engine=make_engine(form.format("forward")), loop=loop, options=options, pool=runner.pool)
+    second = await play(continue_from(forward, first, turns), member=1)
+    assert second.branches_from == BranchPoint(parent="g/0.0", turn=turns)
     assert second.outcome is Outcome.FINISHED
-    assert (len(second.turns), Counted.steps) == (5, 5)
-    assert [tokens(second, turn) for turn in (0, 1)] == [tokens(first, turn) for turn in (0, 1)]
+    assert [tokens(second, turn) for turn in range(turns)] == [tokens(first, turn) for turn in range(turns)]
     if len(second.sequences) == 1:
-        assert arrays(second, 2) == arrays(first, 2)
+        assert arrays(second, turns) == arrays(first, turns)
     assert trajectory_from_record(trajectory_record(second)).branches_from == second.branches_from
 
 
 def tokens(trajectory, index):
     (found,) = (
-        (s.ids_list()[t.start : t.end], s.logprobs[t.start : t.end].tolist())
+        (s.ids_list()[: t.end], s.sources[: t.end].tolist(), np.nan_to_num(s.logprobs[: t.end]).tolist())
         for s in trajectory.sequences
         for t in s.turns
         if t.index == index
     )
     return found
+
+
+async def test_few_shot_examples_stay_in_the_prompts(make_runner, play):
+    examples = FewShotExamples(2, SeedTasks("world", size=5))
+    runner = make_runner(Counted, "forward", few_shot=examples)
+    first = await play(runner)
+    second = await play(continue_from(runner, first, 2), member=1)
+    assert second.outcome is Outcome.FINISHED
+    assert first.turns[0].start > 100 + (await play(make_runner(Counted, "forward"))).turns[0].start
+    assert [tokens(second, turn) for turn in (0, 1)] == [tokens(first, turn) for turn in (0, 1)]
 
 
 async def test_all_turns_can_be_repeated_without_the_engine(make_runner, make_engine, play):
