@@ -1,5 +1,6 @@
 """Whole runs whose episodes branch, and runs with an algorithm for each environment."""
 
+import asyncio
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ from agentrl.builders.branches import branch_rows
 from agentrl.builders.checks import check_training
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
+from agentrl.evaluation.replay import find_episode, make_replay_request, replay_episode
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.run_folder import RunDirectory
@@ -139,6 +141,12 @@ def test_a_run_with_two_algorithms_reports_each_and_resumes(tiny_run, tmp_path):
         for label in ("vowels", "digits"):
             assert (f"env/{label}/train/loss" in line) == (line.get(f"env/{label}/groups", 0) > 0)
     assert any(line.get("env/vowels/train/loss") and line.get("env/digits/train/loss") for line in lines)
+    digits = next(one for one in stored(run.folder.path).values() if one.environment == "letters:Digits")
+    request = make_replay_request(run.folder, digits, turn=1, samples=2)
+    assert request.config.sole_environment.name == "letters:Digits"
+    found = asyncio.run(replay_episode(request, say=print))
+    assert [one.branches_from.turn for one in found.measured] == [1, 1]
+    assert find_episode(run.folder, digits.id.rpartition(".")[0]).id == digits.id
     (folder,) = (tmp_path / "cut").iterdir()
     train(Run(RunDirectory(folder), run.config))
     assert numbers(folder) == lines
