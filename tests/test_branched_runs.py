@@ -132,6 +132,17 @@ TWO = (
 )
 
 
+@pytest.mark.slow
+def test_two_ranks_train_two_algorithms_as_one_does(tiny_run):
+    words = (TWO, "trainer.tasks_per_step=3", "trainer.steps=1", "trainer.mini_batches=1")
+    runs = [tiny_run(*words, f"trainer.processes={ranks}", name=f"ranks-{ranks}") for ranks in (1, 2)]
+    for run in runs:
+        train(run)
+    one, two = (numbers(run.folder.path)[0] for run in runs)
+    for name in ("train/loss", "train/grad_norm", "env/vowels/train/loss", "env/digits/train/loss"):
+        assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+
+
 def test_a_run_with_two_algorithms_reports_each_and_resumes(tiny_run, tmp_path):
     run = tiny_run(TWO, "trainer.tasks_per_step=3", "algorithm.dynamic_sampling=true")
     train(run, watcher=Snapshots(tmp_path / "cut", [30]))

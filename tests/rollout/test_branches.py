@@ -91,6 +91,14 @@ async def test_a_group_has_its_size_and_each_branch_its_root(branching, concurre
     assert not branches._groups, "a finished group is forgotten"
 
 
+@pytest.mark.parametrize("settings", [{"by_entropy": True}, {"every": 1, "children": 2}])
+async def test_other_rules_play_whole_groups(branching, settings):
+    scheduler, _ = branching("back", "forward", "forward", branch=BranchConfig(roots=2, **settings))
+    (group,) = await scheduler.next_batch()
+    assert [t.outcome for t in group.trajectories] == [Outcome.FINISHED] * 6
+    assert [1 <= t.branches_from.turn <= 3 for t in group.trajectories[2:]] == [True] * 4
+
+
 async def test_shared_turns_are_sampled_once(branching, renderer):
     requests = []
 
