@@ -294,6 +294,19 @@ class TokenSequence:
         self.routes.load(arrays.get("routes", ()))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchPoint:
+    """Origin of an episode that shares its first turns with another one, from which it was continued.
+
+    The episode's own ledger is complete: it repeats the tokens, log-probabilities and versions of the shared turns.
+    """
+
+    parent: str
+    """Id of the other episode's trajectory."""
+    turn: int
+    """Number of shared turns; the first turn of its own has this number, unless the parent ended there."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Trajectory:
     """The ledger of one episode."""
@@ -307,6 +320,8 @@ class Trajectory:
     """Id of the group, whose members share task and environment seed."""
     attempt: int = 0
     """Number of earlier attempts at this episode, which ended with infrastructure failures."""
+    branches_from: BranchPoint | None = None
+    """Origin of an episode that continues another one; ``None`` for an episode from its start."""
     sequences: list[TokenSequence] = field(default_factory=list)
     outcome: Outcome | None = None
     """Ending of the episode; ``None`` while it runs."""

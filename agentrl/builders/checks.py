@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agentrl.builders.adapter_checks import check_adapter_sync, check_adapters, check_role_adapters
+from agentrl.builders.branches import check_branches
 from agentrl.builders.cluster import check_cluster
 from agentrl.builders.episodes import build_loop
 from agentrl.builders.rewards import check_comparison, check_reward_weights
@@ -19,6 +20,7 @@ from agentrl.rollout.roles.environment_roles import roles_of_environment
 from agentrl.serving.engine_checks import check_images
 from agentrl.tool import Tool
 from agentrl.training.algorithm_functions import check_sampling
+from agentrl.training.mixture import check_mixture
 from agentrl.training.signals.teacher import check_teacher
 from agentrl.training.trainer import check_algorithm
 
@@ -63,6 +65,8 @@ FEATURE_CHECKS: tuple[Callable[[Config], None], ...] = (
     check_algorithm,
     check_reward_weights,
     check_comparison,
+    check_branches,
+    check_mixture,
 )
 """Checks of a training run's config by feature, in order."""
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from agentrl.builders.models import load_images
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import Config
+from agentrl.config.derived import environment_algorithms
 from agentrl.config.section import Section
 from agentrl.engine import PolicyEngine
 from agentrl.models.load import load_model
@@ -20,6 +21,7 @@ from agentrl.rollout.roles.role_policies import RoleAdapters
 from agentrl.training.contract import PolicyTrainer, PolicyWeights
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import load_sharded
+from agentrl.training.mixture import MixtureTrainer
 from agentrl.training.optimizer import LearningProgress
 from agentrl.training.preferences import Pair, RewardModel, TextPair, train_preferences, train_reward_model
 from agentrl.training.sft import SupervisedLearner
@@ -91,7 +93,9 @@ def build_trainer(config: Config, model_path: str, base_path: str | None, *, ran
     """
     ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
     model = load_policy(config, model_path, base_path=base_path, ranks=ranks)
-    trainer = Trainer(
+    algorithms = environment_algorithms(config)
+    make = partial(MixtureTrainer, algorithms=algorithms) if algorithms else Trainer
+    trainer = make(
         model,
         config.algorithm,
         config.trainer,

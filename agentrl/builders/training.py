@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agentrl.builders.adapter_checks import sends_adapters
 from agentrl.builders.adapters import adapter_transport, build_adapters
+from agentrl.builders.branches import branch_starts, build_branch_runners
 from agentrl.builders.checks import check_training
 from agentrl.builders.episodes import (
     RunEnvironment,
@@ -209,8 +210,9 @@ def _build_scheduler(
     keep: Callable[[Group], bool] | None,
     trainer: PolicyTrainer,
 ) -> GroupScheduler:
+    branching = build_branch_runners(environments)
     return GroupScheduler(
-        {environment.label: environment.runner for environment in environments},
+        {one.label: branching.get(one.label, one.runner) for one in environments},
         tasks,
         group_size=policy_group_size(config.algorithm),
         batch=config.trainer.tasks_per_step,
@@ -223,6 +225,7 @@ def _build_scheduler(
         least_members=trainer.least_members,
         extra_runners=extras.runners,
         adapter_versions=lambda: trainer.versions,
+        wait_to_start=branch_starts(branching),
     )
 
 

@@ -144,26 +144,27 @@ def episode_text(trajectory: Trajectory, decode: Decode, *, labelled: bool = Fal
             text.append(f"{speakers}{'' if len(sequence) else ': in text, without tokens'}\n", "bold")
         for segment in segments(sequence, decode):
             if labelled:
-                text.append_text(_label_segment(segment))
+                text.append_text(label_segment(segment))
                 continue
             for cell in segment.cells:
-                text.append(_cell_text(cell), STYLES[segment.source])
+                text.append(cell_text(cell), STYLES[segment.source])
         text.append("\n")
     return text
 
 
-def _cell_text(cell: TokenCell) -> str:
+def cell_text(cell: TokenCell) -> str:
+    """Return the text of a token for the terminal."""
     if cell.image is None:
         return cell.text.replace("↵", "")
     return f"[image]\n{cell.image.alternative}\n".replace("\n\n", "\n")
 
 
-def _label_segment(segment: Segment) -> Text:
+def label_segment(segment: Segment) -> Text:
     """Format a segment under its source's name; sampled tokens are also listed, one per line."""
     turn = f" · {turn_words(segment.turn)}" if segment.turn else ""
-    text = Text(f"[{segment.source.name.lower()}{turn}]\n{''.join(map(_cell_text, segment.cells)).rstrip()}\n")
+    text = Text(f"[{segment.source.name.lower()}{turn}]\n{''.join(map(cell_text, segment.cells)).rstrip()}\n")
     if segment.source is Source.SAMPLED:
-        text.append("".join(f"  {_cell_text(cell)!r}  {cell.hint}\n" for cell in segment.cells))
+        text.append("".join(f"  {cell_text(cell)!r}  {cell.hint}\n" for cell in segment.cells))
     return text
 
 

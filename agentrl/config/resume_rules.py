@@ -57,6 +57,7 @@ RULES: Mapping[str, ResumeRule] = {
     "environment.step_timeout_s": _PLACE,
     "environments": _TASKS,
     "environments.LABEL.evaluation_split": _WATCH,
+    "environments.LABEL.algorithm": _OBJECTIVE,
     "agent": _PLAY,
     "agent.tool_timeout_s": _PLACE,
     **dict.fromkeys(
@@ -133,6 +134,8 @@ def rule_of(key: str) -> ResumeRule:
     section, _, rest = key.partition(".")
     if section == "environments":
         name = rest.partition(".")[2]
+        if name.partition(".")[0] == "algorithm":
+            name = "algorithm"
         labelled, sole = f"environments.LABEL.{name}", f"environment.{name}"
         key = labelled if labelled in RULES else sole if sole in RULES else section
     if section == "adapters":

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from agentrl.errors import Outcome
 from agentrl.message import transcript_from_record, transcript_record
 from agentrl.message.image import image_from_record, image_record
-from agentrl.trajectory import TokenSequence, Trajectory, Turn, TurnTimings
+from agentrl.trajectory import BranchPoint, TokenSequence, Trajectory, Turn, TurnTimings
 
 _PLAIN_FIELDS = tuple(
     one.name
     for one in fields(Trajectory)
-    if one.name not in {"sequences", "outcome", "log", "transcript", "conversations", "answers", "completions"}
+    if one.name
+    not in {"sequences", "outcome", "branches_from", "log", "transcript", "conversations", "answers", "completions"}
 )
 _TURN_FIELDS = tuple(one.name for one in fields(Turn) if one.name != "timings")
 _TIMING_FIELDS = tuple(one.name for one in fields(TurnTimings))
@@ -29,6 +30,7 @@ def trajectory_record(trajectory: Trajectory) -> dict[str, Any]:
     return {
         **{name: getattr(trajectory, name) for name in _PLAIN_FIELDS},
         **({"images": images} if images else {}),
+        **({"branches_from": asdict(trajectory.branches_from)} if trajectory.branches_from else {}),
         **({"log": trajectory.log} if trajectory.log else {}),
         **({"transcript": transcript_record(trajectory.transcript)} if trajectory.transcript else {}),
         "outcome": None if trajectory.outcome is None else trajectory.outcome.value,
@@ -57,7 +59,10 @@ def trajectory_from_record(record: Mapping[str, Any]) -> Trajectory:
     outcome = None if record["outcome"] is None else Outcome(record["outcome"])
     plain = {name: record[name] for name in _PLAIN_FIELDS}
     text = transcript_from_record(record.get("transcript", ()))
-    return Trajectory(**plain, outcome=outcome, sequences=sequences, log=record.get("log", ""), transcript=text)
+    origin = BranchPoint(**record["branches_from"]) if "branches_from" in record else None
+    return Trajectory(
+        **plain, outcome=outcome, sequences=sequences, branches_from=origin, log=record.get("log", ""), transcript=text
+    )
 
 
 def _turn_record(turn: Turn) -> dict[str, Any]:

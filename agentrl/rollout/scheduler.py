@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -73,6 +73,7 @@ class GroupScheduler:
         extra_runners: Runners of the extra rollouts of each group, by the label of the environment and the rollout's
             name. A group fails if one of its extra rollouts fails.
         adapter_versions: Returns the current versions of several adapters; a token's age counts by its own adapter.
+        wait_to_start: Waits until a member of a group can be played, if some members depend on others.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class GroupScheduler:
         least_members: int = 1,
         extra_runners: Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]] | None = None,
         adapter_versions: Callable[[], Mapping[str, int]] = dict,
+        wait_to_start: Callable[[Group, int], Awaitable[None]] | None = None,
     ) -> None:
         self.tasks = tasks
         self.runners = runners
@@ -109,6 +111,7 @@ class GroupScheduler:
         self._least_members = least_members
         self._extra_runners = extra_runners or {}
         self._adapter_versions = adapter_versions
+        self._wait_to_start = wait_to_start
         self._places = asyncio.Semaphore(max_concurrent)
         self._unfinished = self._scoring = 0
         self._to_restart: deque[Group] = deque()
@@ -291,6 +294,8 @@ class GroupScheduler:
         self._changed.set()
 
     async def _play(self, group: Group, player: int | str) -> None:
+        if self._wait_to_start is not None and isinstance(player, int):
+            await self._wait_to_start(group, player)
         with self._waits.on(WaitKind.CAPACITY, f"{group.id}/{player}", "a free slot for an episode"):
             await self._places.acquire()
         try:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.builders.branches import branch_rows
 from agentrl.config.config import SCRATCH, Config
-from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
+from agentrl.config.derived import EnvironmentConfigs, environment_algorithms, per_environment_configs
 from agentrl.config.estimate import EstimateRow, rows
 from agentrl.config.usual_learning_rate import rate_rows
 from agentrl.env.lookup import resolve_environment
@@ -43,7 +44,7 @@ def training_rows(config: Config, *, gpus: int | None = None) -> list[EstimateRo
         UsageError: there are too few GPUs.
     """
     placed = gpu_rows(config, len(usable_gpus(os.environ)) if gpus is None else gpus)
-    return [*rows(config), *rate_rows(config), *judge_rows(config), *placed]
+    return [*rows(config), *branch_rows(config), *rate_rows(config), *judge_rows(config), *placed]
 
 
 def describe_run(
@@ -68,7 +69,10 @@ def describe_run(
     if config.has_environment:
         check_tasks(config)
         check_environments(config)
-        tasks = [_tasks_row(part) for part in per_environment_configs(config)]
+        parts = per_environment_configs(config)
+        tasks = [_tasks_row(part) for part in parts]
+        if environment_algorithms(config):
+            tasks += [_algorithm_row(part) for part in parts]
     check(config, fetch=False, say=say)
     for warning in core_warnings(config):
         say(f"warning: {warning}")
@@ -80,3 +84,10 @@ def _tasks_row(part: EnvironmentConfigs) -> EstimateRow:
     spec = resolve_environment(environment.name)
     name = f"tasks of {part.label}, weight {part.weight:g}" if part.label else "tasks"
     return name, f"{len(task_source(spec, environment)):,}", f"{spec.name}/{environment.split}"
+
+
+def _algorithm_row(part: EnvironmentConfigs) -> EstimateRow:
+    algorithm = part.config.algorithm
+    shaping = f", shaping {', '.join(algorithm.shaping)}" if algorithm.shaping else ""
+    value = f"advantage {algorithm.advantage}, loss {algorithm.loss}, {algorithm.aggregation}{shaping}"
+    return f"algorithm of {part.label}", value, f"environments.{part.label}.algorithm"

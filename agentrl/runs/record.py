@@ -13,6 +13,7 @@ from agentrl.builders.training import TrainingParts
 from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, Trackers, trajectory_metrics
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.trajectory_store import TrajectoryStore
+from agentrl.rollout.branches import branch_metrics
 from agentrl.rollout.groups import Group, environment_metrics, extra_rollout_metrics
 from agentrl.rollout.waits import MEASURED, RolloutObserver, Wait, WaitKind, WaitTracker
 from agentrl.runs.start import Run
@@ -186,6 +187,7 @@ class StepClock:
             **trajectory_metrics(trajectories, version=version - 1, adapters=self._parts.trainer.sampled_versions),
             **environment_metrics(groups, teaches=self._parts.has_signal),
             **extra_rollout_metrics(groups),
+            **branch_metrics(groups),
             **self._parts.scheduler.tasks.metrics(),
             **self._parts.scheduler.bias.metrics(),
             **{f"rollout/{name}": counts[name] - self._counts_before[name] for name in _COUNTED},
