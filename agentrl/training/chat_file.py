@@ -88,7 +88,8 @@ def _check_texts_shown(chats: Sequence[Chat], renderer: Renderer) -> None:
     Raises:
         TemplateError: some are not; it has their number, and the place of the first.
     """
-    count, omitted, first = 0, 0, None
+    count, omitted = 0, 0
+    first: tuple[str, OmittedText] | None = None
     for chat in chats:
         for number, message in enumerate(chat.messages):
             if message.role != "assistant" or not _has_parts(message, renderer):
@@ -100,12 +101,12 @@ def _check_texts_shown(chats: Sequence[Chat], renderer: Renderer) -> None:
                 omitted += 1
                 first = first or (f"{chat.place}, message {number + 1}", error)
     if first is not None:
-        place, error = first
+        place, fault = first
         raise TemplateError(
-            f"{error.what}, so the model would not learn it",
-            got=f"{omitted} of {count} answers with thinking or text beside calls, the first in {place}: {error.got}",
-            expected=str(error.expected),
-            hint=f"{error.hint}; or remove what the template leaves out from the file",
+            f"{fault.what}, so the model would not learn it",
+            got=f"{omitted} of {count} answers with thinking or text beside calls, the first in {place}: {fault.got}",
+            expected=str(fault.expected),
+            hint=f"{fault.hint}; or remove what the template leaves out from the file",
         )
 
 
