@@ -208,7 +208,8 @@ class AlgorithmConfig(Section):
     """Factors of the advantages of roles, for loops with several agents: ``{planner: 2, worker: 0.5}``; 1 for roles
     that are not named."""
     dynamic_sampling: bool = False
-    """True to replace groups whose episodes ``advantage`` cannot tell apart (before shaping) with new groups."""
+    """True to replace groups whose episodes ``advantage`` cannot tell apart (before shaping) with new groups; not with
+    a teacher or a loss that reads no advantage, which learn from such groups."""
     teacher: TeacherConfig | None = None
     """Frozen model to learn from: ``{path: MODEL}``; none if not set. See docs/guides.md."""
     expert: ExpertConfig | None = None

@@ -27,7 +27,7 @@ from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_policy
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
 from agentrl.models.load import load_model
 from agentrl.render.call_form import PROBE_TOOL
-from agentrl.render.check import template_faults
+from agentrl.render.check import find_omitted_text, template_faults
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.loop_choice import PlaySettings, Recommendation, answer_forms, calls_tools, save_recommendation
@@ -378,6 +378,7 @@ def template_facts(renderer: Renderer) -> TemplateFacts:
     faults = [
         *(template_faults(renderer, roles=("tool",), tools=[PROBE_TOOL]) if calls else ()),
         *template_faults(renderer, roles=("user",)),
+        *((omitted,) if calls and (omitted := find_omitted_text(renderer)) else ()),
     ]
     ends = sorted(renderer.encoder.decode([token]) for token in renderer.stop_token_ids)
     return TemplateFacts(

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from agentrl.engine import StopReason
 from agentrl.errors import Outcome, SourceLocation, with_location
 from agentrl.observe.incidents import Incident, Incidents
 from agentrl.observe.metrics import sampled_bytes
+from agentrl.reward import rewards_differ
 from agentrl.trajectory import Trajectory
 
 SHOWN = 3
@@ -92,8 +94,8 @@ class Range:
 
     @property
     def is_constant(self) -> bool:
-        """True if all numbers were equal."""
-        return self.low == self.high
+        """True if there were numbers, and all were equal up to rounding."""
+        return self.low <= self.high and not rewards_differ([self.low, self.high])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,6 +110,8 @@ class Evidence:
     turns: int = 0
     unusable: int = 0
     """Turns whose answer was not a usable action."""
+    cut: int = 0
+    """Turns whose answer was cut off, because its tokens ran out."""
     outcomes: Counter[str] = field(default_factory=Counter)
     remarks: Counter[str] = field(default_factory=Counter)
     """Error messages about answers that could not be used."""
@@ -125,6 +129,7 @@ class Evidence:
         self.episodes += 1
         self.outcomes[trajectory.outcome.value] += 1
         self.turns += len(trajectory.turns)
+        self.cut += sum(turn.stop_reason == StopReason.LENGTH for turn in trajectory.turns)
         metrics = trajectory.metrics
         self.unusable += int(metrics.get("invalid_answers", 0.0) + metrics.get("invalid_actions", 0.0))
         if trajectory.outcome is Outcome.POLICY_ERROR and trajectory.error:
@@ -275,6 +280,17 @@ def episode_problems(evidence: Evidence) -> list[Problem]:
                 count=evidence.unusable,
                 of=evidence.turns,
                 weight=0.3 + 0.55 * share,
+            )
+        )
+    if evidence.turns and (share := evidence.cut / evidence.turns) >= MANY:
+        found.append(
+            Problem(
+                kind="answers_cut",
+                text=f"{evidence.cut} of {evidence.turns} answers were cut off before their end: raise "
+                "agent.max_answer_tokens, or agent.max_tokens if the context is full",
+                count=evidence.cut,
+                of=evidence.turns,
+                weight=0.25 + 0.5 * share,
             )
         )
     for outcome, key in (

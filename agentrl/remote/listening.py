@@ -5,6 +5,7 @@
 - A connection without a complete request for `IDLE_CONNECTION_S` is closed, and so is one whose body is late.
 - A body that is too long is refused with status 413 as soon as its length is known; a stated length is checked before
   the body is read.
+- An answer to a request whose body is broken or was not read says that the connection is closed.
 - Without a token, the ``Host`` of a request must be this machine: after DNS rebinding, a page of another site sends
   that site's name. The ``Origin``, if any, must also be this machine: browsers let every page send plain requests here.
 """
@@ -56,8 +57,29 @@ _http_log = logging.getLogger(f"{__name__}.http")
 _http_log.addFilter(_is_servers_fault)
 
 
+@web.middleware
+async def _announce_close(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer with ``Connection: close`` if the body is broken or not read to its end, since no request can follow it.
+
+    Without this header, a client would send its next request on a connection that is about to be closed.
+    """
+    try:
+        response = await handler(request)
+    except web.HTTPException as refusal:
+        _close_if_unread(request, refusal)
+        raise
+    _close_if_unread(request, response)
+    return response
+
+
+def _close_if_unread(request: web.Request, response: web.StreamResponse) -> None:
+    if not response.prepared and (request.content.exception() is not None or not request.content.is_eof()):
+        response.force_close()
+
+
 def make_runner(application: web.Application) -> web.AppRunner:
     """Make a runner that answers HTTP requests on given connections."""
+    application.middlewares.insert(0, _announce_close)
     return web.AppRunner(
         application,
         access_log=None,

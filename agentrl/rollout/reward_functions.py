@@ -44,6 +44,7 @@ from agentrl.reward import Score, Scorer, as_number, checked_score, defined_in, 
 from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_signatures import EXPECTED, Library, is_reversed, library_of
 from agentrl.rollout.tools import gather_in_order
+from agentrl.rollout.verifiers_state import AnswerParser, verifiers_state
 from agentrl.task import Task, TaskSource
 from agentrl.trajectory import Trajectory
 
@@ -374,34 +375,13 @@ def _verifiers_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
         "info": _information(columns),
         "task": columns.get("task", task.type or "default"),
     }
-    steps = [{"completion": [m]} for m in conversation.completion if m["role"] == "assistant"]
-    state = {**found, "id": task.id, "input": dict(columns), "turn": len(steps), "trajectory": steps}
-    return {**columns, **found, "state": state, "parser": AnswerParser()}
+    return {**columns, **found, "state": verifiers_state(found, trajectory, columns), "parser": AnswerParser()}
 
 
 def _information(columns: Mapping[str, Any]) -> Any:
     """Return the column ``info``, which may be JSON text; all columns if there is none."""
     info = columns.get("info", dict(columns))
     return json.loads(info) if isinstance(info, str) else info
-
-
-class AnswerParser:
-    """Default parser of functions for verifiers; returns texts unchanged."""
-
-    def parse(self, text: str) -> str:
-        """Return the text."""
-        return text
-
-    def get_assistant_messages(self, completion: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Return the answers of a completion."""
-        return [message for message in completion if message["role"] == "assistant"]
-
-    def parse_answer(self, completion: str | Sequence[Mapping[str, Any]]) -> str | None:
-        """Return the text of the last answer; ``None`` without one."""
-        if isinstance(completion, str):
-            return self.parse(completion)
-        answers = self.get_assistant_messages(completion)
-        return self.parse(str(answers[-1]["content"])) if answers else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,8 @@ def check_loss(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
     """Check that a policy loss fits the config.
 
     Raises:
-        ConfigError: it needs inputs that the trainer does not have, would ignore options, or contains a correction.
+        ConfigError: it needs inputs that the trainer does not have, would ignore options, contains a correction, or
+            learns from groups that dynamic sampling drops.
     """
     if (what := other_input(loss)) is not None:
         raise ConfigError(f"the loss {config.loss} does not learn from episodes", got=what, expected="a policy loss")
@@ -81,6 +82,12 @@ def check_loss(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
             f"algorithm.advantage_options are ignored: the loss {config.loss} reads no advantage",
             got=config.advantage_options,
             expected="none",
+        )
+    if config.dynamic_sampling and not learns_from_rewards(config):
+        raise ConfigError(
+            "algorithm.dynamic_sampling drops groups with equal rewards, but this run learns from them, too",
+            got=f"algorithm.loss {config.loss}" if ignores_advantage.of(loss) else "algorithm.teacher",
+            expected="algorithm.dynamic_sampling=false",
         )
     if weighs_behaviour.of(loss) and CorrectionMode(config.correction.mode) is not CorrectionMode.OFF:
         raise ConfigError(

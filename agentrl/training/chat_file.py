@@ -6,17 +6,17 @@ A row is ``{"messages": [{"role": "user", "content": "…"}, …], "tools": […
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from agentrl.data_file import Row, ToolSchema, message_rows, read_messages, read_rows, read_tools, refuse_media
-from agentrl.errors import Outcome, UsageError
+from agentrl.errors import Outcome, TemplateError, UsageError
 from agentrl.message import Message, Role
 from agentrl.render.check import check_template
 from agentrl.render.conversation import LedgerConversation
-from agentrl.render.renderer import Renderer
+from agentrl.render.renderer import OmittedText, Renderer
 from agentrl.trajectory import Source, Trajectory
 
 ENVIRONMENT = "chat"
@@ -70,15 +70,50 @@ def read_chats(path: str | Path) -> list[Chat]:
 
 
 def check_chats(chats: Sequence[Chat], renderer: Renderer) -> None:
-    """Check that the chat template shows conversations, with their tools and calls, turn by turn.
+    """Check that the chat template shows conversations, with their tools, calls and texts, turn by turn.
 
     Raises:
-        TemplateError: it leaves out tools or calls, or rewrites history.
+        TemplateError: it leaves out tools or calls, rewrites history, or leaves out the text or thinking of an answer.
     """
     roles: set[Role] = set().union(*(chat.follow_ups for chat in chats))
     tools = next((chat.tools for chat in chats if chat.tools), ())
     has_calls = any(message.tool_calls for chat in chats for message in chat.messages)
     check_template(renderer, roles=sorted(roles), tools=tools, has_calls=has_calls)
+    _check_texts_shown(chats, renderer)
+
+
+def _check_texts_shown(chats: Sequence[Chat], renderer: Renderer) -> None:
+    """Check that answers with thinking, or with text beside calls, are rendered whole.
+
+    Raises:
+        TemplateError: some are not; it has their number, and the place of the first.
+    """
+    count, omitted = 0, 0
+    first: tuple[str, OmittedText] | None = None
+    for chat in chats:
+        for number, message in enumerate(chat.messages):
+            if message.role != "assistant" or not _has_parts(message, renderer):
+                continue
+            count += 1
+            try:
+                renderer.answer_text(message)
+            except OmittedText as error:
+                omitted += 1
+                first = first or (f"{chat.location}, message {number + 1}", error)
+    if first is not None:
+        place, fault = first
+        raise TemplateError(
+            f"{fault.what}, so the model would not learn it",
+            got=f"{omitted} of {count} answers with thinking or text beside calls, the first in {place}: {fault.got}",
+            expected=str(fault.expected),
+            hint=f"{fault.hint}; or remove what the template leaves out from the file",
+        )
+
+
+def _has_parts(message: Message, renderer: Renderer) -> bool:
+    """Return True if an answer has thinking, also within its text, or text beside calls."""
+    is_mixed = bool(message.tool_calls and message.text)
+    return is_mixed or bool(message.reasoning) or renderer.thinking.close in message.text
 
 
 def build_sft_dataset(chats: Sequence[Chat], renderer: Renderer, *, max_tokens: int) -> SFTDataset:
@@ -118,14 +153,20 @@ def _to_trajectory(chat: Chat, renderer: Renderer) -> Trajectory:
     )
     first = next(number for number, message in enumerate(chat.messages) if message.role == "assistant")
     conversation = LedgerConversation(renderer, trajectory, chat.messages[:first], tools=chat.tools)
-    calls = 0
+    calls, ids, unanswered = 0, dict[str, str](), list[str]()
     for number, message in enumerate(chat.messages[first:], start=first):
         if message.role == "assistant":
             source = Source.MISTAKE if number in chat.context_only else Source.FORCED
             conversation.demonstrate(renderer.answer_text(message, earlier_calls=calls), source=source)
+            unanswered = [renderer.call_id(call.name, index) for index, call in enumerate(message.tool_calls, calls)]
+            ids |= {call.id: shown for call, shown in zip(message.tool_calls, unanswered, strict=True) if call.id}
             calls += len(message.tool_calls)
-        else:
-            conversation.add([message])
+            continue
+        if message.role == "tool":  # the calls are shown with ids of the family, so their results must have the same
+            next_id = unanswered.pop(0) if unanswered else message.tool_call_id
+            given = message.tool_call_id
+            message = replace(message, tool_call_id=ids.get(given, given) if given else next_id)
+        conversation.add([message])
     return trajectory
 
 

@@ -88,6 +88,23 @@ def test_a_template_that_rewrites_history_is_found_for_any_loop_that_goes_on(tin
     assert "): conversations fork at these turns. A turn after that starts a new sequence" in said[0]
 
 
+def test_a_template_that_leaves_out_text_beside_calls_is_reported_or_refused(tiny_run):
+    agent = "loop: tool_calling, max_tokens: 256"
+    refusing = tiny_run(f"agent={{{agent}, rewritten_history: refuse}}", name="refuses").config
+    forking = tiny_run(f"agent={{{agent}}}", name="forks").config
+    said: list[str] = []
+    shows = Renderer(build_tokenizer("qwen2.5"))
+    check_rendering(refusing, shows, say=said.append)
+    assert (said, shows.omits_text_beside_calls) == ([], False)
+    omits = Renderer(build_tokenizer("llama3"))
+    with pytest.raises(TemplateError, match=r"leaves out the text of an answer beside.*chat_template=llama3"):
+        check_rendering(refusing, omits)
+    check_rendering(forking, omits, say=said.append)
+    assert (omits.omits_text_beside_calls, omits.rewrites_history) == (True, False)
+    assert len(said) == 1
+    assert "beside tool calls: conversations fork after such answers, or set model.chat_template=llama3." in said[0]
+
+
 def test_the_split_of_evaluations_is_looked_up_before_a_run_starts(tiny_run, tmp_path):
     with pytest.raises(UnknownNameError, match="vald"):
         tiny_run("evaluation={every: 2, split: vald}")

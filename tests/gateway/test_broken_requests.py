@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import http.client
 import json
 import logging
 import zlib
@@ -109,6 +110,48 @@ async def test_encoded_bodies_are_read_or_refused(played, caplog, name):
     with caplog.at_level(logging.INFO):
         await played(play, "it is so")
     assert "Traceback" not in caplog.text
+
+
+BROKEN = {
+    "not JSON": ({}, b"{", 400, True),
+    "not gzip": ({"Content-Encoding": "gzip"}, WHOLE, 400, False),
+    "gzip that ends early": ({"Content-Encoding": "gzip"}, gzip.compress(WHOLE)[:-12], 400, True),
+    "unknown coding": ({"Content-Encoding": "br"}, WHOLE, 400, False),
+    "too long": ({"Content-Length": str(65 << 20)}, b"", 413, False),
+    "a broken chunk": ({"Transfer-Encoding": "chunked"}, b"Z\r\n{", 400, False),
+    "foreign key": ({"Authorization": "Bearer other", "Content-Length": "99"}, b"{", 401, False),
+}
+"""Headers, body, expected status, and whether the connection stays open."""
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_a_client_that_keeps_its_connection_learns_when_it_is_closed(played, name):
+    extra, data, expected, stays = BROKEN[name]
+
+    def talk(url, key):
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+        connection.putrequest("POST", CHAT)
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"} | extra
+        if "Content-Length" not in headers and "Transfer-Encoding" not in headers:
+            headers["Content-Length"] = str(len(data))
+        for header, value in headers.items():
+            connection.putheader(header, value)
+        connection.endheaders(data)
+        refusal = connection.getresponse()
+        refusal.read()
+        assert (refusal.status, refusal.will_close) == (expected, not stays)
+        was_kept = connection.sock is not None
+        body, headers = json.dumps(QUESTION), {"Authorization": f"Bearer {key}"}
+        connection.request("POST", CHAT, body, headers)  # connects again if the answer announced the close
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        return was_kept, answer.status
+
+    async def play(gateway, session):
+        assert await asyncio.to_thread(talk, gateway.url, session.key) == (stays, 200)
+
+    await played(play, "it is so")
 
 
 LEAVING = {

@@ -25,6 +25,7 @@ from agentrl.config.config import TrainerConfig
 from agentrl.errors import ConfigError, TrainingError, UsageError
 from agentrl.message.image import ImageReader
 from agentrl.registry import Kind, lookup
+from agentrl.reward import rewards_differ
 from agentrl.training.algorithm_functions import bind
 from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.distributed import Ranks
@@ -82,7 +83,7 @@ def _by_reward(members: Sequence[Trajectory]) -> list[Pair]:
     ranked = sorted((t for t in members if t.reward is not None), key=lambda t: -_reward(t))
     half = len(ranked) // 2
     both = zip(ranked[:half], reversed(ranked[-half:] if half else []), strict=True)
-    return [Pair(better=good, worse=bad) for good, bad in both if _reward(good) > _reward(bad)]
+    return [Pair(better=good, worse=bad) for good, bad in both if rewards_differ([_reward(good), _reward(bad)])]
 
 
 def _reward(trajectory: Trajectory) -> float:
