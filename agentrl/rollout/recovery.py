@@ -28,7 +28,7 @@ class RecoveredEpisodes:
         self._by_player = {
             player: episode
             for player, episode in self._by_player.items()
-            if episode.group_id in kept or _position(episode.group_id) >= position
+            if episode.group_id in kept or group_position(episode.group_id) >= position
         }
 
     def keep_versions_until(self, version: int, adapters: Mapping[str, int]) -> None:
@@ -53,7 +53,7 @@ def read_recoverable(folder: Path, *, first_step: int) -> RecoveredEpisodes:
     return RecoveredEpisodes(stored.trajectory for stored in found if stored.trajectory.is_trainable)
 
 
-def _position(group_id: str) -> int:
+def group_position(group_id: str) -> int:
     """Return the position of a group in the run's order of tasks; -1 if the id has none."""
     first = group_id.partition("-")[0]
     return int(first) if first.isdecimal() else -1

@@ -194,6 +194,10 @@ class ToolCallResult:
         return described_error(self.cause) + (f"; {place}" if place else "")
 
 
+CallTool: TypeAlias = Callable[[ToolCall, Mapping[str, Tool]], Coroutine[Any, Any, ToolCallResult]]
+"""Function that calls one of an episode's tools; see `EpisodeTools.carry_out`."""
+
+
 class EpisodeTools:
     """Tools of one episode: opens, calls and closes them.
 

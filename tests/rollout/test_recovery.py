@@ -5,6 +5,8 @@ import asyncio
 import pytest
 from groups_here import Player, make
 
+from agentrl.rollout.journal import JournalFolder
+from agentrl.rollout.journal_file import file_name
 from agentrl.rollout.recovery import RecoveredEpisodes
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
@@ -56,7 +58,7 @@ def test_a_tokens_version_counts_by_its_own_adapter():
     assert [found.take(name, 0) is not None for name in ("5-a", "6-a", "7-a")] == [True, False, False]
 
 
-async def test_members_that_the_checkpoint_holds_are_neither_recovered_nor_counted(make):
+async def test_members_that_the_checkpoint_holds_are_neither_recovered_nor_counted(make, tmp_path):
     scheduler = make(Player(pauses=lambda task_id, member: 1000 * member), max_staleness=1, batch=1)
     scheduler.start_episodes()
     for _ in range(10):
@@ -66,4 +68,13 @@ async def test_members_that_the_checkpoint_holds_are_neither_recovered_nor_count
     restored = make(Player(), max_staleness=1, batch=1)
     restored.load_state_dict(state)
     held, missing = episode(first, member=0, versions=(0,)), episode(second, member=1, versions=(0,))
-    assert restored.recover(RecoveredEpisodes([held, missing])) == 1
+    journals = JournalFolder(tmp_path, lambda: 0.0, print)
+    for player in (f"{first}/0", f"{first}/1", "0-earlier/0"):
+        name = file_name(f"{player}.0")
+        journals.writer.begin(name, {"kind": "start", "id": f"{player}.0"})
+        journals.writer.append(name, {"kind": "answer", "token_ids": [1], "logprobs": [-1.0], "versions": [0]})
+    journals.writer.flush()
+    assert restored.recover(RecoveredEpisodes([held, missing]), journals) == 1
+    assert [journals.claim(player) is None for player in (f"{first}/0", f"{first}/1")] == [True, False]
+    journals.writer.flush()
+    assert [file.name for file in tmp_path.iterdir()] == [file_name(f"{first}/1.0")]
