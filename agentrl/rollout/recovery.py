@@ -49,6 +49,8 @@ def read_recoverable(folder: Path, *, first_step: int) -> RecoveredEpisodes:
         folder: The run's ``trajectories``.
         first_step: First training step whose file is read; episodes that began before it are not found.
     """
+    if not folder.is_dir():  # a new run
+        return RecoveredEpisodes()
     found = read_trajectories(folder, messages=True, first_step=first_step)
     return RecoveredEpisodes(stored.trajectory for stored in found if stored.trajectory.is_trainable)
 
