@@ -177,7 +177,7 @@ def _has_all(found):
 def _reason(episode):
     """Return why an episode starts again; `Changing` shows something else after its first step."""
     if episode.problem is None and episode.id.split("-")[1] == "changing" and len(episode.calls) > 1:
-        return "the environment returned another observation"
+        return "the environment returned another observation or state"
     return episode.problem
 
 
@@ -230,6 +230,18 @@ def _recoverable(run):
         and (position in restarted or position >= state["tasks"]["position"])
         and max(int(s.versions[s.loss_mask].max()) for s in found.sequences) <= progress["version"]
     }
+
+
+def test_a_run_that_is_killed_before_its_first_checkpoint_keeps_its_episodes(tiny_run, tmp_path):
+    run = tiny_run("trainer.steps=2", "rollout.max_staleness=2", "checkpoint.every=9")
+    train(run, watcher=Snapshots(tmp_path / "cut", [9]))
+    (folder,) = (tmp_path / "cut").iterdir()
+    assert not list((folder / "checkpoints").glob("step-*"))
+    before = {found[0]: found for found in episodes(folder)}
+    told = Messages()
+    train(Run(RunDirectory(folder), run.config), watcher=told)
+    assert f"kept {len(before)} finished episodes not yet trained on" in told.messages
+    assert {found[0]: found for found in episodes(folder)}.items() >= before.items()
 
 
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tiny_run, caplog):

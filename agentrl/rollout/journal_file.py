@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from agentrl.errors import described_error
 from agentrl.observe.files import UNREADABLE, DamagedRecord, decode_record, encode_record, write_fully
 
 FLUSH_S = 0.5
@@ -105,8 +106,8 @@ class JournalWriter:
             try:
                 for name, change in queued.items():
                     self._write(name, change)
-            except OSError as error:
-                self._fail(f"{error.strerror or error}")
+            except (OSError, TypeError, ValueError) as error:  # the disk, or a value that JSON cannot hold
+                self._fail(described_error(error))
 
     def close(self) -> None:
         """Write everything that is queued, and end the thread; an empty folder is removed."""
@@ -152,6 +153,8 @@ class JournalWriter:
         if self._failed:
             return
         self._failed = True
+        with self._queueing:
+            self._queued = {}
         _log.warning(
             "the journals in %s cannot be written (%s): after a kill, episodes in flight start again",
             self._folder,

@@ -210,7 +210,7 @@ class JournaledBackend(EnvBackend):
             result = self._note_tools(await within_limit(self._journal, call, failed))
         if not recorded.restores:
             if fingerprint(_observation(result)) != record["seen"]:
-                raise self._journal.fail("the environment returned another observation")
+                raise self._journal.fail("the environment returned another observation or state")
             return result
         known = METHODS[method].result.read(json.loads(record["result"]))
         if isinstance(known, ResetResult):
@@ -296,10 +296,11 @@ async def within_limit(journal: EpisodeJournal, call: Callable[[], Awaitable[T]]
 def _observation(result: Any) -> Any:
     """Return the part of a result that a replay must reproduce, as JSON types."""
     if isinstance(result, ResetResult):
-        return [_content(result.observation), result.action_hint, [tool.name for tool in result.tools]]
+        tools = [tool.name for tool in result.tools]
+        return [_content(result.observation), result.action_hint, tools, result.state_key]
     if isinstance(result, Stepped):
         step = result.result
-        return [_content(step.observation), step.reward, step.terminated, step.truncated]
+        return [_content(step.observation), step.reward, step.terminated, step.truncated, result.state_key]
     return result
 
 

@@ -10,7 +10,7 @@ import gymnasium
 import pytest
 
 import agentrl
-from agentrl.engine import SamplingParams
+from agentrl.engine import GenerateRequest, Generation, SamplingParams, StopReason
 from agentrl.errors import Outcome
 from agentrl.message import user
 from agentrl.rollout import journal_file, journaled
@@ -73,6 +73,13 @@ class Kept(Changing):
 
     def state_key(self):
         return f"{self.number} {self.place}"
+
+
+class Hiding(Walk):
+    """Looks the same each time, but is in another state."""
+
+    def state_key(self):
+        return f"state {next(Changing.count)}"
 
 
 class Forgetful(Kept):
@@ -138,6 +145,9 @@ class Process:
         self.journals = JournalFolder(path, waits.clock, self.told.append)
         engine = ScriptedEngine(script=self._script, vocab_size=400, version=version)
         policy = EngineEpisodePolicy(JournaledEngine(engine, self.journals), renderer, SamplingParams())
+        self.observer = Ends(self.ended, self.journals)
+        if kill_at == "end":
+            self.observer.before_end = self._copy
         self.pool = EnvPool(
             make_spec(type(world.__name__, (world,), {"taken": self.taken})), waits=waits, step_timeout_s=10_000.0
         )
@@ -147,7 +157,7 @@ class Process:
             loop=make_agent_loop(loop, loop_options) if isinstance(loop, str) else loop,
             policy=policy,
             journals=self.journals,
-            observer=Ends(self.ended, self.journals),
+            observer=self.observer,
             **options,
         )
 
@@ -156,10 +166,13 @@ class Process:
         self.requests.append(turn)
         if turn == self.kill_at:
             self.kill_at = None
-            self.journals.writer.flush()
-            shutil.copytree(self.path, self.copy)
+            self._copy()
         ids = self.renderer.encoder.encode(self.answers[turn % len(self.answers)])
         return ScriptedAnswer(token_ids=ids, version=self.stamps[turn] if self.stamps else None)
+
+    def _copy(self):
+        self.journals.writer.flush()
+        shutil.copytree(self.path, self.copy)
 
     async def play(self, group_id="4-t"):
         task = Task(id="t", environment="world", seed=5)
@@ -172,11 +185,13 @@ class Process:
 class Ends(RolloutObserver):
     def __init__(self, ended, journals):
         self.ended, self.journals = ended, journals
+        self.before_end = lambda: None
 
     def on_start(self, trajectory):
         self.journals.begin(trajectory.id)
 
     def on_end(self, trajectory):
+        self.before_end()
         self.journals.end_replay(trajectory)
         self.ended.append((trajectory.id, trajectory.outcome))
         self.journals.end(trajectory)
@@ -218,6 +233,7 @@ def versions(trajectory):
     return [set(turn[2]) for turn in sampled(trajectory)]
 
 
+OTHER = "the environment returned another observation or state"
 CONTINUED = "continued 1 episodes in flight after their last turn ({} turns)"
 RESTARTED = "started 1 episodes in flight again: 1 because {}"
 
@@ -237,6 +253,15 @@ async def test_actions_are_replayed_and_the_ledger_is_rebuilt(play_twice, kill_a
     assert (after.id, after.outcome, after.success) == (before.id, before.outcome, before.success)
     assert after.metrics["seconds"] > 0
     assert second.ended == [("4-t/1.0", Outcome.FINISHED)]
+
+
+@pytest.mark.parametrize(("world", "taken"), [(Walk, LENGTH), (Kept, 0)])
+async def test_an_episode_whose_group_was_not_scored_yet_is_not_sampled_again(play_twice, world, taken):
+    _, before, second, after = await play_twice(world, "end")
+    assert second.told == [CONTINUED.format(LENGTH)]
+    assert (second.requests, len(second.taken)) == ([], taken)
+    assert sampled(after) == sampled(before)
+    assert (after.outcome, after.reward) == (before.outcome, before.reward)
 
 
 async def test_a_snapshot_is_restored_instead(play_twice):
@@ -262,7 +287,8 @@ async def test_loops_that_list_actions_read_them_again(play_twice, world):
 @pytest.mark.parametrize(
     ("world", "reason"),
     [
-        (Changing, "the environment returned another observation"),
+        (Changing, OTHER),
+        (Hiding, OTHER),
         (Forgetful, "the restored environment had another state"),
         (Stuck, "their environment could not be restored"),
     ],
@@ -507,6 +533,31 @@ async def test_a_journal_that_cannot_be_written_does_not_stop_the_run(parts, tmp
     assert (await process.play()).outcome is Outcome.FINISHED
     process.journals.writer.flush()
     assert caplog.text.count("cannot be written") == 1
+
+
+async def test_turns_of_named_adapters_are_not_recorded(parts, tmp_path):
+    process = Process(tmp_path / "inflight", Walk, parts)
+    process.journals.begin("4-t/1.0")
+    params = SamplingParams()
+    request = GenerateRequest(
+        prompt_ids=[1], params=params, session_id="4-t/1.0/0", request_id="4-t/1.0/turn-0", adapter="planner"
+    )
+    answer = Generation(token_ids=[2], logprobs=[-1.0], versions=[0], stop_reason=StopReason.STOP)
+    process.journals.active["4-t/1.0"].add_answer(request, answer)
+    process.journals.writer.flush()
+    again = JournalFolder(process.path, lambda: 0.0, process.told.append)
+    again.read(0)
+    assert again.claim("4-t/1") is None
+    assert process.told == [RESTARTED.format("named adapters sampled their turns")]
+
+
+async def test_a_disk_that_is_too_slow_ends_the_journals(parts, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(journal_file, "MOST_QUEUED", 3)
+    monkeypatch.setattr(journal_file, "FLUSH_S", 1000)
+    process = Process(tmp_path / "inflight", Walk, parts)
+    assert (await process.play()).outcome is Outcome.FINISHED
+    assert caplog.text.count("the disk does not keep up") == 1
+    assert not process.path.exists()
 
 
 async def test_the_newest_attempt_counts(parts, tmp_path):
