@@ -37,6 +37,10 @@ class RecoveredEpisodes:
             player: episode for player, episode in self._by_player.items() if not _is_newer(episode, version, adapters)
         }
 
+    def holds_group(self, group_id: str, size: int) -> bool:
+        """Return True if all members of a group have ended."""
+        return all(f"{group_id}/{member}" in self._by_player for member in range(size))
+
     def take(self, group_id: str, member: int) -> Trajectory | None:
         """Return a member's episode; ``None`` if it must be played."""
         return self._by_player.pop(f"{group_id}/{member}", None)

@@ -198,6 +198,7 @@ class GroupScheduler:
                 self._misses_task = True
                 break
             self._running[group.position] = group
+            group.is_scored = self._recovered.holds_group(group.id, group.size)
             for member in range(group.size):
                 if member not in group.members and not self._recover_member(group, member):
                     self._start_episode(group, member)
@@ -249,7 +250,7 @@ class GroupScheduler:
 
         Args:
             episodes: Episodes of the run, after `load_state_dict`. Those of newer weights than the checkpoint's and
-                those of earlier groups are left out, as are groups whose episodes are compared by their scorer.
+                those of earlier groups are left out, as are incomplete groups whose scorer compares their episodes.
             journals: Journals of the episodes in flight; those of episodes that are not played again are removed.
         """
         journals.read(self.version)
@@ -266,7 +267,8 @@ class GroupScheduler:
 
     def _recover_member(self, group: Group, member: int) -> bool:
         runner = self.runners[group.draw.environment]
-        found = None if runner.scores_groups else self._recovered.take(group.id, member)
+        played_again = runner.scores_groups and not group.is_scored
+        found = None if played_again else self._recovered.take(group.id, member)
         if found is None:
             return False
         runner.observer.on_start(found)
@@ -321,7 +323,7 @@ class GroupScheduler:
     async def _finish(self, group: Group) -> None:
         """Score a group whose episodes have all ended, if they are compared, and complete it; others may start."""
         runner = self.runners[group.draw.environment]
-        if runner.scores_groups:
+        if runner.scores_groups and not group.is_scored:
             self._scoring += 1
             try:
                 self.start_episodes()
