@@ -8,8 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+
+import numpy as np
+import pytest
 
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import read_metrics
@@ -17,6 +21,8 @@ from agentrl.observe.progress import RunWatcher
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_record import trajectory_record
 from agentrl.observe.trajectory_store import read_trajectories
+from agentrl.rollout.journal_file import read_journal
+from agentrl.rollout.recovery import group_position
 from agentrl.runs.rl import train
 from agentrl.runs.start import Run, resume_run
 
@@ -89,6 +95,7 @@ def test_a_killed_process_resumes_bit_for_bit(tiny_run):
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
     assert len(numbers(killed.folder.path)) < 5
+    assert not killed.folder.inflight.exists(), "a synchronous run keeps no journals"
     result = train(resume_run(killed.folder.path))
     assert result.step == 5
     assert_same(killed.folder.path, expected.folder.path)
@@ -116,6 +123,83 @@ def test_finished_episodes_of_a_killed_asynchronous_run_are_trained_on(tiny_run)
         assert after[name].messages == before.messages
     trained = [name for name in after if int(name.partition("-")[0]) < 2 * steps]
     assert len(trained) == 2 * steps * 3, "every group has all its members once"
+
+
+THREE = (
+    "environments={replayed: {name: 'letters:Pausing'}, saved: {name: 'letters:Saving'}, "
+    "changing: {name: 'letters:Changing'}}"
+)
+
+
+@pytest.mark.slow
+def test_episodes_in_flight_of_a_killed_asynchronous_run_go_on(tiny_run, tmp_path):
+    settings = ("rollout.max_staleness=3", "trainer.tasks_per_step=3", "checkpoint.every=1")
+    run = tiny_run(THREE, "trainer.steps=60", *settings)
+    child = _start(run)
+    found = {}
+    while not _has_all(found):
+        time.sleep(0.3)
+        child.send_signal(signal.SIGSTOP)
+        _, status = os.waitpid(child.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        found = _in_flight(run, tmp_path / "copy")
+        child.send_signal(signal.SIGKILL if _has_all(found) else signal.SIGCONT)
+    child.wait()
+    steps, told = len(numbers(run.folder.path)) + 5, Messages()
+    train(resume_run(run.folder.path, [f"trainer.steps={steps}"]), watcher=told)
+    reasons = Counter(reason for episode in found.values() if (reason := _reason(episode)) is not None)
+    kept = {name: episode for name, episode in found.items() if _reason(episode) is None}
+    turns = sum(len(episode.answers) for episode in kept.values())
+    (message,) = [text for text in told.messages if "episodes in flight" in text]
+    assert f"continued {len(kept)} episodes in flight after their last turn ({turns} turns)" in message
+    assert f"started {reasons.total()} episodes in flight again" in message
+    assert all(f"{count} because {reason}" in message for reason, count in reasons.items())
+    names = ("recovery/episodes_continued", "recovery/turns_replayed", "recovery/episodes_restarted")
+    counts = [sum(line[name] for line in numbers(run.folder.path)) for name in names]
+    assert counts == [len(kept), turns, reasons.total()]
+    after = {s.trajectory.id: s.trajectory for s in read_trajectories(run.folder.trajectories)}
+    for name, episode in kept.items():
+        (sequence,) = after[name].sequences
+        for turn, answer in zip(sequence.turns, episode.answers, strict=False):
+            assert sequence.token_ids[turn.start : turn.end].tolist() == answer["token_ids"]
+            assert sequence.logprobs[turn.start : turn.end].tolist() == np.float32(answer["logprobs"]).tolist()
+            assert sequence.versions[turn.start : turn.end].tolist() == answer["versions"]
+    trained = [name for name in after if int(name.partition("-")[0]) < 3 * steps]
+    assert len(trained) == 3 * steps * 3, "every group has all its members once"
+
+
+def _has_all(found):
+    """Return True if some episodes go on in each environment that allows it, and others start again."""
+    going_on = {name.split("-")[1] for name, episode in found.items() if _reason(episode) is None}
+    return going_on >= {"replayed", "saved"} and any(_reason(episode) for episode in found.values())
+
+
+def _reason(episode):
+    """Return why an episode starts again; `Changing` shows something else after its first step."""
+    if episode.problem is None and episode.id.split("-")[1] == "changing" and len(episode.calls) > 1:
+        return "the environment returned another observation or state"
+    return episode.problem
+
+
+def _in_flight(run, copy):
+    """Return the recorded episodes that a resumed run goes on with."""
+    saved = Checkpoints(run.folder.checkpoints, keep=99).newest()
+    if saved is None or not run.folder.inflight.is_dir():
+        return {}
+    progress = json.loads((saved.path / "progress.json").read_text())
+    state, ended = progress["scheduler"], set(_recoverable(run))
+    held = {member[1]["id"] for group in (*state["finished"], *state["unfinished"]) for member in group["members"]}
+    restarted = {group["position"] for group in state["unfinished"]}
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(run.folder.inflight, copy)
+    found = [read_journal(path, version=progress["version"]) for path in copy.iterdir()]
+    return {
+        episode.id: episode
+        for episode in found
+        if episode is not None
+        and episode.id not in held | ended
+        and ((position := group_position(episode.group_id)) in restarted or position >= state["tasks"]["position"])
+    }
 
 
 class Messages(RunWatcher):
@@ -146,6 +230,18 @@ def _recoverable(run):
         and (position in restarted or position >= state["tasks"]["position"])
         and max(int(s.versions[s.loss_mask].max()) for s in found.sequences) <= progress["version"]
     }
+
+
+def test_a_run_that_is_killed_before_its_first_checkpoint_keeps_its_episodes(tiny_run, tmp_path):
+    run = tiny_run("trainer.steps=2", "rollout.max_staleness=2", "checkpoint.every=9")
+    train(run, watcher=Snapshots(tmp_path / "cut", [9]))
+    (folder,) = (tmp_path / "cut").iterdir()
+    assert not list((folder / "checkpoints").glob("step-*"))
+    before = {found[0]: found for found in episodes(folder)}
+    told = Messages()
+    train(Run(RunDirectory(folder), run.config), watcher=told)
+    assert f"kept {len(before)} finished episodes not yet trained on" in told.messages
+    assert {found[0]: found for found in episodes(folder)}.items() >= before.items()
 
 
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tiny_run, caplog):

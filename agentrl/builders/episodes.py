@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from agentrl.agent_loop import AgentLoop
@@ -24,6 +25,8 @@ from agentrl.errors.foreign import close_limit
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.few_shot import FewShotExamples
+from agentrl.rollout.journal import JournalFolder
+from agentrl.rollout.journaled import JournaledRunner
 from agentrl.rollout.judges import (
     JudgeClient,
     build_judge,
@@ -57,8 +60,11 @@ def build_runner(
     tool_limits: ToolLimits | None = None,
     retries: int | None = None,
     judge: JudgeClient | None = None,
+    journals: JournalFolder | None = None,
 ) -> EpisodeRunner:
     """Build an episode runner from the ``agent`` section; its loop, tools, roles and judge are closed with the pool.
+
+    With `journals`, the runner continues the episodes that were in flight when the run was killed.
 
     Raises:
         ConfigError: see `build_loop`.
@@ -83,7 +89,10 @@ def build_runner(
         limits = replace(limits, max_turns=config.agent.max_turns)  # turns are not steps; the environment limits those
     for toolset in (one for setup in roles for one in setup.tools or () if isinstance(one, Toolset)):
         pool.cleanup.push_async_callback(toolset.close)
-    return EpisodeRunner(
+    make: Callable[..., EpisodeRunner] = EpisodeRunner
+    if journals is not None:
+        make = partial(JournaledRunner, journals=journals)
+    return make(
         pool=pool,
         loop=loop,
         roles=roles,
@@ -174,6 +183,7 @@ def build_run_environments(
     observer: RolloutObserver | None = None,
     folder: Path | None = None,
     waits: WaitTracker | None = None,
+    journals: JournalFolder | None = None,
 ) -> tuple[RunEnvironment, ...]:
     """Build the environments of a run, in the order of the config; they share wait tracker, counters and judge.
 
@@ -183,6 +193,7 @@ def build_run_environments(
         observer: Observer of turns and episode ends.
         folder: Folder of the run, where a judge stores its answers.
         waits: Table of the run's waits; a new one by default.
+        journals: Journals of the episodes in flight, in asynchronous training.
 
     Raises:
         UsageError: an environment does not exist.
@@ -197,7 +208,14 @@ def build_run_environments(
         spec = resolve_environment(part.config.sole_environment.name)
         pool = build_env_pool(part.config, spec=spec, waits=waits)
         runner = build_runner(
-            part.config, pool, policy, observer=observer, counters=counters, tool_limits=tool_limits, judge=judge
+            part.config,
+            pool,
+            policy,
+            observer=observer,
+            counters=counters,
+            tool_limits=tool_limits,
+            judge=judge,
+            journals=journals,
         )
         environments.append(
             RunEnvironment(

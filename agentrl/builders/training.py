@@ -33,6 +33,8 @@ from agentrl.errors.foreign import close_in_time
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.groups import Group
+from agentrl.rollout.journal import JournalFolder
+from agentrl.rollout.journaled import JournaledEngine
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.roles.role_policies import AdapterPolicy
 from agentrl.rollout.scheduler import GroupScheduler
@@ -74,6 +76,8 @@ class TrainingParts:
     extras: GroupExtras
     evaluation: EngineConnection | None
     """Engine of the evaluations, if the config has one; they run beside training then."""
+    journals: JournalFolder | None
+    """Journals of the episodes in flight; ``None`` in synchronous training."""
     has_signal: Callable[[Group], bool]
     """Predicate of groups with a learning signal."""
     idle_while_training: bool
@@ -123,6 +127,7 @@ def build_training(
     evaluation_pool: ServerPool | None = None,
     ranks: Ranks | None = None,
     folder: Path | None = None,
+    journals: JournalFolder | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> TrainingParts:
     """Build the parts, without starting them.
@@ -138,6 +143,7 @@ def build_training(
         evaluation_pool: Engine of the evaluations, if ``evaluation.engine`` has servers.
         ranks: Ranks that train together.
         folder: Folder of the run, where a judge stores its answers.
+        journals: Journals of the episodes in flight, in asynchronous training.
         say: Called with messages for the user before the run starts.
 
     Raises:
@@ -160,8 +166,12 @@ def build_training(
         renderer=renderer,
     )
     engine, trainer = learning.engine, learning.trainer
-    policy = _build_policy(config, learning, renderer)
-    environments = build_run_environments(config, policy, observer=observer, folder=folder, waits=waits)
+    policy = _build_policy(
+        config, learning, engine if journals is None else JournaledEngine(engine, journals), renderer
+    )
+    environments = build_run_environments(
+        config, policy, observer=observer, folder=folder, waits=waits, journals=journals
+    )
     is_lockstep = config.rollout.is_synchronous and isinstance(engine, LocalEngine)
     if config.trainer.deterministic and is_lockstep and isinstance(engine, LocalEngine):
         engine.lockstep = waits
@@ -188,16 +198,19 @@ def build_training(
         sync=learning.sync,
         extras=extras,
         evaluation=_connect_evaluation(config, learning, evaluation_pool, model_path, base_path, version, renderer),
+        journals=journals,
         idle_while_training=is_lockstep and config.trainer.processes == 1,
     )
 
 
-def _build_policy(config: Config, learning: LearningParts, renderer: Renderer) -> EngineEpisodePolicy:
+def _build_policy(
+    config: Config, learning: LearningParts, engine: PolicyEngine, renderer: Renderer
+) -> EngineEpisodePolicy:
     """Build the policy that plays the episodes; roles may have adapters of their own."""
     sampling = sampling_params(config.sampling)
     if learning.roles is None:
-        return EngineEpisodePolicy(learning.engine, renderer, sampling)
-    return AdapterPolicy(learning.engine, renderer, sampling, adapters=learning.roles)
+        return EngineEpisodePolicy(engine, renderer, sampling)
+    return AdapterPolicy(engine, renderer, sampling, adapters=learning.roles)
 
 
 def _build_scheduler(

@@ -4,6 +4,7 @@ runs/NAME/
   config.yaml           the resolved config
   metrics.jsonl         one line per training step
   trajectories/         every episode, turn by turn
+  inflight/             journals of the episodes in flight, in asynchronous training
   checkpoints/          step-000010/ …
   model/                the initial model, if the run created it
   diagnosis.json        the worst problems, after the run has ended
@@ -100,6 +101,8 @@ class RunDirectory:
         self.diagnosis_file = path / "diagnosis.json"
         """Worst problems of a run that has ended."""
         self.trajectories = path / "trajectories"
+        self.inflight = path / "inflight"
+        """Journals of the episodes in flight."""
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         """Initial model, if the run created it."""

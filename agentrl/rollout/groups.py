@@ -29,6 +29,8 @@ class Group:
     """Version of the weights when the group was started; all its tokens are of this version or newer ones."""
     members: dict[int, Trajectory] = field(default_factory=dict)
     """Finished episodes by member number."""
+    is_scored: bool = False
+    """True if the run scored all members before it was killed."""
     extra_names: tuple[str, ...] = ()
     extra_rollouts: dict[str, Trajectory] = field(default_factory=dict)
     """Finished extra rollouts by name; they are not members and not part of the policy's statistics."""

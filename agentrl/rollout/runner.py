@@ -197,21 +197,27 @@ class EpisodeRunner:
         """
         if self.scores_groups and not in_group:
             raise no_group(self.scorer)
+        one = Assignment(task=task, group_id=group_id, member=member, seed=seed)
         for attempt in range(self.retries + 1):
-            trajectory = Trajectory(
-                id=f"{group_id}/{member}.{attempt}",
-                task_id=task.id,
-                environment=self.spec.name,
-                seed=task.seed,
-                group_id=group_id,
-                attempt=attempt,
-                task_type=task.type,
-            )
-            await self._attempt(trajectory, task, derive_seed(seed, member, attempt))
+            trajectory = await self._run_attempt(one, attempt)
             if trajectory.outcome is None or not trajectory.outcome.is_retryable:
                 break
             logger.warning("attempt %s: %s", trajectory.id, trajectory.error)
             self.counters.retries += attempt < self.retries
+        return trajectory
+
+    async def _run_attempt(self, one: Assignment, attempt: int) -> Trajectory:
+        """Play one attempt of an episode."""
+        trajectory = Trajectory(
+            id=f"{one.id}.{attempt}",
+            task_id=one.task.id,
+            environment=self.spec.name,
+            seed=one.task.seed,
+            group_id=one.group_id,
+            attempt=attempt,
+            task_type=one.task.type,
+        )
+        await self._attempt(trajectory, one.task, derive_seed(one.seed, one.member, attempt))
         return trajectory
 
     async def _attempt(self, trajectory: Trajectory, task: Task, seed: int) -> None:

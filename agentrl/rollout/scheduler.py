@@ -40,6 +40,7 @@ from agentrl.errors import (
 from agentrl.rollout.bias import BiasMeter
 from agentrl.rollout.curriculum import GroupOutcome
 from agentrl.rollout.groups import Group
+from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.recovery import RecoveredEpisodes
 from agentrl.rollout.runner import EpisodeRunner, GroupRunner
 from agentrl.rollout.scripted_policies import StoredExpert
@@ -200,6 +201,7 @@ class GroupScheduler:
                 self._misses_task = True
                 break
             self._running[group.position] = group
+            group.is_scored = self._recovered.holds_group(group.id, group.size)
             for member in range(group.size):
                 if member not in group.members and not self._recover_member(group, member):
                     self._start_episode(group, member)
@@ -246,24 +248,30 @@ class GroupScheduler:
         players = self._extra_runners.get(draw.environment, {})
         return tuple(name for name, player in players.items() if player.can_play(draw.task))
 
-    def recover(self, episodes: RecoveredEpisodes) -> int:
+    def recover(self, episodes: RecoveredEpisodes, journals: JournalFolder) -> int:
         """Use the finished episodes of a killed run instead of playing them again; return how many may be used.
 
         Args:
             episodes: Episodes of the run, after `load_state_dict`. Those of newer weights than the checkpoint's and
-                those of earlier groups are left out, as are groups whose episodes are compared by their scorer.
+                those of earlier groups are left out, as are incomplete groups whose scorer compares their episodes.
+            journals: Journals of the episodes in flight; those of episodes that are not played again are removed.
         """
-        episodes.keep_groups_from(self.tasks.position, [group.id for group in self._to_restart])
+        journals.read(self.version)
+        unfinished = [group.id for group in self._to_restart]
+        episodes.keep_groups_from(self.tasks.position, unfinished)
+        journals.keep_groups_from(self.tasks.position, unfinished)
         for group in self._to_restart:
             for member in group.members:
                 episodes.take(group.id, member)
+                journals.forget(f"{group.id}/{member}")
         episodes.keep_versions_until(self.version, self._adapter_versions())
         self._recovered = episodes
         return len(episodes)
 
     def _recover_member(self, group: Group, member: int) -> bool:
         runner = self.runners[group.draw.environment]
-        found = None if runner.scores_groups else self._recovered.take(group.id, member)
+        played_again = runner.scores_groups and not group.is_scored
+        found = None if played_again else self._recovered.take(group.id, member)
         if found is None:
             return False
         runner.observer.on_start(found)
@@ -320,7 +328,7 @@ class GroupScheduler:
     async def _finish(self, group: Group) -> None:
         """Score a group whose episodes have all ended, if they are compared, and complete it; others may start."""
         runner = self.runners[group.draw.environment]
-        if runner.scores_groups:
+        if runner.scores_groups and not group.is_scored:
             self._scoring += 1
             try:
                 self.start_episodes()

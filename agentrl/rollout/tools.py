@@ -186,6 +186,10 @@ class ToolCallResult:
         return described_error(self.cause) + (f"; {location}" if location else "")
 
 
+CallTool: TypeAlias = Callable[[ToolCall, Mapping[str, Tool]], Coroutine[Any, Any, ToolCallResult]]
+"""Function that calls one of an episode's tools; see `EpisodeTools.carry_out`."""
+
+
 class EpisodeTools:
     """Tools of one episode: opens, calls and closes them.
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from agentrl.builders.training import TrainingParts
 from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, Trackers, trajectory_metrics
@@ -15,6 +15,7 @@ from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.rollout.branches import branch_metrics
 from agentrl.rollout.groups import Group, environment_metrics, extra_rollout_metrics
+from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.waits import MEASURED, RolloutObserver, Wait, WaitKind, WaitTracker
 from agentrl.runs.start import Run
 from agentrl.training.report import StepReport
@@ -90,6 +91,30 @@ class EpisodeRecorder(RolloutObserver):
         if kind not in self._shown and len(self._shown) < MOST_SHOWN:
             self._shown.add(kind)
             self._watcher.on_message(f"attempt {trajectory.id} failed ({trajectory.outcome}): {cause}")
+
+
+class JournalingRecorder(EpisodeRecorder):
+    """Observer of a run's training episodes that also keeps the journals of those in flight.
+
+    Args:
+        journals: Journals of the run.
+        parts: Arguments of `EpisodeRecorder`.
+    """
+
+    def __init__(self, *parts: Any, journals: JournalFolder) -> None:
+        super().__init__(*parts)
+        self._journals = journals
+
+    def on_start(self, trajectory: Trajectory) -> None:
+        """Record the start of an attempt, and begin its journal."""
+        super().on_start(trajectory)
+        self._journals.begin(trajectory.id)
+
+    def on_end(self, trajectory: Trajectory) -> None:
+        """Record the end of an attempt, and then remove its journal."""
+        self._journals.end_replay(trajectory)
+        super().on_end(trajectory)
+        self._journals.end(trajectory)
 
 
 class UpdateLog:
@@ -191,6 +216,7 @@ class StepClock:
             **self._parts.scheduler.tasks.metrics(),
             **self._parts.scheduler.bias.metrics(),
             **{f"rollout/{name}": counts[name] - self._counts_before[name] for name in _COUNTED},
+            **({} if self._parts.journals is None else self._parts.journals.metrics()),
             **self._judge_metrics(),
             "version": version,
             **_sync_metrics(sync),

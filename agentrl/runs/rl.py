@@ -5,6 +5,7 @@
     scheduler        tasks, admission             complete groups             admission: `set_version` after a sync
     episodes         engine, environment          turns, trajectories         engine, environment, a free slot
     store            finished turns               trajectories/step-N.jsonl   nothing
+    journals         answers, steps               inflight/, for a kill       nothing: a thread writes them
     next_batch       complete groups              a batch of groups           groups: episodes that end
     trainer.step     a batch                      new weights                 nothing (see idle_while_training)
     sync             new weights                  version + 1, verified       the engine's next token (pause)
@@ -60,10 +61,11 @@ from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory, logging_to
 from agentrl.observe.trajectory_store import TrajectoryStore, void_after
 from agentrl.rollout.groups import Group
+from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.recovery import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.waits import WaitKind, WaitTracker, settled_heap
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
-from agentrl.runs.record import EpisodeRecorder, StepClock
+from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
 from agentrl.runs.stop import PARTS_CLOSING_S, PHASE_GRACE_S, StopRequest, run_until_stopped
 from agentrl.serving.launch.placement import core_warnings
@@ -179,7 +181,7 @@ class Orchestrator:
         for warning in core_warnings(self.config):
             self._say(warning)
         base_path = await prepare_model(self.config, self.folder.model, say=self._say)
-        finished = self._read_finished_episodes() if progress is not None else None
+        finished = self._read_finished_episodes()
         void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
         self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))
         model_path = base_path if self._saved is None else str(self._saved.path / MODEL)
@@ -196,6 +198,11 @@ class Orchestrator:
                     on_loss=self._loss_callback(),
                 )
             )
+        seen = (self._store, self.status, self._watcher, self._waits)
+        recorder, journals = EpisodeRecorder(*seen), None
+        if not self.config.rollout.is_synchronous:
+            journals = stack.enter_context(JournalFolder(self.folder.inflight, self._waits.clock, self._say))
+            recorder = JournalingRecorder(*seen, journals=journals)
         with self._waits.on(WaitKind.TRAINER, "run", "the model and the environments"):
             self._parts = build_training(
                 self.config,
@@ -204,10 +211,11 @@ class Orchestrator:
                 version=version,
                 pool=processes.pool,
                 evaluation_pool=processes.evaluation_pool,
-                observer=EpisodeRecorder(self._store, self.status, self._watcher, self._waits),
+                observer=recorder,
                 waits=self._waits,
                 ranks=processes.ranks,
                 folder=self.folder.path,
+                journals=journals,
                 say=self._say,
             )
         stack.push_async_callback(self._close_parts)
@@ -218,7 +226,7 @@ class Orchestrator:
             await self._parts.scheduler.fetch_saved(progress.scheduler)
             restore(self._saved, self._parts, progress)
             self._pending = None if progress.pending is None else dict(progress.pending)
-        if finished is not None and (recovered := self._parts.scheduler.recover(finished)):
+        if journals is not None and (recovered := self._parts.scheduler.recover(finished, journals)):
             self._say(f"kept {recovered} finished episodes not yet trained on")
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
         self._diagnosis = RunDiagnosis(
@@ -249,14 +257,14 @@ class Orchestrator:
         else:
             self._say(f"the evaluation of step {step} did not finish, and is not repeated: its weights are not stored")
 
-    def _read_finished_episodes(self) -> RecoveredEpisodes | None:
-        """Read the episodes that a killed run finished after its checkpoint; ``None`` for synchronous runs.
+    def _read_finished_episodes(self) -> RecoveredEpisodes:
+        """Read the episodes that a killed run finished after its checkpoint; none for synchronous runs.
 
         A synchronous run plays them again, with the same seeds and weights, and so resumes exactly.
         """
         rollout = self.config.rollout
         if rollout.is_synchronous:
-            return None
+            return RecoveredEpisodes()
         return read_recoverable(self.folder.trajectories, first_step=self.step - rollout.max_staleness)
 
     async def _close_parts(self) -> None:
