@@ -24,22 +24,6 @@ _RELEASE_S = 2.0
 """Seconds to wait for the end of threads and processes."""
 _OPEN_FILES = Path("/proc/self/fd"), Path("/dev/fd")
 _TASKS = Path("/proc/self/task")
-FEWEST_EPISODES = 32
-"""Minimum number of episodes; with fewer, one-time allocations look like a leak."""
-SLACK_BYTES = 4096
-"""Growth that does not count as a leak: tables grow in steps."""
-SLACK_BYTES_PER_EPISODE = 64
-"""Growth per episode that does not count as a leak: 64 MB in a million episodes."""
-SLACK_RESIDENT_BYTES = 32 << 20
-_STEPS = 10
-_WARM_ROUNDS = 2
-"""Number of rounds after which caches are mostly filled."""
-_DOUBTS = 4
-"""Number of further measurements before growth counts: caches that fill late, as on a slow machine, stop growing."""
-INLINE_STEP_MS = 2.0
-"""Maximum median milliseconds of a step for an environment that runs in the event loop."""
-_EPISODES = 1000
-_TIMED_STEPS = 20
 
 
 class OpenResources(NamedTuple):
@@ -80,6 +64,20 @@ def resident_bytes() -> int:
     """Return the resident memory of this process in bytes; 0 if the system does not report it."""
     facts = Path("/proc/self/statm")
     return int(facts.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if facts.is_file() else 0
+
+
+FEWEST_EPISODES = 32
+"""Minimum number of episodes; with fewer, one-time allocations look like a leak."""
+SLACK_BYTES = 4096
+"""Growth that does not count as a leak: tables grow in steps."""
+SLACK_BYTES_PER_EPISODE = 64
+"""Growth per episode that does not count as a leak: 64 MB in a million episodes."""
+SLACK_RESIDENT_BYTES = 32 << 20
+_STEPS = 10
+_WARM_ROUNDS = 2
+"""Number of rounds after which caches are mostly filled."""
+_DOUBTS = 4
+"""Number of further measurements before growth counts: caches that fill late, as on a slow machine, stop growing."""
 
 
 @rule("close files, threads and processes in `close`, even without a reset; keep no list of instances")
@@ -216,6 +214,12 @@ def _tracing() -> Iterator[None]:
         yield
     finally:
         tracemalloc.stop()
+
+
+INLINE_STEP_MS = 2.0
+"""Maximum median milliseconds of a step for an environment that runs in the event loop."""
+_EPISODES = 1000
+_TIMED_STEPS = 20
 
 
 @rule("state `isolation=Isolation.THREAD` or `PROCESS`, or make steps faster")
