@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.exits import discard_standard_output
+from agentrl.cli.exits import discard_standard_output, message_when_interrupted
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import err, note, out
 from agentrl.registry import Kind, names
@@ -60,6 +60,7 @@ class CheckedEnvironment:
         return "; ".join(f"{row.check}: {row.detail}" for row in wrong)
 
 
+@message_when_interrupted(lambda: "interrupted")
 def check_one(check: EnvironmentCheck, name: str, json_file: str | None, **settings: Any) -> None:
     """Check an environment and print the report.
 
@@ -76,6 +77,7 @@ def check_one(check: EnvironmentCheck, name: str, json_file: str | None, **setti
         raise AgentRLError(f"environment {report.name} breaks rules", got=broken)
 
 
+@message_when_interrupted(lambda: "interrupted")
 def check_all(check: EnvironmentCheck, json_file: str | None, **settings: Any) -> None:
     """Check every installed environment and print a summary; environments without a package or data are skipped.
 

@@ -30,6 +30,11 @@ from agentrl.tool import Tool, ToolResult
 
 KEYS = "? lists the actions, ! lets the expert act if used from the first turn, q quits"
 TOOL_KEYS = "? lists the tools, /TOOL KEY=VALUE … calls one"
+HOST = "127.0.0.1"
+LOCAL = frozenset({HOST, "localhost"})
+LARGEST_ACTION = 2**20
+"""Maximum bytes of a request."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def play_in_terminal(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
@@ -140,13 +145,6 @@ def _save_image(image: ImagePart, number: int) -> str:
 @functools.cache
 def _folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="agentrl-play-"))
-
-
-HOST = "127.0.0.1"
-LOCAL = frozenset({HOST, "localhost"})
-LARGEST_ACTION = 2**20
-"""Maximum bytes of a request."""
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def play_in_browser(spec: EnvironmentSpec, env: AnyEnv, task: Task, *, port: int) -> None:

@@ -26,6 +26,7 @@ TokenFile = Annotated[
     ),
 ]
 LONGEST_TOKEN = 4096
+LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 def read_token(file: Path | None, variable: str) -> str | None:
@@ -57,9 +58,6 @@ def read_token(file: Path | None, variable: str) -> str | None:
             hint="create one: python3 -c 'import secrets; print(secrets.token_hex(32))'",
         )
     return token
-
-
-LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 class Server(Protocol):

@@ -63,6 +63,12 @@ _EXPECTED: Mapping[str, str] = {
 }
 _ALTERNATIVE = re.compile(r"bool|int|float|str|literal\[.*\]")
 """Last element of pydantic's location for a value with several allowed types: the type that was tried."""
+_log = logging.getLogger(__name__)
+_SHIPPED_PACKAGE = "agentrl.configs"
+_LOCAL = "local"
+"""Type of an engine section without a type."""
+ConfigSource: TypeAlias = str | Path | Sequence[str | Path] | None
+"""A config file or a shipped config's name, or several, each of which overrides the ones before."""
 
 
 def config_error(error: ValidationError, origin: Callable[[KeyPath], str]) -> ConfigError:
@@ -190,16 +196,6 @@ def _config_hint(name: str, known: Sequence[str]) -> str | None:
     close = difflib.get_close_matches(name, parts, n=3, cutoff=0.5)
     near = list(dict.fromkeys(parts[part] for part in close))
     return f"did you mean {' or '.join(near)}?" if near else None
-
-
-_log = logging.getLogger(__name__)
-
-_SHIPPED_PACKAGE = "agentrl.configs"
-_LOCAL = "local"
-"""Type of an engine section without a type."""
-
-ConfigSource: TypeAlias = str | Path | Sequence[str | Path] | None
-"""A config file or a shipped config's name, or several, each of which overrides the ones before."""
 
 
 def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> Config:

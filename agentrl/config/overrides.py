@@ -14,6 +14,29 @@ from agentrl.env.lookup import parse_env_name
 from agentrl.errors import ConfigError
 
 KeyPath: TypeAlias = tuple[str, ...]
+MAIN_KEYS: Mapping[str, str] = {
+    "run": "name",
+    "model": "path",
+    "environment": "name",
+    "agent": "loop",
+    "engine": "type",
+    "algorithm": "advantage",
+    "cluster": "type",
+}
+"""Key that is set by a section given as one word: ``engine=local`` is ``engine.type=local``."""
+_REPLACED: Mapping[str, tuple[str, ...] | None] = {
+    "engine": None,
+    "environment": None,
+    "model": ("scratch",),
+    "agent": ("options",),
+}
+"""Keys that are dropped when an override selects another engine, environment, model or loop (``None``: all)."""
+ANNOUNCED = ("engine", "environment", "agent")
+"""Sections for which a warning names the dropped settings."""
+_RIVALS: Mapping[str, str] = {"environment": "environments", "environments": "environment"}
+"""Sections that exclude each other: an override of one removes the other."""
+PROMPTS = "prompts"
+"""Environment whose tasks are the prompts of a file."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -84,33 +107,6 @@ def _collect_lines(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, i
         lines[here] = line
         if isinstance(value, yaml.MappingNode):
             _collect_lines(value, here, lines, name)
-
-
-MAIN_KEYS: Mapping[str, str] = {
-    "run": "name",
-    "model": "path",
-    "environment": "name",
-    "agent": "loop",
-    "engine": "type",
-    "algorithm": "advantage",
-    "cluster": "type",
-}
-"""Key that is set by a section given as one word: ``engine=local`` is ``engine.type=local``."""
-
-_REPLACED: Mapping[str, tuple[str, ...] | None] = {
-    "engine": None,
-    "environment": None,
-    "model": ("scratch",),
-    "agent": ("options",),
-}
-"""Keys that are dropped when an override selects another engine, environment, model or loop (``None``: all)."""
-
-ANNOUNCED = ("engine", "environment", "agent")
-"""Sections for which a warning names the dropped settings."""
-
-
-_RIVALS: Mapping[str, str] = {"environment": "environments", "environments": "environment"}
-"""Sections that exclude each other: an override of one removes the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,10 +258,6 @@ def task_words(tasks: str | None, *, has_environment: bool) -> list[str]:
     if tasks is None:
         return []
     return prompts_words(tasks) if not has_environment else [f"environment.tasks={json.dumps(tasks)}"]
-
-
-PROMPTS = "prompts"
-"""Environment whose tasks are the prompts of a file."""
 
 
 def prompts_words(file: str, split: str = "train") -> list[str]:

@@ -14,16 +14,16 @@ LONGEST_SETTING_S = 365 * 86_400.0
 """Maximum deadline, a year; longer ones are mistakes, and far longer ones overflow the event loop's clock."""
 ANY_INTEGER = frozenset({"seed"})
 """Integer keys that are not counts."""
+Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+"""A number that is neither infinite nor NaN."""
+Decay: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+"""Decay rate of a moving average: the share of the average that remains after each new value."""
 
 
 class Section(BaseModel):
     """Base of all sections: unknown keys are errors, assigned values are checked, docstrings document fields."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_assignment=True)
-
-
-Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
-"""A number that is neither infinite nor NaN."""
 
 
 def _is_a_rate(value: float) -> float:
@@ -33,9 +33,6 @@ def _is_a_rate(value: float) -> float:
 
 
 LearningRate: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_is_a_rate)]
-
-Decay: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
-"""Decay rate of a moving average: the share of the average that remains after each new value."""
 
 
 def implausible_values(section: Section, path: str = "") -> Iterator[str]:

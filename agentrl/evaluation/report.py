@@ -26,6 +26,8 @@ CURVES: tuple[tuple[str, str], ...] = (
 )
 """Metric names and their legend texts, in drawing order."""
 _OF_ENVIRONMENT = re.compile(rf"{ENVIRONMENT_PREFIX}[\w-]+/success")
+EXAMPLES = 6
+CURVE_FILE = "learning_curve.png"
 
 
 def curves(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -62,10 +64,6 @@ def _points(metrics: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, 
     """Return steps and values; an evaluation that ran beside training belongs to the step that it measured."""
     at = "eval/at_step" if name.startswith("eval/") else "step"
     return [(int(line.get(at, line["step"])), float(line[name])) for line in metrics if line.get(name) is not None]
-
-
-EXAMPLES = 6
-CURVE_FILE = "learning_curve.png"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,8 @@ _VALUES = (PurePath, Decimal, Fraction, date, time, timedelta, UUID, Enum, range
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
 _DEEPEST = 4
 """Maximum depth of nested values that are read."""
+_loaded: dict[int, tuple[ModuleSpec, str]] = {}
+"""Digests of the sources of imported modules when this process first read them; a reload adds a new entry."""
 
 
 def _stable_text(value: object) -> str:
@@ -367,10 +369,6 @@ class CodeIdentity:
                 self.add(value)
             elif isinstance(value, bool | int | float | str | bytes | tuple | frozenset):
                 self.add_value(f"global {name}", value)
-
-
-_loaded: dict[int, tuple[ModuleSpec, str]] = {}
-"""Digests of the sources of imported modules when this process first read them; a reload adds a new entry."""
 
 
 def _loaded_digest(module: str, file: Path, digest: str) -> str:

@@ -42,6 +42,7 @@ MARGIN_ERRORS = 1.96
 
 TRACKER_CALL_S = 30.0
 """Seconds for one call of a tracker."""
+_TIMINGS = ("queue", "prefill", "decode", "tool", "env")
 
 
 class MetricsFile(JsonLinesWriter):
@@ -70,9 +71,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             damaged.append(number)
     warn_damaged(path, damaged)
     return lines
-
-
-_TIMINGS = ("queue", "prefill", "decode", "tool", "env")
 
 
 def trajectory_metrics(

@@ -15,6 +15,9 @@ MODEL = "model"
 """Name of the Hugging Face folder inside a checkpoint."""
 MODELS_FOLDER = "AGENTRL_MODELS"
 """Environment variable with the folder of the models of `agentrl model add`."""
+FETCH_CHECK_S = 10.0
+"""Seconds before a request to the hub times out."""
+_CONFIG = "config.json"
 
 
 def models_folder() -> Path:
@@ -82,11 +85,6 @@ def _of_run(run: RunDirectory) -> Path:
         if (candidate / "config.json").is_file():
             return candidate
     raise UsageError(f"run {run.path} has no model yet", got="no checkpoint", expected="a run with a checkpoint")
-
-
-FETCH_CHECK_S = 10.0
-"""Seconds before a request to the hub times out."""
-_CONFIG = "config.json"
 
 
 def check_fetchable(model: str) -> None:

@@ -25,6 +25,7 @@ from agentrl.message import (
 MOST_TOKENS = 2**31
 """Bound of the numbers of tokens that a service reports."""
 _STOP_REASONS = {"stop": StopReason.STOP, "tool_calls": StopReason.STOP, "length": StopReason.LENGTH}
+LONGEST_RETRY_WAIT_S = 30.0
 
 
 class ServiceBusy(Exception):
@@ -223,9 +224,6 @@ def error_message(text: str) -> str:
     except (json.JSONDecodeError, KeyError, TypeError):
         return text[:200]
     return str(error["message"] if isinstance(error, dict) and "message" in error else error)[:500]
-
-
-LONGEST_RETRY_WAIT_S = 30.0
 
 
 class ServiceRefusal(ErrorStatus):

@@ -56,6 +56,18 @@ from agentrl.tool import Tool, ToolResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
+ENVIRONMENT_PATIENCE_S = 20.0
+"""Default of the option ``patience_s``: seconds for which requests to an unreachable or full server are retried."""
+TASKS_S = 120.0
+"""Timeout in seconds of an answer with tasks: a server may load its data for the first one."""
+CONCURRENT_FETCHES = 8
+"""Maximum number of concurrent requests for tasks."""
+ENVIRONMENT_CLOSE_S = 5.0
+"""Maximum number of seconds to wait when closing a session; the server closes abandoned sessions itself."""
+FIRST_ANSWER_S = 10.0
+"""Timeout in seconds of a server's description."""
+OPTIONS = {"patience_s": ENVIRONMENT_PATIENCE_S}
+"""Options of every remote environment; the options of the served environment are set on its server."""
 
 
 class CallSession(Protocol):
@@ -111,16 +123,6 @@ class RemoteActionSpace:
         """Draw a random action."""
         seed, self._seed = self._seed, None
         return await self._call(SAMPLE, seed)
-
-
-ENVIRONMENT_PATIENCE_S = 20.0
-"""Default of the option ``patience_s``: seconds for which requests to an unreachable or full server are retried."""
-
-
-TASKS_S = 120.0
-"""Timeout in seconds of an answer with tasks: a server may load its data for the first one."""
-CONCURRENT_FETCHES = 8
-"""Maximum number of concurrent requests for tasks."""
 
 
 @dataclass(slots=True)
@@ -208,10 +210,6 @@ class RemoteTasks:
     def _ask_blocking(self, start: int, count: int) -> int:
         route = self._route(start, count)
         return self._keep(start, count, ask_blocking(self.url, route, patience_s=self.patience_s, answer_s=TASKS_S))
-
-
-ENVIRONMENT_CLOSE_S = 5.0
-"""Maximum number of seconds to wait when closing a session; the server closes abandoned sessions itself."""
 
 
 class RemoteEnvironment(AsyncEnv):
@@ -389,12 +387,6 @@ def _check_size(method: EnvMethod[..., Any], body: Mapping[str, Any], url: str) 
     """Refuse a request that is too large for the server before it is numbered."""
     if (size := len(to_json(body))) > (most := method.largest_request):
         raise UsageError(f"the request is too large for {url}", got=f"{size} bytes", expected=f"at most {most}")
-
-
-FIRST_ANSWER_S = 10.0
-"""Timeout in seconds of a server's description."""
-OPTIONS = {"patience_s": ENVIRONMENT_PATIENCE_S}
-"""Options of every remote environment; the options of the served environment are set on its server."""
 
 
 def remote_spec(url: str) -> EnvironmentSpec:

@@ -38,6 +38,7 @@ LINK_ANSWER_S = 30.0
 _LONGEST_QUOTE = 300
 _TEMPORARY = frozenset({502, 503, 504})
 """Statuses of a proxy whose server is temporarily down."""
+_THREADS = DaemonThreads("agentrl-environment-server")
 
 
 class Unanswered(EnvironmentFailure):
@@ -50,9 +51,6 @@ class SessionLost(EnvironmentFailure):
 
 class ProtocolMismatch(EnvironmentFailure):
     """The server does not speak the protocol of agentrl's environment servers."""
-
-
-_THREADS = DaemonThreads("agentrl-environment-server")
 
 
 class Link:

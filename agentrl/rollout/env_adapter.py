@@ -34,6 +34,10 @@ _COUNTS, _INNER = "steps_of_wrappers", "environment"
 """Keys of the snapshots of environments whose wrappers count steps."""
 _NEXT_STEP = "Check the environment with: agentrl env check NAME"
 _STEP_FIELDS = "observation, reward, terminated, truncated, info"
+LONGEST_SAMPLE = 256
+"""Maximum length in characters of a text space whose samples random play uses unchanged."""
+RANDOM_CHARACTERS = 32
+"""Maximum length in characters of a random action in a text space that allows more than `LONGEST_SAMPLE`."""
 
 
 class WrongReturn(ValueError):
@@ -141,12 +145,6 @@ def _checked_reward(reward: object) -> float:
 def _wrong(what: str, got: object, expected: str) -> WrongReturn:
     shown = f"{type(got).__name__} {shorten(got)}"
     return WrongReturn(f"{what} is invalid: got {shown}, expected {expected}")
-
-
-LONGEST_SAMPLE = 256
-"""Maximum length in characters of a text space whose samples random play uses unchanged."""
-RANDOM_CHARACTERS = 32
-"""Maximum length in characters of a random action in a text space that allows more than `LONGEST_SAMPLE`."""
 
 
 class EnvAdapter:

@@ -47,6 +47,8 @@ W = TypeVar("W")
 logger = logging.getLogger(__name__)
 SUPERVISOR_END_S = WORKER_KILL_S + 2.0
 """Seconds that a worker's supervisor has to end its processes and itself before all of them are killed."""
+Work: TypeAlias = Callable[[], Any]
+_Inbox: TypeAlias = "SimpleQueue[tuple[WorkerCall[Work], asyncio.Future[Any]] | None]"
 
 
 @dataclass(slots=True)
@@ -162,10 +164,6 @@ class InlineBackend(EnvBackend):
         async with async_boundary(EnvironmentFailure, what, deadline_s=deadline_s):
             called = self._adapter.call(method, *arguments)
             return await (await_or_abandon(called, what) if self._adapter.is_async else called)
-
-
-Work: TypeAlias = Callable[[], Any]
-_Inbox: TypeAlias = "SimpleQueue[tuple[WorkerCall[Work], asyncio.Future[Any]] | None]"
 
 
 class ThreadWorker(SerialWorker[Work]):

@@ -54,6 +54,14 @@ from agentrl.tool import Tool
 from agentrl.trajectory import REPAIRED_CALLS, SOLE_ROLE, TokenSequence, Turn
 
 _log = logging.getLogger(__name__)
+THREAD_ABOVE_CHARACTERS = 1 << 17
+"""Minimum number of characters of a prompt that is tokenized in a thread."""
+MAX_NORMALIZATION = 4
+"""Maximum number of characters that a tokenizer's normalization joins into one, in any language."""
+MAX_RESUBMISSIONS = 8
+"""Maximum number of requests for one answer if the engine aborts them on its own."""
+CHARACTERS_PER_TOKEN = 4
+"""Usual estimate for English; the tokens of a text service cannot be counted here."""
 
 
 class EpisodeView(Protocol):
@@ -100,14 +108,6 @@ class EpisodePolicy(ABC):
     async def close(self) -> None:
         """Release what the policy keeps for the whole run."""
         return
-
-
-THREAD_ABOVE_CHARACTERS = 1 << 17
-"""Minimum number of characters of a prompt that is tokenized in a thread."""
-MAX_NORMALIZATION = 4
-"""Maximum number of characters that a tokenizer's normalization joins into one, in any language."""
-MAX_RESUBMISSIONS = 8
-"""Maximum number of requests for one answer if the engine aborts them on its own."""
 
 
 def write_answer(renderer: Renderer, message: Message) -> str:
@@ -440,10 +440,6 @@ def _continue_request(request: GenerateRequest, part: Generation) -> GenerateReq
         routed_experts_from=None if request.routed_experts_from is None else request.routed_experts_from + known,
         params=replace(request.params, max_tokens=rest),
     )
-
-
-CHARACTERS_PER_TOKEN = 4
-"""Usual estimate for English; the tokens of a text service cannot be counted here."""
 
 
 def cut_characters(text: str, max_tokens: int) -> str:

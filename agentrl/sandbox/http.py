@@ -31,6 +31,10 @@ LARGEST_INPUT = 32 * 2**20
 """Maximum bytes of a request with the standard input of a program."""
 LARGEST_REQUEST = 512 * 2**20
 """Maximum bytes of any request, whatever the sandbox's limits."""
+SANDBOX_PATIENCE_S = 20.0
+"""Seconds for which calls to a lost or full server are retried; the option ``patience_s`` overrides it."""
+SANDBOX_CLOSE_S = 5.0
+"""Maximum seconds that `close` waits for the server, which closes abandoned sandboxes by itself."""
 
 
 def write_bytes(data: bytes) -> str:
@@ -74,12 +78,6 @@ def read_result(data: Mapping[str, Any]) -> ExecResult:
 def changed_limits(limits: Limits) -> list[str]:
     """Return the names of the limits that differ from the defaults, which a server must not lower silently."""
     return [name for name, value in limits.non_null.items() if value != DEFAULT_LIMITS.non_null[name]]
-
-
-SANDBOX_PATIENCE_S = 20.0
-"""Seconds for which calls to a lost or full server are retried; the option ``patience_s`` overrides it."""
-SANDBOX_CLOSE_S = 5.0
-"""Maximum seconds that `close` waits for the server, which closes abandoned sandboxes by itself."""
 
 
 class HttpSandbox(Sandbox):

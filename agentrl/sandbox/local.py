@@ -39,6 +39,9 @@ from agentrl.sandbox.supervisor import kill_tree, process_parents, processes_bel
 
 END_DEADLINE_S = 30.0
 SUPERVISOR = (str(PYTHON), *BOOT)
+UNCONFINED = "i-accept-that-commands-can-do-anything-that-i-can"
+CONTROL = 0
+"""File descriptor of the socket in the supervisor: its standard input."""
 
 
 class Program:
@@ -161,11 +164,6 @@ async def _has_ended(process: subprocess.Popen[bytes], deadline_s: float) -> boo
         os.close(handle)
     process.wait()
     return True
-
-
-UNCONFINED = "i-accept-that-commands-can-do-anything-that-i-can"
-CONTROL = 0
-"""File descriptor of the socket in the supervisor: its standard input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

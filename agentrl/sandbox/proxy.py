@@ -41,6 +41,8 @@ _HOP_BY_HOP = frozenset(
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 _names = ThreadPoolExecutor(8, "agentrl-names")
 """Threads for DNS lookups, separate from the event loop's, so that a hanging name server blocks nothing else."""
+_LEFT = (OSError, asyncio.IncompleteReadError)
+"""Errors when one side has closed a connection."""
 
 
 class ProxyRefusal(Exception):
@@ -134,10 +136,6 @@ def _filter_headers(headers: list[tuple[bytes, bytes]]) -> tuple[tuple[tuple[byt
     dropped = _HOP_BY_HOP | (named - {b"content-length", b"transfer-encoding"})
     kept = tuple((name, value) for name, value in headers if name.lower() not in dropped)
     return kept, None if codings else int(sizes[0]) if sizes else 0
-
-
-_LEFT = (OSError, asyncio.IncompleteReadError)
-"""Errors when one side has closed a connection."""
 
 
 class HostProxy:

@@ -66,6 +66,9 @@ made.main(read_part())
 """
 BOOT = ("-I", "-S", "-B", "-c", _BOOT)
 """Arguments of the sandbox's Python, which then reads an `opening`."""
+COMMAND_GRACE_S = 15.0
+"""Seconds after a command's deadline before the sandbox counts as broken and is killed from outside."""
+FILE_SECONDS = 60.0
 
 
 def opening(settings: dict[str, Any]) -> bytes:
@@ -189,11 +192,6 @@ class StreamingProcess(PollingProcess):
 
     async def _signal(self, number: signal.Signals) -> None:
         await self._channel.ask("signal", deadline_s=SUPERVISOR_ANSWER_S, target=self._number, signal=int(number))
-
-
-COMMAND_GRACE_S = 15.0
-"""Seconds after a command's deadline before the sandbox counts as broken and is killed from outside."""
-FILE_SECONDS = 60.0
 
 
 class SupervisedSandbox(Sandbox):

@@ -33,6 +33,8 @@ CLEANUP_S = 10.0
 JSON_BODY = {"Content-Type": "application/json"}
 STREAM_BUFFER = 1 << 24
 """Maximum bytes of one streamed event: SGLang repeats the whole answer in each."""
+FIRST_VERSION = "default"
+"""Label of the weights that a server starts with."""
 
 
 class Refused(ErrorStatus):
@@ -343,10 +345,6 @@ def decoding(what: str, answer: object, *, expected: str | None = None) -> Itera
         raise
     except Exception as error:  # a server may send anything
         raise EngineError(what, got=repr(answer)[:300], expected=expected) from error
-
-
-FIRST_VERSION = "default"
-"""Label of the weights that a server starts with."""
 
 
 def decode_versions(spans: Sequence[Mapping[str, Any]], count: int) -> list[int]:

@@ -23,6 +23,9 @@ from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.registry import load
 from agentrl.serving.request import check_request, common_prefix, seed_of
 
+Script: TypeAlias = Callable[[GenerateRequest], "Sequence[int] | ScriptedAnswer"]
+TOKENS_PER_TICK = 16
+
 
 class Failure(enum.StrEnum):
     """Failure of a scripted answer after its last token."""
@@ -52,9 +55,6 @@ class ScriptedAnswer:
     """Seconds before the first token, in addition to the engine's delay per token."""
     failure: Failure = Failure.NONE
     """Failure after the last token."""
-
-
-Script: TypeAlias = Callable[[GenerateRequest], "Sequence[int] | ScriptedAnswer"]
 
 
 def random_script(vocab_size: int, *, shortest: int = 4, longest: int = 24) -> Script:
@@ -91,9 +91,6 @@ def cut_answer(answer: ScriptedAnswer, stops: frozenset[int], room: int) -> tupl
         return token_ids, StopReason.STOP
     reached_end = len(token_ids) == len(answer.token_ids) and len(token_ids) < room
     return token_ids, answer.stop_reason if reached_end and answer.stop_reason else StopReason.LENGTH
-
-
-TOKENS_PER_TICK = 16
 
 
 @dataclass(slots=True, kw_only=True)

@@ -37,6 +37,24 @@ LONG_CALL = 6
 """Factor of the deadline of making an environment, which loads data, over that of other calls."""
 _CALL_POLL_S = 0.1
 _THREADS = DaemonThreads("environment check")
+Policy: TypeAlias = Callable[["EnvSession", Content], str]
+_WORDS = ("help", "look", "wait", "yes", "no", "1", "2")
+"""Actions of a random policy if the environment does not list any."""
+_CALL = "\x1fcall "
+"""Prefix of an action that calls a tool of the environment instead of `step`."""
+_CALLS_AT_RANDOM = 3
+"""Maximum number of tool calls in an episode of random play; each may take as long as a program in a sandbox."""
+_SEEN_WORD = re.compile(r"[#@\w][\w@.#-]{1,40}")
+_SEEN_WORDS = 100
+"""Number of last words of an observation that may become arguments of a call."""
+_SCHEMA_TYPES: Mapping[str, Any] = {
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list[str],
+    "object": dict[str, Any],
+}
+"""Types of arguments by their names in JSON schemas; all other types become text."""
 
 
 class CallFailed(Broken):
@@ -127,20 +145,6 @@ def run_watched(work: Callable[[], T], limit_s: float) -> T:
         for process in calls.processes:
             process.kill()
             process.wait()
-
-
-Policy: TypeAlias = Callable[["EnvSession", Content], str]
-
-
-_WORDS = ("help", "look", "wait", "yes", "no", "1", "2")
-"""Actions of a random policy if the environment does not list any."""
-_CALL = "\x1fcall "
-"""Prefix of an action that calls a tool of the environment instead of `step`."""
-_CALLS_AT_RANDOM = 3
-"""Maximum number of tool calls in an episode of random play; each may take as long as a program in a sandbox."""
-_SEEN_WORD = re.compile(r"[#@\w][\w@.#-]{1,40}")
-_SEEN_WORDS = 100
-"""Number of last words of an observation that may become arguments of a call."""
 
 
 class StepSnapshot(NamedTuple):
@@ -339,16 +343,6 @@ def random_policy(seed: int) -> Policy:
         return str(session.ask("sample of the action space", sample_text, space))
 
     return choose
-
-
-_SCHEMA_TYPES: Mapping[str, Any] = {
-    "integer": int,
-    "number": float,
-    "boolean": bool,
-    "array": list[str],
-    "object": dict[str, Any],
-}
-"""Types of arguments by their names in JSON schemas; all other types become text."""
 
 
 def parameters_of(tool: Tool) -> dict[str, Any]:

@@ -32,6 +32,7 @@ SIGNALLED = frozenset({Input.GREEDY_RETURN, Input.TEACHER, Input.TEACHER_TOP, In
 """Inputs that signals provide; each signal checks its own."""
 PROVIDED = frozenset({Input.COMPONENTS, Input.REFERENCE, Input.ENTROPY})
 """Inputs that `agentrl.training.trainer.Trainer` can provide to estimators, losses and filters."""
+_WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def check_needs(kind: str, name: str, function: Callable[..., Any], *, also: frozenset[Input] = frozenset()) -> None:
@@ -234,9 +235,6 @@ def _report_failures(kind: str, name: str, function: Callable[..., Any]) -> Call
 def learns_from_rewards(config: AlgorithmConfig) -> bool:
     """Return True if a run learns from differences in returns only: no teacher, and a loss that reads advantages."""
     return config.teacher is None and not ignores_advantage.of(lookup(Kind.LOSS, config.loss))
-
-
-_WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def check_sampling(config: Config) -> None:

@@ -30,15 +30,16 @@ from agentrl.weights.tensors import CPU, Bucket, PreparedBuckets, pack
 
 T = TypeVar("T")
 _THREADS = DaemonThreads("agentrl-collective")
+c10d: Any = torch.distributed
+"""Untyped alias: torch's stubs lack the classes of process groups."""
+BROADCAST_S = 60.0
+"""Seconds before joining a group, or the broadcast of a bucket, fails; the server is then considered lost."""
+_log = logging.getLogger(__name__)
 
 
 async def in_thread(work: Callable[[], T]) -> T:
     """Run `work` in a daemon thread, which does not keep the process alive if a dead peer blocks it."""
     return await asyncio.wrap_future(_THREADS.submit(work))
-
-
-c10d: Any = torch.distributed
-"""Untyped alias: torch's stubs lack the classes of process groups."""
 
 
 class TrainerGroup:
@@ -134,12 +135,6 @@ def _listening_store(address: str, timeout: timedelta) -> Any:
     return c10d.TCPStore(
         address, port, None, True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
     )
-
-
-BROADCAST_S = 60.0
-"""Seconds before joining a group, or the broadcast of a bucket, fails; the server is then considered lost."""
-
-_log = logging.getLogger(__name__)
 
 
 class CollectiveTransport(Transport):

@@ -24,6 +24,11 @@ from agentrl.errors import AgentRLError, EngineError, TrainingError, async_bound
 from agentrl.weights.contract import PreparedWeights, ServerGroup, SyncReport, Transport, WeightSource, WeightSync
 from agentrl.weights.verify import Probe, RecordedAnswer, name_tensors
 
+SERVER_CHANGE_S = 120.0
+cuda: Any = torch.cuda
+"""Untyped alias: not all of the module has types."""
+_log = logging.getLogger(__name__)
+
 
 class InProcessSync(WeightSync):
     """Weight sync with an engine of this process.
@@ -60,12 +65,6 @@ class InProcessSync(WeightSync):
     async def verify(self) -> float:
         """Compare engine and trainer without a sync."""
         return (await self._probe.compare(self._engine, self._trainer, version=self._engine.version)).difference
-
-
-SERVER_CHANGE_S = 120.0
-
-cuda: Any = torch.cuda
-"""Untyped alias: not all of the module has types."""
 
 
 class ServerSleep:
@@ -112,9 +111,6 @@ class ServerSleep:
 def free_bytes() -> int:
     """Return the free bytes of this process's GPU; 0 before it uses one, to avoid a context on a server's GPU."""
     return int(cuda.mem_get_info()[0]) if cuda.is_initialized() else 0
-
-
-_log = logging.getLogger(__name__)
 
 
 class RemoteSync(WeightSync):

@@ -26,6 +26,10 @@ from agentrl.errors.foreign import run_in_own_thread
 from agentrl.weights.contract import PreparedWeights, Transport, WeightSource
 
 CPU = torch.device("cpu")
+REDUCTIONS: Any = reductions
+"""Untyped alias of a module without types."""
+DEVICE_ARGUMENT = 6
+"""Index of the GPU among the arguments of torch's `rebuild_cuda_tensor`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,12 +203,6 @@ class CheckpointSource:
     def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
         """Score an answer; see `WeightSource.token_logprobs`."""
         return self._source.token_logprobs(prompt_ids, answer_ids)
-
-
-REDUCTIONS: Any = reductions
-"""Untyped alias of a module without types."""
-DEVICE_ARGUMENT = 6
-"""Index of the GPU among the arguments of torch's `rebuild_cuda_tensor`."""
 
 
 def share(run: Tensor) -> None:

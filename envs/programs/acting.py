@@ -15,6 +15,7 @@ PROGRAM_CLOSE_S = 20.0
 """Seconds for closing a sandbox."""
 ACTION_GRACE_S = 8.0
 """Seconds after a command's own limit before a sandbox that does not answer counts as lost."""
+_SHELL = 'command -v bash >/dev/null && exec bash -c "$0"; exec sh -c "$0"'
 
 
 class ActingSandbox:
@@ -75,9 +76,6 @@ async def run_command(
             return await sandbox.exec(command, stdin=stdin, cwd=cwd, env=env, limits=limits)
     except TimeoutError as error:
         raise SandboxError("a sandbox hangs", got=f"a command did not end in {seconds + ACTION_GRACE_S:g} s") from error
-
-
-_SHELL = 'command -v bash >/dev/null && exec bash -c "$0"; exec sh -c "$0"'
 
 
 def in_bash(command: str) -> list[str]:

@@ -25,6 +25,7 @@ MOST_BYTES = 256 * 1024
 LONGEST_REWARD = 64 * 1024
 RUN_SECONDS = 5.0
 _log = logging.getLogger(__name__)
+_RESULT = re.compile(r"^(PASSED|FAILED|ERROR|XPASS|XFAIL|SKIPPED)\b", re.MULTILINE)
 
 
 async def check_errand(spec: SandboxSpec, acted: Sandbox, checks: Sequence[Check]) -> Verdict:
@@ -134,9 +135,6 @@ def _has_passed(result: ExecResult, task: FolderTask) -> bool:
         if found:
             return not result.timed_out and set(found) <= {"PASSED", "XFAIL", "SKIPPED"} and "PASSED" in found
     return result.is_success
-
-
-_RESULT = re.compile(r"^(PASSED|FAILED|ERROR|XPASS|XFAIL|SKIPPED)\b", re.MULTILINE)
 
 
 async def _rewards(sandbox: Sandbox, folder: str, task: FolderTask) -> dict[str, float] | None:

@@ -27,6 +27,8 @@ from agentrl.tool.json_schema import fits
 DAMAGED = "damaged tags"
 _TWICE = re.compile(r"(<[^<>]+>)\s*\1")
 _BROKEN_END = re.compile(r"</[^<>]*>?\Z")
+ValueReader: TypeAlias = Callable[[re.Match[str], str, str, int], Any]
+"""Function of an argument's opening, its text, the tool's name and the call's number; raises `MalformedCall`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +44,6 @@ class CallTags:
     argument_end: str
     marks: re.Pattern[str]
     """Marks that are not part of the content."""
-
-
-ValueReader: TypeAlias = Callable[[re.Match[str], str, str, int], Any]
-"""Function of an argument's opening, its text, the tool's name and the call's number; raises `MalformedCall`."""
 
 
 def or_tolerantly(strict: ParsedCalls, tags: CallTags, text: str, tools: ToolSchemas, read: ValueReader) -> ParsedCalls:

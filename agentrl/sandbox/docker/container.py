@@ -17,6 +17,9 @@ from agentrl.sandbox.docker.daemon import DAEMON_TIMEOUT_S, EXTRA, Daemon
 from agentrl.sandbox.supervised import opening
 
 _ATTACHED = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+_HEAD = struct.Struct(">BxxxI")
+_OUTPUT = 1
+_MAX_ERRORS = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +104,6 @@ def _start_error(error: BaseException, plan: Plan) -> BaseException:
             "machine (options.readable)",
         )
     return error
-
-
-_HEAD = struct.Struct(">BxxxI")
-_OUTPUT = 1
-_MAX_ERRORS = 4000
 
 
 class Frames:

@@ -37,6 +37,7 @@ from agentrl.sandbox.supervisor import NOT_FOUND
 _log = logging.getLogger(__name__)
 STARTS, ENDS = 8, 4
 """Numbers of threads that start and end containers, which limit the daemon's concurrent work."""
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ContainerPool:
@@ -174,9 +175,6 @@ def _at_exit(do: Callable[[], None]) -> None:
 
 
 SUPPLY = ContainerPool()
-
-
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class DockerSandbox(SupervisedSandbox):

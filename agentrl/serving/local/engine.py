@@ -49,6 +49,12 @@ from agentrl.serving.local.runner import LocalModelRunner
 from agentrl.serving.local.scheduler import Decode, ScheduledRequest, Scheduler, split_chunks
 from agentrl.serving.request import SEED_BITS, check_request, seed_of
 
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+QUIET_TICKS = 10
+"""Turns of the event loop without a new request before the next step begins."""
+MAX_TICKS = 1000
+"""Maximum turns of the event loop before the next step begins."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTokens:
@@ -121,9 +127,6 @@ def _truncate(probabilities: Tensor, params: Sequence[SamplingParams]) -> Tensor
     return torch.zeros_like(probabilities).scatter_(1, order, torch.where(keep, ordered, 0.0))
 
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-
-
 def uniform(seeds: list[int], counters: list[int]) -> npt.NDArray[np.float64]:
     """Return one number in [0, 1) per pair of seed and counter. It depends on nothing but the pair.
 
@@ -145,12 +148,6 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: npt.NDArray[np.uint64] = values ^ (values >> np.uint64(31))
     return mixed
-
-
-QUIET_TICKS = 10
-"""Turns of the event loop without a new request before the next step begins."""
-MAX_TICKS = 1000
-"""Maximum turns of the event loop before the next step begins."""
 
 
 class Lockstep(Protocol):

@@ -29,6 +29,7 @@ BLOCK = 128
 """Queries of one sequence whose scores are computed at once."""
 LARGEST_GAP = 4
 """Maximum idle rows between two rows that are attended together."""
+ATTENTION = "agentrl_step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,5 +359,4 @@ def step_attention(
     return step.attend(layer, query[0], key[0], value[0], scale, sliding_window, softcap)[None], None
 
 
-ATTENTION = "agentrl_step"
 AttentionInterface.register(ATTENTION, step_attention)

@@ -36,6 +36,10 @@ Restart: TypeAlias = Callable[[int], Awaitable[InferenceServer]]
 """Function that kills a launched server, by its index, and returns a new, connected one; or raises `EngineError`."""
 Action: TypeAlias = Callable[[InferenceServer], Awaitable[object]]
 Deliver: TypeAlias = Callable[[Mapping[str, Any] | None, int], Awaitable[object]]
+CLEANING_S = 15.0
+"""Seconds that an abandoned call may take to clean up before its server is recovered."""
+WAIT_REPORT_S = 10.0
+"""Seconds between two messages about a wait."""
 
 
 class ServerMonitor:
@@ -205,13 +209,6 @@ class ServerMonitor:
                     f"{server.url} has weights of another version", got=version, expected=self._group.version
                 )
             await (server.pause() if self._group.is_paused else server.resume())
-
-
-CLEANING_S = 15.0
-"""Seconds that an abandoned call may take to clean up before its server is recovered."""
-
-WAIT_REPORT_S = 10.0
-"""Seconds between two messages about a wait."""
 
 
 class PoolGroup:

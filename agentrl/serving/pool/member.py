@@ -14,6 +14,12 @@ from agentrl.engine import InferenceServer, ServerLoad
 
 LONGEST_FACTOR = 16
 """Maximum factor by which repeated failed trials lengthen a server's rest."""
+ROOMY = 0.8
+"""Share of cache use below which more requests fit."""
+PATIENCE = 2
+"""Consecutive readings with a queue before it counts; a single one may mean that requests have just arrived."""
+QUEUE_FACTOR = 2
+"""Maximum requests of a server, as a multiple of the requests that it samples at once."""
 
 
 class BreakerState(enum.StrEnum):
@@ -75,12 +81,6 @@ class CircuitBreaker:
         self._failures, self._factor, self._opened = 0, 1, None
 
 
-ROOMY = 0.8
-"""Share of cache use below which more requests fit."""
-PATIENCE = 2
-"""Consecutive readings with a queue before it counts; a single one may mean that requests have just arrived."""
-
-
 @dataclass(slots=True, kw_only=True)
 class AdaptiveConcurrency:
     """Adaptive limit on the concurrent requests of one server.
@@ -128,10 +128,6 @@ class AdaptiveConcurrency:
 
     def _set(self, limit: int) -> None:
         self.limit = max(self.least, min(self.most, limit))
-
-
-QUEUE_FACTOR = 2
-"""Maximum requests of a server, as a multiple of the requests that it samples at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,9 @@ from agentrl.serving.pool.group import PoolGroup, Restart
 from agentrl.serving.pool.member import Member, PoolSettings
 from agentrl.serving.request import check_is_new
 
+_log = logging.getLogger(__name__)
+NOTHING_SAMPLED = Generation(token_ids=[], logprobs=[], versions=[], stop_reason=StopReason.ABORT)
+
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
@@ -229,11 +232,6 @@ def pool_metrics(totals: PoolTotals, router: Router, members: Sequence[Member]) 
             "preemptions": sum(load.preemptions for load in loads),
         },
     )
-
-
-_log = logging.getLogger(__name__)
-
-NOTHING_SAMPLED = Generation(token_ids=[], logprobs=[], versions=[], stop_reason=StopReason.ABORT)
 
 
 class ServerPool(PolicyEngine):

@@ -52,6 +52,11 @@ from agentrl.serving.sglang.wire import (
 BEGIN = "/begin_weight_update"
 END = "/end_weight_update"
 LEAVING_S = 10.0
+HEALTH_PROBE_S = 5.0
+"""Minimum seconds for the probe once the server answers."""
+ABORT_WAITS_S = (0.5, 2.0, 8.0)
+"""Seconds to wait for an aborted request after each attempt; then it ends without the server's answer. Aborts are
+repeated because one may arrive before its request, and SGLang drops those of requests that arrived during a pause."""
 
 
 class SGLangUpdates:
@@ -153,10 +158,6 @@ class SGLangUpdates:
         return await self._http.post(route, body, deadline_s=self._timeout_s, late=EngineError)
 
 
-HEALTH_PROBE_S = 5.0
-"""Minimum seconds for the probe once the server answers."""
-
-
 @dataclass(slots=True, eq=False)
 class RunningRequest:
     """Running request and its tokens so far."""
@@ -190,11 +191,6 @@ class RunningRequest:
         if self.answer is None:
             return Generation(token_ids=[], logprobs=[], versions=[], stop_reason=stop_reason)
         return replace(self.answer, stop_reason=stop_reason)
-
-
-ABORT_WAITS_S = (0.5, 2.0, 8.0)
-"""Seconds to wait for an aborted request after each attempt; then it ends without the server's answer. Aborts are
-repeated because one may arrive before its request, and SGLang drops those of requests that arrived during a pause."""
 
 
 class SGLangServer(SGLangUpdates, InferenceServer):

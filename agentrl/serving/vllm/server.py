@@ -49,6 +49,14 @@ from agentrl.serving.vllm.wire import (
 
 EXCHANGE = "exchange_adapter"
 """Method that `agentrl_vllm_adapter` adds to the server's workers."""
+OLDEST = "0.32"
+"""Oldest supported version; older ones do not report the weight version of tokens."""
+PROBE_IDS = [1, 2, 3]
+GENERATE = "/inference/v1/generate"
+PAUSE = "/pause?mode=keep&clear_cache=false"
+ABORT = "/inference/v1/abort_requests"
+FIRST_ABORT_WAIT_S = 0.05
+LONGEST_ABORT_WAIT_S = 1.0
 
 
 class VLLMUpdates:
@@ -152,11 +160,6 @@ class VLLMUpdates:
         return await self._http.post(route, body, deadline_s=self._timeout_s)
 
 
-OLDEST = "0.32"
-"""Oldest supported version; older ones do not report the weight version of tokens."""
-PROBE_IDS = [1, 2, 3]
-
-
 async def _check_awake(http: HttpSession, deadline_s: float) -> None:
     """Raise `UsageError` if a server is paused, as it does not answer requests. vLLM does not report sleep."""
     if await http.get("/is_paused", deadline_s=deadline_s) == {"is_paused": True}:
@@ -244,13 +247,6 @@ def _too_old(version: str) -> UsageError:
 def _numbers(version: str) -> list[int]:
     parts = version.split("+")[0].split(".")[:2]
     return [int("".join(filter(str.isdigit, part)) or 0) for part in parts]
-
-
-GENERATE = "/inference/v1/generate"
-PAUSE = "/pause?mode=keep&clear_cache=false"
-ABORT = "/inference/v1/abort_requests"
-FIRST_ABORT_WAIT_S = 0.05
-LONGEST_ABORT_WAIT_S = 1.0
 
 
 @dataclass(slots=True)

@@ -35,6 +35,20 @@ from agentrl.testing.env_session import (
 from agentrl.testing.env_subject import Subject, transcript, until
 from agentrl.testing.report import Broken, Missing, Suspect, rule
 
+_TASKS_COMPARED = 32
+"""Maximum number of tasks; more would reject a small environment with about a hundred different episodes."""
+_STEPS_COMPARED = 5
+"""Maximum number of steps in which different tasks must differ under the same random policy."""
+_STEPS_AFTER = 10
+TRUSTED = frozenset({"aiohttp", "gymnasium", "numpy", "orjson", "PIL", "pydantic", "rapidfuzz", "agentrl"})
+"""Packages with native code that this framework itself uses."""
+_THREADS_OF_PYTHON = ("asyncio_", "waitpid-", "environment check")
+"""Prefixes of the names of threads that the environment did not start itself."""
+HANGING_S = 60.0
+"""Seconds after which an operation counts as hanging."""
+_SHORT_TURN_S = 1e-5
+"""Seconds between thread switches, short so that conflicts appear sooner."""
+
 
 def require_equal(first: Sequence[StepSnapshot], second: Sequence[StepSnapshot], what: str) -> None:
     """Raise `Broken` with the first difference unless both are equal."""
@@ -50,12 +64,6 @@ def _difference(one: StepSnapshot, other: StepSnapshot) -> str:
         return f"{one.observation[:60]!r} and {other.observation[:60]!r}"
     field = next(name for name in StepSnapshot._fields if repr(getattr(one, name)) != repr(getattr(other, name)))
     return f"{field} {getattr(one, field)!r} and {getattr(other, field)!r}"
-
-
-_TASKS_COMPARED = 32
-"""Maximum number of tasks; more would reject a small environment with about a hundred different episodes."""
-_STEPS_COMPARED = 5
-"""Maximum number of steps in which different tasks must differ under the same random policy."""
 
 
 @rule("draw only from `self.np_random`; use no global generator, no clock, and no order of a set")
@@ -147,9 +155,6 @@ def _hidden_state(session: EnvSession, task: Task) -> str | None:
         return None
 
 
-_STEPS_AFTER = 10
-
-
 @rule("compute the key only from the state, as text: from sorted plain data, or as its checksum")
 def has_keys_of_its_states(subject: Subject) -> str:
     """`state_key()` is text, and the same for the same state, in a second call and in another environment."""
@@ -209,16 +214,6 @@ def _walk(session: EnvSession, seed: int) -> list[StepSnapshot]:
         if result.done:
             break
     return moments
-
-
-TRUSTED = frozenset({"aiohttp", "gymnasium", "numpy", "orjson", "PIL", "pydantic", "rapidfuzz", "agentrl"})
-"""Packages with native code that this framework itself uses."""
-_THREADS_OF_PYTHON = ("asyncio_", "waitpid-", "environment check")
-"""Prefixes of the names of threads that the environment did not start itself."""
-HANGING_S = 60.0
-"""Seconds after which an operation counts as hanging."""
-_SHORT_TURN_S = 1e-5
-"""Seconds between thread switches, short so that conflicts appear sooner."""
 
 
 @rule("state `isolation=Isolation.PROCESS`, where a crash only ends the episodes of one worker")

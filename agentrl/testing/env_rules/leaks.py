@@ -32,6 +32,10 @@ _FEW = 3
 """Minimum number of tasks, plans or rewards for a conclusion."""
 _SHORT_PLAN = 3
 _LONG_ACTION = 8
+IN_OPEN = 0x20
+_EVENTS_BYTES = 4096
+CHECKED_TASKS = 4
+"""Maximum number of tasks whose sandbox is inspected."""
 
 
 @rule("keep answers out of texts, hints and infos; a choice among given answers is fine")
@@ -150,10 +154,6 @@ def _tells_reward(text: str, reward: float) -> bool:
     return re.search(rf"{words}\+?(?:{number})(?![\w.]*\d)", text, re.IGNORECASE) is not None
 
 
-IN_OPEN = 0x20
-_EVENTS_BYTES = 4096
-
-
 @contextmanager
 def _watching(path: Path) -> Iterator[Callable[[], bool]]:
     """Watch a file; the function returns True if it was opened since the last call (without inotify always False)."""
@@ -211,10 +211,6 @@ def _tries(session: EnvSession, subject: Subject, path: str) -> Iterator[tuple[s
 def _text_arguments(tool: Tool) -> list[str]:
     parameters = tool.schema["function"]["parameters"]["properties"]
     return [name for name, described in parameters.items() if described.get("type") == "string"]
-
-
-CHECKED_TASKS = 4
-"""Maximum number of tasks whose sandbox is inspected."""
 
 
 @rule("grade in another sandbox than the one in which the policy acts")

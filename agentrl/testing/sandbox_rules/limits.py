@@ -114,6 +114,50 @@ _SYSTEM_V = """
         ctypes.memset(place, 1, 64 * 2**20)
     print(number, libc.msgget(0, 0o1600))
 """
+_BEATS = """
+    import os, signal, sys, time
+    for number in range(1, 65):
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            try: signal.signal(number, signal.SIG_IGN)
+            except (OSError, ValueError): pass
+    def beat():
+        while True:
+            with open("beats", "ab") as file: file.write(b".")
+            time.sleep(0.01)
+"""
+"""Program that ignores all signals that can be ignored; `beat` shows that it is alive."""
+_DAEMON = """
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.closerange(0, 100)
+            beat()
+        os._exit(0)
+    while not os.path.exists("beats"): time.sleep(0.01)
+"""
+_CONTINUERS = """
+    for _ in range(6):
+        if os.fork() == 0:
+            os.setsid()
+            while True:
+                for pid in range(2, 200):
+                    try: os.kill(pid, signal.SIGCONT)
+                    except OSError: pass
+                with open("beats", "ab") as file: file.write(b".")
+"""
+_HEADLESS = """
+    import ctypes, threading
+    threading.Thread(target=beat).start()
+    while not os.path.exists("beats"): time.sleep(0.01)
+    ctypes.CDLL(None).pthread_exit(None)
+"""
+_LOWER_LIMITS = """
+    import os, resource
+    for pid in (1, os.getppid()):
+        for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NPROC):
+            try: resource.prlimit(pid, kind, (0, 0))
+            except OSError: pass
+"""
 
 
 @in_sandbox
@@ -193,54 +237,6 @@ async def stops_a_zip_bomb(sandbox: Sandbox) -> str:
     loaded = await run_python(sandbox, "import gzip; print(len(gzip.open('bomb.gz').read()))")
     require(not loaded.is_success, "a zip bomb was unpacked into memory")
     return f"{len(bomb):,} bytes that unpack to {300 * MIB:,}"
-
-
-_BEATS = """
-    import os, signal, sys, time
-    for number in range(1, 65):
-        if number not in (signal.SIGKILL, signal.SIGSTOP):
-            try: signal.signal(number, signal.SIG_IGN)
-            except (OSError, ValueError): pass
-    def beat():
-        while True:
-            with open("beats", "ab") as file: file.write(b".")
-            time.sleep(0.01)
-"""
-"""Program that ignores all signals that can be ignored; `beat` shows that it is alive."""
-_DAEMON = """
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            os.closerange(0, 100)
-            beat()
-        os._exit(0)
-    while not os.path.exists("beats"): time.sleep(0.01)
-"""
-_CONTINUERS = """
-    for _ in range(6):
-        if os.fork() == 0:
-            os.setsid()
-            while True:
-                for pid in range(2, 200):
-                    try: os.kill(pid, signal.SIGCONT)
-                    except OSError: pass
-                with open("beats", "ab") as file: file.write(b".")
-"""
-_HEADLESS = """
-    import ctypes, threading
-    threading.Thread(target=beat).start()
-    while not os.path.exists("beats"): time.sleep(0.01)
-    ctypes.CDLL(None).pthread_exit(None)
-"""
-
-
-_LOWER_LIMITS = """
-    import os, resource
-    for pid in (1, os.getppid()):
-        for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NPROC):
-            try: resource.prlimit(pid, kind, (0, 0))
-            except OSError: pass
-"""
 
 
 @in_sandbox

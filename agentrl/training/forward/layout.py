@@ -36,6 +36,7 @@ PACKED_LAYERS = ("full_attention", "sliding_attention")
 """Types of layers in which tokens depend on other tokens only through attention."""
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Maximum difference of hidden states, relative to their norm, that is explained by the order of rounding."""
+_TRIED_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,9 +267,6 @@ def _difference(model: PreTrainedModel) -> str | None:
         return None
     model.config._attn_implementation = before
     return f"hidden states of a packed row differ by {apart:.2g} from those of padded sequences"
-
-
-_TRIED_TOKENS = 8
 
 
 @torch.no_grad()

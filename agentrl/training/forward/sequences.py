@@ -27,6 +27,8 @@ from agentrl.errors import LedgerError
 from agentrl.message.image import PlacedImage
 from agentrl.models.routed_experts import RoutedExperts
 
+_Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredSequence:
@@ -241,9 +243,6 @@ def sorted_prefixes(sequences: Sequence[ScoredSequence]) -> tuple[list[int], lis
         for before, after in itertools.pairwise(order)
     ]
     return order, [0, *common][: len(order)]
-
-
-_Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def _common_prefix(left: _Ids, right: _Ids) -> int:

@@ -35,6 +35,8 @@ from agentrl.training.weights import ModelWeights
 
 HEAD = "ForSequenceClassification"
 OUTPUT = ("score.", "classifier.")
+CHARACTERS_PER_TOKEN = 3
+"""Characters per token, to estimate the tokens of texts in a micro-batch; English has more."""
 
 
 class RewardModel:
@@ -172,10 +174,6 @@ def _check_head(path: str | Path, config: Any, *, new_head: bool) -> None:
         expected=f"a model …{HEAD} with one label",
         hint="train one on pairs of episodes: agentrl reward-model --from RUN --model MODEL",
     )
-
-
-CHARACTERS_PER_TOKEN = 3
-"""Characters per token, to estimate the tokens of texts in a micro-batch; English has more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
