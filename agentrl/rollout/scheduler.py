@@ -263,8 +263,9 @@ class GroupScheduler:
         found = None if runner.scores_groups else self._recovered.take(group.id, member)
         if found is None:
             return False
-        runner.observer.on_start(found)
-        runner.observer.on_end(found)
+        if not self._recovered.are_stored:
+            runner.observer.on_start(found)
+            runner.observer.on_end(found)
         found.forget_messages()
         group.members[member] = found
         return True

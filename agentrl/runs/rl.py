@@ -61,6 +61,7 @@ from agentrl.rollout.waits import WaitKind, WaitTracker, settled_heap
 from agentrl.runs.record import EpisodeRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
 from agentrl.runs.stop import StopRequest, run_until_stopped
+from agentrl.runs.stored_training import StoredTraining
 from agentrl.serving.launch.placement import core_warnings
 from agentrl.training.algorithm_functions import learns_from_rewards
 from agentrl.training.report import StepReport
@@ -478,7 +479,7 @@ class Orchestrator:
 
 
 def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> RunResult:
-    """Train a run; the calling thread must not have a running event loop.
+    """Train a run, on new or on stored episodes; the calling thread must not have a running event loop.
 
     Ctrl-C and SIGTERM stop the run with a checkpoint; a second signal stops it within seconds, whatever still runs.
 
@@ -492,8 +493,9 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
         TrainingError: training cannot continue.
     """
     interruption = interruption or StopRequest()
+    loop = Orchestrator if run.config.trainer.episodes is None else StoredTraining
     try:
-        return run_until_stopped(_train(Orchestrator(run, watcher=watcher), interruption), interruption)
+        return run_until_stopped(_train(loop(run, watcher=watcher), interruption), interruption)
     except SystemExit as error:
         raise TrainingError(
             "an environment, tool or agent loop exited the program from a task that it had started",
@@ -502,9 +504,9 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
         ) from error
 
 
-async def _train(orchestrator: Orchestrator, interruption: StopRequest) -> RunResult:
-    with interruption.stops(orchestrator.stop):
-        return await orchestrator.run()
+async def _train(loop: Orchestrator | StoredTraining, interruption: StopRequest) -> RunResult:
+    with interruption.stops(loop.stop):
+        return await loop.run()
 
 
 def idle_steps(result: RunResult, config: Config) -> str:
