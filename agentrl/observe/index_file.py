@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ FORMAT = 1
 """Version of the tables; an index of another version is built again."""
 LOCK_S = 30.0
 """Seconds to wait for another process that updates the index."""
+CACHE_KB = 65_536
+"""Memory for pages of the index, in KiB."""
 COLUMNS = (
     *("id", "environment", "task_id", "task_type", "group_id", "member", "attempt", "outcome", "is_trainable"),
     *("error", "reward", "success", "turns", "sequences", "tokens", "sampled_tokens", "longest", "largest_id"),
@@ -49,29 +52,23 @@ COLUMNS = (
     *("started_at", "ended_at", "seconds", "task_digest"),
 )
 """Columns of an entry that a row shows."""
-_SCANNED = (
-    *COLUMNS,
-    "step",
-    "start_step",
-    "end_offset",
-    "state",
-    "voided_by",
-    "lengths",
-    "pieces",
-    "signature",
-    "outline",
-)
+_EPISODE = (*COLUMNS, "step", "start_step", "end_offset", "state", "voided_by")
+"""Columns of the table that selections scan."""
+_CONTENT = ("pieces", "lengths", "signature", "outline")
+"""Large columns, in a table of their own."""
+_READ = f"SELECT number, {', '.join((*_EPISODE, *_CONTENT))} FROM episodes JOIN contents USING (number)"
 _SCHEMA = f"""
 CREATE TABLE files (step INTEGER PRIMARY KEY, inode INTEGER, size INTEGER, changed INTEGER, position INTEGER,
     tail INTEGER, has_checksums INTEGER, damaged INTEGER);
 CREATE TABLE images (checksum TEXT, step INTEGER, offset INTEGER, length INTEGER);
 CREATE INDEX images_by_checksum ON images (checksum);
-CREATE TABLE episodes (number INTEGER PRIMARY KEY, {", ".join(_SCANNED)});
+CREATE TABLE episodes (number INTEGER PRIMARY KEY, {", ".join(_EPISODE)});
+CREATE TABLE contents (number INTEGER PRIMARY KEY, {", ".join(_CONTENT)});
+CREATE TRIGGER forget AFTER DELETE ON episodes BEGIN DELETE FROM contents WHERE number = old.number; END;
 CREATE INDEX episodes_by_id ON episodes (id);
 CREATE INDEX episodes_by_end ON episodes (step, end_offset);
 CREATE INDEX episodes_by_group ON episodes (group_id);
 CREATE INDEX episodes_by_task ON episodes (task_id);
-CREATE INDEX episodes_by_reward ON episodes (reward);
 CREATE INDEX running ON episodes (state) WHERE state = {EntryState.RUNNING:d};
 PRAGMA user_version = {FORMAT};
 """
@@ -275,9 +272,8 @@ class IndexFile:
         return [checksum for (checksum,) in self.database.execute("SELECT DISTINCT checksum FROM images")]
 
     def _entries(self, condition: str, values: Sequence[Any]) -> Iterator[IndexEntry]:
-        rows = self.database.execute(f"SELECT number, {', '.join(_SCANNED)} FROM episodes WHERE {condition}", values)
-        for number, *row in rows.fetchall():
-            columns = dict(zip(_SCANNED, row, strict=True))
+        for number, *row in self.database.execute(f"{_READ} WHERE {condition}", values).fetchall():
+            columns = dict(zip((*_EPISODE, *_CONTENT), row, strict=True))
             lengths, shared, images = orjson.loads(columns["lengths"])
             yield IndexEntry(
                 number=number,
@@ -292,9 +288,14 @@ class IndexFile:
 
     def _save(self, scan: StoreScan) -> None:
         self.database.executemany("UPDATE episodes SET voided_by = ? WHERE id = ? AND voided_by IS NULL", scan.voided)
-        places = ", ".join("?" * (1 + len(_SCANNED)))
-        rows = ([entry.number, *_values(entry)] for entry in scan.entries)
-        self.database.executemany(f"REPLACE INTO episodes VALUES ({places})", rows)
+        (last,) = self.database.execute("SELECT COALESCE(MAX(number), 0) FROM episodes").fetchone()
+        numbers = count(last + 1)
+        for entry in scan.entries:
+            entry.number = next(numbers) if entry.number is None else entry.number
+        for table, names, values in (("episodes", _EPISODE, _episode), ("contents", _CONTENT, _content)):
+            places = ", ".join("?" * (1 + len(names)))
+            rows = ([entry.number, *values(entry)] for entry in scan.entries)
+            self.database.executemany(f"REPLACE INTO {table} VALUES ({places})", rows)
         images = ([checksum, *piece] for checksum, piece in scan.images)
         self.database.executemany("INSERT INTO images VALUES (?, ?, ?, ?)", images)
 
@@ -323,21 +324,17 @@ class IndexFile:
         self._save(scan)
 
 
-def _values(entry: IndexEntry) -> list[Any]:
+def _episode(entry: IndexEntry) -> list[Any]:
+    """Return the values of `_EPISODE`."""
     start, last = entry.pieces[0], entry.pieces[-1]
-    internal = (
-        entry.state,
-        entry.voided_by,
-        orjson.dumps([entry.lengths, entry.shared, list(entry.images)]),
-        pack_pieces(entry.pieces),
-    )
-    return [
-        *(entry.columns[name] for name in COLUMNS),
-        *(last.step, start.step, last.offset),
-        *internal,
-        entry.columns["signature"],
-        entry.columns["outline"],
-    ]
+    known = (entry.columns[name] for name in COLUMNS)
+    return [*known, last.step, start.step, last.offset, entry.state, entry.voided_by]
+
+
+def _content(entry: IndexEntry) -> list[Any]:
+    """Return the values of `_CONTENT`."""
+    lengths = orjson.dumps([entry.lengths, entry.shared, list(entry.images)])
+    return [pack_pieces(entry.pieces), lengths, entry.columns["signature"], entry.columns["outline"]]
 
 
 def _is_same(file: StoreFile, known: _ScannedFile | None) -> bool:
@@ -360,6 +357,7 @@ def _open_database(place: Path | None) -> sqlite3.Connection:
     database.create_function("may_contain", 2, may_contain, deterministic=True)
     try:
         database.execute("PRAGMA synchronous = NORMAL")
+        database.execute(f"PRAGMA cache_size = -{CACHE_KB}")
         database.execute("BEGIN IMMEDIATE")
         version = int(database.execute("PRAGMA user_version").fetchone()[0])
         is_new = version == 0 and not database.execute("SELECT name FROM sqlite_master").fetchone()

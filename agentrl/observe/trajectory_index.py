@@ -145,6 +145,7 @@ class EpisodeFilter:
 ALL = EpisodeFilter()
 _VALID = f"voided_by IS NULL AND state != {EntryState.DAMAGED:d}"
 _ROW = f"number, {', '.join(COLUMNS)}, step, start_step, state"
+_CONTENT = "FROM contents JOIN episodes USING (number) WHERE number = ? AND id = ?"
 _ENDED = ("step", "end_offset")
 _RANGES = ("step", "reward", "turns", "tokens")
 _EQUAL = ("environment", "task_id", "task_type", "group_id", "is_trainable")
@@ -264,7 +265,7 @@ class TrajectoryIndex:
         Raises:
             UsageError: the index was built again; or from the tokens, if the store has changed.
         """
-        found = self._query("SELECT outline, pieces FROM episodes WHERE number = ? AND id = ?", [row.number, row.id])
+        found = self._query(f"SELECT outline, pieces {_CONTENT}", [row.number, row.id])
         if not found or found[0][0] is None:
             raise UsageError(f"episode {row.id} is not an episode of the evaluation {self._file.store}")
         outline, pieces = found[0]
@@ -342,7 +343,10 @@ class TrajectoryIndex:
         if where.truncated is not None:
             add("truncated = ?", where.truncated)
         if where.text:
-            add("may_contain(signature, ?)", pattern_hashes(where.text))
+            add(
+                "may_contain((SELECT signature FROM contents c WHERE c.number = episodes.number), ?)",
+                pattern_hashes(where.text),
+            )
         return " AND ".join(parts), values
 
     def _contains(self, row: EpisodeRow, text: str) -> bool:
@@ -371,7 +375,7 @@ class TrajectoryIndex:
         return trajectory
 
     def _pieces(self, row: EpisodeRow) -> list[Piece]:
-        found = self._query("SELECT pieces FROM episodes WHERE number = ? AND id = ?", [row.number, row.id])
+        found = self._query(f"SELECT pieces {_CONTENT}", [row.number, row.id])
         if not found:
             raise KeyError("the index was built again")
         return unpack_pieces(found[0][0])
