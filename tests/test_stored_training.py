@@ -127,6 +127,14 @@ def cut(played: Run, folder: Path, change: Callable[[str], str]) -> Path:
     return folder
 
 
+def test_a_run_whose_groups_have_no_signal_says_that_they_are_used_up(
+    tiny_run: NewRun, played: Run, tmp_path: Path
+) -> None:
+    same = cut(played, tmp_path / "same", lambda text: re.sub(r'"reward":[-0-9.e]+', '"reward":1.0', text))
+    with pytest.raises(UsageError, match=r"used up after step 0.*8 stored groups"):
+        train(stored_run(tiny_run, played, "algorithm.dynamic_sampling=true", folder=same))
+
+
 def test_incomplete_groups_are_counted_and_left_out(tiny_run: NewRun, played: Run, tmp_path: Path) -> None:
     folder = cut(played, tmp_path / "cut", lambda text: text)
     last = step_file(folder, 4)

@@ -66,8 +66,13 @@ def rollout(
         ]
         run = start_rollout(read_config(words, shortcuts=shortcuts))
     folder = shlex.quote(str(run.folder.path))
-    stopped = f"stopped; finished episodes are stored. Resume with: agentrl rollout --resume {folder}"
-    with watching() as watcher, message_when_interrupted(lambda: stopped):
+
+    def stopped() -> str:
+        if not run.folder.config_file.is_file():
+            return "stopped before the first episode had ended"
+        return f"stopped; finished episodes are stored. Resume with: agentrl rollout --resume {folder}"
+
+    with watching() as watcher, message_when_interrupted(stopped):
         result = play(run, watcher=watcher)
     note(f"done: {result.groups} groups, {result.episodes} episodes in {folder}")
     note(f"read them:  agentrl view {folder}\ntrain on them: agentrl train CONFIG --episodes {folder}")

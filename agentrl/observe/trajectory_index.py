@@ -152,7 +152,7 @@ _EQUAL = ("environment", "task_id", "task_type", "group_id", "is_trainable")
 
 
 class TrajectoryIndex:
-    """Index of a trajectory store or of an evaluation's episodes.
+    """Index of a trajectory store or of an evaluation's episodes, to be used in the thread that opens it.
 
     Args:
         store: Folder of a trajectory store, one of its files, or the file of an evaluation.

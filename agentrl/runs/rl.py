@@ -493,9 +493,10 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
         TrainingError: training cannot continue.
     """
     interruption = interruption or StopRequest()
-    loop = Orchestrator if run.config.trainer.episodes is None else StoredTraining
+    is_stored = run.config.trainer.episodes is not None
+    loop = StoredTraining(run, watcher=watcher) if is_stored else Orchestrator(run, watcher=watcher)
     try:
-        return run_until_stopped(_train(loop(run, watcher=watcher), interruption), interruption)
+        return run_until_stopped(_train(loop, interruption), interruption)
     except SystemExit as error:
         raise TrainingError(
             "an environment, tool or agent loop exited the program from a task that it had started",

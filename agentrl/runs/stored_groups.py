@@ -70,11 +70,15 @@ class StoredGroups:
         self._config = config
         self.store = find_store(Path(config.trainer.episodes or ""))
         self.size = policy_group_size(config.algorithm)
-        self._index = TrajectoryIndex(self.store)
         self.incomplete = self.failed = 0
         """Groups that are left out: members are missing, or too few of them can train."""
-        self._check_logprobs()
-        self.groups = self._find()
+        self._index = TrajectoryIndex(self.store)
+        try:
+            self._check_logprobs()
+            self.groups = self._find()
+        except UsageError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the index."""

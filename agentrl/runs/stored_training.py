@@ -13,7 +13,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -98,7 +98,7 @@ class StoredTraining:
         self._last: Mapping[str, float] = {}
         self._problems: tuple[Problem, ...] = ()
         self._stopped = False
-        self._failure: TrainingError | None = None
+        self._failure: TrainingError | UsageError | None = None
 
     def stop(self) -> None:
         """Request a stop with a checkpoint after the current step."""
@@ -185,29 +185,32 @@ class StoredTraining:
         stack.push_async_callback(run_in_own_thread, self._trackers.close)
 
     async def _train(self) -> None:
-        batches, every = self._batches(), self.config.checkpoint.every
+        dynamic, every = self.config.algorithm.dynamic_sampling, self.config.checkpoint.every
+        batches = self._groups.batches(self._used, keep=self._teaches if dynamic else lambda group: True)
         while self.step < self.config.trainer.steps:
             await asyncio.sleep(0)  # in which a request to stop arrives
             if self._stopped:
                 break
-            groups, used = next(batches)
+            if (found := next(batches, None)) is None:
+                self._failure = self._used_up()
+                break
+            groups, used = found
             await self._run_step(groups)
             self._used = used
             if self.step == self.config.trainer.steps or self.step % every == 0:
                 self._save()
+        is_saved = self._saved is not None and self._saved.step == self.step
+        if self.step and not is_saved and not isinstance(self._failure, TrainingError):
+            self._save()
         if self._failure is not None:
             raise self._failure
-        if self.step and (self._saved is None or self._saved.step < self.step):
-            self._save()
 
-    def _batches(self) -> Iterator[tuple[list[Group], int]]:
-        dynamic = self.config.algorithm.dynamic_sampling
-        yield from self._groups.batches(self._used, keep=self._teaches if dynamic else lambda group: True)
-        raise UsageError(
+    def _used_up(self) -> UsageError:
+        return UsageError(
             f"the stored episodes are used up after step {self.step}",
             got=self._groups.summary,
-            expected=f"groups for {self.config.trainer.steps} steps",
-            hint=f"set trainer.steps={self.step}, or algorithm.dynamic_sampling=false to use groups without a signal",
+            expected=f"groups with a learning signal for {self.config.trainer.steps} steps",
+            hint="set algorithm.dynamic_sampling=false to use the other groups, too, or play more episodes",
         )
 
     async def _run_step(self, groups: Sequence[Group]) -> None:
