@@ -308,11 +308,11 @@ def sign_text(text: str) -> bytes | None:
     hashes = _trigrams(text)
     if not hashes.size:
         return None if not text else bytes(_SMALLEST_SIGNATURE // 8)
-    table = np.zeros(_LARGEST_SIGNATURE, dtype=np.bool_)
+    table: npt.NDArray[np.bool_] = np.zeros(_LARGEST_SIGNATURE, dtype=np.bool_)
     table[hashes & np.uint32(_LARGEST_SIGNATURE - 1)] = True
     wanted = 8 * int(table.sum())
     while table.size > max(wanted, _SMALLEST_SIGNATURE):
-        table = table.reshape(2, -1).any(axis=0)
+        table = np.logical_or(*np.split(table, 2))
     return np.packbits(table, bitorder="little").tobytes()
 
 
