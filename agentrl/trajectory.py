@@ -33,7 +33,7 @@ import copy
 import enum
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -305,6 +305,31 @@ class BranchPoint:
     """Id of the other episode's trajectory."""
     turn: int
     """Number of shared turns; the first turn of its own has this number, unless the parent ended there."""
+
+
+class StoredSequence(TokenSequence):
+    """A sequence whose tokens are loaded from a store when they are first used.
+
+    Args:
+        parent: Sequence whose first tokens this one shares.
+        shared: Number of shared tokens.
+        load: Appends the tokens to the sequence.
+    """
+
+    __slots__ = ("_load",)
+
+    def __init__(self, parent: TokenSequence | None, shared: int, load: Callable[[TokenSequence], None]) -> None:
+        self.parent, self.shared, self.turns, self._load = parent, shared, [], load
+
+    def __getattr__(self, name: str) -> Any:
+        """Load the tokens; called for an attribute without a value."""
+        if name not in TokenSequence.__slots__ or name == "turns":
+            raise AttributeError(name)
+        turns = self.turns
+        super().__init__(self.parent, self.shared)
+        self.turns = turns
+        self._load(self)
+        return getattr(self, name)
 
 
 @dataclass(slots=True, kw_only=True)

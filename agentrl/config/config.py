@@ -255,6 +255,8 @@ class TrainerConfig(Section):
     """Training steps of the run."""
     tasks_per_step: int = Field(16, ge=1)
     """Groups per training step."""
+    episodes: str | None = None
+    """Stored episodes to train on, without an engine: a run, its folder `trajectories` or a file of that folder."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """``muon`` orthogonalises the updates of the blocks' matrices, scales them to AdamW's size, and leaves the other
     parameters to AdamW; small models then learn from scratch with far fewer examples. Also used by `agentrl sft`."""

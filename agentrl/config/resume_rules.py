@@ -77,6 +77,7 @@ RULES: Mapping[str, ResumeRule] = {
     ),
     "algorithm.teacher.max_concurrent": _PLACE,
     "trainer.steps": _LENGTH,
+    "trainer.episodes": _TASKS,
     **dict.fromkeys(
         (f"trainer.{name}" for name in ("learning_rate", "warmup_steps", "schedule", "min_lr_ratio", "max_grad_norm")),
         _RATE,

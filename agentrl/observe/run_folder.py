@@ -8,6 +8,7 @@ runs/NAME/
   checkpoints/          step-000010/ …
   model/                the initial model, if the run created it
   diagnosis.json        the worst problems, after the run has ended
+  rollout.json          number of groups to play, if the run has no trainer
   numerics/             dump files that reproduce skipped updates, if any
   logs/                 trackers' files
   report.md …           written by evaluation
@@ -100,6 +101,8 @@ class RunDirectory:
         """One JSON line per training step."""
         self.diagnosis_file = path / "diagnosis.json"
         """Worst problems of a run that has ended."""
+        self.rollout_file = path / "rollout.json"
+        """Number of groups to play, of a run without a trainer."""
         self.trajectories = path / "trajectories"
         self.inflight = path / "inflight"
         """Journals of the episodes in flight."""

@@ -14,9 +14,11 @@ class RecoveredEpisodes:
 
     Args:
         episodes: Finished episodes; of several attempts of a member, the last one is kept.
+        are_stored: True if the store keeps them; otherwise they are written to it again when they are used.
     """
 
-    def __init__(self, episodes: Iterable[Trajectory] = ()) -> None:
+    def __init__(self, episodes: Iterable[Trajectory] = (), *, are_stored: bool = False) -> None:
+        self.are_stored = are_stored
         self._by_player = {episode.id.rpartition(".")[0]: episode for episode in episodes}
 
     def __len__(self) -> int:

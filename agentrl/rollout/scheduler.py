@@ -248,22 +248,25 @@ class GroupScheduler:
         players = self._extra_runners.get(draw.environment, {})
         return tuple(name for name, player in players.items() if player.can_play(draw.task))
 
-    def recover(self, episodes: RecoveredEpisodes, journals: JournalFolder) -> int:
+    def recover(self, episodes: RecoveredEpisodes, journals: JournalFolder | None = None) -> int:
         """Use the finished episodes of a killed run instead of playing them again; return how many may be used.
 
         Args:
             episodes: Episodes of the run, after `load_state_dict`. Those of newer weights than the checkpoint's and
                 those of earlier groups are left out, as are incomplete groups whose scorer compares their episodes.
-            journals: Journals of the episodes in flight; those of episodes that are not played again are removed.
+            journals: Journals of the episodes in flight, if the run has any; those of episodes that are not played
+                again are removed.
         """
-        journals.read(self.version)
         unfinished = [group.id for group in self._to_restart]
         episodes.keep_groups_from(self.tasks.position, unfinished)
-        journals.keep_groups_from(self.tasks.position, unfinished)
-        for group in self._to_restart:
-            for member in group.members:
-                episodes.take(group.id, member)
-                journals.forget(f"{group.id}/{member}")
+        finished = [(group.id, member) for group in self._to_restart for member in group.members]
+        for group_id, member in finished:
+            episodes.take(group_id, member)
+        if journals is not None:
+            journals.read(self.version)
+            journals.keep_groups_from(self.tasks.position, unfinished)
+            for group_id, member in finished:
+                journals.forget(f"{group_id}/{member}")
         episodes.keep_versions_until(self.version, self._adapter_versions())
         self._recovered = episodes
         return len(episodes)
@@ -274,8 +277,9 @@ class GroupScheduler:
         found = None if played_again else self._recovered.take(group.id, member)
         if found is None:
             return False
-        runner.observer.on_start(found)
-        runner.observer.on_end(found)
+        if not self._recovered.are_stored:
+            runner.observer.on_start(found)
+            runner.observer.on_end(found)
         found.forget_messages()
         group.members[member] = found
         return True

@@ -41,6 +41,7 @@ from agentrl.runs.rl import train as train_run
 from agentrl.runs.sft import check_warm_start, warm_start
 from agentrl.runs.start import RunResult, resume_run, start_run
 from agentrl.runs.stop import AFTER_TWO_REQUESTS, StopRequest, run_until_stopped
+from agentrl.runs.stored_training import start_check
 from agentrl.serving.launch.placement import check_machine
 from agentrl.tool import Tool
 
@@ -122,7 +123,8 @@ def train(
         check_training(resolved)
         check_machine(resolved)
         _check_session(resolved)
-        run = start_run(resolved, kind=resolved.algorithm.advantage.removeprefix(SESSION).rpartition(":")[2])
+        kind = resolved.algorithm.advantage.removeprefix(SESSION).rpartition(":")[2]
+        run = start_run(resolved, kind=kind, check=start_check(resolved))
         if progress:
             note(run_size(run.config))
         with _watcher(progress, watcher) as display:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from agentrl.builders.training import TrainingParts
@@ -207,12 +207,9 @@ class StepClock:
         """
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         counts = self._counts()
+        sampled = self._parts.trainer.sampled_versions
         return {
-            **{_name(name): value for name, value in report.metrics.items()},
-            **trajectory_metrics(trajectories, version=version - 1, adapters=self._parts.trainer.sampled_versions),
-            **environment_metrics(groups, teaches=self._parts.has_signal),
-            **extra_rollout_metrics(groups),
-            **branch_metrics(groups),
+            **group_metrics(groups, report, version=version - 1, adapters=sampled, has_signal=self._parts.has_signal),
             **self._parts.scheduler.tasks.metrics(),
             **self._parts.scheduler.bias.metrics(),
             **{f"rollout/{name}": counts[name] - self._counts_before[name] for name in _COUNTED},
@@ -262,6 +259,33 @@ class StepClock:
             "engine_busy_s": self._parts.engine.metrics().busy_s - self._busy_before,
         }
         return {TIMING_PREFIX + name: value for name, value in timings.items()}
+
+
+def group_metrics(
+    groups: Sequence[Group],
+    report: StepReport,
+    *,
+    version: int,
+    has_signal: Callable[[Group], bool],
+    adapters: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, float]:
+    """Return the metrics of a step's update and of its episodes.
+
+    Args:
+        groups: Groups of the step.
+        report: Report of the trainer.
+        version: Version of the weights at the start of the step.
+        has_signal: Predicate of groups with a learning signal.
+        adapters: Versions of several adapters, by name.
+    """
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    return {
+        **{_name(name): value for name, value in report.metrics.items()},
+        **trajectory_metrics(trajectories, version=version, adapters=adapters),
+        **environment_metrics(groups, has_signal=has_signal),
+        **extra_rollout_metrics(groups),
+        **branch_metrics(groups),
+    }
 
 
 def _sync_metrics(sync: SyncReport | None) -> dict[str, float]:

@@ -68,6 +68,7 @@ from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, re
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
 from agentrl.runs.stop import PARTS_CLOSING_S, PHASE_GRACE_S, StopRequest, run_until_stopped
+from agentrl.runs.stored_training import StoredTraining
 from agentrl.serving.launch.placement import core_warnings
 from agentrl.training.algorithm_functions import learns_from_rewards
 from agentrl.training.report import StepReport
@@ -508,7 +509,7 @@ class Orchestrator:
 
 
 def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> RunResult:
-    """Train a run; the calling thread must not have a running event loop.
+    """Train a run, on new or on stored episodes; the calling thread must not have a running event loop.
 
     Ctrl-C and SIGTERM stop the run with a checkpoint; a second signal stops it within seconds, whatever still runs.
 
@@ -522,8 +523,10 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
         TrainingError: training cannot continue.
     """
     interruption = interruption or StopRequest()
+    is_stored = run.config.trainer.episodes is not None
+    loop = StoredTraining(run, watcher=watcher) if is_stored else Orchestrator(run, watcher=watcher)
     try:
-        return run_until_stopped(_train(Orchestrator(run, watcher=watcher), interruption), interruption)
+        return run_until_stopped(_train(loop, interruption), interruption)
     except SystemExit as error:
         raise TrainingError(
             "an environment, tool or agent loop exited the program from a task that it had started",
@@ -532,9 +535,9 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
         ) from error
 
 
-async def _train(orchestrator: Orchestrator, interruption: StopRequest) -> RunResult:
-    with interruption.stops(orchestrator.stop):
-        return await orchestrator.run()
+async def _train(loop: Orchestrator | StoredTraining, interruption: StopRequest) -> RunResult:
+    with interruption.stops(loop.stop):
+        return await loop.run()
 
 
 def idle_steps(result: RunResult, config: Config) -> str:

@@ -461,7 +461,7 @@ def test_the_metrics_of_an_environment_are_of_its_own_groups():
             trajectory.outcome, trajectory.reward = Outcome.FINISHED, reward
             group.members[member] = trajectory
         groups.append(group)
-    metrics = environment_metrics(groups, teaches=rewards_differ_in)
+    metrics = environment_metrics(groups, has_signal=rewards_differ_in)
     for label in ("w", "other"):
         own = [group for group in groups if group.draw.environment == label]
         rewards = [t.reward for group in own for t in group.trainable]
