@@ -42,6 +42,8 @@ from agentrl.testing.chaos.scenarios import COMMON, LIMITS, WORKER_PROCESSES, Sc
 from agentrl.testing.chaos.servers import FaultyServer, start_engine_server, start_environment_server
 from agentrl.testing.chaos.world import Ledger
 
+UNEXPECTED = "unexpected error: run the command again"
+"""What follows the message of an exception that no part of agentrl foresaw."""
 TRACEBACK = "Traceback (most recent call last)"
 PER_RUN = 10
 """Faults in one run."""
@@ -397,7 +399,7 @@ class DisturbedRun:
         said, text = self._said(), self._text()
         if told != "SIGKILL":
             _, error, after = text.rpartition("error: ")
-            is_clear = {0: True, 130: bool(told)}.get(code, code in (1, 2) and bool(error))
+            is_clear = {0: True, 130: bool(told)}.get(code, code in (1, 2) and bool(error) and UNEXPECTED not in after)
             if not is_clear or TRACEBACK in (text if told else after):  # a worker's may precede the run's own error
                 self._result.unclear.append(f"{self.name}, {self._output.name}: exit code {code}: {said}")
         if self._latest is not None:
