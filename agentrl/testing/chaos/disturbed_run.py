@@ -29,7 +29,7 @@ import orjson
 
 from agentrl.config.load import dump_config, load_config
 from agentrl.observe.checkpoints import Checkpoints
-from agentrl.observe.metrics import read_metrics
+from agentrl.observe.files import numbered_records
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.sandbox.orphan_guard import marked_processes
 from agentrl.testing.chaos.check import Damage, check_run
@@ -54,7 +54,7 @@ LAST_STEPS = 2
 MOST_RESUMES = 3
 """Number of times that a run may end with an error, without progress, before it counts as one that cannot resume."""
 _PROGRESS = re.compile(
-    r"step \d+/|run /|saved /|measure it|read it|report: |resume with|\w+, step \d+|kept \d+|\d+ par"
+    r"step \d+/|run /|saved /|measure it|read it|report: |resume with|\w+, step \d+|kept \d+|[\d,]+ steps of "
 )
 """Lines of the output that say nothing about a fault."""
 
@@ -401,9 +401,9 @@ class DisturbedRun:
             _, error, after = text.rpartition("error: ")
             is_clear = {0: True, 130: bool(told)}.get(code, code in (1, 2) and bool(error) and UNEXPECTED not in after)
             if not is_clear or TRACEBACK in (text if told else after):  # a worker's may precede the run's own error
-                self._result.unclear.append(f"{self.name}, {self._output.name}: exit code {code}: {said}")
+                self._result.unclear.append(f"{self.name}, output {self._starts}: exit code {code}: {said}")
         if self._latest is not None:
-            self._latest.ended = "SIGKILL" if told == "SIGKILL" else f"exit code {code}"
+            self._latest.ended = self._latest.ended or ("SIGKILL" if told == "SIGKILL" else f"exit code {code}")
             self._latest.said = said
         limit_s = self._patience.end_s * self._patience.factor
         if not wait_until(lambda: not marked_processes(mark, MARK), limit_s):
@@ -464,7 +464,9 @@ class DisturbedRun:
         self._say(f"{self.name}: {row['steps']} steps in {self._starts} processes, {found.trained} episodes trained")
 
     def _steps(self) -> set[int]:
-        return {line["step"] for line in read_metrics(self.run.metrics_file)}
+        file = self.run.metrics_file
+        lines = numbered_records(file, []) if file.exists() else ()
+        return {line.record["step"] for line in lines if isinstance(line.record.get("step"), int)}
 
     def _text(self) -> str:
         """Return the output since the latest fault."""

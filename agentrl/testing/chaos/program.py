@@ -107,8 +107,12 @@ class Inbox:
             answer(engine, job, reason)
             self._garble(engine, job)
 
-        LocalEngine.generate, LocalEngine._answer = disturbed_generate, garbled_answer  # type: ignore[method-assign]
-        os.fsync = self._slow_sync
+        for owner, name, replacement in (
+            (LocalEngine, "generate", disturbed_generate),
+            (LocalEngine, "_answer", garbled_answer),
+            (os, "fsync", self._slow_sync),
+        ):
+            setattr(owner, name, replacement)
         time.time = lambda: self._time() + self._clock_s
         threading.Thread(target=self._watch, name="chaos", daemon=True).start()
 

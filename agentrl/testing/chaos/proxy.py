@@ -24,7 +24,7 @@ OUTAGE_S = 5.0
 LATE_S = 3.0
 LARGEST_BODY = 1 << 30
 HOP_HEADERS = {"content-length", "transfer-encoding", "connection", "host", "content-encoding"}
-WRONG_NUMBERS = (None, "text", 10**7, [], {})
+WRONG_NUMBERS: tuple[Any, ...] = (None, "text", 10**7, [], {})
 """Replacements of a number, none of which is a valid token id, log-probability or version."""
 
 

@@ -26,6 +26,7 @@ LIMITS = (
     "evaluation.every=0",
     "checkpoint={every: 3, keep: 2}",
     "environment.step_timeout_s=6",
+    "environment.reset_timeout_s=40",
     "rollout.retries=3",
     "rollout.stall_report_s=20",
     "trackers=[]",
