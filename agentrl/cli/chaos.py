@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import logging
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from agentrl.cli.help import examples
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.observe.console import note, out
 from agentrl.observe.files import check_writable
+from agentrl.observe.run_folder import OBSERVED
 from agentrl.testing.chaos.campaign import run_campaign
 from agentrl.testing.chaos.disturbed_run import PER_RUN, CampaignSettings, Patience
 from agentrl.testing.chaos.result import CampaignResult
@@ -80,6 +82,7 @@ def chaos(
     if keep is not None and keep.exists():
         raise UsageError(f"{keep} already exists", expected="a new folder for --keep")
     folder = Path(tempfile.mkdtemp(prefix="agentrl-chaos-")) if keep is None else keep.resolve()
+    logging.getLogger(OBSERVED).addHandler(logging.NullHandler())  # the check reads records that faults damaged
     settings = CampaignSettings(
         folder=folder,
         seed=seed,

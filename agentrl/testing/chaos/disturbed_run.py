@@ -388,20 +388,21 @@ class DisturbedRun:
             self._hang(f"it did not end in {limit_s * self._patience.factor:g} s after {' and '.join(signals)}")
             self._kill()
             return
-        self._note_end(signals[0])
+        self._note_end(" and ".join(signals))
 
     def _note_end(self, told: str) -> None:
-        """Note how the process ended, after a signal or by itself, and that none of its processes are left."""
+        """Note how the process ended, and that none of its processes are left.
+
+        Args:
+            told: Signals that told it to end; empty if it ended by itself.
+        """
         assert self._process is not None
         code, mark = self._process.returncode, self._mark
         self._process = None
         self._copying.join(LEFT_OUTPUT_S)
         said, text = self._said(), self._text()
-        if told != "SIGKILL":
-            _, error, after = text.rpartition("error: ")
-            is_clear = {0: True, 130: bool(told)}.get(code, code in (1, 2) and bool(error) and UNEXPECTED not in after)
-            if not is_clear or TRACEBACK in (text if told else after):  # a worker's may precede the run's own error
-                self._result.unclear.append(f"{self.name}, output {self._starts}: exit code {code}: {said}")
+        if told != "SIGKILL" and not is_clear_end(code, told, text):
+            self._result.unclear.append(f"{self.name}, output {self._starts}: exit code {code}: {said}")
         if self._latest is not None:
             self._latest.ended = self._latest.ended or ("SIGKILL" if told == "SIGKILL" else f"exit code {code}")
             self._latest.said = said
@@ -495,6 +496,21 @@ class DisturbedRun:
     def _all_marks(self) -> Iterator[str]:
         for number in range(1, self._starts + 1):
             yield f"{self.name}/{number}/{os.getpid()}"
+
+
+def is_clear_end(code: int, told: str, text: str) -> bool:
+    """Return True if a process ended in success, because it was told to, or with an error message.
+
+    Args:
+        code: Exit code.
+        told: Signals that told it to end; empty if it ended by itself.
+        text: Its output.
+    """
+    _, error, after = text.rpartition("error: ")
+    has_message = bool(error) and UNEXPECTED not in after and TRACEBACK not in after  # a worker's may come before
+    # the second of two signals may arrive when Python has put its handlers away already
+    was_stopped = code == 130 or (" and " in told and code in (-signal.SIGINT, -signal.SIGTERM))
+    return code == 0 or (code in (1, 2) and has_message) or (bool(told) and was_stopped and TRACEBACK not in text)
 
 
 def _copy(source: IO[bytes], target: Path) -> None:

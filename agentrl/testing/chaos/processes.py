@@ -32,7 +32,7 @@ def find_processes(target: Target, mark: str, trainer: int) -> list[int]:
 def command_line(pid: int) -> str:
     """Return the command line of a process; empty if it has ended."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return " ".join(Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").split())
     except OSError:
         return ""
 

@@ -115,7 +115,7 @@ class FaultyProxy:
                 request.method, self.target + request.path_qs, data=await request.read(), headers=headers
             ) as found:
                 status, body, kind = found.status, await found.read(), found.content_type
-        except aiohttp.ClientError:
+        except (aiohttp.ClientError, ConnectionError):
             transport.abort()
             return web.Response(status=503)
         if fault is not None:

@@ -71,7 +71,7 @@ class FaultyServer:
     def hit(self, way: str) -> str:
         """Send signals to one of the server's processes; restart the server unless it goes on."""
         pid = random.choice(sorted(marked_processes(self._mark, MARK)))
-        detail = f"process {pid}, {command_line(pid)[:60].strip()}"
+        detail = f"process {pid}, {command_line(pid)[-60:].strip()}"
         send(way, pid)
         if way.endswith("SIGCONT"):
             return detail
