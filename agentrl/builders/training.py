@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -242,7 +242,7 @@ def build_learning(
     built = build_on_ranks(ranks, build_trainer, config, model_path, base_path)
     trainer, source = built.trainer, built.source
     size = trainer.model.config.get_text_config().vocab_size
-    probe = Probe.random(size, **TOLERANCE[config.model.dtype])
+    probe = replace(Probe.random(size, **TOLERANCE[config.model.dtype]), answer_timeout_s=config.engine.timeout_s)
     engine: PolicyEngine
     sync: WeightSync
     if pool is not None:

@@ -507,7 +507,7 @@ def is_clear_end(code: int, told: str, text: str) -> bool:
         text: Its output.
     """
     _, error, after = text.rpartition("error: ")
-    has_message = bool(error) and UNEXPECTED not in after and TRACEBACK not in after  # a worker's may come before
+    has_message = bool(error) and UNEXPECTED not in text and TRACEBACK not in after  # a worker's may come before
     # the second of two signals may arrive when Python has put its handlers away already
     was_stopped = code == 130 or (" and " in told and code in (-signal.SIGINT, -signal.SIGTERM))
     return code == 0 or (code in (1, 2) and has_message) or (bool(told) and was_stopped and TRACEBACK not in text)

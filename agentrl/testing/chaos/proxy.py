@@ -24,8 +24,8 @@ OUTAGE_S = 5.0
 LATE_S = 3.0
 LARGEST_BODY = 1 << 30
 HOP_HEADERS = {"content-length", "transfer-encoding", "connection", "host", "content-encoding"}
-WRONG_NUMBERS: tuple[Any, ...] = (None, "text", 10**7, [], {})
-"""Replacements of a number, none of which is a valid token id, log-probability or version."""
+WRONG_VALUES: tuple[Any, ...] = (None, "text", 10**7, [], {})
+"""Replacements of a value, none of which is a valid token id, log-probability or version."""
 
 
 def garble_json(value: Any, rng: random.Random) -> Any:
@@ -40,7 +40,7 @@ def garble_json(value: Any, rng: random.Random) -> Any:
         if rng.random() < 0.2:
             return [*value[:at], *value[at + 1 :]]
         return [*value[:at], garble_json(value[at], rng), *value[at + 1 :]]
-    return rng.choice(WRONG_NUMBERS)
+    return rng.choice([wrong for wrong in WRONG_VALUES if wrong != value])
 
 
 class FaultyProxy:

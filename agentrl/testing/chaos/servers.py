@@ -14,7 +14,7 @@ from pathlib import Path
 from agentrl.errors import TrainingError
 from agentrl.sandbox.orphan_guard import marked_processes
 from agentrl.serving.launch.resources import reserve_port
-from agentrl.testing.chaos.processes import MARK, command_line, kill_left, send, wait_until
+from agentrl.testing.chaos.processes import MARK, kill_left, send, wait_until
 
 AGENTRL = (sys.executable, "-c", "from agentrl.cli import main; main()")
 """The program `agentrl` of this interpreter, whatever ``PATH`` says."""
@@ -71,7 +71,7 @@ class FaultyServer:
     def hit(self, way: str) -> str:
         """Send signals to one of the server's processes; restart the server unless it goes on."""
         pid = random.choice(sorted(marked_processes(self._mark, MARK)))
-        detail = f"process {pid}, {command_line(pid)[-60:].strip()}"
+        detail = f"process {pid}, {Path(f'/proc/{pid}/comm').read_text().strip()}"
         send(way, pid)
         if way.endswith("SIGCONT"):
             return detail
