@@ -236,6 +236,8 @@ class DisturbedRun:
     def _start(self, *words: str) -> None:
         for file in self.inbox.glob("*"):
             file.unlink()
+        if self._server is not None:
+            self._server.unpause()
         is_new = not self.run.config_file.is_file()
         words = (str(self._config), *words) if is_new else ("--resume", str(self.run.path), *words)
         self._starts += 1

@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from agentrl.errors import TrainingError
@@ -18,6 +19,9 @@ from agentrl.testing.chaos.processes import MARK, kill_left, send, wait_until
 
 AGENTRL = (sys.executable, "-c", "from agentrl.cli import main; main()")
 """The program `agentrl` of this interpreter, whatever ``PATH`` says."""
+HEALTH = "/health"
+"""Route of all servers that answers when they are ready."""
+ANSWER_S = 10.0
 ENVIRONMENT_START_S = 180.0
 ENGINE_START_S = 600.0
 LOST_S = 3.0
@@ -32,13 +36,13 @@ class FaultyServer:
     Args:
         words: Words of the command after ``agentrl``, without the port.
         folder: Folder of its outputs.
-        health: Route that answers when the server is ready.
         start_s: Seconds for its start.
+        unpause: Route that resumes a paused engine; empty for environments.
     """
 
-    def __init__(self, words: Sequence[str], folder: Path, *, health: str, start_s: float) -> None:
+    def __init__(self, words: Sequence[str], folder: Path, *, start_s: float, unpause: str = "") -> None:
         folder.mkdir(parents=True)
-        self._words, self._folder, self._health, self._start_s = words, folder, health, start_s
+        self._words, self._folder, self._start_s, self._unpause = words, folder, start_s, unpause
         reservation = reserve_port()
         self._port = reservation.port
         reservation.release()
@@ -63,10 +67,19 @@ class FaultyServer:
 
     def _is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(self.url + self._health, timeout=5) as answer:
+            with urllib.request.urlopen(self.url + HEALTH, timeout=5) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
+
+    def unpause(self) -> None:
+        """Resume an engine that a killed run has paused, as the error of the next run asks its user to do."""
+        if self._unpause:
+            asking = urllib.request.Request(
+                self.url + self._unpause, data=b"{}", headers={"Content-Type": "application/json"}, method="POST"
+            )
+            with suppress(OSError), urllib.request.urlopen(asking, timeout=ANSWER_S):
+                pass
 
     def hit(self, way: str) -> str:
         """Send signals to one of the server's processes; restart the server unless it goes on."""
@@ -96,7 +109,7 @@ def start_environment_server(environment: str, folder: Path) -> FaultyServer:
         TrainingError: it did not start.
     """
     words = ("env", "serve", environment, "--lease", "60", "--workers", "2")
-    return FaultyServer(words, folder, health="/health", start_s=ENVIRONMENT_START_S)
+    return FaultyServer(words, folder, start_s=ENVIRONMENT_START_S)
 
 
 def start_engine_server(engine: str, model: str, folder: Path) -> FaultyServer:
@@ -107,4 +120,5 @@ def start_engine_server(engine: str, model: str, folder: Path) -> FaultyServer:
     """
     settings = ("--folder", str(folder / "logs"), "--max-context", "512", "engine.max_num_seqs=16")
     words = ("serve", "--engine", engine, "--model", model, *settings, "model.dtype=float32")
-    return FaultyServer(words, folder, health="/health", start_s=ENGINE_START_S)
+    unpause = {"vllm": "/resume", "sglang": "/continue_generation"}[engine]
+    return FaultyServer(words, folder, start_s=ENGINE_START_S, unpause=unpause)
