@@ -39,8 +39,8 @@ async def test_ctrl_c_counts_although_an_interruption_is_pending(is_foreign: boo
 
 DEADLOCK = """
 import asyncio, ctypes
-from agentrl.cli.exits import ExitCode
-from agentrl.runs.stop import StopRequest, run_until_stopped
+from agentrl.cli.exits import end_despite_foreign_code
+from agentrl.runs.stop import run_until_stopped
 
 async def work():
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
@@ -48,8 +48,8 @@ async def work():
     print("blocked", flush=True)
     libc.pthread_mutex_lock(mutex)  # for ever, whatever signals arrive
 
-StopRequest.exit_code = ExitCode.INTERRUPTED
-run_until_stopped(work())
+with end_despite_foreign_code():
+    run_until_stopped(work())
 """
 
 

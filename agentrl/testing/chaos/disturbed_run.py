@@ -310,7 +310,7 @@ class DisturbedRun:
         match fault.target:
             case Target.TRAINER:
                 return self._hit_trainer(fault.way)
-            case Target.WORKER | Target.KEEPER | Target.RANK:
+            case Target.WORKER | Target.SUPERVISOR | Target.RANK:
                 found = find_processes(fault.target, self._mark, self._process.pid)
                 if not found:
                     return None

@@ -13,7 +13,7 @@ class Target(enum.StrEnum):
 
     TRAINER = "trainer"
     WORKER = "environment worker"
-    KEEPER = "keeper of an environment worker"
+    SUPERVISOR = "supervisor of an environment worker"
     RANK = "rank"
     SERVER = "server"
     """The environment server, or the engine's server, of a scenario with one."""
@@ -50,7 +50,7 @@ ANSWERS = ("lost", "late", "failed", *GARBLED)
 WAYS: dict[Target, tuple[str, ...]] = {
     Target.TRAINER: (*SIGNALS, "SIGINT twice", "SIGKILL while it saves"),
     Target.WORKER: SIGNALS,
-    Target.KEEPER: SIGNALS,
+    Target.SUPERVISOR: SIGNALS,
     Target.RANK: SIGNALS,
     Target.SERVER: ("SIGKILL", "SIGTERM", "SIGSTOP", "SIGSTOP, SIGCONT"),
     Target.ANSWER: ANSWERS,

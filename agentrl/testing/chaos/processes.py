@@ -25,8 +25,8 @@ def find_processes(target: Target, mark: str, trainer: int) -> list[int]:
         return sorted(pid for pid, line in lines.items() if "agentrl.builders.workers" in line)
     parents = process_parents()
     both = {pid for pid, line in lines.items() if "agentrl.rollout.env_worker" in line}
-    keepers = {pid for pid in both if parents.get(pid) == trainer}
-    return sorted(keepers if target is Target.KEEPER else both - keepers)
+    supervisors = {pid for pid in both if parents.get(pid) == trainer}
+    return sorted(supervisors if target is Target.SUPERVISOR else both - supervisors)
 
 
 def command_line(pid: int) -> str:

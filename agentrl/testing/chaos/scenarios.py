@@ -52,7 +52,7 @@ def _ways(*targets: Target) -> dict[Target, Sequence[str]]:
     return {target: WAYS[target] for target in targets}
 
 
-_WORKERS = (Target.WORKER, Target.KEEPER)
+_WORKERS = (Target.WORKER, Target.SUPERVISOR)
 LOCAL_SCENARIOS = (
     Scenario(
         name="synchronous",

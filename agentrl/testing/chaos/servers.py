@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from agentrl.errors import TrainingError
 from agentrl.sandbox.orphan_guard import marked_processes
+from agentrl.sandbox.supervisor import send_signal
+from agentrl.serving.launch.guard import descendants
 from agentrl.serving.launch.resources import reserve_port
 from agentrl.testing.chaos.processes import MARK, kill_left, send, wait_until
 
@@ -22,6 +25,7 @@ AGENTRL = (sys.executable, "-c", "from agentrl.cli import main; main()")
 HEALTH = "/health"
 """Route of all servers that answers when they are ready."""
 ANSWER_S = 10.0
+END_S = 30.0
 ENVIRONMENT_START_S = 180.0
 ENGINE_START_S = 600.0
 LOST_S = 3.0
@@ -94,7 +98,15 @@ class FaultyServer:
         return detail
 
     def _end(self) -> None:
+        """Tell the server to end, and kill what is left of it: some programs overwrite their environment variables."""
+        started = descendants(self._process.pid)
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            self._process.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
         kill_left([self._mark])
+        for pid in started:
+            send_signal(pid, signal.SIGKILL)
         self._process.wait()
 
     def close(self) -> None:
