@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -307,7 +307,9 @@ def _connect(
         renderer: Renderer that decodes tokens and prepares images.
         shared: True if the model is the trainer's own.
     """
-    probe = Probe.random(source.model.config.get_text_config().vocab_size, **TOLERANCE[config.model.dtype])
+    assert isinstance(config.engine, LocalEngineConfig | ServerEngineConfig)
+    size = source.model.config.get_text_config().vocab_size
+    probe = replace(Probe.random(size, **TOLERANCE[config.model.dtype]), answer_timeout_s=config.engine.timeout_s)
     if isinstance(found, ServerPool):
         return EngineConnection(engine=found, sync=_remote_sync(config, source, found, probe))
     assert isinstance(config.engine, LocalEngineConfig), "an engine with servers needs a pool"

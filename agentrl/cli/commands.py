@@ -50,6 +50,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "serve-training": CommandEntry(
         "agentrl.cli.serve_training", "Serve the tinker client, for your own training loops.", MORE
     ),
+    "chaos": CommandEntry("agentrl.cli.chaos", "Inject random faults into runs, and check every episode.", MORE),
     "bench": CommandEntry("agentrl.cli.bench", "Run a benchmark of a source checkout.", MORE),
 }
 """Commands in the order of ``agentrl --help``."""

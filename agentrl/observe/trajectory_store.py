@@ -12,12 +12,16 @@ of records have the trajectory's ``id``:
 
 An ``image`` record has the image's checksum as ``id``. It occurs once in a file, before the image's tokens.
 
+A ``group`` record names what became of a group (`GroupEnd`) during the file's training step. The last one of an id
+counts: a group that a finished run left over trains if the run is resumed with more steps.
+
 An id has one episode, which begins with its last ``start``. An interrupted run ends its episodes as ``cancelled``, and
 plays them again under the same ids after it is resumed; readers then get only the new ones.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +51,21 @@ _log = logging.getLogger(__name__)
 _SUFFIX = ".jsonl"
 _MOST_NEW = 10_000
 """Maximum number of new branches in one record."""
+
+
+class GroupEnd(enum.StrEnum):
+    """What became of a group of episodes that was started; the last record of a group counts."""
+
+    TRAINED = "trained"
+    """Its trainable episodes were trained on, in the training step of the file."""
+    FAILED = "failed"
+    """Too few of its episodes had no infrastructure failure; each failed episode states its error."""
+    FILTERED = "filtered"
+    """Dynamic sampling replaced it, because its episodes do not differ."""
+    STALE = "stale"
+    """Its oldest token was more than `rollout.max_staleness` versions old."""
+    LEFT_OVER = "left over"
+    """The run made its last step before the group was needed or complete."""
 
 
 class TrajectoryStore:
@@ -89,6 +108,16 @@ class TrajectoryStore:
         end = {"trajectory": _header(record), "sequences": tokens, "turns": turns, "lengths": lengths}
         now = {"time": time.time()}
         self._file.append({"kind": "end", "id": trajectory.id, **now, **end, **self._messages(trajectory)})
+
+    def group(self, group_id: str, end: GroupEnd, episodes: Sequence[str]) -> None:
+        """Write what became of a group.
+
+        Args:
+            group_id: Id of the group.
+            end: What became of it.
+            episodes: Ids of the episodes that trained; of all that ended if the group did not train.
+        """
+        self._file.append({"kind": "group", "id": group_id, "end": end.value, "episodes": list(episodes)})
 
     def rotate(self, step: int) -> None:
         """Continue in the file of another training step; the old file is synced to disk."""
@@ -243,6 +272,35 @@ def read_trajectories(
         yield from reader.read(file)
     if unfinished:
         yield from reader.read_unfinished(_step_of(files[-1]) if files else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """What became of a group."""
+
+    id: str
+    end: GroupEnd
+    step: int
+    """Training step during which the record was written: that of the update, if the group trained."""
+    episodes: tuple[str, ...]
+    """Ids of the episodes that trained; of all that ended if the group did not train."""
+
+
+def read_groups(folder: Path) -> dict[str, StoredGroup]:
+    """Read what became of each group of a run, by the group's id; damaged records are skipped with a warning."""
+    found: dict[str, StoredGroup] = {}
+    for file in step_files(folder):
+        damaged: list[int] = []
+        for line, record in numbered_records(file, damaged, containing=b'"group"'):
+            if record.get("kind") != "group":
+                continue
+            try:
+                group = StoredGroup(record["id"], GroupEnd(record["end"]), _step_of(file), tuple(record["episodes"]))
+                found[group.id] = group
+            except UNREADABLE:
+                damaged.append(line)
+        warn_damaged(file, damaged)
+    return found
 
 
 _Position: TypeAlias = tuple[int, int]

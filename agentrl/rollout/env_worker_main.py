@@ -73,7 +73,8 @@ def main(trainer: int) -> None:
 def fork_worker(trainer: int) -> None:
     """Fork a worker process, in which this function returns; this process becomes the supervisor and never returns."""
     supervisor = os.getpid()
-    signal.signal(signal.SIGTERM, _stop)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # so that a stopped supervisor notices the end of the trainer
@@ -84,6 +85,7 @@ def fork_worker(trainer: int) -> None:
     if worker:
         _supervise(worker, trainer_fd)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.close(trainer_fd)
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -127,7 +129,8 @@ def _reap(worker: int) -> int | None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for handled in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(handled, signal.SIG_IGN)
     raise _StopSignal
 
 

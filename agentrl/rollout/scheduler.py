@@ -37,6 +37,7 @@ from agentrl.errors import (
     async_boundary,
     boundary,
 )
+from agentrl.observe.trajectory_store import GroupEnd
 from agentrl.rollout.bias import BiasMeter
 from agentrl.rollout.curriculum import GroupOutcome
 from agentrl.rollout.groups import Group
@@ -349,14 +350,21 @@ class GroupScheduler:
         if len(group.trainable) < self._least_members or group.failed_extras:
             counters.groups_failed += 1
             self._measure(group, trained=False)
+            self.record_end(group, GroupEnd.FAILED)
             self._note_failed(group)
         elif not self._keep(group):
             counters.groups_filtered += 1
+            self.record_end(group, GroupEnd.FILTERED)
             self._note_filtered()
         else:
             self._failed_in_a_row = self._filtered_in_a_row = 0
             if self._is_fresh(group):
                 self._finished.append(group)
+
+    def record_end(self, group: Group, end: GroupEnd) -> None:
+        """Tell the observer what became of a group."""
+        episodes = group.trainable if end is GroupEnd.TRAINED else group.trajectories
+        self.runners[group.draw.environment].observer.on_group_end(group.id, end, episodes)
 
     def _measure(self, group: Group, *, trained: bool) -> None:
         self.bias.add(group.position, group.draw.environment, group.trajectories, trained=trained)
@@ -398,6 +406,7 @@ class GroupScheduler:
         age = group.staleness(self.version, self._adapter_versions())
         if age is not None and age > self.max_staleness:
             self._measure(group, trained=False)
+            self.record_end(group, GroupEnd.STALE)
             self._note_stale(age)
             return False
         self._stale_in_a_row = 0
@@ -421,6 +430,14 @@ class GroupScheduler:
         for task in work:
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
+
+    def record_left_over(self) -> None:
+        """Tell the observer of the groups that no batch has taken, after the last one."""
+        for group in sorted(self._unused(), key=lambda group: group.position):
+            self.record_end(group, GroupEnd.LEFT_OVER)
+
+    def _unused(self) -> list[Group]:
+        return [*self._finished, *self._running.values(), *self._to_restart]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict` in plain JSON types.

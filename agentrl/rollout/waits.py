@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -22,6 +22,7 @@ from types import TracebackType
 from agentrl.errors import Outcome
 from agentrl.observe.incidents import Incidents
 from agentrl.observe.progress import RolloutProgress
+from agentrl.observe.trajectory_store import GroupEnd
 from agentrl.trajectory import Trajectory, Turn
 
 _log = logging.getLogger(__name__)
@@ -295,6 +296,9 @@ class RolloutObserver:
 
     def on_end(self, trajectory: Trajectory) -> None:
         """Handle the end of an attempt, whatever its outcome, even if it is retried or cancelled."""
+
+    def on_group_end(self, group_id: str, end: GroupEnd, episodes: Sequence[Trajectory]) -> None:
+        """Handle the end of a group: it was trained on, or it will not be; `episodes` are those that ended."""
 
 
 @dataclass(slots=True, kw_only=True)

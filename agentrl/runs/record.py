@@ -12,7 +12,7 @@ from typing import Any, Self
 from agentrl.builders.training import TrainingParts
 from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, Trackers, trajectory_metrics
 from agentrl.observe.progress import RunStatus, RunWatcher
-from agentrl.observe.trajectory_store import TrajectoryStore
+from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore
 from agentrl.rollout.branches import branch_metrics
 from agentrl.rollout.groups import Group, environment_metrics, extra_rollout_metrics
 from agentrl.rollout.journal import JournalFolder
@@ -78,6 +78,11 @@ class EpisodeRecorder(RolloutObserver):
         if outcome is not None and outcome.is_retryable:
             self._note_failed(trajectory)
         self._watcher.on_status(self._status)
+
+    def on_group_end(self, group_id: str, end: GroupEnd, episodes: Sequence[Trajectory]) -> None:
+        """Record what became of a group."""
+        with self._waits.on(WaitKind.DISK, group_id, "a write to the trajectory store"):
+            self._store.group(group_id, end, [episode.id for episode in episodes])
 
     def _writing(self, trajectory: Trajectory) -> Wait:
         return self._waits.on(WaitKind.DISK, trajectory.id, "a write to the trajectory store")

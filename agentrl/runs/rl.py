@@ -59,7 +59,7 @@ from agentrl.observe.model_folder import MODEL
 from agentrl.observe.problems import Problem, problem_lines
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory, logging_to
-from agentrl.observe.trajectory_store import TrajectoryStore, void_after
+from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore, void_after
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.recovery import RecoveredEpisodes, read_recoverable
@@ -351,6 +351,8 @@ class Orchestrator:
                 self._writer.wait()
                 raise
             return True
+        await self._parts.scheduler.close()
+        self._parts.scheduler.record_left_over()
         return False
 
     async def _run_step(self) -> None:
@@ -370,6 +372,8 @@ class Orchestrator:
         self._pending = clock.metrics(groups, report, synced, version=self.step)
         parts.scheduler.set_version(self.step)
         with self._waits.on(WaitKind.DISK, "run", "the trajectory store"):
+            for group in groups:
+                parts.scheduler.record_end(group, GroupEnd.TRAINED)
             self._store.rotate(self.step + 1)
         if synced is None:
             raise self._lost or _Interrupted

@@ -5,6 +5,8 @@ the work, and ends the loop after `FORCE_S`, whatever still runs. Tasks that ign
 
 Foreign code that blocks the event loop's own thread cannot be cancelled. If that is the main thread, a request raises
 `BlockedCall` in that code after `BLOCKED_S`; after the second one, a ``KeyboardInterrupt`` in whatever blocks the loop.
+C code that never returns (a collective with a stopped rank) lets no handler run; after the second request, the program
+ends itself.
 """
 
 from __future__ import annotations
@@ -116,6 +118,10 @@ class StopRequest:
         self._watches: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """Starts the watching thread, or ends it; signal handlers may use this queue, but start no thread."""
         self._second_at = 0.0
+        self._wakeup = -1
+        """Pipe to which the system writes the numbers of signals."""
+        self._counted = self._counted_early = 0
+        """Signals that were counted, and those of them whose handler has not run yet."""
         self._raises: type[BaseException] | None = None
 
     def __call__(self) -> None:
@@ -149,6 +155,7 @@ class StopRequest:
         is_main = threading.current_thread() is threading.main_thread()
         handlers = {_INTERRUPTION: self._on_interruption, **dict.fromkeys(_SIGNALS, self._on_signal)} if is_main else {}
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        wakeup = self._hear_signals() if is_main else None
         try:
             if self.count:
                 self._call_soon(self._pass_on)
@@ -158,14 +165,44 @@ class StopRequest:
             self._over.set()
             self._watches.put(False)
             self._loop = self._main = None
+            if wakeup is not None:
+                signal.set_wakeup_fd(wakeup)
+                os.close(self._wakeup)
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _hear_signals(self) -> int:
+        """Let a thread hear signals, too, as Python's handlers do not run while the main thread is in a C call.
+
+        Returns:
+            The file descriptor that signals woke before.
+        """
+        reading, self._wakeup = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        threading.Thread(target=self._hear, args=(reading,), name="agentrl-signals", daemon=True).start()
+        return signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+
+    def _hear(self, reading: int) -> None:
+        """Count the signals that the handler has not counted after `AGAIN_S`."""
+        heard = 0
+        with open(reading, "rb", buffering=0) as signals:
+            while number := signals.read(1):
+                heard += number[0] in _SIGNALS
+                self._over.wait(AGAIN_S)
+                while self._counted < heard:
+                    self._counted += 1
+                    self._counted_early += 1
+                    self()
 
     def watch(self) -> None:
         """From now on, interrupt foreign code that blocks the loop."""
         self._watches.put(True)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._counted_early:
+            self._counted_early -= 1
+            return
+        self._counted += 1
         self()
 
     def _on_interruption(self, number: int, frame: FrameType | None) -> None:

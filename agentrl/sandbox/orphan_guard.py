@@ -80,9 +80,9 @@ def _start_time(pid: int) -> int:
     return 0
 
 
-def marked_processes(mark: str) -> list[int]:
+def marked_processes(mark: str, variable: str = VARIABLE) -> list[int]:
     """Return the processes that started with the mark, except dead ones and those of other users."""
-    entry, found = f"{VARIABLE}={mark}".encode(), []
+    entry, found = f"{variable}={mark}".encode(), []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if entry in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):

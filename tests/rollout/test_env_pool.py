@@ -189,6 +189,18 @@ def wait_for_end(processes):
         time.sleep(0.01)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_to_a_supervisor_ends_it_and_its_worker_without_a_traceback(make_pool, worlds, capfd, number):
+    pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1)
+    async with pool.borrow("e") as world:
+        await world.reset(TASK)
+        processes = processes_below({pool._workers[0]._process.pid}, process_parents())
+        os.kill(pool._workers[0]._process.pid, number)
+        async with asyncio.timeout(30):
+            await asyncio.to_thread(wait_for_end, processes)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("stops_again", [False, True])
 async def test_a_worker_whose_processes_are_all_stopped_is_killed_and_replaced(
     make_pool, worlds, monkeypatch, stops_again

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -98,3 +102,49 @@ def test_a_request_outlives_the_event_loop_of_its_work() -> None:
         request.raise_if_made()
     with pytest.raises(KeyboardInterrupt):
         run_until_stopped(asyncio.sleep(60), request)
+
+
+DEADLOCK = """
+import asyncio, ctypes
+from agentrl.cli.exits import end_despite_foreign_code
+from agentrl.runs.stop import run_until_stopped
+
+async def work():
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    print("blocked", flush=True)
+    libc.pthread_mutex_lock(mutex)  # for ever, whatever signals arrive
+
+with end_despite_foreign_code():
+    run_until_stopped(work())
+"""
+
+
+def test_two_interruptions_end_a_program_that_is_stuck_in_c_code() -> None:
+    """Python runs no signal handler until the C code returns."""
+    with subprocess.Popen([sys.executable, "-c", DEADLOCK], stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"blocked\n"
+        for _ in range(2):
+            program.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                program.wait(1)
+        try:
+            assert program.wait(60) == 130
+        finally:
+            program.kill()
+
+
+async def test_each_signal_counts_once_whoever_hears_it_first() -> None:
+    request = StopRequest()
+    work = asyncio.create_task(asyncio.sleep(3600))
+    with request.bound(asyncio.get_running_loop(), work), request.stops(lambda: None):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert request.count == 1, "the handler has run"
+        await asyncio.sleep(3 * AGAIN_S)
+        assert request.count == 1, "nor has the thread counted it again"
+        request._counted_early += 1  # the thread was first
+        request._counted += 1
+        os.kill(os.getpid(), signal.SIGINT)
+        assert request.count == 1
+    work.cancel()

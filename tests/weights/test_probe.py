@@ -1,3 +1,6 @@
+import asyncio
+from dataclasses import replace
+
 import pytest
 
 from agentrl.errors import TrainingError
@@ -89,6 +92,36 @@ async def test_the_version_of_every_token_is_compared():
     recorded = (await PROBE.compare(engine(), Source(), version=0)).answers
     with pytest.raises(TrainingError, match=r"another version after a sync: got \[3\], expected 0"):
         await PROBE.compare_recorded(engine(version=3), recorded, version=0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"token_ids": (99, 6, 7, 8)}, {"drift": float("nan")}, {"version": 7}, {"drift": 2.0}]
+)
+async def test_a_single_wrong_answer_does_not_end_a_run(wrong):
+    """It says nothing about the weights, and the probe asks again."""
+    answers = iter([wrong])
+
+    def script(request):
+        given = {"token_ids": (5, 6, 7, 8), "logprobs": (-0.5,) * 4, **next(answers, {})}
+        return ScriptedAnswer(**given)
+
+    served = ScriptedEngine(script=script, vocab_size=16)
+    assert (await PROBE.compare(served, Source(), version=0)).difference == 0
+    assert served.metrics().running == 0
+
+
+async def test_a_lost_answer_does_not_hang_the_probe(monkeypatch):
+    served, lost = engine(), iter([True])
+    real = served.generate
+
+    async def generate(request):
+        if next(lost, False):
+            await asyncio.Event().wait()
+        return await real(request)
+
+    monkeypatch.setattr(served, "generate", generate)
+    probe = replace(PROBE, answer_timeout_s=0.05)
+    assert (await probe.compare(served, Source(), version=0)).difference == 0
 
 
 async def test_an_engine_that_missed_the_update_is_named():
