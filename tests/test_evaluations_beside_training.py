@@ -4,6 +4,7 @@ import pytest
 from support.fixtures import TINY_RUN
 
 import agentrl
+from agentrl.builders.evaluation_engine import check_evaluation_engine
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
 from agentrl.evaluation.periodic import AT_STEP
@@ -18,6 +19,9 @@ BESIDE = (
     "evaluation={every: 2, tasks: 8, samples: 4, split: test, engine: {type: local, max_num_seqs: 8}}",
     "checkpoint={every: 1, keep: 100}",
 )
+
+
+SERVERS = "engine={type: vllm, servers: ['http://a:1', 'http://b:1']}"
 
 
 def lines_of(run):
@@ -103,13 +107,20 @@ def test_curves_show_an_evaluation_at_the_step_that_it_measured(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["rollout.max_staleness=0"], "set rollout.max_staleness=1"),
+        (["rollout.max_staleness=0"], "Set rollout.max_staleness=1"),
+        (["evaluation.every=0"], "evaluation.every=N"),
         (["evaluation.engine={type: vllm}"], "expected local, or vllm or sglang with the addresses"),
+        (
+            [SERVERS, "evaluation.engine={type: vllm, servers: ['http://b:1']}"],
+            "got http://b:1",
+        ),
         (["evaluation.engine={type: openai, url: 'http://127.0.0.1:1/v1', model: m}"], "expected local"),
         (["adapters={one: {}, two: {}}", "model.lora={rank: 2}"], "several adapters"),
     ],
 )
 def test_settings_that_cannot_run_beside_training_are_refused(overrides, words):
+    shared = [override for override in TINY_RUN if not override.startswith("engine=")]
+    config = load_config(None, [*shared, *BESIDE, *overrides])
     with pytest.raises(ConfigError, match="evaluation") as refused:
-        load_config(None, [*TINY_RUN, *BESIDE, *overrides])
+        check_evaluation_engine(config)
     assert words in str(refused.value)

@@ -8,6 +8,7 @@ from agentrl.builders.adapter_checks import check_adapter_sync, check_adapters, 
 from agentrl.builders.branches import check_branches
 from agentrl.builders.cluster import check_cluster
 from agentrl.builders.episodes import build_loop
+from agentrl.builders.evaluation_engine import check_evaluation_engine
 from agentrl.builders.rewards import check_comparison, check_reward_weights
 from agentrl.builders.roles import build_roles, check_roles
 from agentrl.builders.tools import build_tools
@@ -65,6 +66,7 @@ FEATURE_CHECKS: tuple[Callable[[Config], None], ...] = (
     check_algorithm,
     check_reward_weights,
     check_comparison,
+    check_evaluation_engine,
     check_branches,
     check_mixture,
 )

@@ -426,7 +426,7 @@ class EvaluationConfig(Section):
     """Sampling parameters of evaluations; those of training if not set. Stop texts not set here are those of training
     as well."""
     engine: EngineConfig | None = None
-    """Engine of their own for evaluations during asynchronous training, which then run beside it:
+    """Separate engine for evaluations, which then run during asynchronous training:
     ``{type: local}``, or attached servers, ``{type: vllm, servers: ["http://…"]}``. It keeps the weights of the
     evaluated step, while the run's engine gets new ones. See docs/asynchronous.md."""
 
@@ -582,25 +582,4 @@ class Config(Section):
                 "engine.sleep suspends the servers while the trainer trains, and with rollout.max_staleness "
                 f"{self.rollout.max_staleness} episodes continue then: remove one of them"
             )
-        if (other := self.evaluation.engine) is not None:
-            self._check_evaluation_engine(other)
         return self
-
-    def _check_evaluation_engine(self, engine: EngineConfig) -> None:
-        """Check that evaluations can run beside training on this engine."""
-        if self.rollout.is_synchronous:
-            raise ValueError(
-                "evaluation.engine runs evaluations beside training, and with rollout.max_staleness 0 nothing runs "
-                "beside training: set rollout.max_staleness=1 or more, or remove evaluation.engine"
-            )
-        if self.adapters:
-            raise ValueError("evaluation.engine cannot get several adapters: remove it, or adapters")
-        is_attached = isinstance(engine, ServerEngineConfig) and engine.servers != "launch"
-        if not (is_attached or isinstance(engine, LocalEngineConfig)):
-            launch = isinstance(engine, ServerEngineConfig)
-            raise ValueError(
-                f"evaluation.engine is {engine.type!r}{' with servers that the run would launch' if launch else ''}: "
-                "expected local, or vllm or sglang with the addresses of servers that agentrl serve started"
-            )
-        if isinstance(engine, ServerEngineConfig) and engine.sleep:
-            raise ValueError("evaluation.engine.sleep has no effect: remove it")

@@ -23,7 +23,7 @@ from agentrl.config.derived import SOLE, per_environment_configs
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
-from agentrl.errors.foreign import INTERRUPTED_CLOSING_S, cancel_or_abandon
+from agentrl.errors.foreign import INTERRUPTED_CLOSING_S, cancel_or_abandon, ignore_result
 from agentrl.evaluation.evaluate import evaluate_panel
 from agentrl.evaluation.panel import Panel
 from agentrl.evaluation.result import EvaluationResult
@@ -85,7 +85,7 @@ class PeriodicEvaluations:
         if self._parts.evaluation is None:
             return await self._evaluate(step, self._parts.policy) if self.is_due(step) else {}
         found = await self._collect() if self._task is not None and (self._task.done() or self.is_due(step)) else {}
-        if self.is_due(step):
+        if self.is_due(step) and found.get(AT_STEP) != step:  # a resumed run has started it already
             await self.start(step)
         return found | await self._collect() if self._task is not None and self._must_end(step) else found
 
@@ -99,6 +99,7 @@ class PeriodicEvaluations:
         policy = EngineEpisodePolicy(connection.engine, self._parts.renderer, self._parts.policy.sampling)
         self.running = step
         self._task = asyncio.create_task(self._evaluate(step, policy), name=f"the evaluation of step {step}")
+        self._task.add_done_callback(ignore_result)  # an interrupted run does not read its error
 
     async def _collect(self) -> dict[str, float]:
         """Wait for the evaluation that runs beside training."""

@@ -123,15 +123,19 @@ class _CorpusEpisodes:
         began = loop.time()
         while loop.time() - began < ALONE_S and await self._play_next():
             pass
-        playing = asyncio.gather(*(self._play_rest() for _ in range(AT_ONCE)))
+        players = [asyncio.create_task(self._play_rest()) for _ in range(AT_ONCE)]
         try:
-            while not playing.done():
-                await asyncio.wait({playing}, timeout=REPORT_S)
-                if not playing.done():
+            pending = set(players)
+            while pending:
+                ended, pending = await asyncio.wait(pending, timeout=REPORT_S, return_when=asyncio.FIRST_EXCEPTION)
+                for player in ended:
+                    player.result()
+                if pending:
                     self._say(f"episodes for the new model's vocabulary: {self._done} of {self._episodes} played")
-            playing.result()
         finally:
-            playing.cancel()
+            for player in players:
+                player.cancel()
+            await asyncio.gather(*players, return_exceptions=True)
 
     async def _play_rest(self) -> None:
         while await self._play_next():

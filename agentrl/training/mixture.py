@@ -210,6 +210,9 @@ def check_mixture(config: Config) -> None:
         refused += [f"the shaping {name}" for name in COMMON_SHAPING if name in own.shaping]
         if reads_reference(own) and not reads_reference(config.algorithm):
             refused.append("a reference policy, which algorithm does not have")
+        common = config.algorithm.reference
+        if own.reference and common and own.reference.refresh_every != common.refresh_every:
+            refused.append("its own reference.refresh_every, although the environments share the reference policy")
         if refused:
             raise ConfigError(
                 f"the algorithm of environment {label} needs a part that a run with several algorithms does not have",

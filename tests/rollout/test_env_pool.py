@@ -19,7 +19,6 @@ from types import SimpleNamespace
 import gymnasium
 import pytest
 import rollout_worlds
-from agentrl.envs.puzzles.sokoban import SPEC as SOKOBAN
 
 import agentrl
 from agentrl.config.environment import EnvironmentConfig
@@ -29,7 +28,6 @@ from agentrl.message import TextPart
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, EXPERT_ACTION, RANDOM_ACTION, SAMPLE, EnvMethod
 from agentrl.rollout import env_pool, env_worker_main, env_workers
 from agentrl.rollout.budget import EpisodeLimits
-from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.env_worker_main import HEADER
 from agentrl.rollout.env_workers import ThreadWorker
@@ -194,8 +192,9 @@ async def test_a_signal_to_a_supervisor_ends_it_and_its_worker_without_a_traceba
     pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1)
     async with pool.borrow("e") as world:
         await world.reset(TASK)
-        processes = processes_below({pool._workers[0]._process.pid}, process_parents())
-        os.kill(pool._workers[0]._process.pid, number)
+        supervisor = pool._workers[0]._process.pid
+        processes = processes_below({supervisor}, process_parents())
+        os.kill(supervisor, number)
         async with asyncio.timeout(30):
             await asyncio.to_thread(wait_for_end, processes)
     assert "Traceback" not in capfd.readouterr().err
@@ -591,16 +590,3 @@ async def test_a_closed_worker_leaves_no_thread():
     await worker.close()
     await asyncio.to_thread(thread.join, 30)
     assert not thread.is_alive()
-
-
-async def test_a_state_holds_the_steps_that_a_wrapper_has_counted():
-    """Otherwise each action that is tried would bring an episode nearer to its end."""
-    make = SOKOBAN.make
-    adapter = EnvAdapter(lambda: gymnasium.wrappers.TimeLimit(make(), max_episode_steps=3), {})
-    await adapter.reset(0, {})
-    for _ in range(5):
-        before = await adapter.snapshot()
-        assert not (await adapter.step("up")).result.truncated
-        await adapter.restore(before)
-    flags = [(await adapter.step("up")).result.truncated for _ in range(3)]
-    assert flags == [False, False, True]

@@ -13,7 +13,7 @@ from agentrl.testing.chaos.plan import Target
 
 MARK = "AGENTRL_CHAOS"
 """Environment variable whose value all processes of one process of a run share."""
-POLL_S = 0.05
+PROCESS_POLL_S = 0.05
 PAUSE_S = 2.0
 """Seconds between SIGSTOP and SIGCONT."""
 
@@ -52,7 +52,7 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(POLL_S)
+        time.sleep(PROCESS_POLL_S)
     return True
 
 

@@ -26,10 +26,10 @@ from agentrl.serving.local import LocalEngine
 from agentrl.testing.chaos.plan import Target
 from agentrl.testing.chaos.world import Ledger
 
-POLL_S = 0.02
-LATE_S = 3.0
+COMMAND_POLL_S = 0.02
+LATE_ANSWER_S = 3.0
 """Seconds by which a late answer is late."""
-SLOW_S = 2.0
+SLOW_DISK_S = 2.0
 """Seconds by which a sync to a slow disk takes longer."""
 SLOW_SYNCS = 3
 CLOCK_S = 86_400.0
@@ -122,7 +122,7 @@ class Inbox:
                 fault = json.loads(file.read_bytes())
                 file.unlink()
                 self._take(fault)
-            time.sleep(POLL_S)
+            time.sleep(COMMAND_POLL_S)
 
     def _take(self, fault: dict[str, Any]) -> None:
         match fault["target"]:
@@ -141,7 +141,7 @@ class Inbox:
     def _slow_sync(self, descriptor: Any) -> None:
         if self._slow_syncs > 0:
             self._slow_syncs -= 1
-            time.sleep(SLOW_S)
+            time.sleep(SLOW_DISK_S)
         self._sync(descriptor)
 
     async def _disturb(self, request: GenerateRequest) -> None:
@@ -156,7 +156,7 @@ class Inbox:
             case "failed":
                 raise EngineError(f"request {request.request_id} failed", got="a fault of agentrl chaos")
             case "late":
-                await asyncio.sleep(LATE_S)
+                await asyncio.sleep(LATE_ANSWER_S)
             case _:
                 self._garbled[request.request_id] = fault
 

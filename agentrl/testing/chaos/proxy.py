@@ -21,7 +21,7 @@ GENERATE = ("/inference/v1/generate", "/generate")
 """Routes of vLLM and SGLang whose answers are garbled."""
 OUTAGE_S = 5.0
 """Seconds for which connections are refused or frozen."""
-LATE_S = 3.0
+DELAYED_REPLY_S = 3.0
 LARGEST_BODY = 1 << 30
 HOP_HEADERS = {"content-length", "transfer-encoding", "connection", "host", "content-encoding"}
 WRONG_VALUES: tuple[Any, ...] = (None, "text", 10**7, [], {})
@@ -138,7 +138,7 @@ async def _disturb(fault: PlannedFault, status: int, body: bytes) -> tuple[int, 
         case "lost":
             await asyncio.Event().wait()
         case "late":
-            await asyncio.sleep(LATE_S)
+            await asyncio.sleep(DELAYED_REPLY_S)
         case "failed":
             return 500, b'{"error": "a fault of agentrl chaos"}'
         case "truncated":
