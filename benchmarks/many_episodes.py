@@ -2,8 +2,8 @@
 
 All episodes start together, on the scripted engine; every step waits for an exponential time. ``training`` plays groups
 of 8 through the scheduler as one batch, ``evaluation`` through `play_all`. Each measurement has a process of its own.
-A pass of the event loop is everything between two looks at the sockets and timers: while one takes long, no other
-episode goes on.
+A pass is one iteration of the event loop, from one poll of sockets and timers to the next; during a long pass, no other
+episode makes progress.
 
     agentrl bench many_episodes --json many.json
     agentrl bench many_episodes episodes=[2000] wait_s=3

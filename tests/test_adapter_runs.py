@@ -181,7 +181,7 @@ def refused(setting, message):
         refused(("adapters=null",), r"teller\.adapter is not an adapter of the run"),
         refused(("adapters.writer.algorithm={group_size: 4}",), r"group_size is not a setting of an adapter"),
         refused(("adapters.writer.algorithm={advantge: rloo}",), r"advantge is not a setting of an adapter.*advantage"),
-        refused(("adapters.writer.algorithm={kl_coef: -1}",), r"adapters\.writer does not fit"),
+        refused(("adapters.writer.algorithm={kl_coef: -1}",), r"adapters\.writer is invalid"),
         refused(("adapters.writer.algorithm={advantage: remax}",), "greedy rollouts"),
         refused(("model.lora.modules_to_save=[embed_tokens]",), "modules_to_save does not work with several"),
         refused(("trainer.processes=2",), r"trainer\.processes does not work with several adapters"),

@@ -100,7 +100,7 @@ GUESS = "environment=guess_number"
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([GUESS, "algorithm.advantage=tree"], "compares episodes that branch, but none does"),
+        ([GUESS, "algorithm.advantage=tree"], "compares episodes that branch, but agent.branch is not set"),
         ([GUESS, "agent.branch={turns: [1]}"], "as if they were independent"),
         ([GUESS, *BRANCHED, "algorithm.group_size=2"], "no episode of a group can branch"),
         ([GUESS, *BRANCHED, "agent.loop=external", "agent.options={command: 'true'}"], "agent loop external cannot"),

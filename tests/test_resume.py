@@ -152,7 +152,7 @@ def test_episodes_in_flight_of_a_killed_asynchronous_run_go_on(tiny_run, tmp_pat
     turns = sum(len(episode.answers) for episode in kept.values())
     (message,) = [text for text in told.messages if "episodes in flight" in text]
     assert f"continued {len(kept)} episodes in flight after their last turn ({turns} turns)" in message
-    assert f"started {reasons.total()} episodes in flight again" in message
+    assert f"restarted {reasons.total()} episodes in flight" in message
     assert all(f"{count} because {reason}" in message for reason, count in reasons.items())
     names = ("recovery/episodes_continued", "recovery/turns_replayed", "recovery/episodes_restarted")
     counts = [sum(line[name] for line in numbers(run.folder.path)) for name in names]
@@ -177,7 +177,7 @@ def _has_all(found):
 def _reason(episode):
     """Return why an episode starts again; `Changing` shows something else after its first step."""
     if episode.problem is None and episode.id.split("-")[1] == "changing" and len(episode.calls) > 1:
-        return "the environment returned another observation or state"
+        return "the environment returned a different observation or state"
     return episode.problem
 
 

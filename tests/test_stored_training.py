@@ -138,7 +138,9 @@ def test_a_run_whose_groups_have_no_signal_says_that_they_are_used_up(
 def test_incomplete_groups_are_counted_and_left_out(tiny_run: NewRun, played: Run, tmp_path: Path) -> None:
     folder = cut(played, tmp_path / "cut", lambda text: text)
     last = step_file(folder, 4)
-    last.write_text("".join(last.read_text().splitlines(keepends=True)[:-1]))
+    lines = last.read_text().splitlines(keepends=True)
+    lines.remove([line for line in lines if line.startswith('{"kind":"end"')][-1])
+    last.write_text("".join(lines))
     with pytest.raises(UsageError, match=r"7 stored groups of 3 .*; 1 incomplete .*8 groups for 4 steps.*steps=3"):
         check_stored_start(stored_run(tiny_run, played, folder=folder).config)
     run = stored_run(tiny_run, played, "trainer.steps=3", folder=folder, name="shorter")

@@ -115,7 +115,7 @@ def _first_edge(tree: _Tree, advantage: torch.Tensor) -> _Edge:
         if len(siblings) > 1:
             _compare(siblings, advantage)
             edge = _Edge(math.fsum(sibling.value for sibling in siblings) / len(siblings))
-        else:  # the other paths of this node have failed, so that it is none
+        else:  # the other paths of this node failed, so it is no longer a branch point
             edge = siblings[0]
         end = turn
     assert edge is not None

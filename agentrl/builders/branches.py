@@ -64,7 +64,7 @@ def _check_estimator(config: Config) -> None:
     compares = uses_branches.of(lookup(Kind.ADVANTAGE, name))
     if compares and config.agent.branch is None:
         raise ConfigError(
-            f"the advantage estimator {name} compares episodes that branch, but none does",
+            f"the advantage estimator {name} compares episodes that branch, but agent.branch is not set",
             got="no agent.branch",
             expected="agent.branch={turns: [1]}, or algorithm.advantage=rloo, which is the same without branches",
         )
@@ -87,7 +87,7 @@ def _check_features(config: Config) -> None:
     for key, value in excluded.items():
         if value:
             raise ConfigError(
-                f"{key} does not work with agent.branch", got=f"{key} {value}", expected=f"no {key}, or no agent.branch"
+                f"{key} does not work with agent.branch", got=f"{key} {value}", expected="only one of the two"
             )
 
 
@@ -97,15 +97,15 @@ def _check_loop(config: Config) -> None:
     roles = [*loop.roles, *agent.called_roles, *environment_roles]
     if roles:
         raise ConfigError(
-            "agent.branch needs episodes of one agent: roles may answer in another order when turns are repeated",
+            "agent.branch needs episodes of one agent: roles may answer in a different order when turns are repeated",
             got=f"the roles {', '.join(roles)}",
-            expected="a loop and an environment without roles, or no agent.branch",
+            expected="a loop and an environment without roles, or agent.branch=null",
         )
     if not agent_loop_class(agent.loop).is_deterministic:
         raise ConfigError(
             f"episodes of the agent loop {agent.loop} cannot be continued from one of their turns",
             got="agent.branch",
-            expected="a loop whose requests depend on nothing but the episode, or no agent.branch",
+            expected="a loop whose requests depend only on the episode, or agent.branch=null",
         )
 
 

@@ -75,7 +75,7 @@ class TrainingParts:
     sync: WeightSync
     extras: GroupExtras
     evaluation: EngineConnection | None
-    """Engine of the evaluations, if the config has one; they run beside training then."""
+    """Separate engine for evaluations that run concurrently with training; ``None`` without ``evaluation.engine``."""
     journals: JournalFolder | None
     """Journals of the episodes in flight; ``None`` in synchronous training."""
     has_signal: Callable[[Group], bool]

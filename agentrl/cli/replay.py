@@ -53,14 +53,12 @@ LONGEST = 60
 def replay(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     episode: Annotated[
-        str | None, typer.Argument(help="Id of a stored episode, as in the list that the command prints without it.")
+        str | None, typer.Argument(help="Id of a stored episode; without it, the newest ones are listed.")
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of the run's config.")
     ] = None,
-    turn: Annotated[
-        int, typer.Option(min=0, help="Number of first turns to repeat; the next turn is sampled again.")
-    ] = 0,
+    turn: Annotated[int, typer.Option(min=0, help="Number of turns to repeat; sampling starts at the next one.")] = 0,
     samples: Annotated[int, typer.Option("--n", min=0, help="Number of continuations; 0 only shows the history.")] = 8,
     show: Annotated[bool, typer.Option("--show", help="Print the history up to the turn.")] = False,
     model: Annotated[
@@ -71,10 +69,10 @@ def replay(
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Continue a stored episode after some of its turns, several times: how good was the state that it had reached?
+    """Continue a stored episode several times from one of its turns, to estimate how good its state was.
 
-    The turns are repeated from the task and its seed, with the recorded answers, in the environment itself. The model
-    must read the same text again, token by token. The continuations are stored in the run.
+    The environment restarts from the task and its seed, and the recorded answers are repeated up to that turn. The
+    prompts must be the recorded ones, token by token. The continuations are stored in the run.
     """
     folder = find_run(run)
     if folder is None:
@@ -148,7 +146,7 @@ def history_text(episode: Trajectory, turn: int, decode: Decode, *, labelled: bo
 
 def _show(result: Replay) -> None:
     episode = result.episode
-    columns = ("", "return", "success", "turns", "ends", "first other answer")
+    columns = ("", "return", "success", "turns", "ends", "first different answer")
     table = Table(*columns[:-1], Column(columns[-1], overflow="fold"), box=None, pad_edge=False)
     table.add_row(
         "stored",

@@ -88,7 +88,7 @@ def serve(
     ports = None if port is None else range(port, port + section.replicas)
     try:
         launcher = make_launcher(section, served, target, dtype=config.model.dtype, say=note, ports=ports)
-        note(f"serves {served}, logs: {target / LOGS}")
+        note(f"serving {served}; logs: {target / LOGS}")
         run_with_stop_event(lambda stop: _serve(launcher, stop))
     finally:
         shutil.rmtree(target / SERVED_MODEL, ignore_errors=True)

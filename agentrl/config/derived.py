@@ -102,7 +102,7 @@ def adapter_config(config: Config, name: str) -> Config:
     try:
         trainer = TrainerConfig.model_validate({**config.trainer.model_dump(), **section.trainer_changes})
     except ValidationError as error:
-        raise ConfigError(f"adapters.{name} does not fit", got=error.errors()[0]["msg"]) from error
+        raise ConfigError(f"adapters.{name} is invalid", got=error.errors()[0]["msg"]) from error
     return config.model_copy(update={"algorithm": algorithm, "trainer": trainer})
 
 
@@ -130,7 +130,7 @@ def _changed_algorithm(run: AlgorithmConfig, changes: Mapping[str, Any], where: 
     try:
         return AlgorithmConfig.model_validate({**base, **changes})
     except ValidationError as error:
-        raise ConfigError(f"{where} does not fit", got=error.errors()[0]["msg"]) from error
+        raise ConfigError(f"{where} is invalid", got=error.errors()[0]["msg"]) from error
 
 
 def agent_loop_class(name: str) -> type[AgentLoop]:

@@ -306,7 +306,7 @@ class RoleConfig(Section):
 
 
 class BranchConfig(Section):
-    """Episodes of a group that branch from others: they share the first turns, and continue on their own. For
+    """Episodes of a group that branch from others: they repeat the first turns, then sample their own. For
     ``algorithm.advantage: tree``.
     """
 
@@ -319,7 +319,7 @@ class BranchConfig(Section):
     """Number of turns between branch points: with 2, episodes branch after 2, 4, 6, … turns."""
     by_entropy: bool = False
     """True to branch before the turns in which the root's policy was least certain: those with the highest mean of -log
-    p over the sampled tokens. This choice depends on the whole episode, so that gradients are slightly biased."""
+    p over the sampled tokens. This choice depends on the whole episode, so gradients are slightly biased."""
     children: int = Field(1, ge=1)
     """Number of episodes that branch from a root at one point; the following ones branch at the next."""
 
@@ -430,5 +430,5 @@ class MixedEnvironmentConfig(EnvironmentConfig):
     """Split of its evaluation tasks; ``evaluation.split`` if not set."""
     agent: AgentChanges = Field(default_factory=AgentChanges)
     algorithm: dict[str, Any] = Field(default_factory=dict)
-    """Keys of ``algorithm`` with other values for this environment: ``{advantage: rloo, loss: gspo}``. Keys that
-    determine how groups are played, such as ``group_size``, cannot differ. See docs/algorithms.md."""
+    """Overrides of ``algorithm`` for this environment: ``{advantage: rloo, loss: gspo}``. Keys that determine how
+    groups are played, such as ``group_size``, cannot be overridden. See docs/curriculum.md."""

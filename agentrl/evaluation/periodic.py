@@ -1,6 +1,6 @@
 """Evaluations of the policy during training, in the training process.
 
-Without ``evaluation.engine`` training waits for an evaluation. With it, the evaluation runs beside the next steps, on
+Without ``evaluation.engine`` training waits for an evaluation. With it, the evaluation runs during the next steps, on
 an engine that keeps the weights of the evaluated step:
 
     after_step(8): sync the evaluation engine to version 8, start the evaluation

@@ -92,7 +92,7 @@ def make_replay_request(
     temperature: float | None = None,
     overrides: Sequence[str] = (),
 ) -> ReplayRequest:
-    """Make the request of continuations; the settings that are not given are those of the run's training.
+    """Make a replay request; settings that are not given default to those of the run's training.
 
     Raises:
         UsageError: the episode's turns cannot be repeated, or its environment is not one of the run's.
@@ -117,7 +117,7 @@ def _environment_of(config: Config, episode: Trajectory) -> EnvironmentConfigs:
     labelled = [part for part in parts if re.match(rf"\d+-{re.escape(part.label)}-", episode.group_id)]
     if not parts:
         raise UsageError(
-            f"the run has no environment {episode.environment}, in which {episode.id} was played",
+            f"episode {episode.id} was played in {episode.environment}, which is not an environment of the run",
             got=", ".join(p.config.sole_environment.name for p in per_environment_configs(config)),
             expected=episode.environment,
         )
@@ -270,7 +270,7 @@ def _check_repeatable(loop: AgentLoop, config: Config) -> None:
     if not loop.is_deterministic:
         raise UsageError(
             f"episodes of the agent loop {config.agent.loop} cannot be continued from one of their turns",
-            expected="a loop whose requests depend on nothing but the episode",
+            expected="a loop whose requests depend only on the episode",
         )
 
 

@@ -5,7 +5,7 @@
 - A connection without a complete request for `IDLE_CONNECTION_S` is closed, and so is one whose body is late.
 - A body that is too long is refused with status 413 as soon as its length is known; a stated length is checked before
   the body is read.
-- An answer to a request whose body is broken or was not read says that the connection is closed.
+- The response to a request with a broken or unread body announces that the connection will be closed.
 - Without a token, the ``Host`` of a request must be this machine: after DNS rebinding, a page of another site sends
   that site's name. The ``Origin``, if any, must also be this machine: browsers let every page send plain requests here.
 """

@@ -427,7 +427,7 @@ class Renderer:
         found = without_space(unbroken(shown))
         for what, part in (("text", message.text), ("thinking", message.reasoning or "")):
             if without_space(part) not in found:
-                beside = " beside tool calls" if message.tool_calls else ""
+                beside = " next to tool calls" if message.tool_calls else ""
                 into = "write the thinking into the text, or set model.chat_template to a template that shows it"
                 raise OmittedText(
                     f"the chat template leaves out the {what} of an answer{beside}",

@@ -20,7 +20,7 @@ from agentrl.trajectory import Trajectory
 
 REPLAY_S = 60.0
 """Seconds that a replay may take in addition to the time that the episode had taken before the kill."""
-OTHER_REQUEST = "the agent loop made another request"
+OTHER_REQUEST = "the agent loop made a different request"
 _PLAIN = ("token_ids", "logprobs", "versions", "cached_tokens", "queue_s", "prefill_s", "decode_s", "resubmissions")
 
 
@@ -29,7 +29,7 @@ class CannotContinue(AgentRLError):
 
 
 class EpisodeJournal:
-    """Journal of one episode: first what it recorded before a kill is consumed, then new records are written.
+    """Journal of one episode, which first replays the records from before a kill and then appends new ones.
 
     Args:
         folder: Journals of the run.
@@ -302,7 +302,7 @@ class JournalFolder:
             self._report()
 
     def _report(self) -> None:
-        """Say once how the recorded episodes went on."""
+        """Report once how many recorded episodes continued or restarted, and why."""
         if self._is_reported:
             return
         self._is_reported = True
@@ -311,7 +311,7 @@ class JournalFolder:
             parts.append(f"continued {self._continued} episodes in flight after their last turn ({self._turns} turns)")
         if self._restarted:
             reasons = "; ".join(f"{count} because {reason}" for reason, count in self._restarted.most_common())
-            parts.append(f"started {self._restarted.total()} episodes in flight again: {reasons}")
+            parts.append(f"restarted {self._restarted.total()} episodes in flight: {reasons}")
         if self._unsettled > 0:
             parts.append(f"did not reach {self._unsettled} episodes that were in flight")
         if parts:

@@ -155,7 +155,7 @@ class JournaledBackend(EnvBackend):
         self._deadline_s = deadline_s
         call = functools.partial(self._backend.call, method, *arguments, deadline_s=deadline_s, what=what)
         if method in (SNAPSHOT.name, RESTORE.name):
-            self._keeps_states = False  # an action that is only tried has to be replayed
+            self._keeps_states = False  # trial actions of the loop have to be replayed
         if method not in _CHANGES and not (method in _READS and self._records_reads):
             return await call()
         key = "" if method == RESET.name else fingerprint([method, *arguments])
@@ -206,11 +206,11 @@ class JournaledBackend(EnvBackend):
         assert recorded is not None
         result: Any = None
         if not recorded.restores or method == RESET.name:
-            failed = "the environment failed when it was played again"
+            failed = "the environment failed during the replay"
             result = self._note_tools(await within_limit(self._journal, call, failed))
         if not recorded.restores:
             if fingerprint(_observation(result)) != record["seen"]:
-                raise self._journal.fail("the environment returned another observation or state")
+                raise self._journal.fail("the environment returned a different observation or state")
             return result
         known = METHODS[method].result.read(json.loads(record["result"]))
         if isinstance(known, ResetResult):
@@ -243,7 +243,7 @@ class JournaledBackend(EnvBackend):
         except UsageError as error:
             raise self._journal.fail(failed) from error
         if state_key is not None and key != state_key:
-            raise self._journal.fail("the restored environment had another state")
+            raise self._journal.fail("the restored environment had a different state")
 
     async def add_state(self, record: Record, write: Callable[[], Any]) -> None:
         """Add a result and the environment's state to a record, if the environment takes snapshots.
@@ -265,7 +265,7 @@ class JournaledBackend(EnvBackend):
             return
         except (AgentRLError, TypeError, ValueError, RecursionError) as error:
             self._snapshots.is_available = False
-            _log.warning("no snapshots of environments are taken, as one failed: %s", error)
+            _log.warning("environment snapshots are disabled because one failed: %s", error)
             return
         if sum(map(len, texts.values())) > LARGEST_STATE:
             self._keeps_states = False
@@ -346,9 +346,9 @@ class JournaledTools:
             result = read_tool_result(json.loads(record["result"]))
             return ToolCallResult(tool=tool, result=result, failed=record["failed"])
         repeat = functools.partial(self._call, call, tools)
-        called = await within_limit(journal, repeat, f"the tool {call.name} failed when it was called again")
+        called = await within_limit(journal, repeat, f"the tool {call.name} failed during the replay")
         if _seen(called) != record["seen"]:
-            raise journal.fail(f"the tool {call.name} returned another result")
+            raise journal.fail(f"the tool {call.name} returned a different result")
         return called
 
     def _take(self, key: str) -> Record | None:

@@ -1,4 +1,4 @@
-"""Continuation of an episode from one of its turns: the turns before it are repeated, and the others sampled anew.
+"""Continuation of an episode from one of its turns: earlier turns are repeated, later ones are sampled again.
 
 The agent loop runs from its start. An engine in front of the real one gives the recorded answers in the first turns,
 whose prompts must be the recorded ones, token by token:
@@ -61,7 +61,7 @@ def repeatable_turns(trajectory: Trajectory) -> int:
     """
     if any(turn.role != SOLE_ROLE for turn in trajectory.turns):
         raise UsageError(
-            f"episode {trajectory.id} has several roles, which may answer in another order when it is repeated",
+            f"episode {trajectory.id} has several roles, which may answer in a different order when it is repeated",
             got=", ".join(dict.fromkeys(turn.role for turn in trajectory.turns)),
             expected="an episode of one agent",
         )
@@ -292,7 +292,7 @@ class ContinuingEngine(PolicyEngine):
         if left:
             raise EnvironmentFailure(
                 "the agent loop does not repeat its calls of the environment",
-                got=f"{left} calls fewer than in {self._parent}",
+                got=f"{left} fewer calls than in {self._parent}",
                 expected="the same calls",
                 hint="an agent loop must depend on nothing but the episode",
             )
@@ -316,10 +316,10 @@ class ContinuingEngine(PolicyEngine):
             shown = slice(max(0, first - NEIGHBOURS), first + NEIGHBOURS)
             got, expected = (f"… {self._decode(one[shown])!r} …" for one in (ids, known.prompt_ids))
         raise EnvironmentFailure(
-            f"episode {self._parent} cannot be repeated: the model reads another text before turn {turn}",
+            f"episode {self._parent} cannot be repeated: the prompt after turn {turn} differs from the recorded one",
             got=got,
             expected=expected,
-            hint="environment, tools and agent loop must repeat themselves for one seed, and be those of the episode; "
+            hint="environment, tools and agent loop must be those of the episode, and deterministic for its seed; "
             "run: agentrl env check NAME",
         )
 

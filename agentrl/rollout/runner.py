@@ -230,6 +230,7 @@ class EpisodeRunner:
             self._fail(trajectory, error.outcome, error)
         except BaseException as error:  # recorded, then raised again
             trajectory.outcome, trajectory.error = Outcome.CANCELLED, str(error) or type(error).__name__
+            trajectory.reward = None  # of an episode that ended and was scored although its task was cancelled
             raise
         finally:
             trajectory.metrics["seconds"] = self.waits.clock() - began

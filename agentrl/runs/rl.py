@@ -269,7 +269,7 @@ class Orchestrator:
         return read_recoverable(self.folder.trajectories, first_step=self.step - rollout.max_staleness)
 
     async def _close_parts(self) -> None:
-        """Close the parts and the trackers; they have less time from a requested stop on."""
+        """Close the parts and the trackers; a stop request shortens their time."""
         await self._parts.scheduler.close()
         closing, stop = asyncio.create_task(self._close_all()), asyncio.create_task(self._stop.wait())
         try:
@@ -295,7 +295,7 @@ class Orchestrator:
             await close_in_time(close, "closing the trackers", within_s)
 
     async def _await_closing(self, closing: asyncio.Task[None]) -> None:
-        """Wait until the parts are closed; after a second request or `PARTS_CLOSING_S`, hardly any time is left."""
+        """Wait until the parts are closed; after a second request or `PARTS_CLOSING_S`, almost no time is left."""
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             closing.cancel()  # the second time

@@ -42,7 +42,7 @@ AGAIN_S = 0.2
 PHASE_GRACE_S = 7.5
 """Seconds for a phase of a run to end that a stop cancels, such as the start of servers."""
 PARTS_CLOSING_S = 6.5
-"""Seconds for closing all parts of a run after a stop; what is still open then hardly gets any more time."""
+"""Seconds for closing all parts of a run after a stop; parts still open after that get almost no more time."""
 FORCE_S = 2.5
 """Seconds for cancelled work to end after the second request."""
 LEFTOVER_S = 1.0
@@ -50,7 +50,7 @@ LEFTOVER_S = 1.0
 INTERRUPTED_EXIT_S = 1.0
 """Seconds for Python to end after an interrupted command, before the process ends itself."""
 FORCED_EXIT_S = 4.0
-"""Seconds from the second request to the end of the process, whatever still runs."""
+"""Seconds from the second request to the end of the process, no matter what is still running."""
 AFTER_ONE_REQUEST = {
     "foreign code that blocks the event loop": BLOCKED_S,
     "the phase, or the episodes of an evaluation and then those of training": max(PHASE_GRACE_S, 2 * EPISODE_GRACE_S),

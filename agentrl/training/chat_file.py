@@ -86,7 +86,7 @@ def _check_texts_shown(chats: Sequence[Chat], renderer: Renderer) -> None:
     """Check that answers with thinking, or with text beside calls, are rendered whole.
 
     Raises:
-        TemplateError: some are not; it has their number, and the place of the first.
+        TemplateError: some are not; the message has their number and the location of the first.
     """
     count, omitted = 0, 0
     first: tuple[str, OmittedText] | None = None
@@ -104,7 +104,7 @@ def _check_texts_shown(chats: Sequence[Chat], renderer: Renderer) -> None:
         place, fault = first
         raise TemplateError(
             f"{fault.what}, so the model would not learn it",
-            got=f"{omitted} of {count} answers with thinking or text beside calls, the first in {place}: {fault.got}",
+            got=f"{omitted} of {count} answers with thinking or text next to calls, the first in {place}: {fault.got}",
             expected=str(fault.expected),
             hint=f"{fault.hint}; or remove what the template leaves out from the file",
         )

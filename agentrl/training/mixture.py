@@ -191,7 +191,7 @@ def join_environments(reports: Mapping[str, StepReport], *, loss: float) -> Step
 
 
 def check_mixture(config: Config) -> None:
-    """Check that the algorithms of single environments need nothing that a run has only once.
+    """Check that environments with their own algorithms need no part that the run can have only one of.
 
     Raises:
         ConfigError: an algorithm of an environment needs a model or a rollout that must be common, or a feature does
@@ -215,9 +215,9 @@ def check_mixture(config: Config) -> None:
             refused.append("its own reference.refresh_every, although the environments share the reference policy")
         if refused:
             raise ConfigError(
-                f"the algorithm of environment {label} needs a part that a run with several algorithms does not have",
+                f"the algorithm of environment {label} needs a part that runs with several algorithms do not support",
                 got=", ".join(sorted(refused)),
-                expected="estimators, losses and shapings that read nothing but episodes and log-probabilities",
+                expected="estimators, losses and shapings that read only episodes and log-probabilities",
                 hint=f"change environments.{label}.algorithm, or remove the algorithms of single environments",
             )
 

@@ -97,12 +97,12 @@ def test_a_template_that_leaves_out_text_beside_calls_is_reported_or_refused(tin
     check_rendering(refusing, shows, say=said.append)
     assert (said, shows.omits_text_beside_calls) == ([], False)
     omits = Renderer(build_tokenizer("llama3"))
-    with pytest.raises(TemplateError, match=r"leaves out the text of an answer beside.*chat_template=llama3"):
+    with pytest.raises(TemplateError, match=r"leaves out the text of an answer next to.*chat_template=llama3"):
         check_rendering(refusing, omits)
     check_rendering(forking, omits, say=said.append)
     assert (omits.omits_text_beside_calls, omits.rewrites_history) == (True, False)
     assert len(said) == 1
-    assert "beside tool calls: conversations fork after such answers, or set model.chat_template=llama3." in said[0]
+    assert "next to tool calls: conversations fork after such answers, or set model.chat_template=llama3." in said[0]
 
 
 def test_the_split_of_evaluations_is_looked_up_before_a_run_starts(tiny_run, tmp_path):

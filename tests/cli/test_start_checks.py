@@ -111,8 +111,8 @@ def test_a_file_whose_texts_the_template_leaves_out_is_refused(agentrl: Cli, pla
     rows[1]["content"] = "I look at it."
     (place / "chats.jsonl").write_text(json.dumps({**CHAT, "messages": rows}))
     told = refused(agentrl, place, "sft", "--model", "llama31", "sft.data=chats.jsonl", *dry)
-    assert "leaves out the text of an answer beside tool calls" in told
-    assert "got 1 of 1 answers with thinking or text beside calls, the first in chats.jsonl line 1, message 2" in told
+    assert "leaves out the text of an answer next to tool calls" in told
+    assert "got 1 of 1 answers with thinking or text next to calls, the first in chats.jsonl line 1, message 2" in told
 
 
 @pytest.mark.parametrize("last", [2, 4])

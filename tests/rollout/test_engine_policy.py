@@ -242,7 +242,12 @@ def test_a_cut_answer_has_nothing_of_what_was_dropped():
 
 def check(*logprobs, **changes):
     count = len(logprobs)
-    given = {"token_ids": list(range(count)), "logprobs": [*logprobs], "versions": [2] * count, "stop_reason": "stop"}
+    given = {
+        "token_ids": list(range(count)),
+        "logprobs": [*logprobs],
+        "versions": [2] * count,
+        "stop_reason": StopReason.STOP,
+    }
     request = GenerateRequest(
         prompt_ids=[1], params=SamplingParams(max_tokens=4), session_id="s", request_id="r/turn-3"
     )

@@ -53,7 +53,7 @@ class Walk(gymnasium.Env):
 
 
 class Changing(Walk):
-    """Every look is another one."""
+    """Each observation differs from all earlier ones."""
 
     count = itertools.count()
 
@@ -233,9 +233,9 @@ def versions(trajectory):
     return [set(turn[2]) for turn in sampled(trajectory)]
 
 
-OTHER = "the environment returned another observation or state"
+OTHER = "the environment returned a different observation or state"
 CONTINUED = "continued 1 episodes in flight after their last turn ({} turns)"
-RESTARTED = "started 1 episodes in flight again: 1 because {}"
+RESTARTED = "restarted 1 episodes in flight: 1 because {}"
 
 
 @pytest.mark.parametrize("kill_at", [1, 2, 4])
@@ -289,7 +289,7 @@ async def test_loops_that_list_actions_read_them_again(play_twice, world):
     [
         (Changing, OTHER),
         (Hiding, OTHER),
-        (Forgetful, "the restored environment had another state"),
+        (Forgetful, "the restored environment had a different state"),
         (Stuck, "their environment could not be restored"),
     ],
 )
@@ -305,7 +305,7 @@ async def test_an_environment_that_differs_makes_the_episode_start_again(play_tw
 async def test_a_replay_that_fails_makes_the_episode_start_again(play_twice, monkeypatch):
     monkeypatch.setattr(Breaking, "fails", iter([False] * (LENGTH + 1) + [True]))
     _, _, second, after = await play_twice(Breaking, 3)
-    assert second.told == [RESTARTED.format("the environment failed when it was played again")]
+    assert second.told == [RESTARTED.format("the environment failed during the replay")]
     assert versions(after) == [{3}] * LENGTH
 
 
@@ -342,7 +342,7 @@ def draw() -> str:
 
 @pytest.mark.parametrize(
     ("tool", "told"),
-    [(Tally, CONTINUED.format(2)), (draw, RESTARTED.format("the tool draw returned another result"))],
+    [(Tally, CONTINUED.format(2)), (draw, RESTARTED.format("the tool draw returned a different result"))],
 )
 async def test_configured_tools_are_called_again(play_twice, tool, told):
     calls = [{"name": tool.name, "arguments": {}}, {"name": "act", "arguments": {"action": "forward"}}]
@@ -448,9 +448,9 @@ class External(Chatty):
 @pytest.mark.parametrize(
     ("loop", "reason"),
     [
-        (Chatty, "the agent loop made another request"),
-        (Careless, "the agent loop made another request"),
-        (OtherActions, "the agent loop took another action"),
+        (Chatty, "the agent loop made a different request"),
+        (Careless, "the agent loop made a different request"),
+        (OtherActions, "the agent loop took a different action"),
         (External, "the agent loop External cannot be replayed"),
     ],
 )

@@ -34,7 +34,7 @@ class Saved(Counted):
 
     def restore(self, data):
         self.place, self.length = data
-        data.clear()  # what it is given belongs to it
+        data.clear()  # the environment owns the state that it receives
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ async def test_an_environment_that_says_something_else_is_named_with_the_differe
     monkeypatch.setattr(Counted, "word", "not at")
     second = await play(continue_from(runner, first, 2), member=1)
     assert second.outcome is Outcome.ENVIRONMENT_ERROR
-    assert "episode g/0.0 cannot be repeated: the model reads another text before turn 1" in second.error
+    assert "episode g/0.0 cannot be repeated: the prompt after turn 1 differs from the recorded one" in second.error
     assert "You are not at 1" in second.error
 
 

@@ -362,7 +362,7 @@ async def test_failed_answers_open_the_breaker_and_a_trial_closes_it(pool_of, re
         with pytest.raises(EngineError, match="500"):
             await pool.generate(request_of([1], name, max_tokens=4))
     assert (pool.metrics().details["servers_serving"], state(pool, 0)) == (0, "serving")
-    assert said == ["server local://0 gets no requests for 0.05 s, as its answers fail: 500"]
+    assert said == ["server local://0 gets no requests for 0.05 s because its answers fail: 500"]
     assert len((await pool.generate(request_of([1], "trial", max_tokens=4))).token_ids) == 4
     assert said[1:] == ["server local://0 gets requests again: it answered one"]
     assert pool.metrics().details["concurrency"] == 64

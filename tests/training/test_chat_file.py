@@ -130,8 +130,8 @@ def test_text_beside_a_call_that_the_template_leaves_out_is_refused_with_count_a
     assert len(build_sft_dataset(read_chats(write(tmp_path, *fine)), renderer, max_tokens=4000).trajectories) == 3
     file = write(tmp_path, CALLING, with_text("I look first."), CALLING, with_text("I look again."))
     told = (
-        r"leaves out the text of an answer beside tool calls, so the model would not learn it: got 2 of 2 answers with "
-        rf".*the first in {file} line 2, message 2: .*look.*, expected an answer with the text 'I look first.'.*"
+        r"leaves out the text of an answer next to tool calls, so the model would not learn it: got 2 of 2 answers "
+        rf"with .*the first in {file} line 2, message 2: .*look.*, expected an answer with the text 'I look first.'.*"
         r"Set model.chat_template=(chatml|llama3|FILE, .*); or remove what"
     )
     with pytest.raises(TemplateError, match=told):

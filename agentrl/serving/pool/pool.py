@@ -361,7 +361,7 @@ class ServerPool(PolicyEngine):
         except EngineError as error:
             open_s = member.breaker.record_failure()
             if open_s is not None:
-                self.group.say(f"server {url} gets no requests for {open_s:g} s, as its answers fail: {error}")
+                self.group.say(f"server {url} gets no requests for {open_s:g} s because its answers fail: {error}")
             raise
         finally:
             pending.member = None
