@@ -162,7 +162,8 @@ class BranchRunner:
 
 
 def _usable(root: Trajectory) -> Trajectory | None:
-    return root if root.outcome is not None and root.outcome.is_trainable else None
+    """Return the root if episodes may branch from it; one that cannot train would not survive a kill of the run."""
+    return root if root.is_trainable else None
 
 
 def branch_metrics(groups: Sequence[Group]) -> dict[str, float]:

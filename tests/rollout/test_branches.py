@@ -8,6 +8,7 @@ from rollout_worlds import Corridor
 
 from agentrl.config.environment import BranchConfig
 from agentrl.errors import Outcome
+from agentrl.reward import Score, Scorer
 from agentrl.rollout.branches import BranchRunner, branch_metrics, branch_turn, least_certain_turns, root_of
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
@@ -130,6 +131,21 @@ async def test_branches_of_a_failed_root_are_played_from_the_start(branching, re
     assert group.members[0].outcome is Outcome.ENGINE_ERROR
     assert [t.branches_from is None for t in group.trajectories] == [True, True, True, False, True, False]
     assert len(group.trainable) == 5
+
+
+async def test_branches_of_a_root_without_a_reward_are_played_from_the_start(branching):
+    """A run that is killed plays such a root again, with other tokens under the same id."""
+    scheduler, branches = branching("forward")
+    scored = branches._runner.scorer
+
+    class Partial(Scorer):
+        async def score(self, trajectory, task):
+            return Score(reward=None) if "/0.0" in trajectory.id else await scored.score(trajectory, task)
+
+    branches._runner.scorer = Partial()
+    (group,) = await scheduler.next_batch()
+    assert group.members[0].reward is None
+    assert [t.branches_from is None for t in group.trajectories] == [True, True, True, False, True, False]
 
 
 async def test_a_saved_group_goes_on_with_the_roots_that_it_has(branching, renderer):
