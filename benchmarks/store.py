@@ -20,7 +20,7 @@ from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, read_episod
 from agentrl.message import Message, user
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
-from agentrl.rollout.recovery import read_recoverable
+from agentrl.rollout.finished_episodes import read_recoverable
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 EPISODES_PER_STEP = 500

@@ -21,8 +21,8 @@ from agentrl.observe.progress import RunWatcher
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_record import trajectory_record
 from agentrl.observe.trajectory_store import read_trajectories
+from agentrl.rollout.finished_episodes import group_position
 from agentrl.rollout.journal_file import read_journal
-from agentrl.rollout.recovery import group_position
 from agentrl.runs.rl import train
 from agentrl.runs.start import Run, resume_run
 

@@ -26,7 +26,7 @@ from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.few_shot import FewShotExamples
 from agentrl.rollout.journal import JournalFolder
-from agentrl.rollout.journaled import JournaledRunner
+from agentrl.rollout.journal_replay import JournaledRunner
 from agentrl.rollout.judges import (
     JudgeClient,
     build_judge,

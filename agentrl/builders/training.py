@@ -34,7 +34,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
-from agentrl.rollout.journaled import JournaledEngine
+from agentrl.rollout.journal_replay import JournaledEngine
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.roles.role_policies import AdapterPolicy
 from agentrl.rollout.scheduler import GroupScheduler

@@ -1,4 +1,4 @@
-"""Journals of the episodes in flight, from which a killed run continues them (see `agentrl.rollout.journaled`)."""
+"""Journals of the episodes in flight, from which a killed run continues them (see `agentrl.rollout.journal_replay`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from agentrl.engine import GenerateRequest, Generation, StopReason
 from agentrl.errors import AgentRLError, Outcome
 from agentrl.models.routed_experts import routed_experts_from_record, routed_experts_record
 from agentrl.rollout.budget import Budget
+from agentrl.rollout.finished_episodes import group_position
 from agentrl.rollout.journal_file import JournalWriter, Record, RecordedEpisode, file_name, read_journal, stop_record
-from agentrl.rollout.recovery import group_position
 from agentrl.trajectory import Trajectory
 
 REPLAY_S = 60.0

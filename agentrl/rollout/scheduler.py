@@ -40,9 +40,9 @@ from agentrl.errors import (
 from agentrl.observe.trajectory_store import GroupEnd
 from agentrl.rollout.bias import BiasMeter
 from agentrl.rollout.curriculum import GroupOutcome
+from agentrl.rollout.finished_episodes import RecoveredEpisodes
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
-from agentrl.rollout.recovery import RecoveredEpisodes
 from agentrl.rollout.runner import EpisodeRunner, GroupRunner
 from agentrl.rollout.scripted_policies import StoredExpert
 from agentrl.rollout.task_order import SampledTask, TaskSampler

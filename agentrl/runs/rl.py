@@ -60,9 +60,9 @@ from agentrl.observe.problems import Problem, problem_lines
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory, logging_to
 from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore, void_after
+from agentrl.rollout.finished_episodes import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
-from agentrl.rollout.recovery import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.waits import WaitKind, WaitTracker, settled_heap
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock

@@ -32,8 +32,8 @@ from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory, logging_to
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import TrajectoryStore
+from agentrl.rollout.finished_episodes import RecoveredEpisodes
 from agentrl.rollout.groups import Group, environment_metrics
-from agentrl.rollout.recovery import RecoveredEpisodes
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.waits import WaitTracker
 from agentrl.runs.record import EpisodeRecorder

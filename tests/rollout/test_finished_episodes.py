@@ -7,9 +7,9 @@ import pytest
 from groups_here import Player, make
 
 from agentrl.errors import Outcome
+from agentrl.rollout.finished_episodes import RecoveredEpisodes
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.journal_file import file_name
-from agentrl.rollout.recovery import RecoveredEpisodes
 from agentrl.rollout.waits import RolloutObserver
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 

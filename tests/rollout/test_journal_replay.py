@@ -17,7 +17,7 @@ from agentrl.rollout import journal_file, journaled
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.journal import REPLAY_S, JournalFolder
-from agentrl.rollout.journaled import JournaledEngine, JournaledRunner
+from agentrl.rollout.journal_replay import JournaledEngine, JournaledRunner
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.rollout.simulation import VirtualTimeLoop
