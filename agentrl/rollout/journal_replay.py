@@ -174,7 +174,7 @@ class JournaledBackend(EnvBackend):
         """Check before a new call that no recorded change is left, after which a snapshot would be restored."""
         recorded = self._journal.recorded
         if recorded is not None and recorded.restores and recorded.changes:
-            raise self._journal.fail("the agent loop took another action")
+            raise self._journal.fail("the agent loop took a different action")
 
     def _note_tools(self, result: Any) -> Any:
         if isinstance(result, ResetResult):
@@ -197,7 +197,7 @@ class JournaledBackend(EnvBackend):
             return None
         record = recorded.calls.popleft()
         if (record["method"], record["key"]) != (method, key):
-            raise self._journal.fail("the agent loop took another action")
+            raise self._journal.fail("the agent loop took a different action")
         return record
 
     async def _repeat(self, method: str, record: Record, call: Callable[[], Awaitable[Any]]) -> Any:

@@ -13,7 +13,7 @@ import agentrl
 from agentrl.engine import GenerateRequest, Generation, SamplingParams, StopReason
 from agentrl.errors import Outcome
 from agentrl.message import user
-from agentrl.rollout import journal_file, journaled
+from agentrl.rollout import journal_file, journal_replay
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.journal import REPLAY_S, JournalFolder
@@ -396,7 +396,7 @@ async def test_a_large_journal_is_given_up(play_twice, monkeypatch):
 
 
 async def test_large_states_are_not_recorded_but_replayed(play_twice, monkeypatch):
-    monkeypatch.setattr(journaled, "LARGEST_STATE", 10)
+    monkeypatch.setattr(journal_replay, "LARGEST_STATE", 10)
     monkeypatch.setattr(Kept, "look", Walk.look)
     _, _, second, _ = await play_twice(Kept, 3)
     assert second.told == [CONTINUED.format(3)]
