@@ -151,7 +151,7 @@ class Probe:
         """Ask for an answer, and again if it fails, is invalid or is of another version; use the last one as it is."""
         for attempt in range(1, PROBE_ATTEMPTS):
             try:
-                return await self._ask_once(engine, version, name, f"{request_id}/{attempt}", prompt, checks=True)
+                return await self._ask_once(engine, version, name, f"{request_id}.{attempt}", prompt, checks=True)
             except ServerLost:
                 raise
             except (EngineError, TrainingError) as error:
