@@ -166,9 +166,7 @@ def build_training(
         renderer=renderer,
     )
     engine, trainer = learning.engine, learning.trainer
-    policy = _build_policy(
-        config, learning, engine if journals is None else JournaledEngine(engine, journals), renderer
-    )
+    policy = _build_policy(config, learning, journals, renderer)
     environments = build_run_environments(
         config, policy, observer=observer, folder=folder, waits=waits, journals=journals
     )
@@ -177,21 +175,15 @@ def build_training(
         engine.lockstep = waits
     extras = build_group_extras(config, environments, policy, model_path)
     has_signal = learning_signal(config)
+    keep = has_signal if config.algorithm.dynamic_sampling else None
+    scheduler = _build_scheduler(config, environments, tasks, extras, version=version, keep=keep, trainer=trainer)
     return TrainingParts(
         environments=environments,
         tokenizer=tokenizer,
         renderer=renderer,
         engine=engine,
         policy=policy,
-        scheduler=_build_scheduler(
-            config,
-            environments,
-            tasks,
-            extras,
-            version=version,
-            keep=has_signal if config.algorithm.dynamic_sampling else None,
-            trainer=trainer,
-        ),
+        scheduler=scheduler,
         has_signal=has_signal,
         trainer=trainer,
         source=learning.source,
@@ -204,9 +196,10 @@ def build_training(
 
 
 def _build_policy(
-    config: Config, learning: LearningParts, engine: PolicyEngine, renderer: Renderer
+    config: Config, learning: LearningParts, journals: JournalFolder | None, renderer: Renderer
 ) -> EngineEpisodePolicy:
     """Build the policy that plays the episodes; roles may have adapters of their own."""
+    engine = learning.engine if journals is None else JournaledEngine(learning.engine, journals)
     sampling = sampling_params(config.sampling)
     if learning.roles is None:
         return EngineEpisodePolicy(engine, renderer, sampling)

@@ -89,7 +89,7 @@ class StoreFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ScannedFile:
-    """What an index has scanned of a file."""
+    """Part of a file that an index has scanned."""
 
     step: int
     inode: int

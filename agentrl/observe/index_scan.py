@@ -1,4 +1,4 @@
-"""What an index keeps of the records of a store: one entry per attempt of an episode, updated record by record."""
+"""Entries that an index keeps of a store: one entry per attempt of an episode, updated record by record."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ DecodeTokens: TypeAlias = Callable[[list[int]], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRow:
-    """What an index knows about an episode.
+    """Entry of an episode in an index.
 
     Example: an episode of two turns whose group is ``7-train-3`` has ``member=1, turns=2, tokens=140,
     sampled_tokens=38, oldest_version=6, newest_version=6, outcome=Outcome.FINISHED, reward=1.0``.

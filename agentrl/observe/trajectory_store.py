@@ -54,7 +54,7 @@ _MOST_NEW = 10_000
 
 
 class GroupEnd(enum.StrEnum):
-    """What became of a group of episodes that was started; the last record of a group counts."""
+    """Fate of a group of episodes that was started; the last record of a group counts."""
 
     TRAINED = "trained"
     """Its trainable episodes were trained on, in the training step of the file."""
@@ -276,7 +276,7 @@ def read_trajectories(
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """What became of a group."""
+    """Fate of a group."""
 
     id: str
     end: GroupEnd

@@ -20,7 +20,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from agentrl.engine import Capabilities, EngineMetrics, GenerateRequest, Generation, PolicyEngine
+from agentrl.engine import GenerateRequest, Generation, PolicyEngine
+from agentrl.engine.forwarding import ForwardingEngine
 from agentrl.errors import AgentRLError, InfrastructureError, Outcome, UsageError
 from agentrl.message import Content, TextPart, ToolCall
 from agentrl.remote.env_methods import (
@@ -52,7 +53,7 @@ _CHANGES = frozenset({RESET.name, STEP.name})
 _READS = frozenset({ADMISSIBLE_ACTIONS.name, STATE_KEY.name})
 
 
-class JournaledEngine(PolicyEngine):
+class JournaledEngine(ForwardingEngine):
     """Engine whose answers are recorded, and replayed in episodes that are continued.
 
     Args:
@@ -61,22 +62,8 @@ class JournaledEngine(PolicyEngine):
     """
 
     def __init__(self, engine: PolicyEngine, journals: JournalFolder) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._journals = journals
-
-    @property
-    def capabilities(self) -> Capabilities:  # type: ignore[override]
-        """Capabilities of the engine, which are known once it has started."""
-        return self._engine.capabilities
-
-    @property
-    def version(self) -> int:
-        """Version of the current weights."""
-        return self._engine.version
-
-    async def start(self) -> None:
-        """Prepare the engine."""
-        await self._engine.start()
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return the recorded answer, or sample one and record it."""
@@ -89,38 +76,10 @@ class JournaledEngine(PolicyEngine):
             journal.add_answer(request, answer)
         return answer
 
-    async def abort(self, request_id: str) -> bool:
-        """End a request early."""
-        return await self._engine.abort(request_id)
-
-    async def pause(self) -> None:
-        """Stop sampling."""
-        await self._engine.pause()
-
-    async def resume(self) -> None:
-        """Continue sampling."""
-        await self._engine.resume()
-
-    async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Replace the weights."""
-        await self._engine.update_weights(weights, version)
-
-    async def end_session(self, session_id: str) -> None:
-        """Release the cache of a session."""
-        await self._engine.end_session(session_id)
-
-    def metrics(self) -> EngineMetrics:
-        """Return the current load."""
-        return self._engine.metrics()
-
-    async def close(self) -> None:
-        """Release all resources."""
-        await self._engine.close()
-
 
 @dataclass(slots=True)
 class SnapshotSupport:
-    """Whether the environments of a run take snapshots; false from the first failure on."""
+    """Support of snapshots by the environments of a run; lost with the first failure."""
 
     is_available: bool = True
 

@@ -14,7 +14,7 @@ and a snapshot is restored before the first new turn.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from agentrl.agent_loop import Conversation
-from agentrl.engine import EngineMetrics, GenerateRequest, Generation, PolicyEngine, StopReason
+from agentrl.engine import GenerateRequest, Generation, PolicyEngine, StopReason
+from agentrl.engine.forwarding import ForwardingEngine
 from agentrl.errors import EnvironmentFailure, UsageError
 from agentrl.message import Message
 from agentrl.remote.env_methods import PARTS, RESET, RESTORE, SNAPSHOT
@@ -41,7 +42,7 @@ NOT_RECORDED = frozenset({RESET.name, SNAPSHOT.name, RESTORE.name, PARTS.name})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedAnswer:
+class RecordedTurn:
     """One turn of a finished episode."""
 
     prompt_ids: list[int]
@@ -70,7 +71,7 @@ def repeatable_turns(trajectory: Trajectory) -> int:
     return sum(1 for _ in takewhile(lambda turn: turn.stop_reason != StopReason.ABORT, trajectory.turns))
 
 
-def recorded_answers(trajectory: Trajectory, turns: int) -> list[RecordedAnswer]:
+def recorded_answers(trajectory: Trajectory, turns: int) -> list[RecordedTurn]:
     """Return the first turns of an episode.
 
     Raises:
@@ -92,12 +93,12 @@ def _turns_in_order(trajectory: Trajectory) -> list[tuple[TokenSequence, Turn]]:
     return sorted(found, key=lambda pair: pair[1].index)
 
 
-def _answer(sequence: TokenSequence, turn: Turn) -> RecordedAnswer:
+def _answer(sequence: TokenSequence, turn: Turn) -> RecordedTurn:
     """Return a turn; the tokens of an answer that is not trained were recorded without their numbers."""
     sampled = sequence.sources[turn.start : turn.end] == Source.SAMPLED
     start = turn.start + int(np.argmax(sampled))  # after a prefill
     ids, own = sequence.ids_list(), slice(start, turn.end)
-    return RecordedAnswer(
+    return RecordedTurn(
         prompt_ids=ids[:start],
         images=tuple(placed.image.checksum for placed in sequence.images if placed.end <= start),
         generation=Generation(
@@ -214,7 +215,7 @@ class RepeatingBackend(EnvBackend):
         return known.result
 
 
-class ContinuingEngine(PolicyEngine):
+class ContinuingEngine(ForwardingEngine):
     """Engine that gives the recorded answers of an episode's first turns; another one samples the rest.
 
     Args:
@@ -229,15 +230,14 @@ class ContinuingEngine(PolicyEngine):
     def __init__(
         self,
         engine: PolicyEngine,
-        answers: Sequence[RecordedAnswer],
+        answers: Sequence[RecordedTurn],
         *,
         parent: str,
         decode: Callable[[Sequence[int]], str],
         records: EnvironmentRecord | None = None,
         restores: EnvironmentRecord | None = None,
     ) -> None:
-        self.capabilities = engine.capabilities
-        self._engine = engine
+        super().__init__(engine)
         self._answers = answers
         self._parent = parent
         self._decode = decode
@@ -245,6 +245,12 @@ class ContinuingEngine(PolicyEngine):
         self._snapshot = None if restores is None else restores.snapshots.get(len(answers))
         self._calls = () if self._snapshot is None or restores is None else restores.calls[: self._snapshot.calls]
         self._episode: EpisodeView | None = None
+
+    @property
+    def version(self) -> int:
+        """Newest version of the weights, or of the recorded tokens."""
+        recorded = (max(answer.generation.versions, default=0) for answer in self._answers)
+        return max(self._engine.version, *recorded, 0)
 
     def begin(self, episode: EpisodeView) -> None:
         """Begin the only episode of this engine, before its first turn."""
@@ -261,12 +267,6 @@ class ContinuingEngine(PolicyEngine):
         """End the episode: the environment's calls are no longer recorded or repeated."""
         if isinstance(environment.backend, RecordingBackend | RepeatingBackend):
             environment.backend = environment.backend.backend
-
-    @property
-    def version(self) -> int:
-        """Newest version of the weights, or of the recorded tokens."""
-        recorded = (max(answer.generation.versions, default=0) for answer in self._answers)
-        return max(self._engine.version, *recorded, 0)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return the recorded answer of a repeated turn, or sample a new one.
@@ -322,34 +322,6 @@ class ContinuingEngine(PolicyEngine):
             hint="environment, tools and agent loop must be those of the episode, and deterministic for its seed; "
             "run: agentrl env check NAME",
         )
-
-    async def start(self) -> None:
-        """Prepare the engine."""
-        await self._engine.start()
-
-    async def abort(self, request_id: str) -> bool:
-        """End a request early."""
-        return await self._engine.abort(request_id)
-
-    async def pause(self) -> None:
-        """Stop sampling."""
-        await self._engine.pause()
-
-    async def resume(self) -> None:
-        """Continue sampling."""
-        await self._engine.resume()
-
-    async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Replace the weights."""
-        await self._engine.update_weights(weights, version)
-
-    async def end_session(self, session_id: str) -> None:
-        """Release the cache of a session."""
-        await self._engine.end_session(session_id)
-
-    def metrics(self) -> EngineMetrics:
-        """Return the engine's load."""
-        return self._engine.metrics()
 
     async def close(self) -> None:
         """Release nothing: the engine serves other episodes."""
@@ -411,7 +383,7 @@ class Continuation(PolicyWrapper):
         restores: EnvironmentRecord | None = None,
         inner: PolicyWrapper | None = None,
     ) -> None:
-        self.answers: Sequence[RecordedAnswer] = () if parent is None else recorded_answers(parent, turns)
+        self.answers: Sequence[RecordedTurn] = () if parent is None else recorded_answers(parent, turns)
         self.parent_id = "" if parent is None else parent.id
         self.branches_from = None if parent is None else BranchPoint(parent=parent.id, turn=turns)
         self.records, self.restores = records, restores

@@ -230,16 +230,7 @@ class Orchestrator:
         if journals is not None and (recovered := self._parts.scheduler.recover(finished, journals)):
             self._say(f"kept {recovered} finished episodes not yet trained on")
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
-        self._diagnosis = RunDiagnosis(
-            self._parts.counters.incidents,
-            {
-                name: location
-                for part in self._parts.environments
-                for name, location in part.runner.scorer.definitions.items()
-            },
-            read_metrics(self.folder.metrics_file),
-            learns_from_rewards=learns_from_rewards(self.config.algorithm),
-        )
+        self._diagnosis = self._open_diagnosis()
         with self._waits.on(WaitKind.SYNC, "trainer", "the engine's start and the check of its weights"):
             await self._parts.engine.start()
             await self._parts.sync.verify()
@@ -250,6 +241,19 @@ class Orchestrator:
                 await self._repeat_evaluation(progress.evaluating)
         if self._changes:
             self.folder.save_config(dump_config(self.config))
+
+    def _open_diagnosis(self) -> RunDiagnosis:
+        """Open the diagnosis of the run, from the steps that it has made."""
+        return RunDiagnosis(
+            self._parts.counters.incidents,
+            {
+                name: location
+                for part in self._parts.environments
+                for name, location in part.runner.scorer.definitions.items()
+            },
+            read_metrics(self.folder.metrics_file),
+            learns_from_rewards=learns_from_rewards(self.config.algorithm),
+        )
 
     async def _repeat_evaluation(self, step: int) -> None:
         """Start an evaluation again that the checkpoint's run did not finish, if the checkpoint has its weights."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 class Target(enum.StrEnum):
-    """What a fault hits."""
+    """Targets of faults."""
 
     TRAINER = "trainer"
     WORKER = "environment worker"
