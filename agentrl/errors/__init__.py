@@ -357,7 +357,8 @@ def raised_in(error: BaseException, file: str | None = None) -> str | None:
 
 def raised_at(error: BaseException, file: str | None = None) -> SourceLocation | None:
     """Return the line that raised an exception; with `file`, the line in that file, or ``None`` if there is none."""
-    place, entry = None, error.__traceback__
+    place: TracebackType | None = None
+    entry = error.__traceback__
     while entry is not None:
         if file in (None, entry.tb_frame.f_code.co_filename):
             place = entry

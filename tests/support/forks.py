@@ -90,12 +90,12 @@ class ForkServer:
     """A fork of this process that runs Python programs in forks of its own."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="forks-"))
-        self.address = str(self._folder / "server")
+        folder = Path(tempfile.mkdtemp(prefix="forks-"))
+        self.address = str(folder / "server")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
             listener.listen(64)
-            self._process = forked(lambda: _serve(listener))
+            self._process = forked(lambda: _serve(listener, folder))
 
     def start(
         self, *words: str, folder: Path | None = None, variables: Mapping[str, str] | None = None
@@ -119,7 +119,6 @@ class ForkServer:
         """End the server."""
         os.kill(self._process, signal.SIGTERM)
         exit_code(self._process)
-        shutil.rmtree(self._folder)
 
 
 class ForkedProgram:
@@ -180,7 +179,10 @@ class ForkedProgram:
 
 
 def _stands_still(process: int) -> bool:
-    tasks = [file.read_text() for file in Path(f"/proc/{process}/task").glob("*/stat")]
+    try:
+        tasks = [file.read_text() for file in Path(f"/proc/{process}/task").glob("*/stat")]
+    except OSError:  # a thread has just ended
+        return False
     return all(task.rpartition(") ")[2].startswith("T") for task in tasks)
 
 
@@ -198,8 +200,8 @@ def _number(connection: socket.socket) -> int:
     return int(NUMBER.unpack(connection.recv(NUMBER.size))[0])
 
 
-def _serve(listener: socket.socket) -> None:
-    """Fork for each connection, until a signal or the end of the process that started the server."""
+def _serve(listener: socket.socket, folder: Path) -> None:
+    """Fork for each connection, until a signal or the end of the process that started the server; remove its folder."""
     owner = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
@@ -213,6 +215,7 @@ def _serve(listener: socket.socket) -> None:
             _reap()
     finally:
         _reap()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _reap() -> None:
