@@ -1,19 +1,16 @@
 """A run killed at any moment and resumed gives the numbers of an uninterrupted run, bit for bit."""
 
 import json
-import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
+from support.fixtures import WORLDS, tiny_runs
+from support.forks import RESUME
 
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import read_metrics
@@ -27,13 +24,6 @@ from agentrl.runs.rl import train
 from agentrl.runs.start import Run, resume_run
 
 SETTINGS = ("trainer.steps=5", "evaluation={every: 2, tasks: 3, split: test}", "algorithm.kl_coef=0.01")
-
-CHILD = """
-import sys
-from agentrl.runs.start import resume_run
-from agentrl.runs.rl import train
-train(resume_run(sys.argv[1]))
-"""
 
 
 def numbers(folder):
@@ -71,29 +61,33 @@ class Snapshots(RunWatcher):
             shutil.copytree(self.folder, self.target / str(self.events), symlinks=True)
 
 
-def test_a_run_cut_off_at_any_event_ends_as_if_it_had_not_been(tiny_run, tmp_path):
-    run = tiny_run(*SETTINGS)
-    moments = sorted(random.Random(3).sample(range(2, 60), 4))
-    train(run, watcher=Snapshots(tmp_path / "cut", moments))
-    found = sorted((tmp_path / "cut").iterdir())
-    assert len(found) == len(moments)
-    for folder in found:
-        result = train(Run(RunDirectory(folder), run.config))
-        assert result.step == 5
-        assert_same(folder, run.folder.path)
+MOMENTS = sorted(random.Random(3).sample(range(2, 60), 4))
 
 
-def test_a_killed_process_resumes_bit_for_bit(tiny_run):
-    expected, killed = tiny_run(*SETTINGS, name="expected"), tiny_run(*SETTINGS, name="killed")
-    train(expected)
-    whole = _size(expected.folder.path)
-    moment = 0.4 * whole
-    child = _start(killed)
-    while _size(killed.folder.path) < moment and child.poll() is None:
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=0.01)
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """A run that nothing interrupts, with copies of its folder at `MOMENTS` in the folder ``cut`` next to it."""
+    with tiny_runs(tmp_path_factory.mktemp("expected")) as start:
+        run = start(*SETTINGS)
+        train(run, watcher=Snapshots(run.folder.path.with_name("cut"), MOMENTS))
+    return run
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_cut_off_at_any_event_ends_as_if_it_had_not_been(tiny_run, expected, moment):
+    folder = expected.folder.path.with_name("cut") / str(moment)
+    result = train(Run(RunDirectory(folder), expected.config))
+    assert result.step == 5
+    assert_same(folder, expected.folder.path)
+
+
+def test_a_killed_process_resumes_bit_for_bit(tiny_run, expected, start_python):
+    killed = tiny_run(*SETTINGS, name="killed")
+    moment = 0.4 * _size(expected.folder.path)
+    program = _start(start_python, killed)
+    while _size(killed.folder.path) < moment and program.poll() is None:
+        time.sleep(0.01)
+    assert program.kill() == -signal.SIGKILL
     assert len(numbers(killed.folder.path)) < 5
     assert not killed.folder.inflight.exists(), "a synchronous run keeps no journals"
     result = train(resume_run(killed.folder.path))
@@ -101,18 +95,17 @@ def test_a_killed_process_resumes_bit_for_bit(tiny_run):
     assert_same(killed.folder.path, expected.folder.path)
 
 
-def test_finished_episodes_of_a_killed_asynchronous_run_are_trained_on(tiny_run):
+def test_finished_episodes_of_a_killed_asynchronous_run_are_trained_on(tiny_run, start_python):
     run = tiny_run("trainer.steps=60", "rollout.max_staleness=3", "checkpoint.every=3")
-    child = _start(run)
+    program = _start(start_python, run)
     found = {}
     while not found:
         time.sleep(0.05)
-        child.send_signal(signal.SIGSTOP)
-        _, status = os.waitpid(child.pid, os.WUNTRACED)  # nothing ends between the look at the files and the kill
-        assert os.WIFSTOPPED(status)
+        assert program.poll() is None
+        program.stop()  # nothing ends between the look at the files and the kill
         found = _recoverable(run)
-        child.send_signal(signal.SIGKILL if found else signal.SIGCONT)
-    child.wait()
+        program.send_signal(signal.SIGKILL if found else signal.SIGCONT)
+    program.wait()
     steps = len(numbers(run.folder.path)) + 2
     told = Messages()
     assert train(resume_run(run.folder.path, [f"trainer.steps={steps}"]), watcher=told).step == steps
@@ -132,19 +125,18 @@ THREE = (
 
 
 @pytest.mark.slow
-def test_episodes_in_flight_of_a_killed_asynchronous_run_go_on(tiny_run, tmp_path):
+def test_episodes_in_flight_of_a_killed_asynchronous_run_go_on(tiny_run, start_python, tmp_path):
     settings = ("rollout.max_staleness=3", "trainer.tasks_per_step=3", "checkpoint.every=1")
     run = tiny_run(THREE, "trainer.steps=60", *settings)
-    child = _start(run)
+    program = _start(start_python, run)
     found = {}
     while not _has_all(found):
         time.sleep(0.3)
-        child.send_signal(signal.SIGSTOP)
-        _, status = os.waitpid(child.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
+        assert program.poll() is None
+        program.stop()
         found = _in_flight(run, tmp_path / "copy")
-        child.send_signal(signal.SIGKILL if _has_all(found) else signal.SIGCONT)
-    child.wait()
+        program.send_signal(signal.SIGKILL if _has_all(found) else signal.SIGCONT)
+    program.wait()
     steps, told = len(numbers(run.folder.path)) + 5, Messages()
     train(resume_run(run.folder.path, [f"trainer.steps={steps}"]), watcher=told)
     reasons = Counter(reason for episode in found.values() if (reason := _reason(episode)) is not None)
@@ -244,15 +236,14 @@ def test_a_run_that_is_killed_before_its_first_checkpoint_keeps_its_episodes(tin
     assert {found[0]: found for found in episodes(folder)}.items() >= before.items()
 
 
-def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tiny_run, caplog):
-    run = tiny_run(*SETTINGS)
-    train(run)
-    shutil.copytree(run.folder.path, run.folder.path.with_name("expected"))
-    broken = run.folder.checkpoints / "step-000005" / "trainer.pt"
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tiny_run, expected, tmp_path, caplog):
+    folder = tmp_path / "damaged"
+    shutil.copytree(expected.folder.path, folder, symlinks=True)
+    broken = folder / "checkpoints" / "step-000005" / "trainer.pt"
     broken.write_bytes(broken.read_bytes()[:-1])
-    assert train(resume_run(run.folder.path)).step == 5
+    assert train(resume_run(folder)).step == 5
     assert "trainer.pt is damaged" in caplog.text
-    assert_same(run.folder.path, run.folder.path.with_name("expected"))
+    assert_same(folder, expected.folder.path)
 
 
 def test_a_checkpoint_has_everything(tiny_run):
@@ -270,7 +261,5 @@ def _size(folder):
     return sum(file.stat().st_size for file in (folder / "trajectories").glob("*.jsonl"))
 
 
-def _start(run):
-    path = os.pathsep.join([str(Path(__file__).parent / "worlds"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.Popen([sys.executable, "-c", CHILD, str(run.folder.path)], env=environment)
+def _start(start_python, run):
+    return start_python("-c", RESUME, str(run.folder.path), folder=WORLDS)

@@ -16,10 +16,10 @@ from __future__ import annotations
 import asyncio
 import difflib
 import enum
+import linecache
 import numbers
 import signal
 import threading
-import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -357,9 +357,17 @@ def raised_in(error: BaseException, file: str | None = None) -> str | None:
 
 def raised_at(error: BaseException, file: str | None = None) -> SourceLocation | None:
     """Return the line that raised an exception; with `file`, the line in that file, or ``None`` if there is none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = next((frame for frame in reversed(frames) if file in (None, frame.filename)), None)
-    return None if frame is None else SourceLocation(frame.filename, frame.lineno or 0, frame.line or "")
+    place: TracebackType | None = None
+    entry = error.__traceback__
+    while entry is not None:
+        if file in (None, entry.tb_frame.f_code.co_filename):
+            place = entry
+        entry = entry.tb_next
+    if place is None:
+        return None
+    name, line = place.tb_frame.f_code.co_filename, place.tb_lineno or 0
+    linecache.checkcache(name)
+    return SourceLocation(name, line, linecache.getline(name, line, place.tb_frame.f_globals).strip())
 
 
 def with_location(name: str, location: SourceLocation | None) -> str:

@@ -108,7 +108,7 @@ async def test_an_interruption_limits_the_time_of_closing_environments(
     working = asyncio.create_task(work())
     await asyncio.sleep(0.01)
     working.cancel()
-    await asyncio.wait({working}, timeout=10)
+    await asyncio.wait({working}, timeout=60)
     assert (working.cancelled(), closed) == (True, [True])
 
 

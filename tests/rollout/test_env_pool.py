@@ -135,7 +135,7 @@ async def test_what_an_environment_started_ends_with_its_worker(make_pool, world
             with pytest.raises(EnvironmentFailure):
                 await asyncio.wait_for(world.call(EnvMethod(name="go_wrong"), dies), timeout=60)
     await asyncio.wait_for(pool.close(), timeout=env_worker_main.WORKER_KILL_S)  # it ends once nothing is left
-    assert await asyncio.wait_for(closed, timeout=30) == b""
+    assert await asyncio.wait_for(closed, timeout=60) == b""
 
 
 TRAINER = """
@@ -179,7 +179,7 @@ def test_nothing_survives_a_killed_trainer(tmp_path, isolation, is_stopped):
         for process in processes_below({supervisor}, process_parents()) if is_stopped else ():
             os.kill(process, signal.SIGSTOP)
         trainer.kill()
-        assert closed.result(timeout=30) == b""
+        assert closed.result(timeout=60) == b""
 
 
 def wait_for_end(processes):
@@ -223,7 +223,7 @@ async def test_a_worker_whose_processes_are_all_stopped_is_killed_and_replaced(
         with pytest.raises(
             EnvironmentFailure, match=r"step of environment world \(task t, step 1\) missed its deadline"
         ):
-            await asyncio.wait_for(world.step("x"), timeout=30)
+            await asyncio.wait_for(world.step("x"), timeout=60)
         stopping.cancel()
     async with asyncio.timeout(30):
         await asyncio.to_thread(wait_for_end, processes)
@@ -245,8 +245,8 @@ async def test_a_pool_closes_although_a_call_hangs(make_pool, worlds, monkeypatc
             raise ZeroDivisionError  # the episode fails while its environment still works
 
     with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(fail(), timeout=30)
-    await asyncio.wait_for(pool.close(), timeout=30)
+        await asyncio.wait_for(fail(), timeout=60)
+    await asyncio.wait_for(pool.close(), timeout=60)
     assert supervisors[0].returncode is not None
 
 

@@ -131,7 +131,7 @@ async def test_no_step_is_taken_once_the_time_is_over(make_runner, play, worlds,
             return super().step(action)
 
     engine = make_engine(ScriptedAnswer(token_ids=[11, 12, 13], failure=Failure.HANG))
-    await play(make_runner(Counting, engine=engine, limits=EpisodeLimits(max_seconds=0.02)))
+    await play(make_runner(Counting, engine=engine, limits=EpisodeLimits(max_seconds=0.5)))
     assert Counting.steps == 0
 
 
@@ -172,7 +172,7 @@ async def test_a_hanging_engine_meets_its_deadline(make_runner, play, worlds, ma
 
 async def test_truncated_time_keeps_what_was_sampled(make_runner, play, worlds, make_engine):
     engine = make_engine(ScriptedAnswer(token_ids=[11, 12, 13], failure=Failure.HANG))
-    trajectory = await play(make_runner(worlds.Corridor, engine=engine, limits=EpisodeLimits(max_seconds=0.02)))
+    trajectory = await play(make_runner(worlds.Corridor, engine=engine, limits=EpisodeLimits(max_seconds=0.5)))
     assert trajectory.outcome is Outcome.TRUNCATED_TIME
     assert trajectory.sampled_tokens == 4  # the three, and the stop token that the script appends
     assert trajectory.turns[-1].stop_reason == StopReason.ABORT.value

@@ -201,7 +201,7 @@ async def test_closing_ends_requests_of_a_server_that_hangs(pool_of, request_of,
     monkeypatch.setattr(servers[0], "close", never.wait)
     servers[0].hang()
     closing = asyncio.create_task(pool.close())
-    ended, running = await asyncio.wait(tasks, timeout=30)
+    ended, running = await asyncio.wait(tasks, timeout=60)
     assert not running
     for task in ended:
         with pytest.raises(EngineError, match="closed"):
