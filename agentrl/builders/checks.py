@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from agentrl.builders.adapter_checks import check_adapter_sync, check_adapters, check_role_adapters
 from agentrl.builders.cluster import check_cluster
+from agentrl.builders.deadlines import check_deadlines
 from agentrl.builders.episodes import build_loop
 from agentrl.builders.rewards import check_comparison, check_reward_weights
 from agentrl.builders.roles import build_roles, check_roles
@@ -63,6 +64,7 @@ FEATURE_CHECKS: tuple[Callable[[Config], None], ...] = (
     check_algorithm,
     check_reward_weights,
     check_comparison,
+    check_deadlines,
 )
 """Checks of a training run's config by feature, in order."""
 
