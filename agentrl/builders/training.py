@@ -27,6 +27,7 @@ from agentrl.builders.servers import make_transport
 from agentrl.builders.trainers import LearningParts, build_on_ranks, build_trainer, load_policy
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
+from agentrl.config.estimate import engine_slots
 from agentrl.engine import PolicyEngine
 from agentrl.errors.foreign import close_in_time
 from agentrl.render.renderer import Renderer
@@ -147,6 +148,7 @@ def build_training(
     engine, trainer = learning.engine, learning.trainer
     policy = _build_policy(config, learning, renderer)
     environments = build_run_environments(config, policy, observer=observer, folder=folder, waits=waits)
+    waits.engine_use.slots = engine_slots(config)
     is_lockstep = config.rollout.is_synchronous and isinstance(engine, LocalEngine)
     if config.trainer.deterministic and is_lockstep and isinstance(engine, LocalEngine):
         engine.callers = waits

@@ -34,6 +34,8 @@ class RunConfig(Section):
     """Folder that holds the run folders."""
     seed: int = 0
     """Seed of task order, sampling and initialisation."""
+    price_per_hour: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Price of an hour of all machines of the run, in any currency, for the metrics ``time/cost/…``."""
 
 
 class ScratchModelConfig(Section):

@@ -46,6 +46,7 @@ _WATCH = ResumeRule(True, "measurements, checkpoints and output")
 
 RULES: Mapping[str, ResumeRule] = {
     "run": _FOLDER,
+    "run.price_per_hour": _WATCH,
     "model": _MODEL,
     "model.device": _PLACE,
     "environment": _TASKS,

@@ -331,10 +331,12 @@ class GroupScheduler:
             self._outcomes.append(group.outcome())
         if len(group.trainable) < self._least_members or group.failed_extras:
             counters.groups_failed += 1
+            counters.discarded_engine_s += group.engine_s
             self._measure(group, trained=False)
             self._note_failed(group)
         elif not self._keep(group):
             counters.groups_filtered += 1
+            counters.discarded_engine_s += group.engine_s
             self._note_filtered()
         else:
             self._failed_in_a_row = self._filtered_in_a_row = 0
@@ -381,6 +383,7 @@ class GroupScheduler:
         age = group.staleness(self.version, self._adapter_versions())
         if age is not None and age > self.max_staleness:
             self._measure(group, trained=False)
+            self._counters.discarded_engine_s += group.engine_s
             self._note_stale(age)
             return False
         self._stale_in_a_row = 0

@@ -322,7 +322,7 @@ class Orchestrator:
         return False
 
     async def _run_step(self) -> None:
-        parts, clock = self._parts, StepClock(self._parts)
+        parts, clock = self._parts, StepClock(self._parts, price_per_hour=self.config.run.price_per_hour)
         self._enter(Phase.ROLLOUT)
         groups = await self._unless_stopped(parts.scheduler.next_batch())
         clock.phase_ended("rollout")

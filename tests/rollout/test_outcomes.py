@@ -341,6 +341,27 @@ async def test_infrastructure_failures_are_tried_again(make_runner, play, worlds
     assert runner.counters.retries == 2
 
 
+async def test_seconds_of_failed_attempts_are_counted(make_runner, play, worlds, renderer):
+    attempts = []
+
+    def script(request):
+        is_second_turn = request.request_id.endswith("turn-1")
+        attempts.extend([request] if is_second_turn else [])
+        failure = Failure.RAISE if is_second_turn and len(attempts) == 1 else Failure.NONE
+        return ScriptedAnswer(token_ids=renderer.encoder.encode("forward"), failure=failure)
+
+    recorder = Recorder()
+    runner = make_runner(
+        worlds.Corridor, engine=ScriptedEngine(script=script, vocab_size=400), retries=1, observer=recorder
+    )
+    finished = await play(runner)
+    counters = runner.counters
+    assert finished.attempt == 1
+    assert finished.engine_s == sum(turn.timings.engine for turn in finished.turns) > 0
+    assert counters.engine_s == pytest.approx(counters.failed_engine_s + finished.engine_s)
+    assert counters.failed_engine_s > 0
+
+
 async def test_retries_end(make_runner, play, worlds):
     runner = make_runner(lambda: worlds.Faulty("raise"), "x", retries=2)
     trajectory = await play(runner)
