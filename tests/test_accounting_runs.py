@@ -37,13 +37,6 @@ def test_useful_and_lost_seconds_add_up_to_the_step(tiny_run, staleness):
             assert seconds["trainer"] == pytest.approx(line["time/train_s"], rel=1e-2, abs=1e-2)
 
 
-def test_groups_that_do_not_train_count_as_discarded(tiny_run):
-    lines = lines_of(tiny_run("algorithm.dynamic_sampling=true", "trainer.steps=3"))
-    filtered = sum(line["rollout/groups_filtered"] for line in lines)
-    assert (sum(seconds_of(line)["discarded"] for line in lines) > 0) == (filtered > 0)
-    assert filtered > 0
-
-
 def test_costs_by_hand():
     def ended(success, reward=0.0):
         found = Trajectory(id="t", task_id="t", environment="e", seed=0, group_id="g", outcome=Outcome.FINISHED)
