@@ -7,6 +7,7 @@ from collections.abc import Callable
 from agentrl.builders.adapter_checks import check_adapter_sync, check_adapters, check_role_adapters
 from agentrl.builders.cluster import check_cluster
 from agentrl.builders.deadlines import check_deadlines
+from agentrl.builders.environment_nodes import check_environment_nodes
 from agentrl.builders.episodes import build_loop
 from agentrl.builders.rewards import check_comparison, check_reward_weights
 from agentrl.builders.roles import build_roles, check_roles
@@ -56,6 +57,7 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
 FEATURE_CHECKS: tuple[Callable[[Config], None], ...] = (
     check_images,
     check_cluster,
+    check_environment_nodes,
     check_sampling,
     check_teacher,
     check_adapters,

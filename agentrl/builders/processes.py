@@ -1,6 +1,6 @@
-"""Other processes of a training run: trainer ranks and inference servers, on this machine or a cluster.
+"""Other processes of a training run: ranks, inference servers and environment nodes, on this machine or a cluster.
 
-config.cluster, config.trainer.processes, config.engine ─► open_processes ─► RunProcesses(ranks, pool)
+config.cluster, config.trainer.processes, config.engine ─► open_processes ─► RunProcesses(ranks, pool, nodes)
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from agentrl.builders.adapter_checks import sends_adapters
 from agentrl.builders.cluster import OnLoss, RunCluster, open_cluster, open_placed_pool
+from agentrl.builders.environment_nodes import EnvironmentNodes, open_environment_nodes
 from agentrl.builders.servers import ServedModel, open_pool
 from agentrl.config.config import Config
 from agentrl.config.engines import ServerEngineConfig
@@ -25,11 +26,13 @@ from agentrl.training.distributed.launch import RankProcesses, open_ranks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProcesses:
-    """Ranks and servers of a run."""
+    """Ranks, servers and environment nodes of a run."""
 
     ranks: Ranks
     pool: ServerPool | None
     """Pool of servers, or of engines on a cluster; ``None`` for an engine in this process."""
+    nodes: EnvironmentNodes | None
+    """Nodes of a cluster for environments; ``None`` to run them on this machine."""
 
 
 @asynccontextmanager
@@ -66,8 +69,9 @@ async def open_processes(
         count = config.trainer.processes
         ranks = stack.enter_context(open_ranks(count, logs=folder.logs, on_loss=on_loss, starter=starter))
         served = base_path if sends_adapters(config.engine) else model_path
-        pool = await _open_pool(stack, config, folder, served, version, cluster, say=say, on_loss=on_loss)
-        yield RunProcesses(ranks=ranks, pool=pool)
+        pool = await _open_pool(stack, config, folder, served, version, cluster, say=say)
+        nodes = await stack.enter_async_context(open_environment_nodes(cluster, config, say=say))
+        yield RunProcesses(ranks=ranks, pool=pool, nodes=nodes)
 
 
 async def _open_pool(
@@ -79,13 +83,12 @@ async def _open_pool(
     cluster: RunCluster | None,
     *,
     say: Callable[[str], None],
-    on_loss: OnLoss,
 ) -> ServerPool | None:
     if not (isinstance(config.engine, ServerEngineConfig) or cluster):
         return None
     served = ServedModel(path=model_path, dtype=config.model.dtype, vocab_size=embedding_rows(model_path))
     if cluster is not None and cluster.places_engines:
-        placed = open_placed_pool(cluster, served, version=version, say=say, on_loss=on_loss)
+        placed = open_placed_pool(cluster, served, version=version, say=say)
         return await stack.enter_async_context(placed)
     assert isinstance(config.engine, ServerEngineConfig)
     section = add_reporting_flags(config, config.engine)

@@ -15,6 +15,7 @@ from agentrl.builders.adapter_checks import sends_adapters
 from agentrl.builders.adapters import adapter_transport, build_adapters
 from agentrl.builders.checks import check_training
 from agentrl.builders.episodes import (
+    EnvironmentPlaces,
     RunEnvironment,
     build_run_environments,
     build_task_sampler,
@@ -106,6 +107,7 @@ def build_training(
     observer: RolloutObserver,
     waits: WaitTracker,
     pool: ServerPool | None = None,
+    nodes: EnvironmentPlaces | None = None,
     ranks: Ranks | None = None,
     folder: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
@@ -120,6 +122,7 @@ def build_training(
         observer: Observer of turns and episode ends.
         waits: Table of the run's waits.
         pool: Engine, if the config uses servers or engines on a cluster.
+        nodes: Nodes of a cluster for environments and sandboxes; this machine by default.
         ranks: Ranks that train together.
         folder: Folder of the run, where a judge stores its answers.
         say: Called with messages for the user before the run starts.
@@ -147,7 +150,7 @@ def build_training(
     )
     engine, trainer = learning.engine, learning.trainer
     policy = _build_policy(config, learning, renderer)
-    environments = build_run_environments(config, policy, observer=observer, folder=folder, waits=waits)
+    environments = build_run_environments(config, policy, observer=observer, folder=folder, waits=waits, nodes=nodes)
     waits.engine_use.slots = engine_slots(config)
     is_lockstep = config.rollout.is_synchronous and isinstance(engine, LocalEngine)
     if config.trainer.deterministic and is_lockstep and isinstance(engine, LocalEngine):

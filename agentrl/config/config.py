@@ -304,6 +304,9 @@ class TrainerConfig(Section):
     processes: int = Field(1, ge=1, le=4096)
     """Processes (ranks) that share the model's parameters and the work of a step, each with its own GPU if there are
     any; see docs/distributed.md."""
+    restarts: int = Field(3, ge=0)
+    """Maximum number of restarts from the newest checkpoint after a rank was killed, stopped, or lost with its node,
+    without a new finished step in between; 0 ends the run instead."""
     context_parallel: int = Field(1, ge=1)
     """Processes that share the tokens of every row, for sequences that are too long for one process."""
     tensor_parallel: int = Field(1, ge=1)

@@ -98,6 +98,7 @@ RULES: Mapping[str, ResumeRule] = {
         (f"trainer.{name}" for name in ("gradient_checkpointing", "deterministic", "processes")),
         _PLACE,
     ),
+    "trainer.restarts": _PLACE,
     "trainer.context_parallel": _PLACE,
     "trainer.tensor_parallel": _PLACE,
     "trainer.numerics": _WATCH,

@@ -160,12 +160,12 @@ class StepClock:
         self._parts = parts
         self._price_per_hour = price_per_hour
         self._began = self._phase_began = time.perf_counter()
+        self._use_before = self._read_use()
+        self._use: dict[str, EngineSeconds] = {}
         self._seconds: dict[str, float] = {}
         self._waits_before = dict(parts.waits.seconds)
         self._counts_before = self._counts()
         self._busy_before = parts.engine.metrics().busy_s
-        self._use_before = self._read_use()
-        self._use: dict[str, EngineSeconds] = {}
 
     def _read_use(self) -> EngineSeconds:
         return self._parts.waits.engine_use.read(self._parts.waits.clock())

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import logging
 import shlex
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -43,7 +44,7 @@ from agentrl.config.config import Config
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
-from agentrl.errors import ResumableError, ServersLost, TrainingError, UsageError, described_error
+from agentrl.errors import RankLost, ResumableError, ServersLost, TrainingError, UsageError, described_error
 from agentrl.errors.foreign import CLOSE_S, STOP_S, DaemonThreads, call_in_thread, cancel_or_abandon, run_in_own_thread
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
@@ -88,12 +89,13 @@ class Orchestrator:
     Args:
         run: Folder and config; the run resumes from the newest checkpoint in the folder.
         watcher: Receives the progress.
+        reason: Message about the reason for a restart.
     """
 
-    def __init__(self, run: Run, *, watcher: RunWatcher | None = None) -> None:
+    def __init__(self, run: Run, *, watcher: RunWatcher | None = None, reason: str | None = None) -> None:
         self.config = run.config
         self.folder = run.folder
-        self._changes = run.changes
+        self._changes, self._reason = run.changes, reason
         self.status = RunStatus(steps=run.config.trainer.steps)
         self.step = 0
         self._watcher = watcher or RunWatcher()
@@ -132,6 +134,8 @@ class Orchestrator:
         """
         with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
             self._watcher.on_start(self.folder.path, self.status)
+            if self._reason is not None:
+                self._say(self._reason)
             for change in self._changes:
                 self._say(f"changed: {change} ({rule_of(change.key).why})")
             async with AsyncExitStack() as stack:
@@ -202,6 +206,7 @@ class Orchestrator:
                 reference_path=start,
                 version=version,
                 pool=processes.pool,
+                nodes=processes.nodes,
                 observer=EpisodeRecorder(self._store, self.status, self._watcher, self._waits),
                 waits=self._waits,
                 ranks=processes.ranks,
@@ -481,6 +486,7 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
     """Train a run; the calling thread must not have a running event loop.
 
     Ctrl-C and SIGTERM stop the run with a checkpoint; a second signal stops it within seconds, whatever still runs.
+    After the loss of a rank, the run restarts from its newest checkpoint, up to ``trainer.restarts`` times.
 
     Args:
         run: Folder and config.
@@ -491,9 +497,28 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
         UsageError: the user must change something.
         TrainingError: training cannot continue.
     """
-    interruption = interruption or StopRequest()
+    interruption, watcher = interruption or StopRequest(), watcher or RunWatcher()
+    restarts, reached, reason = 0, 0, None
+    while True:
+        orchestrator = Orchestrator(run, watcher=watcher, reason=reason)
+        try:
+            return _run_loop(orchestrator, interruption)
+        except RankLost as error:
+            if orchestrator.step > reached:
+                restarts, reached = 0, orchestrator.step
+            most = run.config.trainer.restarts
+            if interruption.count or restarts >= most:
+                raise
+            restarts += 1
+            reason = f"{error}. The run restarts from its newest checkpoint ({restarts} of {most}: trainer.restarts)"
+        run = Run(run.folder, run.config)
+        del orchestrator  # frees the model
+        gc.collect()
+
+
+def _run_loop(orchestrator: Orchestrator, interruption: StopRequest) -> RunResult:
     try:
-        return run_until_stopped(_train(Orchestrator(run, watcher=watcher), interruption), interruption)
+        return run_until_stopped(_train(orchestrator, interruption), interruption)
     except SystemExit as error:
         raise TrainingError(
             "an environment, tool or agent loop exited the program from a task that it had started",

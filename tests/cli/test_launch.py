@@ -21,7 +21,7 @@ Cli = Callable[..., Any]
 KUBERAY = ("kuberay", "--image", "registry.example.com/agentrl:1", "--claim", "runs")
 SKYPILOT = ("skypilot", "--accelerator", "H100", "--bucket", "s3://my-runs")
 TWO_NODES = (
-    *("trainer.processes=8", "engine={type: vllm, replicas: 8, transport: collective}"),
+    *("trainer.processes=8", "trainer.lanes=1", "engine={type: vllm, replicas: 8, transport: collective}"),
     *("--nodes", "2", "--gpus-per-node", "8"),
 )
 CPU = ("model.device=cpu", "--cpus-per-node", "3")
@@ -246,7 +246,7 @@ def test_a_missing_client_is_named_and_a_present_one_called(
     ("words", "said"),
     [
         (
-            ("trainer.processes=9", "--nodes", "1", "--gpus-per-node", "8"),
+            ("trainer.processes=9", "trainer.lanes=1", "--nodes", "1", "--gpus-per-node", "8"),
             "the run needs more GPUs than the nodes have",
         ),
         (

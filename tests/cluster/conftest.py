@@ -1,6 +1,14 @@
-"""Two simulated nodes on this machine, for tests of runs on a cluster; without Ray they are skipped."""
+"""Simulated nodes on this machine, for tests of runs on a cluster; without Ray they are skipped."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
 
 import pytest
+
+from agentrl.observe.progress import RunWatcher
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-cluster")
 
@@ -27,9 +35,76 @@ def nodes():
 
 
 @pytest.fixture
+def spare_node(nodes):
+    """Add a node that a test may kill; what is left at its end is removed."""
+    added = []
+
+    def add(**resources):
+        added.append(nodes.add_node(num_cpus=2, resources=resources))
+        return added[-1]
+
+    yield add
+    for node in added:
+        if node in nodes.list_all_nodes():
+            nodes.remove_node(node, allow_graceful=False)
+
+
+@pytest.fixture
 def placed(nodes):
     """Overrides of a run on them."""
     return (
         f"cluster={{address: '{nodes.address}', rank: {{CPU: 1, trainer: 1}}, engine: {{CPU: 1, engine: 1}}}}",
         "cluster.timeout_s=120",
     )
+
+
+class Story(RunWatcher):
+    """Remembers what a run says, and does something once, after a step."""
+
+    def __init__(self, step=None, action=lambda: None):
+        self.step, self.action, self.at, self.said = step, action, None, []
+
+    def on_step(self, step, metrics):
+        if step == self.step and self.at is None:
+            self.at = time.monotonic()
+            threading.Thread(target=self.action).start()
+
+    def on_message(self, text):
+        self.said.append(text)
+
+    def places(self):
+        """The nodes on which actors were placed, by name."""
+        return dict(text.partition(", with")[0].split(" is on ") for text in self.said if ", with " in text)
+
+
+@pytest.fixture
+def story():
+    return Story
+
+
+def pids_of(kind):
+    """The processes of actors of one class, below this machine's nodes."""
+    found = []
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            title = line.read_bytes().replace(b"\0", b" ").decode()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if title.startswith(f"ray::{kind}"):
+            found.append(int(line.parent.name))
+    return found
+
+
+@pytest.fixture
+def send_signal():
+    """Send a signal to the first process of an actor's class."""
+
+    def send(kind, number=signal.SIGKILL):
+        os.kill(min(pids_of(kind)), number)
+
+    return send
+
+
+@pytest.fixture
+def actor_processes():
+    return pids_of

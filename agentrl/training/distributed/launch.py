@@ -21,7 +21,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from agentrl.errors import ConfigError, TrainingError
+from agentrl.errors import ConfigError, RankLost, TrainingError
 from agentrl.sandbox.orphan_guard import without_mark
 from agentrl.training.distributed.group import Ranks, join, leave
 
@@ -29,6 +29,8 @@ START_S = 300.0
 GRACE_S = 30.0
 """Seconds after the loss of a rank before this process is killed, if it still hangs in a collective."""
 POLL_S = 0.05
+STOPPED_S = 30.0
+"""Seconds after which a rank whose process a signal has stopped counts as lost."""
 EXPLAIN_S = 5.0
 """Seconds that a failed call waits for the end of a process that may have caused the failure."""
 
@@ -111,8 +113,8 @@ class StartedRanks(ABC):
             time.sleep(POLL_S)
         return lost or self._find_stopped()
 
-    def _find_stopped(self) -> TrainingError | None:
-        """Describe a rank whose process is stopped, which makes collectives fail; ``None`` if this is not known."""
+    def _find_stopped(self, after_s: float = 0.0) -> TrainingError | None:
+        """Describe a rank whose process has been stopped for `after_s` seconds; ``None`` if this is not known."""
         return None
 
     def _watch(self) -> None:
@@ -168,6 +170,8 @@ class RankProcesses(StartedRanks):
         super().__init__(count, logs=logs, on_loss=on_loss, host=HOST)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._starts: dict[int, int] = {}
+        self._stopped: dict[int, float] = {}
+        """Times at which stopped ranks were first seen."""
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="ranks")
         """Thread that starts the ranks, and lives as long as they: the kernel kills them when it ends."""
 
@@ -204,22 +208,26 @@ class RankProcesses(StartedRanks):
     def _loss(self) -> TrainingError | None:
         ended = {rank: process.returncode for rank, process in self._processes.items() if process.poll() is not None}
         if not ended:
-            return None
+            return self._find_stopped(STOPPED_S)
         # a killed rank makes others fail as well, so a signal is more likely to be the cause than an exit code
         rank = min(ended, key=lambda number: (ended[number] > 0, number))
         output = self._read_log(rank)
-        return TrainingError(
+        kind = RankLost if ended[rank] < 0 else TrainingError
+        return kind(
             f"rank {rank} of the trainer ended (process {self._processes[rank].pid})",
             got=_cause(ended[rank]) + (f", with the output:\n{output}" if output else ""),
             hint=f"see its log: {self._log(rank)}; resume from the newest checkpoint with agentrl train --resume",
         )
 
-    def _find_stopped(self) -> TrainingError | None:
+    def _find_stopped(self, after_s: float = 0.0) -> TrainingError | None:
+        now = time.monotonic()
         for rank, process in self._processes.items():
             with contextlib.suppress(OSError):
                 state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-                if state in "Tt":
-                    return TrainingError(
+                if state not in "Tt" or (state == "t" and after_s):  # a debugger may take its time
+                    self._stopped.pop(rank, None)
+                elif now - self._stopped.setdefault(rank, now) >= after_s:
+                    return RankLost(
                         f"rank {rank} of the trainer does not answer (process {process.pid})",
                         got="a process that a signal or a debugger has stopped",
                         hint="resume from the newest checkpoint with agentrl train --resume",
