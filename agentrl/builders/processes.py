@@ -5,9 +5,12 @@ config.cluster, config.trainer.processes, config.engine ─► open_processes �
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from agentrl.builders.adapter_checks import sends_adapters
 from agentrl.builders.cluster import OnLoss, RunCluster, open_cluster, open_placed_pool
@@ -22,6 +25,9 @@ from agentrl.serving.launch.placement import trainer_gpus
 from agentrl.serving.pool import ServerPool
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.launch import RankProcesses, open_ranks
+
+KEPT_MODEL = "engine-model"
+"""Folder of a run with the model that its engines load when they are started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +92,8 @@ async def _open_pool(
 ) -> ServerPool | None:
     if not (isinstance(config.engine, ServerEngineConfig) or cluster):
         return None
-    served = ServedModel(path=model_path, dtype=config.model.dtype, vocab_size=embedding_rows(model_path))
+    path = keep_model(model_path, folder)
+    served = ServedModel(path=path, dtype=config.model.dtype, vocab_size=embedding_rows(path))
     if cluster is not None and cluster.places_engines:
         placed = open_placed_pool(cluster, served, version=version, say=say)
         return await stack.enter_async_context(placed)
@@ -95,3 +102,23 @@ async def _open_pool(
     gpus = () if cluster else trainer_gpus(config, len(accelerators()))
     pool = open_pool(section, served, folder.path, version=version, trainer_gpus=gpus, say=say)
     return await stack.enter_async_context(pool)
+
+
+def keep_model(path: str, folder: RunDirectory) -> str:
+    """Return the path of a model that engines can load again at any time during the run.
+
+    A model in a checkpoint, which a newer one will replace, is linked into the run's folder.
+    """
+    source, kept = Path(path), folder.path / KEPT_MODEL
+    if folder.checkpoints not in source.parents:
+        return path
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(source, kept, copy_function=_link)
+    return str(kept)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # the file system has no hard links
+        shutil.copy2(source, target)

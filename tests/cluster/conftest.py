@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -21,17 +23,29 @@ def _quiet_ray():
 
 
 @pytest.fixture(scope="session")
-def nodes():
+def client_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def nodes(client_port):
     """A cluster whose first node trains and whose second one has room for engines."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 4, "resources": {"trainer": 4}, "include_dashboard": False},
-    )
+    head = {"num_cpus": 4, "resources": {"trainer": 4}, "include_dashboard": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # Ray leaves the log files of its client server open
+        cluster = Cluster(initialize_head=True, head_node_args={**head, "ray_client_server_port": client_port})
     cluster.add_node(num_cpus=4, resources={"engine": 4})
     yield cluster
     cluster.shutdown()
+
+
+@pytest.fixture
+def client_address(nodes, client_port):
+    """Address of the head's server for processes outside the cluster."""
+    return f"ray://127.0.0.1:{client_port}"
 
 
 @pytest.fixture

@@ -50,23 +50,37 @@ def test_environments_are_spread_over_nodes(placed, env_nodes, tiny_run, story):
     assert all(trajectory.outcome.is_trainable for trajectory in attempts)
 
 
+def lost_and_found(story):
+    """Messages about the loss and the replacement of the only environment actor."""
+    (lost,) = [text for text in story.said if text.startswith("environments-0 was lost on node")]
+    (found,) = [text for text in story.said if text.startswith("environments-0 is on node") and text.endswith(" now")]
+    assert lost.endswith("It starts again, and its episodes are played again")
+    return lost, found
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_environment_actor_is_replaced(number, placed, env_nodes, tiny_run, story, send_signal, monkeypatch):
+def test_a_run_waits_for_its_only_environment_actor(
+    number, placed, env_nodes, tiny_run, story, send_signal, monkeypatch
+):
     monkeypatch.setattr(environments, "PING_S", 3.0)
     told = story(2, lambda: send_signal("EnvironmentActor", number))
-    finished(tiny_run(*words(placed), "trainer.steps=12"), told)
-    assert any(text.startswith("environments-") and "its episodes are played again" in text for text in told.said)
-    assert any(text.startswith("environments-") and text.endswith(" now") for text in told.said)
+    attempts = finished(tiny_run(*words(placed), "cluster.environments=1", "trainer.steps=6"), told)
+    lost_and_found(told)
+    assert not any(trajectory.is_trainable for trajectory in attempts if trajectory.error)
 
 
-def test_environments_of_a_lost_node_run_on_another_one(nodes, placed, env_nodes, spare_node, tiny_run, story):
-    spare_node(env=1)
-    doomed = env_nodes[0]
-    told = story(2, lambda: nodes.remove_node(doomed, allow_graceful=False))
-    finished(tiny_run(*words(placed), "trainer.steps=12"), told)
-    if any(f"({doomed.node_id[:8]})" in place for place in told.places().values()):
-        (moved,) = [text for text in told.said if text.startswith("environments-") and text.endswith(" now")]
-        assert doomed.node_id[:8] not in moved
+def test_environments_of_a_lost_node_run_on_another_one(nodes, placed, spare_node, tiny_run, story):
+    doomed = spare_node(env=1)
+
+    def remove():
+        spare_node(env=1)
+        nodes.remove_node(doomed, allow_graceful=False)
+
+    told = story(2, remove)
+    finished(tiny_run(*words(placed), "cluster.environments=1", "trainer.steps=6"), told)
+    lost, found = lost_and_found(told)
+    assert doomed.node_id[:8] in lost
+    assert doomed.node_id[:8] not in found
 
 
 @asynccontextmanager
@@ -94,7 +108,7 @@ async def heard(said, words):
 async def play(pool, task="letters-0"):
     """An episode of three turns; return the process that played it."""
     async with pool.borrow("episode") as handle:
-        await handle.reset(Task(id=task, seed=1))
+        await handle.reset(Task(id=task, environment="letters", seed=1))
         for _ in range(3):
             stepped = await handle.step("aeiou")
         return stepped

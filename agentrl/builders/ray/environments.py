@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from agentrl.builders.ray.actors import ActorEnvironment, NodeActor, PlacedActor
 from agentrl.builders.ray.connection import Cluster
 from agentrl.builders.ray.engines import answer_of
+from agentrl.engine import ServerLost
 from agentrl.env import AnyEnv
 from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError, async_boundary
 from agentrl.errors.foreign import run_in_own_thread
@@ -207,7 +208,9 @@ class EnvironmentNode:
         except (EnvironmentFailure, UsageError):
             raise
         except AgentRLError as error:
-            self._look.set()
+            if isinstance(error, ServerLost):  # no more calls until a ping is answered
+                self._ready.clear()
+                self._look.set()
             raise EnvironmentFailure(f"{what} failed", got=error) from error
         finally:
             if not answer.done():
@@ -226,6 +229,7 @@ class EnvironmentNode:
         while True:
             try:
                 await self._answer(self._actor.handle.ping.remote(), deadline_s=PING_S)
+                self._ready.set()
             except AgentRLError as error:
                 await self._replace(error)
             self._look.clear()
@@ -253,12 +257,12 @@ class EnvironmentNode:
         self._say(f"{place.name} is on {self._actor.place.node} now")
 
     async def close(self) -> None:
-        """End the actor; it is killed if it does not answer."""
+        """End the actor; it is killed if it has not started or does not answer."""
         if self._monitor is not None:
             self._monitor.cancel()
             await asyncio.gather(self._monitor, return_exceptions=True)
-        with suppress(AgentRLError):
-            await self._answer(self._actor.handle.close.remote(), deadline_s=CLOSE_S)
+            with suppress(AgentRLError):
+                await self._answer(self._actor.handle.close.remote(), deadline_s=CLOSE_S)
         self._cluster.kill(self._actor.handle)
 
 
