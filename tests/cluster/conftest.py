@@ -96,6 +96,18 @@ def story():
     return Story
 
 
+@pytest.fixture
+def remove_node_of(nodes):
+    """Remove the node of an actor, by the actor's name in a story; return the beginning of the node's id."""
+
+    def remove(told, name):
+        (node,) = [node for node in nodes.list_all_nodes() if f"({node.node_id[:8]})" in told.places()[name]]
+        nodes.remove_node(node, allow_graceful=False)
+        return node.node_id[:8]
+
+    return remove
+
+
 def pids_of(kind):
     """The processes of actors of one class, below this machine's nodes."""
     found = []

@@ -69,18 +69,13 @@ def test_a_run_waits_for_its_only_environment_actor(
     assert not any(trajectory.is_trainable for trajectory in attempts if trajectory.error)
 
 
-def test_environments_of_a_lost_node_run_on_another_one(nodes, placed, spare_node, tiny_run, story):
-    doomed = spare_node(env=1)
-
-    def remove():
-        spare_node(env=1)
-        nodes.remove_node(doomed, allow_graceful=False)
-
-    told = story(2, remove)
+def test_environments_of_a_lost_node_run_on_another_one(placed, env_nodes, tiny_run, story, remove_node_of):
+    removed = []
+    told = story(2, lambda: removed.append(remove_node_of(told, "environments-0")))
     finished(tiny_run(*words(placed), "cluster.environments=1", "trainer.steps=6"), told)
     lost, found = lost_and_found(told)
-    assert doomed.node_id[:8] in lost
-    assert doomed.node_id[:8] not in found
+    assert removed[0] in lost
+    assert removed[0] not in found
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ DEADLINE_S = 60
 """In which a run's processes must end after it; it takes a few seconds on an idle machine."""
 
 
-SLOW_CHECKS = "trainer.steps=8"
+STEPS = "trainer.steps=8"
 
 
 def finished(run, story):
@@ -34,32 +34,28 @@ def finished(run, story):
 
 def test_a_killed_engine_is_replaced_and_the_run_goes_on(nodes, placed, tiny_run, story, send_signal, actor_processes):
     told = story(1, lambda: send_signal("LocalEngineActor"))
-    finished(tiny_run(*placed, "trainer.processes=2", SLOW_CHECKS), told)
+    finished(tiny_run(*placed, "trainer.processes=2", STEPS), told)
     assert any("server-0 was lost on node" in text and "It starts again" in text for text in told.said)
     assert any("serves again with weights of version" in text for text in told.said)
     assert actor_processes("RankActor") == actor_processes("LocalEngineActor") == []
 
 
-def test_an_engine_of_a_lost_node_starts_on_another_one(nodes, placed, spare_node, tiny_run, story):
-    doomed = spare_node(doomed=1)
-
-    def remove():
-        nodes.add_node(num_cpus=2, resources={"doomed": 1})
-        nodes.remove_node(doomed, allow_graceful=False)
-
-    told = story(1, remove)
-    run = tiny_run(*placed, "cluster.engine={CPU: 1, doomed: 1}", SLOW_CHECKS)
-    finished(run, told)
-    assert any("server-0 was lost on node" in text and doomed.node_id[:8] in text for text in told.said)
+def test_an_engine_of_a_lost_node_starts_on_another_one(placed, spare_node, tiny_run, story, remove_node_of):
+    for _ in range(2):
+        spare_node(doomed=1)
+    removed = []
+    told = story(1, lambda: removed.append(remove_node_of(told, "server-0")))
+    finished(tiny_run(*placed, "cluster.engine={CPU: 1, doomed: 1}", STEPS), told)
+    assert any(text.startswith("server-0 was lost on node") and removed[0] in text for text in told.said)
     (moved,) = [text for text in told.said if text.startswith("server-0 is on node") and text.endswith(" now")]
-    assert doomed.node_id[:8] not in moved
+    assert removed[0] not in moved
 
 
 @pytest.mark.timeout(400)
 def test_a_stopped_engine_is_replaced(nodes, placed, tiny_run, story, send_signal, actor_processes, monkeypatch):
     monkeypatch.setattr(cluster, "PING_S", 2.0)
     told = story(1, lambda: send_signal("LocalEngineActor", signal.SIGSTOP))
-    finished(tiny_run(*placed, SLOW_CHECKS), told)
+    finished(tiny_run(*placed, STEPS), told)
     assert any("server-0 was lost" in text and "no answer in 2" in text for text in told.said)
     assert actor_processes("LocalEngineActor") == []
 
@@ -81,17 +77,16 @@ def test_a_stopped_rank_restarts_the_run(nodes, placed, tiny_run, story, send_si
     assert "no answer in 3 s" in text
 
 
-def test_a_rank_of_a_lost_node_restarts_on_another_one(nodes, placed, spare_node, tiny_run, story):
-    doomed = spare_node(other=1)
-
-    def remove():
-        nodes.add_node(num_cpus=2, resources={"other": 1})
-        nodes.remove_node(doomed, allow_graceful=False)
-
-    told = story(2, remove)
-    ranks = "cluster.rank={CPU: 1}"
-    run = tiny_run(*placed, ranks, "cluster.strategy=spread", "trainer.processes=3", "trainer.steps=4")
-    finished(run, told)
+def test_a_rank_of_a_lost_node_restarts_on_another_one(nodes, spare_node, tiny_run, story, remove_node_of):
+    """Both ranks and the engine have nodes of their own; a fourth node is left for the rank."""
+    for _ in range(2):
+        spare_node()
+    removed = []
+    told = story(3, lambda: removed.append(remove_node_of(told, "rank 1")))
+    settings = f"address: '{nodes.address}', strategy: strict_spread, timeout_s: 120"
+    finished(tiny_run(f"cluster={{{settings}}}", "trainer.processes=2", "trainer.steps=5"), told)
+    assert any("restarts from its newest checkpoint" in text for text in told.said)
+    assert f"({removed[0]})" not in told.places()["rank 1"]
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
