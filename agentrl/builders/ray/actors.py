@@ -252,7 +252,8 @@ class RankActors(StartedRanks):
             setting = self._setting(rank)
             self._actors[rank] = self._cluster.actor(self._place(rank), RankActor, setting, calls=RANK_CALLS)
         for rank, actor in self._actors.items():
-            check_actor(self._cluster, actor, self._setting(rank).shared, self._place(rank), kind=RankLost)
+            check_actor(self._cluster, actor, self._setting(rank).shared, self._place(rank), kind=TrainingError)
+            self._cluster.find_place(self._place(rank))  # Ray may have moved it from a node that was lost just before
         return super().start()
 
     def _place(self, rank: int) -> ClusterPlace:
