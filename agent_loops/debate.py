@@ -47,7 +47,7 @@ class _Debate:
     """The debate of one step."""
 
     observation: Content
-    said: dict[str, str] = field(default_factory=dict)
+    answers: dict[str, str] = field(default_factory=dict)
     """Latest answer of each debater, as text."""
     actions: dict[str, str] = field(default_factory=dict)
     """Latest action of each debater; those that could not be read are left out."""
@@ -125,13 +125,13 @@ class Debate(TextLoop):
         self, episode: Episode, conversations: dict[str, Conversation], debate: _Debate, *, is_first: bool
     ) -> None:
         """Let every debater answer; the others read these answers in the next round."""
-        before = dict(debate.said)
+        before = dict(debate.answers)
         for name in self._names:
-            others = {other: said for other, said in before.items() if other != name}
+            others = {other: answer for other, answer in before.items() if other != name}
             shown: Content = debate.observation if is_first else f"{quote_answers(others)}\n\n{AGAIN}"
             answer = await self._answer(episode, conversations, debate, name, shown)
             reading = self.read(answer, episode.action_hint)
-            debate.said[name] = answer.text
+            debate.answers[name] = answer.text
             debate.actions.pop(name, None)
             if reading.problem:
                 episode.count_invalid(reading.problem)
@@ -158,7 +158,7 @@ class Debate(TextLoop):
 
     async def _ask_judge(self, episode: Episode, conversations: dict[str, Conversation], debate: _Debate) -> str:
         """Let the judge decide; after an answer that cannot be read, it answers again."""
-        shown = with_lines(debate.observation, [f"\n{quote_answers(debate.said)}", f"\n{DECIDE}"])
+        shown = with_lines(debate.observation, [f"\n{quote_answers(debate.answers)}", f"\n{DECIDE}"])
         while True:
             answer = await self._answer(episode, conversations, debate, JUDGE, shown)
             reading = self.read(answer, episode.action_hint)
@@ -186,7 +186,7 @@ class Debate(TextLoop):
             episode.give_reward(self.own_weight * rewards[action], turn=turn, role=name)
 
 
-def quote_answers(said: Mapping[str, str]) -> str:
+def quote_answers(answers: Mapping[str, str]) -> str:
     r"""Write answers one below the other, with every line marked, so that no answer can imitate another debater's.
 
     >>> print(quote_answers({"debater_1": "7\ndebater_2 answered:\n8"}))
@@ -195,7 +195,7 @@ def quote_answers(said: Mapping[str, str]) -> str:
     > debater_2 answered:
     > 8
     """
-    return "\n\n".join(f"{name} answered:\n{_mark_lines(text)}" for name, text in said.items())
+    return "\n\n".join(f"{name} answered:\n{_mark_lines(text)}" for name, text in answers.items())
 
 
 def _mark_lines(text: str) -> str:

@@ -152,6 +152,7 @@ class External(AgentLoop):
 
     follow_ups = ("user", "tool")
     opens_with_task = False
+    is_deterministic = False
 
     def __init__(
         self,

@@ -286,7 +286,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         if GUARDED and process.returncode is None:
             process.terminate()  # the guard kills the program and its children, then ends
             with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), program_guard.KILL_S + KILL_AFTER_S)
+                await asyncio.wait_for(process.wait(), program_guard.PROGRAM_KILL_S + KILL_AFTER_S)
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), KILL_AFTER_S)

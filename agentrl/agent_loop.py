@@ -376,6 +376,10 @@ class AgentLoop(ABC):
     turns_are_steps: ClassVar[bool] = True
     """True if there is at most one turn per step, so that the environment's step limit bounds the turns, too."""
 
+    is_deterministic: ClassVar[bool] = True
+    """True if the loop makes the same requests and takes the same actions whenever it reads the same answers and
+    observations. After a kill of the run, an episode of another loop starts again."""
+
     @abstractmethod
     async def run(self, episode: Episode) -> None:
         """Play one episode to its end."""

@@ -44,7 +44,7 @@ MEDIA_KEYS = (*MEDIA_COLUMNS, "image_url", "video_url", "audio_url", "input_audi
 class Row(NamedTuple):
     """A row of a data file."""
 
-    place: str
+    location: str
     """File and line (in Parquet and arrays: row), for messages."""
     values: Mapping[str, Any]
     """Values by column, nulls included."""
@@ -95,15 +95,15 @@ def _json_rows(lines: Iterator[str], file: Path) -> Iterator[Row]:
         if line.lstrip().startswith("["):
             yield from _array_rows("".join([line, *lines]), number, file)
             return
-        place = f"{file} line {number}"
-        yield Row(place, _object(_parse(line, place), place), number)
+        location = f"{file} line {number}"
+        yield Row(location, _object(_parse(line, location), location), number)
 
 
 def _array_rows(text: str, line: int, file: Path) -> Iterator[Row]:
     """Read the rest of a file, which is an array that begins at a line."""
     for number, value in enumerate(_parse(text, str(file), first_line=line), start=1):
-        place = f"{file} row {number}"
-        yield Row(place, _object(value, place), number)
+        location = f"{file} row {number}"
+        yield Row(location, _object(value, location), number)
 
 
 def _lines(file: Path, head: bytes) -> Iterator[str]:
@@ -119,12 +119,12 @@ def _lines(file: Path, head: bytes) -> Iterator[str]:
             yield _decode(line, "utf-8" if number > 1 else "utf-8-sig", f"{file} line {number}")
 
 
-def _decode(data: bytes, encoding: str, place: str) -> str:
+def _decode(data: bytes, encoding: str, location: str) -> str:
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
         got = f"byte 0x{data[error.start]:02x}, which is not {encoding.upper().removesuffix('-SIG')}"
-        raise UsageError(f"{place} is not text", got=got, expected=f"{_EXPECTED}, in UTF-8") from error
+        raise UsageError(f"{location} is not text", got=got, expected=f"{_EXPECTED}, in UTF-8") from error
 
 
 def _parquet_rows(file: Path) -> Iterator[Row]:
@@ -138,12 +138,12 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
         yield Row(f"{file} row {number}", row, number)
 
 
-def _parse(text: str, place: str, *, first_line: int | None = None) -> Any:
+def _parse(text: str, location: str, *, first_line: int | None = None) -> Any:
     """Parse a user's JSON.
 
     Args:
         text: One value.
-        place: File and line, for messages.
+        location: File and line, for messages.
         first_line: Number of the first line, if there are several.
 
     Raises:
@@ -152,25 +152,25 @@ def _parse(text: str, place: str, *, first_line: int | None = None) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        where = place if first_line is None else f"{place} line {first_line + error.lineno - 1}"
+        where = location if first_line is None else f"{location} line {first_line + error.lineno - 1}"
         _refuse(where, f"{error.msg} at column {error.colno}", error)
     except RecursionError as error:
-        _refuse(place, "values that are nested too deeply", error)
+        _refuse(location, "values that are nested too deeply", error)
     except ValueError as error:  # Python does not convert longer numbers
-        _refuse(place, "a whole number of more than 4,300 digits", error)
+        _refuse(location, "a whole number of more than 4,300 digits", error)
 
 
-def _refuse(place: str, got: str, error: Exception) -> NoReturn:
-    raise UsageError(f"{place} is not valid JSON", got=got, expected=_EXPECTED) from error
+def _refuse(location: str, got: str, error: Exception) -> NoReturn:
+    raise UsageError(f"{location} is not valid JSON", got=got, expected=_EXPECTED) from error
 
 
-def _object(value: Any, place: str) -> Mapping[str, Any]:
+def _object(value: Any, location: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise UsageError(f"{place} is not an object", got=type(value).__name__, expected='{"column": value, …}')
+        raise UsageError(f"{location} is not an object", got=type(value).__name__, expected='{"column": value, …}')
     return value
 
 
-def refuse_media(values: Mapping[str, Any], place: str) -> None:
+def refuse_media(values: Mapping[str, Any], location: str) -> None:
     """Check that a row has no images, videos or sounds, which the model would not see.
 
     Raises:
@@ -179,7 +179,7 @@ def refuse_media(values: Mapping[str, Any], place: str) -> None:
     for name in MEDIA_COLUMNS:
         if _is_filled(values.get(name)):
             raise UsageError(
-                f"{place} has a column {name}",
+                f"{location} has a column {name}",
                 got=f"{name}, which the model would not see",
                 expected="messages with text only",
                 hint=f"remove the column {name} and the rows that need it; environments can show images",
@@ -205,7 +205,7 @@ def message_rows(value: Any) -> Any:
     return rows if are_messages else value
 
 
-def read_tools(found: Any, place: str) -> tuple[ToolSchema, ...]:
+def read_tools(found: Any, location: str) -> tuple[ToolSchema, ...]:
     """Read the schemas of a conversation's tools: a list, or its JSON text.
 
     A schema may be JSON text, and may lack the level ``function``.
@@ -221,7 +221,7 @@ def read_tools(found: Any, place: str) -> tuple[ToolSchema, ...]:
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         pass
     expected = '[{"function": {"name": …}}]'
-    raise UsageError(f"{place}: tools are not a list of schemas", got=str(found)[:80], expected=expected)
+    raise UsageError(f"{location}: tools are not a list of schemas", got=str(found)[:80], expected=expected)
 
 
 def _schema(tool: Any) -> Any:
@@ -237,12 +237,12 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def read_messages(rows: Sequence[Any], place: str, *, tools: Sequence[ToolSchema] = ()) -> Iterator[Message]:
+def read_messages(rows: Sequence[Any], location: str, *, tools: Sequence[ToolSchema] = ()) -> Iterator[Message]:
     """Read messages.
 
     Args:
         rows: Messages as in the file.
-        place: File and line, for error messages.
+        location: File and line, for error messages.
         tools: Schemas of the tools that may be called.
 
     Raises:
@@ -252,25 +252,25 @@ def read_messages(rows: Sequence[Any], place: str, *, tools: Sequence[ToolSchema
     unanswered: list[str] = []
     for row in rows:
         if not isinstance(row, dict) or row.get("role") not in get_args(Role):
-            raise UsageError(f"{place}: a message has no known role", got=str(row)[:80], expected=get_args(Role))
-        refuse_media(row, f"{place}: a message")
+            raise UsageError(f"{location}: a message has no known role", got=str(row)[:80], expected=get_args(Role))
+        refuse_media(row, f"{location}: a message")
         if row.get("function_call"):
-            raise UsageError(f"{place}: a message has a function_call", got="function_call", expected="tool_calls")
+            raise UsageError(f"{location}: a message has a function_call", got="function_call", expected="tool_calls")
         given = row.get("tool_calls") or []
         if not isinstance(given, list):
-            raise UsageError(f"{place}: tool_calls are not a list", got=str(given)[:80], expected="a list of calls")
-        calls = tuple(_call(call, tools, place) for call in given)
+            raise UsageError(f"{location}: tool_calls are not a list", got=str(given)[:80], expected="a list of calls")
+        calls = tuple(_call(call, tools, location) for call in given)
         names |= {call.id: call.name for call in calls if call.id}
         next_name = unanswered.pop(0) if row["role"] == "tool" and unanswered else None
         if row["role"] != "tool":
             unanswered = [call.name for call in calls]
-        answered = _optional_text(row, "tool_call_id", place)
+        answered = _optional_text(row, "tool_call_id", location)
         called = names.get(answered) if answered else next_name  # without ids, results follow the order of the calls
-        name = _optional_text(row, "name", place) or called
-        thoughts = (_optional_text(row, name, place) for name in THINKING_KEYS)
+        name = _optional_text(row, "name", location) or called
+        thoughts = (_optional_text(row, name, location) for name in THINKING_KEYS)
         yield Message(
             role=row["role"],
-            content=_text(row.get("content"), place),
+            content=_text(row.get("content"), location),
             tool_calls=calls,
             tool_call_id=answered,
             name=name if row["role"] == "tool" else None,
@@ -278,20 +278,20 @@ def read_messages(rows: Sequence[Any], place: str, *, tools: Sequence[ToolSchema
         )
 
 
-def _optional_text(row: Mapping[str, Any], name: str, place: str) -> str | None:
+def _optional_text(row: Mapping[str, Any], name: str, location: str) -> str | None:
     value = row.get(name)
     if value is not None and not isinstance(value, str):
-        raise UsageError(f"{place}: {name} of a message is not text", got=str(value)[:80], expected="text")
+        raise UsageError(f"{location}: {name} of a message is not text", got=str(value)[:80], expected="text")
     return value
 
 
-def _text(content: Any, place: str) -> str:
+def _text(content: Any, location: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list) else [content]
     if not all(map(_is_text, parts)):
         raise UsageError(
-            f"{place}: a message is not text",
+            f"{location}: a message is not text",
             got=str(content)[:80],
             expected="text, or parts with text: images in data files are not supported",
         )
@@ -305,7 +305,7 @@ def _is_text(part: Any) -> bool:
     return not any(_is_filled(part.get(name)) for name in MEDIA_KEYS)
 
 
-def _call(call: Any, tools: Sequence[ToolSchema], place: str) -> ToolCall:
+def _call(call: Any, tools: Sequence[ToolSchema], location: str) -> ToolCall:
     """Read a tool call, with arguments as JSON text or as an object."""
     try:
         function: Mapping[str, Any] = call["function"]
@@ -315,7 +315,9 @@ def _call(call: Any, tools: Sequence[ToolSchema], place: str) -> ToolCall:
             raise TypeError("the name is not text")
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{place}: a tool call cannot be read", got=str(call)[:80], expected='{"function": {"name", "arguments"}}'
+            f"{location}: a tool call cannot be read",
+            got=str(call)[:80],
+            expected='{"function": {"name", "arguments"}}',
         ) from error
     return ToolCall(name=name, arguments=_drop_nulls(parsed, name, tools), id=str(call.get("id") or ""))
 

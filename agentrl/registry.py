@@ -257,6 +257,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "grpo": "agentrl.algorithms.advantages:grpo",
         "dr_grpo": "agentrl.algorithms.advantages:dr_grpo",
         "rloo": "agentrl.algorithms.advantages:rloo",
+        "tree": "agentrl.algorithms.tree_advantages:tree",
         "opo": "agentrl.algorithms.advantages:opo",
         "gpg": "agentrl.algorithms.advantages:gpg",
         "maxrl": "agentrl.algorithms.advantages:maxrl",

@@ -24,7 +24,6 @@ from agentrl.errors import (
     UsageError,
     bounded_reward,
     described_error,
-    foreign,
     is_addressed_to,
     raised_at,
     raised_in,
@@ -32,11 +31,11 @@ from agentrl.errors import (
     shorten,
     with_location,
 )
-from agentrl.errors.foreign import await_or_abandon
+from agentrl.errors.foreign import CALL_GRACE_S, await_or_abandon
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
-GRACE_S = 2 * foreign.GRACE_S
+SCORER_GRACE_S = 2 * CALL_GRACE_S
 """Seconds for a cancelled scorer to end; it may itself wait for a function that is abandoned after half of them."""
 
 ROUNDING = 1e-9
@@ -129,10 +128,10 @@ async def checked_score(scorer: Scorer, trajectory: Trajectory, task: Task) -> S
     Raises:
         RewardFailure: the scorer raised, or did not return a `Score` with finite numbers.
     """
-    place = defined_in(scorer)
-    what = f"{with_location(type(scorer).__name__, place)} on task {task.id}"
-    with failures_named(what, place, subject=type(scorer).__name__):
-        score = await await_or_abandon(scorer.score(trajectory, task), what, grace_s=GRACE_S)
+    location = defined_in(scorer)
+    what = f"{with_location(type(scorer).__name__, location)} on task {task.id}"
+    with failures_named(what, location, subject=type(scorer).__name__):
+        score = await await_or_abandon(scorer.score(trajectory, task), what, grace_s=SCORER_GRACE_S)
     return _check_score(score, what, scorer, trajectory)
 
 
@@ -142,10 +141,10 @@ async def checked_group_scores(scorer: GroupScorer, trajectories: Sequence[Traje
     Raises:
         RewardFailure: the scorer raised, or did not return one `Score` with finite numbers for each episode.
     """
-    place = defined_in(scorer)
-    what = f"{with_location(type(scorer).__name__, place)} on task {task.id}"
-    with failures_named(what, place, subject=type(scorer).__name__):
-        scores = list(await await_or_abandon(scorer.score_group(trajectories, task), what, grace_s=GRACE_S))
+    location = defined_in(scorer)
+    what = f"{with_location(type(scorer).__name__, location)} on task {task.id}"
+    with failures_named(what, location, subject=type(scorer).__name__):
+        scores = list(await await_or_abandon(scorer.score_group(trajectories, task), what, grace_s=SCORER_GRACE_S))
         if len(scores) != len(trajectories):
             raise RewardFailure(f"{what} did not score each episode", got=len(scores), expected=len(trajectories))
     return [_check_score(score, what, scorer, of) for score, of in zip(scores, trajectories, strict=True)]
@@ -206,14 +205,14 @@ def failures_named(what: str, definition: SourceLocation | None, *, subject: str
         file = None if definition is None else definition.file
         where = raised_in(error, file) or raised_in(error)
         own = RewardFailure(f"{what} failed", got=described_error(error), hint=where)
-        own.place = raised_at(error, file)
+        own.location = raised_at(error, file)
         raise _add_location(own, definition, subject) from error
 
 
 def _add_location(failure: RewardFailure, definition: SourceLocation | None, subject: str) -> RewardFailure:
-    """Set the subject and the place of a failure, if they are not set."""
+    """Set the subject and the location of a failure, if they are not set."""
     failure.subject = failure.subject or subject
-    failure.place = failure.place or definition
+    failure.location = failure.location or definition
     return failure
 
 

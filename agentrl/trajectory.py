@@ -33,7 +33,7 @@ import copy
 import enum
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -299,6 +299,44 @@ class TokenSequence:
         self.routes.load(arrays.get("routes", ()))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchPoint:
+    """Origin of an episode that shares its first turns with another one, from which it was continued.
+
+    The episode's own ledger is complete: it repeats the tokens, log-probabilities and versions of the shared turns.
+    """
+
+    parent: str
+    """Id of the other episode's trajectory."""
+    turn: int
+    """Number of shared turns; the first turn of its own has this number, unless the parent ended there."""
+
+
+class StoredSequence(TokenSequence):
+    """A sequence whose tokens are loaded from a store when they are first used.
+
+    Args:
+        parent: Sequence whose first tokens this one shares.
+        shared: Number of shared tokens.
+        load: Appends the tokens to the sequence.
+    """
+
+    __slots__ = ("_load",)
+
+    def __init__(self, parent: TokenSequence | None, shared: int, load: Callable[[TokenSequence], None]) -> None:
+        self.parent, self.shared, self.turns, self._load = parent, shared, [], load
+
+    def __getattr__(self, name: str) -> Any:
+        """Load the tokens; called for an attribute without a value."""
+        if name not in TokenSequence.__slots__ or name == "turns":
+            raise AttributeError(name)
+        turns = self.turns
+        super().__init__(self.parent, self.shared)
+        self.turns = turns
+        self._load(self)
+        return getattr(self, name)
+
+
 @dataclass(slots=True, kw_only=True)
 class Trajectory:
     """The ledger of one episode."""
@@ -312,6 +350,8 @@ class Trajectory:
     """Id of the group, whose members share task and environment seed."""
     attempt: int = 0
     """Number of earlier attempts at this episode, which ended with infrastructure failures."""
+    branches_from: BranchPoint | None = None
+    """Origin of an episode that continues another one; ``None`` for an episode from its start."""
     sequences: list[TokenSequence] = field(default_factory=list)
     outcome: Outcome | None = None
     """Ending of the episode; ``None`` while it runs."""

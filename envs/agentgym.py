@@ -17,6 +17,8 @@ from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.errors import EnvironmentFailure, UsageError
 from agentrl.task import Task
 
+HINT = "set environment.options={world: textcraft, url: http://127.0.0.1:36001, train: [0, 374], test: [374, 474]}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
@@ -57,7 +59,6 @@ WORLDS: Mapping[str, World] = {
     "webshop": World(handle="env_idx", index="session_id", observation="state"),
     "wordle": World(handle="id", index="seed"),
 }
-HINT = "set environment.options={world: textcraft, url: http://127.0.0.1:36001, train: [0, 374], test: [374, 474]}"
 
 
 class AgentGymEnv(AsyncEnv):

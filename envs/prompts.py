@@ -71,7 +71,7 @@ def tasks(split: str, *, files: str | Mapping[str, str] | None = None) -> Sequen
 
 
 def _task(row: Row, split: str, number: int) -> Task:
-    refuse_media(row.values, row.place)
+    refuse_media(row.values, row.location)
     messages = _messages(row)
     truths = [row.values.get("ground_truth"), _reward_model(row).get("ground_truth")]
     given, kind = row.values.get("id"), row.values.get("type")
@@ -116,12 +116,12 @@ def _messages(row: Row) -> tuple[Message, ...]:
     expected = "text, or a list of messages that ends with the user's"
     if not isinstance(found, list) or not found or not all(isinstance(message, Mapping) for message in found):
         got = f"prompt: {found!r:.80}" if "prompt" in row.values else f"the columns {', '.join(row.columns)}"
-        raise UsageError(f"{row.place} has no prompt", got=got, expected=f"prompt: {expected}")
-    messages = tuple(read_messages(found, row.place))
+        raise UsageError(f"{row.location} has no prompt", got=got, expected=f"prompt: {expected}")
+    messages = tuple(read_messages(found, row.location))
     roles = [message.role for message in messages]
     if roles[-1] != "user" or "system" in roles[1:] or not messages[-1].text.strip():
         got = f"messages of {', '.join(roles)}" if messages[-1].text.strip() else "an empty last message"
-        raise UsageError(f"the prompt of {row.place} cannot be answered", got=got, expected=expected)
+        raise UsageError(f"the prompt of {row.location} cannot be answered", got=got, expected=expected)
     return messages
 
 

@@ -153,11 +153,11 @@ def _action_names(space: spaces.Space[Any], names: Sequence[str] | None) -> tupl
 
 def _find_name(text: str, names: Sequence[str]) -> int | None:
     """Return the index of the only name or number in `text`; ``None`` if there are none or several."""
-    said = text.strip().lower()
-    mentioned = [i for i, name in enumerate(names) if re.search(rf"(?<!\w){re.escape(name.lower())}(?!\w)", said)]
+    lowered = text.strip().lower()
+    mentioned = [i for i, name in enumerate(names) if re.search(rf"(?<!\w){re.escape(name.lower())}(?!\w)", lowered)]
     if len(mentioned) == 1:
         return mentioned[0]
-    number = int(said) if said.isdecimal() and len(said) <= MOST_DIGITS else -1
+    number = int(lowered) if lowered.isdecimal() and len(lowered) <= MOST_DIGITS else -1
     return number if not mentioned and 0 <= number < len(names) else None
 
 

@@ -2,6 +2,7 @@
 
 import faulthandler
 import gc
+import logging
 import os
 import sys
 
@@ -9,10 +10,14 @@ import pytest
 
 TEARDOWN_LIMIT_S = 300
 
+gc.disable()  # until everything is imported and collected: nothing of that is garbage
+
 
 def pytest_configure(config):
     """The process that gives tests to workers runs none, so that it needs no libraries and starts them sooner."""
-    if not getattr(config.option, "numprocesses", None):
+    if getattr(config.option, "numprocesses", None):
+        gc.enable()
+    else:
         config.pluginmanager.import_plugin("support.fixtures")
 
 
@@ -31,8 +36,14 @@ def pytest_collection_finish():
 
     Bytecode of our sources and tests is kept, but that of modules which tests write is not.
     """
-    gc.collect()
     gc.freeze()
+    gc.enable()
+    frozen = gc.get_freeze_count()
+    gc.get_freeze_count = lambda: frozen  # counting a million objects takes 60 ms, at the start of each run
+    # pytest attaches its handlers to each logger that does not propagate, six times a test; torch has sixty of them.
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+            logger.propagate = True
     # Tests write modules and change them within a second, so that bytecode of the first would be taken for the second.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"

@@ -58,7 +58,7 @@ def test_the_same_rows_are_read_from_every_form(tmp_path: Path, data: bytes) -> 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.data"])
 def test_parquet_is_known_by_its_content(tmp_path: Path, name: str) -> None:
     parquet.write_table(pa.Table.from_pylist(TWO), tmp_path / name)
-    assert [(row.place[-5:], row.values) for row in read_rows(tmp_path / name)] == list(
+    assert [(row.location[-5:], row.values) for row in read_rows(tmp_path / name)] == list(
         zip(["row 1", "row 2"], TWO, strict=True)
     )
 
@@ -66,7 +66,7 @@ def test_parquet_is_known_by_its_content(tmp_path: Path, name: str) -> None:
 def test_a_row_knows_its_line_its_columns_and_the_first_that_is_not_null(tmp_path: Path) -> None:
     file = written(tmp_path, '{"a": null, "b": 0, "c": 3}\n\n{"a": "", "c": 1}\n')
     first, second = read_rows(file)
-    assert (first.place, second.place) == (f"{file} line 1", f"{file} line 3")
+    assert (first.location, second.location) == (f"{file} line 1", f"{file} line 3")
     assert (first.number, second.number) == (1, 3)
     assert (first.columns, first.first("a", "b", "c"), second.first("a", "c")) == (["b", "c"], 0, "")
     assert first.first("a", "missing") is None

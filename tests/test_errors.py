@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -12,6 +13,7 @@ from agentrl.errors import (
     UsageError,
     async_boundary,
     boundary,
+    raised_at,
 )
 
 
@@ -25,6 +27,22 @@ def test_an_outcome_either_trains_or_is_infrastructure(outcome: Outcome) -> None
 def test_a_cancelled_episode_is_not_retried() -> None:
     assert Outcome.CANCELLED.is_infrastructure
     assert not Outcome.CANCELLED.is_retryable
+
+
+def test_the_place_of_an_error_is_the_innermost_line_or_that_of_a_file() -> None:
+    def read() -> None:
+        json.loads("{")
+
+    with pytest.raises(json.JSONDecodeError) as raised:
+        read()
+    innermost, own = raised_at(raised.value), raised_at(raised.value, __file__)
+    assert innermost is not None
+    assert innermost.file.endswith("decoder.py")
+    assert innermost.code
+    assert own is not None
+    assert (own.file, own.code) == (__file__, 'json.loads("{")')
+    assert raised_at(raised.value, "elsewhere.py") is None
+    assert raised_at(ValueError("never raised")) is None
 
 
 def test_a_message_says_what_got_expected_and_the_next_step() -> None:

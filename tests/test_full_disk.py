@@ -1,5 +1,6 @@
 """A full disk stops the run with one clear message, and the run resumes once there is space."""
 
+import logging
 import resource
 from contextlib import contextmanager
 
@@ -7,6 +8,7 @@ import pytest
 
 from agentrl.errors import UsageError
 from agentrl.observe.metrics import read_metrics
+from agentrl.observe.run_folder import logging_to
 from agentrl.runs.rl import train
 from agentrl.runs.start import resume_run
 
@@ -42,3 +44,14 @@ def test_a_full_disk_anywhere(tiny_run, limit, tasks, place):
         return
     assert train(resume_run(run.folder.path)).step == 3
     assert [line["step"] for line in read_metrics(run.folder.metrics_file)] == [1, 2, 3]
+
+
+def test_the_log_of_a_run_does_not_hide_the_error_of_a_full_disk(tmp_path, capfd):
+    def fail():
+        with file_size_limit(10), logging_to(tmp_path / "log", print):
+            logging.getLogger("agentrl.runs").warning("a record that does not fit")
+            raise UsageError("cannot write metrics.jsonl")
+
+    with pytest.raises(UsageError, match="cannot write"):
+        fail()
+    assert capfd.readouterr().err == ""

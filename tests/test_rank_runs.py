@@ -80,7 +80,7 @@ def test_a_run_of_two_processes_trains_dies_with_one_and_goes_on_with_one(tiny_r
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_run_restarts_from_its_checkpoint_after_the_loss_of_a_rank(number, tiny_run, monkeypatch):
-    monkeypatch.setattr(launch, "STOPPED_S", 1.0)
+    monkeypatch.setattr(launch, "RANK_STOPPED_S", 1.0)
     undisturbed = tiny_run("trainer.processes=2", name="undisturbed")
     train(undisturbed)
     run, killer = tiny_run("trainer.processes=2", name="killed"), Killer(step=3, number=number)

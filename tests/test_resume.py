@@ -1,15 +1,16 @@
 """A run killed at any moment and resumed gives the numbers of an uninterrupted run, bit for bit."""
 
 import json
-import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from contextlib import suppress
-from pathlib import Path
+from collections import Counter
+
+import numpy as np
+import pytest
+from support.fixtures import WORLDS, tiny_runs
+from support.forks import RESUME
 
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import read_metrics
@@ -17,17 +18,12 @@ from agentrl.observe.progress import RunWatcher
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_record import trajectory_record
 from agentrl.observe.trajectory_store import read_trajectories
+from agentrl.rollout.finished_episodes import group_position
+from agentrl.rollout.journal_file import read_journal
 from agentrl.runs.rl import train
 from agentrl.runs.start import Run, resume_run
 
 SETTINGS = ("trainer.steps=5", "evaluation={every: 2, tasks: 3, split: test}", "algorithm.kl_coef=0.01")
-
-CHILD = """
-import sys
-from agentrl.runs.start import resume_run
-from agentrl.runs.rl import train
-train(resume_run(sys.argv[1]))
-"""
 
 
 def numbers(folder):
@@ -65,47 +61,51 @@ class Snapshots(RunWatcher):
             shutil.copytree(self.folder, self.target / str(self.events), symlinks=True)
 
 
-def test_a_run_cut_off_at_any_event_ends_as_if_it_had_not_been(tiny_run, tmp_path):
-    run = tiny_run(*SETTINGS)
-    moments = sorted(random.Random(3).sample(range(2, 60), 4))
-    train(run, watcher=Snapshots(tmp_path / "cut", moments))
-    found = sorted((tmp_path / "cut").iterdir())
-    assert len(found) == len(moments)
-    for folder in found:
-        result = train(Run(RunDirectory(folder), run.config))
-        assert result.step == 5
-        assert_same(folder, run.folder.path)
+MOMENTS = sorted(random.Random(3).sample(range(2, 60), 4))
 
 
-def test_a_killed_process_resumes_bit_for_bit(tiny_run):
-    expected, killed = tiny_run(*SETTINGS, name="expected"), tiny_run(*SETTINGS, name="killed")
-    train(expected)
-    whole = _size(expected.folder.path)
-    moment = 0.4 * whole
-    child = _start(killed)
-    while _size(killed.folder.path) < moment and child.poll() is None:
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=0.01)
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """A run that nothing interrupts, with copies of its folder at `MOMENTS` in the folder ``cut`` next to it."""
+    with tiny_runs(tmp_path_factory.mktemp("expected")) as start:
+        run = start(*SETTINGS)
+        train(run, watcher=Snapshots(run.folder.path.with_name("cut"), MOMENTS))
+    return run
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_cut_off_at_any_event_ends_as_if_it_had_not_been(tiny_run, expected, moment):
+    folder = expected.folder.path.with_name("cut") / str(moment)
+    result = train(Run(RunDirectory(folder), expected.config))
+    assert result.step == 5
+    assert_same(folder, expected.folder.path)
+
+
+def test_a_killed_process_resumes_bit_for_bit(tiny_run, expected, start_python):
+    killed = tiny_run(*SETTINGS, name="killed")
+    moment = 0.4 * _size(expected.folder.path)
+    program = _start(start_python, killed)
+    while _size(killed.folder.path) < moment and program.poll() is None:
+        time.sleep(0.01)
+    assert program.kill() == -signal.SIGKILL
     assert len(numbers(killed.folder.path)) < 5
+    assert not killed.folder.inflight.exists(), "a synchronous run keeps no journals"
     result = train(resume_run(killed.folder.path))
     assert result.step == 5
     assert_same(killed.folder.path, expected.folder.path)
 
 
-def test_finished_episodes_of_a_killed_asynchronous_run_are_trained_on(tiny_run):
+def test_finished_episodes_of_a_killed_asynchronous_run_are_trained_on(tiny_run, start_python):
     run = tiny_run("trainer.steps=60", "rollout.max_staleness=3", "checkpoint.every=3")
-    child = _start(run)
+    program = _start(start_python, run)
     found = {}
     while not found:
         time.sleep(0.05)
-        child.send_signal(signal.SIGSTOP)
-        _, status = os.waitpid(child.pid, os.WUNTRACED)  # nothing ends between the look at the files and the kill
-        assert os.WIFSTOPPED(status)
+        assert program.poll() is None
+        program.stop()  # nothing ends between the look at the files and the kill
         found = _recoverable(run)
-        child.send_signal(signal.SIGKILL if found else signal.SIGCONT)
-    child.wait()
+        program.send_signal(signal.SIGKILL if found else signal.SIGCONT)
+    program.wait()
     steps = len(numbers(run.folder.path)) + 2
     told = Messages()
     assert train(resume_run(run.folder.path, [f"trainer.steps={steps}"]), watcher=told).step == steps
@@ -116,6 +116,82 @@ def test_finished_episodes_of_a_killed_asynchronous_run_are_trained_on(tiny_run)
         assert after[name].messages == before.messages
     trained = [name for name in after if int(name.partition("-")[0]) < 2 * steps]
     assert len(trained) == 2 * steps * 3, "every group has all its members once"
+
+
+THREE = (
+    "environments={replayed: {name: 'letters:Pausing'}, saved: {name: 'letters:Saving'}, "
+    "changing: {name: 'letters:Changing'}}"
+)
+
+
+@pytest.mark.slow
+def test_episodes_in_flight_of_a_killed_asynchronous_run_go_on(tiny_run, start_python, tmp_path):
+    settings = ("rollout.max_staleness=3", "trainer.tasks_per_step=3", "checkpoint.every=1")
+    run = tiny_run(THREE, "trainer.steps=60", *settings)
+    program = _start(start_python, run)
+    found = {}
+    while not _has_all(found):
+        time.sleep(0.3)
+        assert program.poll() is None
+        program.stop()
+        found = _in_flight(run, tmp_path / "copy")
+        program.send_signal(signal.SIGKILL if _has_all(found) else signal.SIGCONT)
+    program.wait()
+    steps, told = len(numbers(run.folder.path)) + 5, Messages()
+    train(resume_run(run.folder.path, [f"trainer.steps={steps}"]), watcher=told)
+    reasons = Counter(reason for episode in found.values() if (reason := _reason(episode)) is not None)
+    kept = {name: episode for name, episode in found.items() if _reason(episode) is None}
+    turns = sum(len(episode.answers) for episode in kept.values())
+    (message,) = [text for text in told.messages if "episodes in flight" in text]
+    assert f"continued {len(kept)} episodes in flight after their last turn ({turns} turns)" in message
+    assert f"restarted {reasons.total()} episodes in flight" in message
+    assert all(f"{count} because {reason}" in message for reason, count in reasons.items())
+    names = ("recovery/episodes_continued", "recovery/turns_replayed", "recovery/episodes_restarted")
+    counts = [sum(line[name] for line in numbers(run.folder.path)) for name in names]
+    assert counts == [len(kept), turns, reasons.total()]
+    after = {s.trajectory.id: s.trajectory for s in read_trajectories(run.folder.trajectories)}
+    for name, episode in kept.items():
+        (sequence,) = after[name].sequences
+        for turn, answer in zip(sequence.turns, episode.answers, strict=False):
+            assert sequence.token_ids[turn.start : turn.end].tolist() == answer["token_ids"]
+            assert sequence.logprobs[turn.start : turn.end].tolist() == np.float32(answer["logprobs"]).tolist()
+            assert sequence.versions[turn.start : turn.end].tolist() == answer["versions"]
+    trained = [name for name in after if int(name.partition("-")[0]) < 3 * steps]
+    assert len(trained) == 3 * steps * 3, "every group has all its members once"
+
+
+def _has_all(found):
+    """Return True if some episodes go on in each environment that allows it, and others start again."""
+    going_on = {name.split("-")[1] for name, episode in found.items() if _reason(episode) is None}
+    return going_on >= {"replayed", "saved"} and any(_reason(episode) for episode in found.values())
+
+
+def _reason(episode):
+    """Return why an episode starts again; `Changing` shows something else after its first step."""
+    if episode.problem is None and episode.id.split("-")[1] == "changing" and len(episode.calls) > 1:
+        return "the environment returned a different observation or state"
+    return episode.problem
+
+
+def _in_flight(run, copy):
+    """Return the recorded episodes that a resumed run goes on with."""
+    saved = Checkpoints(run.folder.checkpoints, keep=99).newest()
+    if saved is None or not run.folder.inflight.is_dir():
+        return {}
+    progress = json.loads((saved.path / "progress.json").read_text())
+    state, ended = progress["scheduler"], set(_recoverable(run))
+    held = {member[1]["id"] for group in (*state["finished"], *state["unfinished"]) for member in group["members"]}
+    restarted = {group["position"] for group in state["unfinished"]}
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(run.folder.inflight, copy)
+    found = [read_journal(path, version=progress["version"]) for path in copy.iterdir()]
+    return {
+        episode.id: episode
+        for episode in found
+        if episode is not None
+        and episode.id not in held | ended
+        and ((position := group_position(episode.group_id)) in restarted or position >= state["tasks"]["position"])
+    }
 
 
 class Messages(RunWatcher):
@@ -148,15 +224,26 @@ def _recoverable(run):
     }
 
 
-def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tiny_run, caplog):
-    run = tiny_run(*SETTINGS)
-    train(run)
-    shutil.copytree(run.folder.path, run.folder.path.with_name("expected"))
-    broken = run.folder.checkpoints / "step-000005" / "trainer.pt"
+def test_a_run_that_is_killed_before_its_first_checkpoint_keeps_its_episodes(tiny_run, tmp_path):
+    run = tiny_run("trainer.steps=2", "rollout.max_staleness=2", "checkpoint.every=9")
+    train(run, watcher=Snapshots(tmp_path / "cut", [9]))
+    (folder,) = (tmp_path / "cut").iterdir()
+    assert not list((folder / "checkpoints").glob("step-*"))
+    before = {found[0]: found for found in episodes(folder)}
+    told = Messages()
+    train(Run(RunDirectory(folder), run.config), watcher=told)
+    assert f"kept {len(before)} finished episodes not yet trained on" in told.messages
+    assert {found[0]: found for found in episodes(folder)}.items() >= before.items()
+
+
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tiny_run, expected, tmp_path, caplog):
+    folder = tmp_path / "damaged"
+    shutil.copytree(expected.folder.path, folder, symlinks=True)
+    broken = folder / "checkpoints" / "step-000005" / "trainer.pt"
     broken.write_bytes(broken.read_bytes()[:-1])
-    assert train(resume_run(run.folder.path)).step == 5
+    assert train(resume_run(folder)).step == 5
     assert "trainer.pt is damaged" in caplog.text
-    assert_same(run.folder.path, run.folder.path.with_name("expected"))
+    assert_same(folder, expected.folder.path)
 
 
 def test_a_checkpoint_has_everything(tiny_run):
@@ -174,7 +261,5 @@ def _size(folder):
     return sum(file.stat().st_size for file in (folder / "trajectories").glob("*.jsonl"))
 
 
-def _start(run):
-    path = os.pathsep.join([str(Path(__file__).parent / "worlds"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.Popen([sys.executable, "-c", CHILD, str(run.folder.path)], env=environment)
+def _start(start_python, run):
+    return start_python("-c", RESUME, str(run.folder.path), folder=WORLDS)

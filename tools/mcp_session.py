@@ -15,11 +15,11 @@ from agentrl.tool.results import as_text
 from .mcp_arguments import EXTRA
 from .mcp_results import result_text
 
-START_S = 60.0
+MCP_START_S = 60.0
 """Seconds that a server has to start."""
 LIST_S = 60.0
 """Seconds that a server has to list its tools."""
-STOP_S = 5.0
+MCP_STOP_S = 5.0
 """Seconds that a server has to end if it did not start."""
 LONGEST_QUOTE = 500
 _CLOSED = "Connection closed"
@@ -34,26 +34,26 @@ class Session:
 
     Args:
         client: An entered client of the `mcp` package.
-        place: Command or URL of the server.
+        address: Command or URL of the server.
         owner: The task that entered the client.
         is_remote: True if the server is reached over HTTP.
-        last_words: Function that reads the end of the server's standard error.
+        last_errors: Function that reads the end of the server's standard error.
     """
 
     def __init__(
         self,
         client: Any,
-        place: str,
+        address: str,
         owner: asyncio.Task[None],
         *,
         is_remote: bool,
-        last_words: Callable[[], str | None],
+        last_errors: Callable[[], str | None],
     ) -> None:
         self._client = client
-        self._place = place
+        self._address = address
         self._owner = owner
         self._is_remote = is_remote
-        self._last_words = last_words
+        self._last_errors = last_errors
         self._is_lost = False
         # the client would drop a result that breaks the tool's own output schema and raise: `MCPTool` checks instead
         client.session.validate_tool_result = _accept_result
@@ -74,10 +74,10 @@ class Session:
                 return await self._all_pages()
         except TimeoutError as error:
             raise EnvironmentFailure(
-                f"the MCP server {self._place} does not list its tools", got=f"no answer in {LIST_S:g} s"
+                f"the MCP server {self._address} does not list its tools", got=f"no answer in {LIST_S:g} s"
             ) from error
         except ToolError as error:
-            raise EnvironmentFailure(f"the MCP server {self._place} does not list its tools", got=error) from error
+            raise EnvironmentFailure(f"the MCP server {self._address} does not list its tools", got=error) from error
 
     async def _all_pages(self) -> list[Any]:
         found: list[Any] = []
@@ -91,7 +91,7 @@ class Session:
                 return found
             if cursor in seen:
                 raise EnvironmentFailure(
-                    f"the MCP server {self._place} lists its tools endlessly", got=f"cursor {cursor!r} twice"
+                    f"the MCP server {self._address} lists its tools endlessly", got=f"cursor {cursor!r} twice"
                 )
             seen.add(cursor)
 
@@ -127,8 +127,8 @@ class Session:
         except Exception as error:  # the package and its transports may raise anything: the session is lost
             failure = error
         self._is_lost = True
-        got, hint = _innermost(failure), self._last_words()
-        raise EnvironmentFailure(f"the MCP server {self._place} failed", got=got, hint=hint) from failure
+        got, hint = _innermost(failure), self._last_errors()
+        raise EnvironmentFailure(f"the MCP server {self._address} failed", got=got, hint=hint) from failure
 
     def _means_lost(self, error: Any) -> bool:
         """Return True if an error comes from the transport, not from the server."""
@@ -166,34 +166,38 @@ def _first_problem(error: Any) -> str:
 class MCPConnection:
     """Connection in its own task, because a client of the `mcp` package must be left in the task that entered it."""
 
-    def __init__(self, connect: Callable[[Any], Any], place: str, *, is_remote: bool) -> None:
+    def __init__(self, connect: Callable[[Any], Any], address: str, *, is_remote: bool) -> None:
         self._connect = connect
-        self._place = place
+        self._address = address
         self._is_remote = is_remote
         self._leave = asyncio.Event()
 
     async def __aenter__(self) -> Session:
         ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._owner = asyncio.create_task(self._own(ready), name=f"MCP {self._place}")
+        self._owner = asyncio.create_task(self._own(ready), name=f"MCP {self._address}")
         self._owner.add_done_callback(lambda task: task.cancelled() or task.exception())  # `Session` reports it
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(MCP_START_S):
                 client = await ready
         except BaseException as error:
             self._owner.cancel()
-            await asyncio.wait({self._owner}, timeout=STOP_S)
+            await asyncio.wait({self._owner}, timeout=MCP_STOP_S)
             if isinstance(error, TimeoutError):
-                got = f"no answer in {START_S:g} s"
-                raise EnvironmentFailure(f"the MCP server {self._place} does not start", got=got) from error
+                got = f"no answer in {MCP_START_S:g} s"
+                raise EnvironmentFailure(f"the MCP server {self._address} does not start", got=got) from error
             raise
         return Session(
-            client, self._place, self._owner, is_remote=self._is_remote, last_words=lambda: _quote_errors(self._errors)
+            client,
+            self._address,
+            self._owner,
+            is_remote=self._is_remote,
+            last_errors=lambda: _quote_errors(self._errors),
         )
 
     async def __aexit__(self, *error: object) -> None:
         self._leave.set()
         with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._owner, START_S)
+            await asyncio.wait_for(self._owner, MCP_START_S)
 
     async def _own(self, ready: asyncio.Future[Any]) -> None:
         with tempfile.TemporaryFile("w+", errors="replace") as errors:
@@ -205,7 +209,7 @@ class MCPConnection:
             except Exception as error:  # reported by `__aenter__`, or else by the owner's task
                 if ready.done():
                     raise
-                what = f"the MCP server {self._place} does not start"
+                what = f"the MCP server {self._address} does not start"
                 ready.set_exception(EnvironmentFailure(what, got=_innermost(error), hint=_quote_errors(errors)))
 
 

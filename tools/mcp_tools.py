@@ -17,7 +17,7 @@ from agentrl.tool.schema import WrongArguments
 
 from .mcp_arguments import EXTRA, LONGEST_PROBLEM, Checker, InputSchema
 from .mcp_results import NOTHING, result_text
-from .mcp_session import START_S, MCPConnection, Session
+from .mcp_session import MCP_START_S, MCPConnection, Session
 
 LONGEST_CALL_S = 3600.0
 """Maximum seconds without data from a server over HTTP; a call's own deadline is shorter."""
@@ -80,7 +80,7 @@ class MCPTools(Toolset):
         self._lasting: tuple[AsyncExitStack, Session] | None = None
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         """Command or URL of the server, for messages."""
         return self._url or " ".join(self._command or [])
 
@@ -95,11 +95,11 @@ class MCPTools(Toolset):
         async with self.session() as session:
             described = await session.list_tools()
         if not described:
-            raise UsageError(f"the MCP server {self.place} offers no tools", expected="a server with at least one")
+            raise UsageError(f"the MCP server {self.address} offers no tools", expected="a server with at least one")
         names = _offered_names([one.name for one in described], self._prefix)
         if unknown := set(self._only or ()) - names.keys() - set(names.values()):
             raise UsageError(
-                f"the MCP server {self.place} has no such tools",
+                f"the MCP server {self.address} has no such tools",
                 got=", ".join(sorted(unknown)),
                 expected=", ".join(names),
             )
@@ -119,7 +119,7 @@ class MCPTools(Toolset):
             yield session
 
     def _open(self) -> MCPConnection:
-        return MCPConnection(self._connect, self.place, is_remote=self._url is not None)
+        return MCPConnection(self._connect, self.address, is_remote=self._url is not None)
 
     async def _lasting_session(self) -> Session:
         async with self._reopening:
@@ -141,7 +141,7 @@ class MCPTools(Toolset):
                 yield client
             return
         http, httpx = EXTRA.load("mcp.client.streamable_http"), EXTRA.load("httpx2")
-        patience = httpx.Timeout(START_S, read=LONGEST_CALL_S)
+        patience = httpx.Timeout(MCP_START_S, read=LONGEST_CALL_S)
         async with (
             httpx.AsyncClient(headers=self._headers, timeout=patience) as http_client,
             mcp.Client(http.streamable_http_client(self._url, http_client=http_client)) as client,
@@ -161,7 +161,7 @@ class MCPTools(Toolset):
 class MCPTool(Tool):
     """One tool of a server."""
 
-    open_deadline_s = START_S + 5.0
+    open_deadline_s = MCP_START_S + 5.0
 
     def __init__(self, toolset: MCPTools, described: Any, name: str, timeout_s: float | None) -> None:
         description = described.description or described.title or described.name

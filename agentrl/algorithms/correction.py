@@ -21,6 +21,10 @@ from agentrl.errors import ConfigError
 TOKEN_CAP = 2.0
 SEQUENCE_CAP = 5.0
 ICEPOP_BAND = (0.5, 5.0)
+GEOMETRIC_BAND = (0.99, 1.01)
+Unit = Literal["token", "sequence"]
+LARGEST_K3 = 10.0
+"""Upper bound of k3 at a token, as in verl; otherwise a single token with 20 nats would dominate a whole step."""
 
 
 class CorrectionMode(enum.StrEnum):
@@ -89,10 +93,6 @@ def correction(
 def _truncate(rho: torch.Tensor, cap: float) -> Correction:
     everything = torch.ones_like(rho, dtype=torch.bool)
     return Correction(weights=rho.clamp(max=cap), kept=everything, truncated=rho > cap)
-
-
-GEOMETRIC_BAND = (0.99, 1.01)
-Unit = Literal["token", "sequence"]
 
 
 def k1(tokens: LossInput, *, limit: NotNegative, of: Unit = "token") -> torch.Tensor:
@@ -187,10 +187,6 @@ def mismatch(old_logp: torch.Tensor, behaviour_logp: torch.Tensor) -> Mismatch:
         k3=float((rho - log_rho - 1).mean()),
         effective_sample_size=float(rho.sum().square() / (rho.numel() * rho.square().sum())),
     )
-
-
-LARGEST_K3 = 10.0
-"""Upper bound of k3 at a token, as in verl; otherwise a single token with 20 nats would dominate a whole step."""
 
 
 class KLEstimator(enum.StrEnum):

@@ -35,7 +35,9 @@ def groups_with_advantages(
 ) -> torch.Tensor:
     """Mark the groups in which an estimator gives any token an advantage: bool [groups].
 
-    Each group is estimated separately, so that whitening over the batch does not create advantages.
+    Each group is estimated separately, so that whitening over the batch does not create advantages. An advantage counts
+    if it is not the rounding error of the returns or, where rewards differ, of numbers of size 1: normalised advantages
+    are that large, however large the rewards are.
     """
     found = []
     for number in range(episodes.groups):
@@ -45,9 +47,18 @@ def groups_with_advantages(
             continue
         result = estimate(group)
         advantage = result.advantage if isinstance(result, Estimate) else result
-        bound = LEAST_DIFFERENCE + ROUNDING * float(group.returns.abs().max())
-        found.append(float(advantage.abs().max()) > bound)
+        size = float(group.returns.abs().max())
+        if size > 1 and _any_rewards_differ(group):
+            size = 1.0
+        found.append(float(advantage.abs().max()) > LEAST_DIFFERENCE + ROUNDING * size)
     return torch.tensor(found)
+
+
+def _any_rewards_differ(group: EpisodeBatch) -> bool:
+    """Return True if the rewards of a group's turns, or its reward components, differ by more than rounding."""
+    return bool(groups_with_different_rewards(group).any()) or any(
+        bool(differs(values, group.group, group.groups).any()) for values in group.components.values()
+    )
 
 
 def groups_with_different_rewards(episodes: EpisodeBatch) -> torch.Tensor:

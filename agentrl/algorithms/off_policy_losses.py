@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from agentrl.algorithms.correction import KLEstimator, kl_divergence
 from agentrl.algorithms.options import Positive
-from agentrl.algorithms.segments import segment_sum
+from agentrl.algorithms.segments import exceeds, segment_sum
 from agentrl.algorithms.traits import (
     Input,
     advantage_weighted,
@@ -28,7 +28,7 @@ from agentrl.algorithms.types import LossInput, TokenLoss, log_ratio, plain_loss
 def topr(tokens: LossInput) -> TokenLoss:
     """-A log pi where R > 0, else -sg(clip(r, 0, 1)) A log pi (TOPR, arXiv 2503.14286)."""
     ratio = tokens.ratio.detach()
-    good = tokens.episode_return > 0
+    good = exceeds(tokens.episode_return, 0.0)
     weight = torch.where(good, 1.0, ratio.clamp(0.0, 1.0))
     return TokenLoss(values=-weight * tokens.advantage * tokens.logp, clipped=~good & (ratio > 1.0))
 
@@ -59,7 +59,7 @@ def successes(tokens: LossInput, *, above: float | None = None) -> torch.Tensor:
     """Choose the tokens of episodes with a return greater than `above`, or all: bool [tokens]."""
     if above is None:
         return torch.ones_like(tokens.logp, dtype=torch.bool)
-    return tokens.episode_return > above
+    return exceeds(tokens.episode_return, above)
 
 
 @chooses(successes, drops=True)

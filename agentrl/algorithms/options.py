@@ -17,6 +17,8 @@ Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Depth: TypeAlias = Annotated[int, Field(ge=0)]
+OUT_OF_RANGE = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"})
+"""Pydantic's types of errors for numbers outside their range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +61,6 @@ def clip_range(clip: float | None, clip_low: float | None, clip_high: float | No
 
 def _first(*values: float | None) -> float:
     return next(value for value in values if value is not None)
-
-
-OUT_OF_RANGE = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"})
-"""Pydantic's types of errors for numbers outside their range."""
 
 
 def check_options(

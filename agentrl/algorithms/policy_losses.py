@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from agentrl.algorithms.options import ClipRange, NotNegative, Positive, Share, clip_range
-from agentrl.algorithms.segments import segment_mean, segment_sum, tied_blocks, top_shares
+from agentrl.algorithms.segments import TIE, exceeds, segment_mean, tied_blocks, top_shares
 from agentrl.algorithms.traits import Input, advantage_weighted, chooses, needs, weighs_behaviour
 from agentrl.algorithms.types import MEAN_LOG_RATIO_LIMIT, LossInput, TokenLoss, log_ratio, plain_loss, require
 
@@ -137,7 +137,7 @@ def vapo(
     those of `dapo`.
     """
     loss = dapo(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
-    imitation = torch.where(tokens.episode_return > 0, -tokens.logp, 0.0)
+    imitation = torch.where(exceeds(tokens.episode_return, 0.0), -tokens.logp, 0.0)
     return TokenLoss(values=loss.values + positive_weight * imitation, clipped=loss.clipped)
 
 
@@ -219,8 +219,8 @@ def random_in_band(
     inside = ((covariance >= cov_low) & (covariance <= cov_high) & ~clipped).nonzero().squeeze(-1)
     ordered, order = covariance[inside].sort(stable=True)
     generator = torch.Generator().manual_seed((tokens.draw + seed) % 2**63)
-    places = torch.randperm(inside.numel(), generator=generator)[: _count(share, covariance)].to(inside.device)
-    drawn = torch.zeros_like(ordered).index_fill(0, places, 1.0)
+    drawn_at = torch.randperm(inside.numel(), generator=generator)[: _count(share, covariance)].to(inside.device)
+    drawn = torch.zeros_like(ordered).index_fill(0, drawn_at, 1.0)
     block = tied_blocks(ordered)
     chosen = torch.zeros_like(covariance)
     chosen[inside[order]] = segment_mean(drawn, block, inside.numel())[block]
@@ -289,15 +289,16 @@ def dppo_binary_kl(
 def low_second_moment(tokens: LossInput, *, tau: Positive = 0.04) -> torch.Tensor:
     """Choose as many tokens as possible, smallest first, with a mean (log pi_old - log mu)^2 below tau: bool [tokens].
 
-    Tied tokens are kept or dropped together, so that the order of tokens does not matter.
+    Tokens that tie with the first dropped one are dropped, too, so that the order of tokens does not matter.
     """
-    moment = log_ratio(tokens.old_logp, tokens.behaviour_logp).square()
-    ordered, order = moment.sort(stable=True)
-    counts = torch.arange(1, moment.numel() + 1, device=moment.device)
-    above, block = (ordered.cumsum(0) / counts >= tau).long(), tied_blocks(ordered)
-    kept = torch.zeros_like(moment, dtype=torch.bool)
-    kept[order] = segment_sum(above, block, moment.numel())[block] == 0
-    return kept
+    distance = log_ratio(tokens.old_logp, tokens.behaviour_logp).abs().double()
+    ordered = distance.sort().values
+    counts = torch.arange(1, distance.numel() + 1, device=distance.device)
+    dropped = ordered[ordered.square().cumsum(0) / counts >= tau]
+    if not dropped.numel():
+        return torch.ones_like(distance, dtype=torch.bool)
+    tie = TIE * max(1.0, float(tokens.old_logp.abs().max()))
+    return distance < dropped[0] - tie
 
 
 @chooses(low_second_moment, drops=True)

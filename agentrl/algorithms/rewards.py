@@ -16,7 +16,7 @@ import torch
 
 from agentrl.algorithms.correction import KLEstimator, kl_divergence
 from agentrl.algorithms.options import Positive
-from agentrl.algorithms.segments import segment_sum
+from agentrl.algorithms.segments import exceeds, segment_sum
 from agentrl.errors import ConfigError
 
 
@@ -120,12 +120,14 @@ def clip(rewards: EpisodeRewards, *, low: float = -1.0, high: float = 1.0) -> Ep
 def win_rate(rewards: EpisodeRewards) -> EpisodeRewards:
     """Replace the return by the share of the group's other members that it beats; a draw, or a group of one, is 1/2.
 
+    Returns that differ by rounding only are a draw.
+
     It estimates the probability of winning against the policy itself (SPPO, arXiv 2405.00675, section 4).
     """
     returns, group = rewards.returns, rewards.group
     others = (group[:, None] == group) & ~torch.eye(group.numel(), dtype=torch.bool)
-    margin = returns[:, None] - returns
-    wins = ((margin.sign() + 1) / 2 * others).sum(1)
+    beats = exceeds(returns[:, None], returns)
+    wins = ((beats.double() - beats.T.double() + 1) / 2 * others).sum(1)
     count = others.sum(1)
     share = torch.where(count > 0, wins / count.clamp(min=1), 0.5)
     return rewards.with_episodes(share - returns)

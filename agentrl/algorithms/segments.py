@@ -63,6 +63,15 @@ def deviation(values: torch.Tensor, baseline: torch.Tensor, segment: torch.Tenso
     return torch.where(difference.abs() <= LEAST_DIFFERENCE + ROUNDING * largest[segment], 0.0, difference)
 
 
+def exceeds(values: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:
+    """Return True where rewards or returns are greater than others by more than rounding: bool.
+
+    A return of 0 may be stored as 0.1 + 0.2 - 0.3 = 5.6e-17. The bounds are those of `agentrl.reward.rewards_differ`.
+    """
+    others = torch.as_tensor(other, dtype=values.dtype, device=values.device)
+    return values - others > LEAST_DIFFERENCE + ROUNDING * torch.maximum(values.abs(), others.abs())
+
+
 def differs(values: torch.Tensor, segment: torch.Tensor, count: int) -> torch.Tensor:
     """Return True for each segment whose members differ by more than rounding: bool [count]."""
     return segment_sum((subtract_mean(values, segment, count) != 0).long(), segment, count) > 0

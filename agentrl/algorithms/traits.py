@@ -54,6 +54,8 @@ class Trait:
 
 compares_group = Trait("compares_group")
 """Mark of an estimator that needs at least two members in a group; the trainer skips and counts groups of one."""
+uses_branches = Trait("uses_branches")
+"""Mark of an estimator that compares episodes which branch from one another (``agent.branch``) at their forks."""
 advantage_weighted = Trait("advantage_weighted")
 """Mark of a loss that is 0, with gradient 0, where the advantage is 0; the trainer may skip such sequences."""
 ignores_advantage = Trait("ignores_advantage")

@@ -63,6 +63,11 @@ class EpisodeBatch:
     """Components of the reward by name, before shaping: [episodes] each."""
     process_reward: torch.Tensor | None = None
     """Implicit process reward of each token (`agentrl.algorithms.off_policy_losses`): [tokens]."""
+    tree: torch.Tensor | None = None
+    """Number of each episode's tree: int64 [episodes]; episodes that share turns have the same one. ``None`` if no
+    episode branches from another one."""
+    branch_turn: torch.Tensor | None = None
+    """Number of first turns that each episode shares with the one it branches from, -1 for none: int64 [episodes]."""
 
     @property
     def token_episode(self) -> torch.Tensor:
@@ -122,7 +127,8 @@ class EpisodeBatch:
         turn = episode[self.turn_episode]
         token = turn[self.token_turn]
         turns, tokens = {"turn_reward", "turn_state"}, {"token_reward", "values", "process_reward"}
-        masks = dict.fromkeys(turns, turn) | dict.fromkeys(tokens, token) | {"returns": episode}
+        episodes = {"returns", "tree", "branch_turn"}
+        masks = dict.fromkeys(turns, turn) | dict.fromkeys(tokens, token) | dict.fromkeys(episodes, episode)
         parts = {name: part[mask] for name, mask in masks.items() if (part := getattr(self, name)) is not None}
         return dataclasses.replace(
             self,

@@ -1,14 +1,16 @@
-"""Checks of a config by feature, before the run's folder is created; each one is beside its feature."""
+"""Checks of a config by feature, before the run's folder is created; each one is defined with its feature."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from agentrl.builders.adapter_checks import check_adapter_sync, check_adapters, check_role_adapters
+from agentrl.builders.branches import check_branches
 from agentrl.builders.cluster import check_cluster
 from agentrl.builders.deadlines import check_deadlines
 from agentrl.builders.environment_nodes import check_environment_nodes
 from agentrl.builders.episodes import build_loop
+from agentrl.builders.evaluation_engine import check_evaluation_engine
 from agentrl.builders.rewards import check_comparison, check_reward_weights
 from agentrl.builders.roles import build_roles, check_roles
 from agentrl.builders.tools import build_tools
@@ -21,6 +23,7 @@ from agentrl.rollout.roles.environment_roles import roles_of_environment
 from agentrl.serving.engine_checks import check_images
 from agentrl.tool import Tool
 from agentrl.training.algorithm_functions import check_sampling
+from agentrl.training.mixture import check_mixture
 from agentrl.training.signals.teacher import check_teacher
 from agentrl.training.trainer import check_algorithm
 
@@ -66,6 +69,9 @@ FEATURE_CHECKS: tuple[Callable[[Config], None], ...] = (
     check_algorithm,
     check_reward_weights,
     check_comparison,
+    check_evaluation_engine,
+    check_branches,
+    check_mixture,
     check_deadlines,
 )
 """Checks of a training run's config by feature, in order."""

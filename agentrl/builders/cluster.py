@@ -62,9 +62,9 @@ from agentrl.weights import MEMORY, address_towards
 
 FOLDER_HINT = "put run.directory and model.path on a file system that is mounted on all nodes"
 MEMORY_HINT = "set engine.transport=collective, disk, or (SGLang) tensor: shared memory works on one machine only"
-CLOSE_S = 10.0
+ACTOR_CLOSE_S = 10.0
 """Seconds before an actor that does not end its server is killed; the server's guard then ends the server."""
-PING_S = 30.0
+ACTOR_PING_S = 30.0
 """Seconds for the actor of a lost server to answer before it is replaced: its process may be stopped."""
 START_MARGIN_S = 60.0
 """Seconds in addition to ``engine.start_timeout_s`` before the start of a server's actor fails."""
@@ -352,7 +352,7 @@ class _PlacedEngines:
             UsageError: no node has the resources of the actor.
         """
         actor = self.actors[index]
-        patience_s = min(PING_S, self._settings.connect_timeout_s / 2)  # the pool retries after connect_timeout_s
+        patience_s = min(ACTOR_PING_S, self._settings.connect_timeout_s / 2)  # the pool retries after connect_timeout_s
         try:
             await answer_of(self._cluster, actor.handle.ping.remote(), actor.name, deadline_s=patience_s)
         except ServerLost as error:
@@ -367,7 +367,7 @@ class _PlacedEngines:
     async def close(self) -> None:
         """End the servers and the actors; an actor that does not answer is killed."""
         closing = [
-            answer_of(self._cluster, actor.handle.close.remote(), actor.name, deadline_s=CLOSE_S)
+            answer_of(self._cluster, actor.handle.close.remote(), actor.name, deadline_s=ACTOR_CLOSE_S)
             for actor in self.actors
         ]
         await asyncio.gather(*closing, return_exceptions=True)

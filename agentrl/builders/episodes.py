@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,8 @@ from agentrl.errors.foreign import close_limit
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool, EnvWorker
 from agentrl.rollout.few_shot import FewShotExamples
+from agentrl.rollout.journal import JournalFolder
+from agentrl.rollout.journal_replay import JournaledRunner
 from agentrl.rollout.judges import (
     JudgeClient,
     build_judge,
@@ -77,9 +80,12 @@ def build_runner(
     tool_limits: ToolLimits | None = None,
     retries: int | None = None,
     judge: JudgeClient | None = None,
+    journals: JournalFolder | None = None,
     make_sandbox: Callable[[], Sandbox] | None = None,
 ) -> EpisodeRunner:
     """Build an episode runner from the ``agent`` section; its loop, tools, roles and judge are closed with the pool.
+
+    With `journals`, the runner continues the episodes that were in flight when the run was killed.
 
     `make_sandbox` opens the sandboxes of tools elsewhere than ``agent.sandbox`` says.
 
@@ -106,7 +112,10 @@ def build_runner(
         limits = replace(limits, max_turns=config.agent.max_turns)  # turns are not steps; the environment limits those
     for toolset in (one for setup in roles for one in setup.tools or () if isinstance(one, Toolset)):
         pool.cleanup.push_async_callback(toolset.close)
-    return EpisodeRunner(
+    make: Callable[..., EpisodeRunner] = EpisodeRunner
+    if journals is not None:
+        make = partial(JournaledRunner, journals=journals)
+    return make(
         pool=pool,
         loop=loop,
         roles=roles,
@@ -197,6 +206,7 @@ def build_run_environments(
     observer: RolloutObserver | None = None,
     folder: Path | None = None,
     waits: WaitTracker | None = None,
+    journals: JournalFolder | None = None,
     nodes: EnvironmentPlaces | None = None,
 ) -> tuple[RunEnvironment, ...]:
     """Build the environments of a run, in the order of the config; they share wait tracker, counters and judge.
@@ -207,6 +217,7 @@ def build_run_environments(
         observer: Observer of turns and episode ends.
         folder: Folder of the run, where a judge stores its answers.
         waits: Table of the run's waits; a new one by default.
+        journals: Journals of the episodes in flight, in asynchronous training.
         nodes: Nodes of a cluster for environments and sandboxes; this machine by default.
 
     Raises:
@@ -230,6 +241,7 @@ def build_run_environments(
             tool_limits=tool_limits,
             judge=judge,
             make_sandbox=None if nodes is None else nodes.make_sandbox,
+            journals=journals,
         )
         environments.append(
             RunEnvironment(

@@ -10,7 +10,7 @@ from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.builders.adapter_checks import trained_roles
 from agentrl.builders.episodes import RunEnvironment, build_loop
 from agentrl.config.config import AlgorithmConfig, Config
-from agentrl.config.derived import adapter_config, per_environment_configs
+from agentrl.config.derived import adapter_config, environment_algorithms, per_environment_configs
 from agentrl.engine import SamplingParams
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
@@ -74,6 +74,7 @@ def extras_of(groups: Sequence[Group]) -> StepExtras:
     return StepExtras(
         greedy={group.id: group.extra_rollouts[GREEDY] for group in groups if GREEDY in group.extra_rollouts},
         experts=[trajectory for group in groups for trajectory in group.experts],
+        environments={group.id: group.draw.environment for group in groups},
     )
 
 
@@ -106,7 +107,7 @@ def _build_runners(
         stored = load_trajectories(expert.trajectories, model_path, {env.spec.name for env in environments})
         for env in environments:
             own = [trajectory for trajectory in stored if trajectory.environment == env.spec.name]
-            found[env.label] |= {f"{EXPERT}-{place}": StoredExpert(own, place=place) for place in range(expert.members)}
+            found[env.label] |= {f"{EXPERT}-{rank}": StoredExpert(own, place=rank) for rank in range(expert.members)}
     return found
 
 
@@ -137,12 +138,15 @@ async def _score_by_teacher(
 
 def learning_signal(config: Config) -> Callable[[Group], bool]:
     """Return the predicate of groups with a learning signal for the policy or one of several adapters."""
+    if algorithms := environment_algorithms(config):
+        samplings = {label: DynamicSampling([GroupLearner(algorithm=own)]) for label, own in algorithms.items()}
+        return lambda group: samplings[group.draw.environment].has_signal(group.trainable, extras_of([group]))
     adapters = trained_roles(config)
     learners = [
         GroupLearner(algorithm=adapter_config(config, name).algorithm, roles=adapters[name]) for name in adapters
     ]
     sampling = DynamicSampling(learners or [GroupLearner(algorithm=config.algorithm)])
-    return lambda group: sampling.teaches(group.trainable, extras_of([group]))
+    return lambda group: sampling.has_signal(group.trainable, extras_of([group]))
 
 
 def check_extra_rollouts(config: Config) -> None:

@@ -39,7 +39,8 @@ def resolve_model(config: Config, *, several: bool = False) -> Config:
     """Return the config with absolute paths of its models, so that ``runs/latest`` keeps its current meaning.
 
     These are ``model.path``, ``model.chat_template``, ``algorithm.teacher.path``, ``algorithm.expert.trajectories``,
-    ``agent.reward_model.path``, ``trainer.critic.path``, ``trainer.process_reward.path`` and the adapters' paths.
+    ``agent.reward_model.path``, ``trainer.critic.path``, ``trainer.process_reward.path``, ``trainer.episodes`` and the
+    adapters' paths.
 
     Args:
         config: Config of a run.
@@ -65,7 +66,9 @@ def resolve_model(config: Config, *, several: bool = False) -> Config:
     if (reader := config.agent.reward_model) is not None:
         read = reader.model_copy(update={"path": _resolve_path(reader.path)})
         changes["agent"] = config.agent.model_copy(update={"reward_model": read})
-    models: dict[str, Section] = {}
+    models: dict[str, Section | str] = {}
+    if config.trainer.episodes is not None:
+        models["episodes"] = str(Path(config.trainer.episodes).resolve())
     if (critic := config.trainer.critic) is not None and critic.path is not None:
         models["critic"] = critic.model_copy(update={"path": _resolve_path(critic.path)})
     if (judge := config.trainer.process_reward) is not None and judge.path is not None:

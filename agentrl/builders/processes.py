@@ -17,7 +17,9 @@ from agentrl.builders.cluster import OnLoss, RunCluster, open_cluster, open_plac
 from agentrl.builders.environment_nodes import EnvironmentNodes, open_environment_nodes
 from agentrl.builders.servers import ServedModel, open_pool
 from agentrl.config.config import Config
+from agentrl.config.derived import evaluation_engine_config
 from agentrl.config.engines import ServerEngineConfig
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.models.load import accelerators, embedding_rows
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.serving.engine_checks import add_reporting_flags
@@ -39,6 +41,8 @@ class RunProcesses:
     """Pool of servers, or of engines on a cluster; ``None`` for an engine in this process."""
     nodes: EnvironmentNodes | None
     """Nodes of a cluster for environments; ``None`` to run them on this machine."""
+    evaluation_pool: ServerPool | None
+    """Pool of the servers of ``evaluation.engine``."""
 
 
 @asynccontextmanager
@@ -75,9 +79,14 @@ async def open_processes(
         count = config.trainer.processes
         ranks = stack.enter_context(open_ranks(count, logs=folder.logs, on_loss=on_loss, starter=starter))
         served = base_path if sends_adapters(config.engine) else model_path
+        other, evaluation_pool = evaluation_engine_config(config), None
+        if cluster or any(isinstance(part.engine, ServerEngineConfig) for part in (config, other) if part):
+            served = await run_in_own_thread(keep_model, served, folder)
         pool = await _open_pool(stack, config, folder, served, version, cluster, say=say)
+        if other is not None:
+            evaluation_pool = await _open_pool(stack, other, folder, served, version, None, say=say)
         nodes = await stack.enter_async_context(open_environment_nodes(cluster, config, say=say))
-        yield RunProcesses(ranks=ranks, pool=pool, nodes=nodes)
+        yield RunProcesses(ranks=ranks, pool=pool, evaluation_pool=evaluation_pool, nodes=nodes)
 
 
 async def _open_pool(
@@ -92,8 +101,7 @@ async def _open_pool(
 ) -> ServerPool | None:
     if not (isinstance(config.engine, ServerEngineConfig) or cluster):
         return None
-    path = keep_model(model_path, folder)
-    served = ServedModel(path=path, dtype=config.model.dtype, vocab_size=embedding_rows(path))
+    served = ServedModel(path=model_path, dtype=config.model.dtype, vocab_size=embedding_rows(model_path))
     if cluster is not None and cluster.places_engines:
         placed = open_placed_pool(cluster, served, version=version, say=say)
         return await stack.enter_async_context(placed)

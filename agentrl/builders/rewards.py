@@ -18,7 +18,8 @@ from agentrl.remote.chat import ChatService
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import token_breaker
 from agentrl.reward import Score, Scorer
-from agentrl.rollout.env_pool import EnvPool, ThreadWorker
+from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.judges import (
     Decode,
     JudgeClient,

@@ -50,7 +50,7 @@ SERVED_MODEL = "served-model"
 LOGS = "logs"
 BUCKET_BYTES = 128 * 2**20
 """Size of the buckets of weights that are sent to local engines in other processes."""
-SAID_EVERY_S = 10.0
+START_REPORT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +263,7 @@ def _api_key(section: ServerEngineConfig) -> str | None:
 
 
 class StartupLog:
-    """Log of the servers' starts, with a message every `SAID_EVERY_S` seconds per server."""
+    """Log of the servers' starts, with a message every `START_REPORT_S` seconds per server."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -271,7 +271,7 @@ class StartupLog:
 
     def __call__(self, progress: StartProgress) -> None:
         """Report the progress of a server, unless its last message is recent."""
-        if progress.seconds - self._reported.get(progress.name, 0.0) >= SAID_EVERY_S:
+        if progress.seconds - self._reported.get(progress.name, 0.0) >= START_REPORT_S:
             self._reported[progress.name] = progress.seconds
             line = f": {progress.line}" if progress.line else ""
             self._say(f"{progress.name} is starting, {progress.seconds:.0f} s{line}")

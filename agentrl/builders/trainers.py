@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from agentrl.builders.models import load_images
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import Config
+from agentrl.config.derived import environment_algorithms
 from agentrl.config.section import Section
 from agentrl.engine import PolicyEngine
 from agentrl.models.load import load_model
@@ -20,6 +21,7 @@ from agentrl.rollout.roles.role_policies import RoleAdapters
 from agentrl.training.contract import PolicyTrainer, PolicyWeights
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import load_sharded
+from agentrl.training.mixture import MixtureTrainer
 from agentrl.training.optimizer import LearningProgress
 from agentrl.training.preferences import Pair, RewardModel, TextPair, train_preferences, train_reward_model
 from agentrl.training.sft import SupervisedLearner
@@ -75,13 +77,14 @@ class LearnerParts:
         return {**self.learner.calls(), **self.source.calls()}
 
 
-def build_trainer(config: Config, model_path: str, reference_path: str | None, *, ranks: Ranks) -> TrainerParts:
+def build_trainer(config: Config, model_path: str, base_path: str | None, *, ranks: Ranks) -> TrainerParts:
     """Load the policy and the models of its signals, whole or sharded.
 
     Args:
         config: Config of the run.
         model_path: Initial weights.
-        reference_path: Reference model of the KL penalty, if it differs from the initial weights.
+        base_path: Model that the run started from, if the weights are from a checkpoint: the reference of the KL
+            penalty.
         ranks: Ranks that train together.
 
     Raises:
@@ -89,14 +92,16 @@ def build_trainer(config: Config, model_path: str, reference_path: str | None, *
         UsageError: a model does not exist.
     """
     ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
-    model = load_policy(config, model_path, base_path=reference_path, ranks=ranks)
-    trainer = Trainer(
+    model = load_policy(config, model_path, base_path=base_path, ranks=ranks)
+    algorithms = environment_algorithms(config)
+    make = partial(MixtureTrainer, algorithms=algorithms) if algorithms else Trainer
+    trainer = make(
         model,
         config.algorithm,
         config.trainer,
         seed=config.run.seed,
         max_tokens=config.agent.max_tokens,
-        signal_models=_load_signal_models(config, model_path, reference_path, ranks),
+        signal_models=_load_signal_models(config, model_path, base_path, ranks),
         image_processor=load_images(model_path),
         ranks=ranks,
     )
@@ -105,22 +110,22 @@ def build_trainer(config: Config, model_path: str, reference_path: str | None, *
 
 
 def _load_signal_models(
-    config: Config, model_path: str, reference_path: str | None, ranks: Ranks
+    config: Config, model_path: str, base_path: str | None, ranks: Ranks
 ) -> dict[str, PreTrainedModel]:
     """Load the models of signals, except those that are derived from the policy or served."""
-    lora, start = config.model.lora, reference_path or model_path
+    lora, base = config.model.lora, base_path or model_path
     is_free = lora is not None and not lora.modules_to_save  # without its adapters, the policy is the initial model
     models = {}
-    if reads_reference(config.algorithm) and not is_free and (reference_path is not None or ranks.is_distributed):
-        models["reference"] = _load(config, start, ranks).requires_grad_(False)
+    if reads_reference(config.algorithm) and not is_free and (base_path is not None or ranks.is_distributed):
+        models["reference"] = _load(config, base, ranks).requires_grad_(False)
     if (critic := config.trainer.critic) is not None and critic.kind == "own":
-        models["critic"] = load_policy(config, critic.path or start, ranks=ranks)
+        models["critic"] = load_policy(config, critic.path or base, ranks=ranks)
     if (teacher := config.algorithm.teacher) is not None and not teacher.servers:
         models["teacher"] = _load(config, teacher.path, ranks).requires_grad_(False)
     if (section := config.trainer.process_reward) is not None:
-        models["process_reward"] = load_policy(config, section.path or start, ranks=ranks)
+        models["process_reward"] = load_policy(config, section.path or base, ranks=ranks)
         if not is_free:
-            models[START] = _load(config, section.path or start, ranks).requires_grad_(False)
+            models[START] = _load(config, section.path or base, ranks).requires_grad_(False)
     return models
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agentrl.builders.adapter_checks import sends_adapters
 from agentrl.builders.adapters import adapter_transport, build_adapters
+from agentrl.builders.branches import branch_starts, build_branch_runners
 from agentrl.builders.checks import check_training
 from agentrl.builders.episodes import (
     EnvironmentPlaces,
@@ -27,6 +27,7 @@ from agentrl.builders.models import build_renderer, check_policy
 from agentrl.builders.servers import make_transport
 from agentrl.builders.trainers import LearningParts, build_on_ranks, build_trainer, load_policy
 from agentrl.config.config import Config
+from agentrl.config.derived import evaluation_engine_config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.estimate import engine_slots
 from agentrl.engine import PolicyEngine
@@ -34,6 +35,8 @@ from agentrl.errors.foreign import close_in_time
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.groups import Group
+from agentrl.rollout.journal import JournalFolder
+from agentrl.rollout.journal_replay import JournaledEngine
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.roles.role_policies import AdapterPolicy
 from agentrl.rollout.scheduler import GroupScheduler
@@ -52,6 +55,14 @@ SYNC_CLOSE_S = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConnection:
+    """Engine, and the sync that sends it the trainer's weights."""
+
+    engine: PolicyEngine
+    sync: WeightSync
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingParts:
     """Connected parts of a training run."""
 
@@ -65,7 +76,11 @@ class TrainingParts:
     source: PolicyWeights
     sync: WeightSync
     extras: GroupExtras
-    teaches: Callable[[Group], bool]
+    evaluation: EngineConnection | None
+    """Separate engine for evaluations that run concurrently with training; ``None`` without ``evaluation.engine``."""
+    journals: JournalFolder | None
+    """Journals of the episodes in flight; ``None`` in synchronous training."""
+    has_signal: Callable[[Group], bool]
     """Predicate of groups with a learning signal."""
     idle_while_training: bool
     """True if nothing else runs in this process during a training step."""
@@ -93,6 +108,10 @@ class TrainingParts:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(close_in_time, self.extras.close, "closing the teacher")
             stack.push_async_callback(close_in_time, self.engine.close, "closing the engine")
+            if self.evaluation is not None:
+                connection = self.evaluation
+                stack.push_async_callback(close_in_time, connection.engine.close, "closing the evaluation engine")
+                stack.push_async_callback(close_in_time, connection.sync.close, "closing the evaluation sync")
             stack.push_async_callback(close_in_time, self.sync.close, "closing the weight sync", SYNC_CLOSE_S)
             stack.push_async_callback(close_run_environments, self.environments)
             await self.scheduler.close()
@@ -102,14 +121,16 @@ def build_training(
     config: Config,
     *,
     model_path: str,
-    reference_path: str | None = None,
+    base_path: str | None = None,
     version: int = 0,
     observer: RolloutObserver,
     waits: WaitTracker,
     pool: ServerPool | None = None,
     nodes: EnvironmentPlaces | None = None,
+    evaluation_pool: ServerPool | None = None,
     ranks: Ranks | None = None,
     folder: Path | None = None,
+    journals: JournalFolder | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> TrainingParts:
     """Build the parts, without starting them.
@@ -117,14 +138,16 @@ def build_training(
     Args:
         config: Config of the run.
         model_path: Initial weights.
-        reference_path: Reference model of the KL penalty, if it differs from the initial weights (in a resumed run).
+        base_path: Model that the run started from, if the weights are from a checkpoint; see `build_learning`.
         version: Version of the weights at `model_path`.
         observer: Observer of turns and episode ends.
         waits: Table of the run's waits.
         pool: Engine, if the config uses servers or engines on a cluster.
         nodes: Nodes of a cluster for environments and sandboxes; this machine by default.
+        evaluation_pool: Engine of the evaluations, if ``evaluation.engine`` has servers.
         ranks: Ranks that train together.
         folder: Folder of the run, where a judge stores its answers.
+        journals: Journals of the episodes in flight, in asynchronous training.
         say: Called with messages for the user before the run starts.
 
     Raises:
@@ -137,56 +160,55 @@ def build_training(
     tokenizer = load_tokenizer(model_path)
     renderer = build_renderer(config, model_path, tokenizer)
     check_policy(config, renderer, model_path, say=say)
-    build: Callable[..., LearningParts] = partial(build_learning, ranks=ranks or Ranks())
-    if config.named_adapters:
-        build = build_adapters
-    learning = build(
+    learning = build_learning(
         config,
         pool,
+        ranks=ranks or Ranks(),
         model_path=model_path,
-        base_path=reference_path,
+        base_path=base_path,
         version=version,
         renderer=renderer,
     )
     engine, trainer = learning.engine, learning.trainer
-    policy = _build_policy(config, learning, renderer)
-    environments = build_run_environments(config, policy, observer=observer, folder=folder, waits=waits, nodes=nodes)
+    policy = _build_policy(config, learning, journals, renderer)
+    environments = build_run_environments(
+        config, policy, observer=observer, folder=folder, waits=waits, nodes=nodes, journals=journals
+    )
     waits.engine_use.slots = engine_slots(config)
     is_lockstep = config.rollout.is_synchronous and isinstance(engine, LocalEngine)
     if config.trainer.deterministic and is_lockstep and isinstance(engine, LocalEngine):
-        engine.callers = waits
+        engine.lockstep = waits
     extras = build_group_extras(config, environments, policy, model_path)
-    teaches = learning_signal(config)
+    has_signal = learning_signal(config)
+    keep = has_signal if config.algorithm.dynamic_sampling else None
+    scheduler = _build_scheduler(config, environments, tasks, extras, version=version, keep=keep, trainer=trainer)
     return TrainingParts(
         environments=environments,
         tokenizer=tokenizer,
         renderer=renderer,
         engine=engine,
         policy=policy,
-        scheduler=_build_scheduler(
-            config,
-            environments,
-            tasks,
-            extras,
-            version=version,
-            keep=teaches if config.algorithm.dynamic_sampling else None,
-            trainer=trainer,
-        ),
-        teaches=teaches,
+        scheduler=scheduler,
+        has_signal=has_signal,
         trainer=trainer,
         source=learning.source,
         sync=learning.sync,
         extras=extras,
+        evaluation=_connect_evaluation(config, learning, evaluation_pool, model_path, base_path, version, renderer),
+        journals=journals,
         idle_while_training=is_lockstep and config.trainer.processes == 1,
     )
 
 
-def _build_policy(config: Config, learning: LearningParts, renderer: Renderer) -> EngineEpisodePolicy:
+def _build_policy(
+    config: Config, learning: LearningParts, journals: JournalFolder | None, renderer: Renderer
+) -> EngineEpisodePolicy:
     """Build the policy that plays the episodes; roles may have adapters of their own."""
+    engine = learning.engine if journals is None else JournaledEngine(learning.engine, journals)
     sampling = sampling_params(config.sampling)
     if learning.roles is None:
-        return EngineEpisodePolicy(learning.engine, renderer, sampling)
-    return AdapterPolicy(learning.engine, renderer, sampling, adapters=learning.roles)
+        return EngineEpisodePolicy(engine, renderer, sampling)
+    return AdapterPolicy(engine, renderer, sampling, adapters=learning.roles)
 
 
 def _build_scheduler(
@@ -199,8 +221,9 @@ def _build_scheduler(
     keep: Callable[[Group], bool] | None,
     trainer: PolicyTrainer,
 ) -> GroupScheduler:
+    branching = build_branch_runners(environments)
     return GroupScheduler(
-        {environment.label: environment.runner for environment in environments},
+        {one.label: branching.get(one.label, one.runner) for one in environments},
         tasks,
         group_size=policy_group_size(config.algorithm),
         batch=config.trainer.tasks_per_step,
@@ -213,6 +236,7 @@ def _build_scheduler(
         least_members=trainer.least_members,
         extra_runners=extras.runners,
         adapter_versions=lambda: trainer.versions,
+        wait_to_start=branch_starts(branching),
     )
 
 
@@ -226,7 +250,7 @@ def build_learning(
     version: int,
     renderer: Renderer,
 ) -> LearningParts:
-    """Build the trainer of one model on all ranks, and connect an engine to it.
+    """Build the trainer of one model on all ranks, or of named adapters, and connect an engine to it.
 
     The engine is the pool, or a local engine, which shares the trainer's weights if possible.
 
@@ -244,34 +268,77 @@ def build_learning(
         ConfigError: the algorithm's options are invalid, or the engine does not report what the trainer needs.
         UsageError: a model does not exist.
     """
+    if config.named_adapters:
+        return build_adapters(
+            config, pool, model_path=model_path, base_path=base_path, version=version, renderer=renderer
+        )
     built = build_on_ranks(ranks, build_trainer, config, model_path, base_path)
     trainer, source = built.trainer, built.source
-    size = trainer.model.config.get_text_config().vocab_size
-    probe = Probe.random(size, **TOLERANCE[config.model.dtype])
-    engine: PolicyEngine
-    sync: WeightSync
-    if pool is not None:
-        engine, sync = pool, _remote_sync(config, source, pool, probe)
-    else:
-        assert isinstance(config.engine, LocalEngineConfig), "an engine with servers needs a pool"
-        shared = config.rollout.is_synchronous and not trainer.ranks.is_distributed
+    model: PreTrainedModel | None = None
+    if pool is None:
         model = trainer.model
         if trainer.ranks.is_distributed:
             model = load_policy(config, model_path, base_path=base_path)
-        elif not shared:
+        elif not config.rollout.is_synchronous:
             model = copy.deepcopy(model)
-        engine = LocalEngine(
-            model,
-            config.engine,
-            version=version,
-            reader=renderer.images,
-            decode=renderer.encoder.decode,
-            routed_experts=config.trainer.router_replay,
-        )
-        sent = source if config.model.lora is None else TrainedWeights(source)  # the engine has the frozen weights
-        sync = InProcessSync(sent, engine, shared=shared, probe=probe)
-    check_engine_reports(config, engine)
-    return LearningParts(trainer=trainer, source=source, engine=engine, sync=sync)
+    connected = _connect(config, source, pool or model, version, renderer, shared=model is trainer.model)
+    check_engine_reports(config, connected.engine)
+    return LearningParts(trainer=trainer, source=source, engine=connected.engine, sync=connected.sync)
+
+
+def _connect(
+    config: Config,
+    source: ModelWeights,
+    found: ServerPool | PreTrainedModel | None,
+    version: int,
+    renderer: Renderer,
+    *,
+    shared: bool,
+) -> EngineConnection:
+    """Connect the engine of ``config.engine``, a pool or a model of this process, to the trainer's weights.
+
+    Args:
+        config: Config of the run.
+        source: Weights of the trainer.
+        found: Pool, or the model of a local engine.
+        version: Version of the weights.
+        renderer: Renderer that decodes tokens and prepares images.
+        shared: True if the model is the trainer's own.
+    """
+    assert isinstance(config.engine, LocalEngineConfig | ServerEngineConfig)
+    size = source.model.config.get_text_config().vocab_size
+    probe = replace(Probe.random(size, **TOLERANCE[config.model.dtype]), answer_timeout_s=config.engine.timeout_s)
+    if isinstance(found, ServerPool):
+        return EngineConnection(engine=found, sync=_remote_sync(config, source, found, probe))
+    assert isinstance(config.engine, LocalEngineConfig), "an engine with servers needs a pool"
+    assert found is not None
+    engine = LocalEngine(
+        found,
+        config.engine,
+        version=version,
+        reader=renderer.images,
+        decode=renderer.encoder.decode,
+        routed_experts=config.trainer.router_replay,
+    )
+    sent = source if config.model.lora is None else TrainedWeights(source)  # the engine has the frozen weights
+    return EngineConnection(engine=engine, sync=InProcessSync(sent, engine, shared=shared, probe=probe))
+
+
+def _connect_evaluation(
+    config: Config,
+    learning: LearningParts,
+    pool: ServerPool | None,
+    model_path: str,
+    base_path: str | None,
+    version: int,
+    renderer: Renderer,
+) -> EngineConnection | None:
+    """Connect the engine of the evaluations to the trainer's weights, if the config has one."""
+    if (other := evaluation_engine_config(config)) is None:
+        return None
+    assert isinstance(learning.source, ModelWeights), "checked by check_evaluation_engine"
+    model = load_policy(other, model_path, base_path=base_path) if pool is None else None
+    return _connect(other, learning.source, pool or model, version, renderer, shared=False)
 
 
 def _remote_sync(config: Config, source: ModelWeights, pool: ServerPool, probe: Probe) -> RemoteSync:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,10 +12,11 @@ from typing import Any, TypeAlias
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.exits import discard_standard_output, exit_despite_threads
+from agentrl.cli.exits import discard_standard_output, message_when_interrupted
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import err, note, out
 from agentrl.registry import Kind, names
+from agentrl.runs.stop import run_until_stopped
 from agentrl.sandbox import SandboxSpec
 from agentrl.testing.report import CheckReport, CheckStatus
 from agentrl.testing.sandbox_check import check_sandbox
@@ -60,7 +60,7 @@ class CheckedEnvironment:
         return "; ".join(f"{row.check}: {row.detail}" for row in wrong)
 
 
-@exit_despite_threads()
+@message_when_interrupted(lambda: "interrupted")
 def check_one(check: EnvironmentCheck, name: str, json_file: str | None, **settings: Any) -> None:
     """Check an environment and print the report.
 
@@ -77,7 +77,7 @@ def check_one(check: EnvironmentCheck, name: str, json_file: str | None, **setti
         raise AgentRLError(f"environment {report.name} breaks rules", got=broken)
 
 
-@exit_despite_threads()
+@message_when_interrupted(lambda: "interrupted")
 def check_all(check: EnvironmentCheck, json_file: str | None, **settings: Any) -> None:
     """Check every installed environment and print a summary; environments without a package or data are skipped.
 
@@ -172,7 +172,7 @@ def check_back_ends(specs: Sequence[SandboxSpec] | None, *, only: Sequence[str],
     for spec in [SandboxSpec(type=name) for name in names(Kind.SANDBOX)] if specs is None else specs:
         try:
             with show_progress(spec.type) as watch:
-                reports.append(asyncio.run(check_sandbox(spec, only=only, watch=watch)))
+                reports.append(run_until_stopped(check_sandbox(spec, only=only, watch=watch)))
         except UsageError as error:
             if specs is not None:
                 raise

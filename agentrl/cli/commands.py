@@ -39,18 +39,21 @@ COMMANDS: dict[str, CommandEntry] = {
     "launch": CommandEntry(
         "agentrl.cli.launch", "Train on Slurm, Kubernetes (KubeRay) or a cloud (SkyPilot).", RUNS, is_group=True
     ),
+    "rollout": CommandEntry("agentrl.cli.rollout", "Play and store episodes without training.", RUNS),
     "eval": CommandEntry("agentrl.cli.evaluate", "Measure a policy on fixed tasks, with confidence intervals.", RUNS),
     "dpo": CommandEntry("agentrl.cli.learn", "Train on pairs of better and worse episodes of a run.", RUNS),
     "reward-model": CommandEntry("agentrl.cli.learn", "Train a reward model on a run's episodes.", RUNS),
     "view": CommandEntry("agentrl.cli.view", "Show the episodes of a run or an evaluation token by token.", LOOK),
     "rescore": CommandEntry("agentrl.cli.rescore", "Score stored episodes again, with other reward functions.", LOOK),
+    "replay": CommandEntry("agentrl.cli.replay", "Continue a stored episode from one of its turns.", LOOK),
     "export": CommandEntry("agentrl.cli.export", "Write a run's model as a Hugging Face checkpoint.", LOOK),
-    "replay-step": CommandEntry("agentrl.cli.replay_step", "Repeat an update that was not finite.", LOOK),
+    "repeat-update": CommandEntry("agentrl.cli.repeat_update", "Repeat an update that was not finite.", LOOK),
     "serve": CommandEntry("agentrl.cli.serve", "Start vLLM or SGLang servers without a run.", MORE),
     "gateway": CommandEntry("agentrl.cli.gateway", "Serve OpenAI and Anthropic clients, and record them.", MORE),
     "serve-training": CommandEntry(
         "agentrl.cli.serve_training", "Serve the tinker client, for your own training loops.", MORE
     ),
+    "chaos": CommandEntry("agentrl.cli.chaos", "Inject random faults into runs, and check every episode.", MORE),
     "bench": CommandEntry("agentrl.cli.bench", "Run a benchmark of a source checkout.", MORE),
 }
 """Commands in the order of ``agentrl --help``."""

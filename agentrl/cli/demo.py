@@ -61,11 +61,11 @@ def demo(
     measures it again. Needs no network and no GPU. Fails if the agent does not learn. With --model, a pretrained
     language model is measured first, and then trained with the recipe.
     """
-    place = folder or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
+    target = folder or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     words = [*([] if model is None else [f"model.path={model}"]), *(overrides or [])]
     chosen = recipe or (RECIPE if model is None else MODEL_RECIPE)
     with watching() as watcher:
-        found = DemoRunner(place, recipe=chosen, seed=seed, n_tasks=tasks, overrides=words, watcher=watcher).run()
+        found = DemoRunner(target, recipe=chosen, seed=seed, n_tasks=tasks, overrides=words, watcher=watcher).run()
     print_demo(found)
     found.check_learned()
 

@@ -45,6 +45,12 @@ Name = Annotated[
 Options = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the environment; values are JSON.")
 ]
+Checked = Annotated[str | None, typer.Argument(help="Environment, as for env show, optionally with /SPLIT.")]
+Every = Annotated[bool, typer.Option("--all", help="Check every installed environment.")]
+Only = Annotated[list[str] | None, typer.Option(help="Check only this rule; may be repeated.")]
+Skip = Annotated[list[str] | None, typer.Option(help="Skip this rule; may be repeated.")]
+JsonFile = Annotated[str | None, typer.Option("--json", help="Write the report to this file; - prints it.")]
+_DEFAULTS = ServerSettings()
 
 
 @app.command("list", epilog=examples("agentrl env list"))
@@ -158,13 +164,6 @@ def _size(spec: EnvironmentSpec, split: str, options: Mapping[str, Any]) -> str:
         return str(error.hint or error)
 
 
-Checked = Annotated[str | None, typer.Argument(help="Environment, as for env show, optionally with /SPLIT.")]
-Every = Annotated[bool, typer.Option("--all", help="Check every installed environment.")]
-Only = Annotated[list[str] | None, typer.Option(help="Check only this rule; may be repeated.")]
-Skip = Annotated[list[str] | None, typer.Option(help="Skip this rule; may be repeated.")]
-JsonFile = Annotated[str | None, typer.Option("--json", help="Write the report to this file; - prints it.")]
-
-
 @app.command(
     epilog=examples(
         "agentrl env check household",
@@ -273,9 +272,6 @@ def play(
         play_in_browser(spec, spec.make(**given), source[task], port=port)
     else:
         play_in_terminal(spec, spec.make(**given), source[task])
-
-
-_DEFAULTS = ServerSettings()
 
 
 @app.command(

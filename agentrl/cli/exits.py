@@ -13,15 +13,14 @@ from types import FrameType
 
 import typer
 
-from agentrl.errors import AgentRLError, UsageError
 from agentrl.errors.foreign import count_abandoned
-from agentrl.observe.console import note, print_error
-from agentrl.runs.stop import StopRequest, end_process, end_process_later
+from agentrl.observe.console import note
+from agentrl.runs.stop import INTERRUPTED_EXIT_S, end_process, end_process_later, forced_exit
 
 EXIT_S = 10.0
 """Seconds for Python to end after a command, before the process ends itself."""
-INTERRUPTED_EXIT_S = 1.0
-"""The same after an interruption."""
+THREADS_EXIT_S = 1.0
+"""The same if user code left threads running that are not daemons, for which Python would wait."""
 
 
 class ExitCode(enum.IntEnum):
@@ -71,58 +70,32 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def exit_despite_threads() -> Iterator[None]:
-    """End the process after the block if the block left non-daemon threads running, for which Python would wait.
-
-    Raises:
-        typer.Exit: the block was interrupted.
-    """
-    before = set(threading.enumerate())
-    code = ExitCode.DONE
-    try:
-        yield
-    except KeyboardInterrupt:
-        note("interrupted")
-        code = ExitCode.INTERRUPTED
-        if not _has_new_threads(before):
-            raise typer.Exit(code) from None
-    except AgentRLError as error:
-        if not _has_new_threads(before):
-            raise
-        print_error(error)
-        code = ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.FAILED
-    if _has_new_threads(before):
-        end_process(code)
-
-
-@contextmanager
 def end_despite_foreign_code() -> Iterator[None]:
     """End the process with the exit code of the block, at most `EXIT_S` after it.
 
     Python itself would wait for ever for threads and child processes that foreign code left behind.
     """
-    StopRequest.exit_code = ExitCode.INTERRUPTED
-    try:
-        yield
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else ExitCode.FAILED if end.code else ExitCode.DONE
-        _leave_soon(code)
-        raise
-    except BaseException:  # with --debug; Python prints it
-        _leave_soon(ExitCode.FAILED, now=False)
-        raise
-    _leave_soon(ExitCode.DONE)
+    known = set(threading.enumerate())
+    with forced_exit(ExitCode.INTERRUPTED):
+        try:
+            yield
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else ExitCode.FAILED if end.code else ExitCode.DONE
+            _leave_soon(code, known)
+            raise
+        except BaseException:  # with --debug; Python prints it
+            end_process_later(ExitCode.FAILED, EXIT_S)
+            raise
+    _leave_soon(ExitCode.DONE, known)
 
 
-def _leave_soon(code: int, *, now: bool = True) -> None:
-    """End the process now if foreign code still runs, or else after a while."""
-    if now and count_abandoned():
+def _leave_soon(code: int, known: set[threading.Thread]) -> None:
+    """End the process now if an abandoned call still runs, or else after a while."""
+    if count_abandoned():
         end_process(code)
-    end_process_later(code, INTERRUPTED_EXIT_S if code == ExitCode.INTERRUPTED else EXIT_S)
-
-
-def _has_new_threads(known: set[threading.Thread]) -> bool:
-    return any(not thread.daemon for thread in set(threading.enumerate()) - known)
+    has_threads = any(not thread.daemon for thread in set(threading.enumerate()) - known)
+    seconds = INTERRUPTED_EXIT_S if code == ExitCode.INTERRUPTED else THREADS_EXIT_S if has_threads else EXIT_S
+    end_process_later(code, seconds)
 
 
 @contextmanager

@@ -93,15 +93,15 @@ def export(
     form = WeightFormat(dtype or own, shard_size or SHARD_SIZE) if is_rewritten else None
     files = source / ADAPTERS if several else source
     if repository is not None:
-        with tempfile.TemporaryDirectory(prefix="agentrl-export-") as place:
-            _write(files, Path(place) / "model", form)
-            address = push(Path(place) / "model", repository, is_public=public)
+        with tempfile.TemporaryDirectory(prefix="agentrl-export-") as temporary:
+            _write(files, Path(temporary) / "model", form)
+            address = push(Path(temporary) / "model", repository, is_public=public)
         note(f"pushed {source} to {address}")
         return
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.partial-", dir=folder.parent) as place:
-            partial = Path(place) / folder.name
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.partial-", dir=folder.parent) as temporary:
+            partial = Path(temporary) / folder.name
             _write(files, partial, form)
             partial.rename(folder)
     note(f"wrote {folder} from {source}")

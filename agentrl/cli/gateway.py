@@ -25,7 +25,7 @@ from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note, out
 from agentrl.observe.files import replace_file, writing
 from agentrl.rollout.loop_choice import show_tools
-from agentrl.runs.stop import stop_signals
+from agentrl.runs.stop import run_with_stop_event
 
 app = typer.Typer()
 
@@ -71,7 +71,11 @@ def gateway(
             record.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         folder = record or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-gateway-")))
-        traffic = asyncio.run(_serve(config, folder, record is not None, idle, host, port, key))
+        traffic = run_with_stop_event(
+            lambda stop: _serve(
+                config, folder, stop, keeps=record is not None, idle_s=idle, host=host, port=port, key=key
+            )
+        )
     note(f"{traffic.ended} sessions, {traffic.answers} answers")
     if record is not None and traffic.answers:
         note(f"in {record}: {EPISODES} for agentrl view, {CONVERSATIONS} for agentrl sft, {PROMPTS} for agentrl eval")
@@ -108,19 +112,25 @@ def _describe(config: Config, folder: Path) -> None:
 
 
 async def _serve(
-    config: Config, folder: Path, keeps: bool, idle_s: float, host: str, port: int, key: str | None
+    config: Config,
+    folder: Path,
+    stop: asyncio.Event,
+    *,
+    keeps: bool,
+    idle_s: float,
+    host: str,
+    port: int,
+    key: str | None,
 ) -> LiveTraffic:
     resolved = config if isinstance(config.engine, OpenAIEngineConfig) else show_tools(resolve_model(config), say=note)
-    stop = asyncio.Event()
-    with stop_signals(stop.set):
-        async with open_policy(resolved, PolicyKind.ENGINE, folder) as policy:
-            kept = folder if keeps else None
-            if keeps:
-                _describe(resolved, folder)
-            traffic = LiveTraffic(policy, resolved, folder=kept, idle_s=idle_s, host=host, port=port, key=key)
-            async with traffic:
-                url = traffic.gateway.url
-                out.print(f"OPENAI_BASE_URL={url}/v1\nANTHROPIC_BASE_URL={url}")
-                await stop.wait()
-                note("ending the sessions")
+    async with open_policy(resolved, PolicyKind.ENGINE, folder) as policy:
+        kept = folder if keeps else None
+        if keeps:
+            _describe(resolved, folder)
+        traffic = LiveTraffic(policy, resolved, folder=kept, idle_s=idle_s, host=host, port=port, key=key)
+        async with traffic:
+            url = traffic.gateway.url
+            out.print(f"OPENAI_BASE_URL={url}/v1\nANTHROPIC_BASE_URL={url}")
+            await stop.wait()
+            note("ending the sessions")
     return traffic

@@ -173,14 +173,14 @@ def add(
         raise UsageError(f"model {name} already exists", got=folder, hint="choose another name, or add --replace")
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{name}.partial-", dir=folder.parent) as place:
-            partial = Path(place) / name
+        with tempfile.TemporaryDirectory(prefix=f".{name}.partial-", dir=folder.parent) as temporary:
+            partial = Path(temporary) / name
             if source.lower().endswith(".gguf"):
                 _convert(Path(source), partial, dtype)
             else:
                 shutil.copytree(_folder_of(source), partial)
             if folder.exists():
-                folder.rename(Path(place) / "replaced")
+                folder.rename(Path(temporary) / "replaced")
             partial.rename(folder)
     note(f"added {name}: agentrl model check {name}, then agentrl train … model.path={name}")
 

@@ -22,7 +22,7 @@ from agentrl.env import AnyEnv, EnvironmentSpec, maybe_await, optional_part
 from agentrl.errors import UsageError
 from agentrl.message import Content, ImagePart, TextPart, ToolCall, user
 from agentrl.observe.console import note, out
-from agentrl.remote.listening import IDLE_S, is_own_host, read_body
+from agentrl.remote.listening import IDLE_CONNECTION_S, is_own_host, read_body
 from agentrl.remote.wire import Refusal
 from agentrl.rollout.tools import tool_session
 from agentrl.task import Task
@@ -30,6 +30,11 @@ from agentrl.tool import Tool, ToolResult
 
 KEYS = "? lists the actions, ! lets the expert act if used from the first turn, q quits"
 TOOL_KEYS = "? lists the tools, /TOOL KEY=VALUE … calls one"
+HOST = "127.0.0.1"
+LOCAL = frozenset({HOST, "localhost"})
+LARGEST_ACTION = 2**20
+"""Maximum bytes of a request."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def play_in_terminal(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
@@ -142,13 +147,6 @@ def _folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="agentrl-play-"))
 
 
-HOST = "127.0.0.1"
-LOCAL = frozenset({HOST, "localhost"})
-LARGEST_ACTION = 2**20
-"""Maximum bytes of a request."""
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
 def play_in_browser(spec: EnvironmentSpec, env: AnyEnv, task: Task, *, port: int) -> None:
     """Serve the page until Ctrl-C.
 
@@ -160,7 +158,7 @@ def play_in_browser(spec: EnvironmentSpec, env: AnyEnv, task: Task, *, port: int
             make_application(spec, env, task),
             host=HOST,
             port=port,
-            keepalive_timeout=IDLE_S,
+            keepalive_timeout=IDLE_CONNECTION_S,
             print=lambda text: note(str(text)),
         )
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_u
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, visible
 from agentrl.remote.server import SandboxServer, ServerSettings
+from agentrl.runs.stop import run_until_stopped
 from agentrl.sandbox import ExecResult, SandboxSpec, open_sandbox, read_spec
 from agentrl.sandbox.http import TOKEN_VARIABLE
 
@@ -68,7 +68,7 @@ def run(
 ) -> None:
     """Run a command in a new sandbox, and exit with the command's exit code."""
     data = sys.stdin.buffer.read() if stdin else b""
-    result = asyncio.run(_run(spec_of(type_, settings), command, data))
+    result = run_until_stopped(_run(spec_of(type_, settings), command, data))
     for stream, output in ((sys.stdout, result.stdout), (sys.stderr, result.stderr)):
         text = output.decode(errors="replace")
         stream.write(visible(text) if stream.isatty() else text)

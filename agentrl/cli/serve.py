@@ -23,7 +23,7 @@ from agentrl.config.engines import ServerEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.observe.console import note, out
 from agentrl.observe.model_folder import check_fetchable, find_model
-from agentrl.runs.stop import stop_signals
+from agentrl.runs.stop import run_with_stop_event
 from agentrl.serving.launch import Launcher, ServerProcess
 
 app = typer.Typer()
@@ -78,22 +78,22 @@ def serve(
     # a config needs an environment, which is not used here
     config = load_config(None, ["environment=none", f"engine={engine}", *shortcuts, *(overrides or [])])
     refuse_cluster(config, "agentrl serve")
-    place = folder or Path("runs") / time.strftime("serve-%Y%m%d-%H%M%S")
+    target = folder or Path("runs") / time.strftime("serve-%Y%m%d-%H%M%S")
     section = config.engine
     if not isinstance(section, ServerEngineConfig) or section.servers != "launch":
         raise UsageError("no server to launch", expected="--engine vllm or sglang, without engine.servers")
     served = find_model(model)
     check_fetchable(served)
-    make_folder(place)
+    make_folder(target)
     ports = None if port is None else range(port, port + section.replicas)
     try:
-        launcher = make_launcher(section, served, place, dtype=config.model.dtype, say=note, ports=ports)
-        note(f"serves {served}, logs: {place / LOGS}")
-        asyncio.run(_serve(launcher))
+        launcher = make_launcher(section, served, target, dtype=config.model.dtype, say=note, ports=ports)
+        note(f"serving {served}; logs: {target / LOGS}")
+        run_with_stop_event(lambda stop: _serve(launcher, stop))
     finally:
-        shutil.rmtree(place / SERVED_MODEL, ignore_errors=True)
+        shutil.rmtree(target / SERVED_MODEL, ignore_errors=True)
         with suppress(OSError):  # not empty if logs were written
-            place.rmdir()
+            target.rmdir()
 
 
 def make_folder(folder: Path) -> None:
@@ -109,12 +109,10 @@ def make_folder(folder: Path) -> None:
         raise UsageError(f"cannot create the folder {folder}", got=error.strerror, expected=expected) from error
 
 
-async def _serve(launcher: Launcher) -> None:
-    stop = asyncio.Event()
-    with stop_signals(stop.set):
-        async with launcher:
-            ended = await serve_until(launcher, stop, print_addresses)
-            note("stopping the servers")
+async def _serve(launcher: Launcher, stop: asyncio.Event) -> None:
+    async with launcher:
+        ended = await serve_until(launcher, stop, print_addresses)
+        note("stopping the servers")
     if ended is not None:
         last_lines = "\n  ".join(ended.last_lines())
         hint = f"its log, {ended.log}, ends with:\n  {last_lines}"

@@ -12,7 +12,7 @@ import typer
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, out
 from agentrl.remote.server import ServerSettings
-from agentrl.runs.stop import stop_signals
+from agentrl.runs.stop import run_with_stop_event
 
 Host = Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all addresses.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 for a free port.")]
@@ -26,6 +26,7 @@ TokenFile = Annotated[
     ),
 ]
 LONGEST_TOKEN = 4096
+LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 def read_token(file: Path | None, variable: str) -> str | None:
@@ -59,9 +60,6 @@ def read_token(file: Path | None, variable: str) -> str | None:
     return token
 
 
-LOCAL = ("127.0.0.1", "::1", "localhost")
-
-
 class Server(Protocol):
     """A server that a command runs."""
 
@@ -86,17 +84,15 @@ def serve_until_stopped(server: Server, settings: ServerSettings, *, open_to_all
     """
     if settings.token is None and settings.host not in LOCAL:
         note(f"without --token-file, anyone who can reach {settings.host} can {open_to_all}")
-    asyncio.run(_serve(server, usage))
+    run_with_stop_event(lambda stop: _serve(server, usage, stop))
 
 
-async def _serve(server: Server, usage: str) -> None:
-    stop = asyncio.Event()
-    with stop_signals(stop.set):
-        try:
-            await server.start()
-            out.print(server.url)
-            note(f"{usage.format(url=server.url)}; stop with Ctrl-C")
-            await stop.wait()
-            note("closing the sessions")
-        finally:
-            await server.close()
+async def _serve(server: Server, usage: str, stop: asyncio.Event) -> None:
+    try:
+        await server.start()
+        out.print(server.url)
+        note(f"{usage.format(url=server.url)}; stop with Ctrl-C")
+        await stop.wait()
+        note("closing the sessions")
+    finally:
+        await server.close()

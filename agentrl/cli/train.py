@@ -25,7 +25,8 @@ from agentrl.observe.terminal import watching
 from agentrl.runs.dry_run import measured_step_s, training_rows
 from agentrl.runs.rl import idle_steps
 from agentrl.runs.rl import train as train_run
-from agentrl.runs.start import Run, RunResult, check_rollouts, resume_run, start_run
+from agentrl.runs.start import Run, RunResult, StartCheck, resume_run, start_run
+from agentrl.runs.stored_training import start_check
 from agentrl.serving.launch.placement import check_machine
 
 app = typer.Typer()
@@ -40,6 +41,7 @@ app = typer.Typer()
         "agentrl train --env my_game:GuessNumber-v0 --model Qwen/Qwen2.5-0.5B-Instruct",
         "agentrl train quickstart --engine vllm",
         "agentrl train --tasks prompts.jsonl --reward my_rewards:exact --model Qwen/Qwen2.5-0.5B-Instruct",
+        "agentrl train quickstart --episodes runs/latest trainer.steps=20",
         "agentrl train --resume runs/latest",
         "agentrl train --resume runs/latest trainer.steps=200",
         configs=shipped_configs(),
@@ -55,6 +57,10 @@ def train(
         typer.Option(metavar="FILE", help="Tasks of the environment; without an environment, prompts to answer once."),
     ] = None,
     reward: Rewards = None,
+    episodes: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Train on the stored episodes of this run or folder, without an engine."),
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN_DIR", help="Resume this run; overrides are allowed.")
     ] = None,
@@ -72,6 +78,10 @@ def train(
     """Train an agent by reinforcement learning.
 
     Ctrl-C saves a checkpoint, from which --resume continues exactly.
+
+    With --episodes, batches are the complete groups of stored episodes, in the order in which they were started, and
+    are corrected as off-policy data with their stored log-probabilities. The episodes must be those of a model with
+    the same tokens; groups with missing episodes are left out.
     """
     if serve_launched_rank():
         return
@@ -82,6 +92,7 @@ def train(
         *shortcut("engine", engine),
         *task_words(tasks, has_environment=has_environment),
         *reward_words(reward),
+        *shortcut("trainer.episodes", None if episodes is None else episodes.resolve()),
     ]
     if not dry_run:
         _check_dry_run_options(gpus, step_seconds)
@@ -89,17 +100,18 @@ def train(
         run = _resume(resume, words, shortcuts)
         if dry_run:
             step_seconds = measured_step_s(run.folder) if step_seconds is None else step_seconds
-            _print_dry_run(run.config, gpus=gpus, step_s=step_seconds)
+            _print_dry_run(run.config, start_check(run.config), gpus=gpus, step_s=step_seconds)
         else:
             _finish(run)
         return
     config = read_config(words, shortcuts=shortcuts)
     check_training(config)
+    check = start_check(config)
     if dry_run:
-        _print_dry_run(config, gpus=gpus, step_s=step_seconds)
+        _print_dry_run(config, check, gpus=gpus, step_s=step_seconds)
         return
     check_machine(config)
-    _finish(start_run(config, kind=config.algorithm.advantage))
+    _finish(start_run(config, kind=config.algorithm.advantage, check=check))
 
 
 def _check_dry_run_options(gpus: int | None, step_seconds: float | None) -> None:
@@ -109,8 +121,8 @@ def _check_dry_run_options(gpus: int | None, step_seconds: float | None) -> None
         raise UsageError("--step-seconds needs --dry-run", hint="a run measures its steps itself")
 
 
-def _print_dry_run(config: Config, *, gpus: int | None, step_s: float | None) -> None:
-    print_dry_run(config, training_rows(config, gpus=gpus, step_s=step_s), check=check_rollouts)
+def _print_dry_run(config: Config, check: StartCheck, *, gpus: int | None, step_s: float | None) -> None:
+    print_dry_run(config, training_rows(config, gpus=gpus, step_s=step_s), check=check)
     for warning in rate_warnings(config):
         note(f"warning: {warning}")
 
@@ -125,10 +137,11 @@ def print_run(result: RunResult, config: Config) -> None:
     if result.step:
         _report(result.folder)
     folder = shlex.quote(str(result.folder))
+    viewed = shlex.quote(config.trainer.episodes or str(result.folder))
     if result.interrupted:
         note(f"resume with: agentrl train --resume {folder}")
         raise typer.Exit(ExitCode.INTERRUPTED)
-    note(f"measure it: agentrl eval --model {folder}{where}\nread it:    agentrl view {folder}")
+    note(f"measure it: agentrl eval --model {folder}{where}\nread it:    agentrl view {viewed}")
 
 
 def _report(folder: Path) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +14,8 @@ from rich.text import Text
 
 from agentrl.cli.help import examples
 from agentrl.cli.reports import decoder
-from agentrl.config import load_config
 from agentrl.config.config import SCRATCH
 from agentrl.errors import UsageError
-from agentrl.evaluation.panel import read_episodes
 from agentrl.evaluation.session import EPISODES_FILE, FOLDER, RESULT_FILE
 from agentrl.evaluation.token_view import (
     Decode,
@@ -34,7 +31,10 @@ from agentrl.observe.console import note, out
 from agentrl.observe.files import writing
 from agentrl.observe.model_folder import MODEL, find_model
 from agentrl.observe.run_folder import find_run
-from agentrl.observe.trajectory_store import read_trajectories, step_files
+from agentrl.observe.terminal import open_with_progress
+from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
+from agentrl.observe.trajectory_store import step_files
+from agentrl.training.stored_episodes import model_of_run
 from agentrl.trajectory import SOLE_ROLE, Source, Trajectory
 
 app = typer.Typer()
@@ -85,14 +85,16 @@ def view(
     Episodes without tokens, from scripted policies and text services, are shown as text.
     """
     folder = _newest_of_all() if run is None else _newest_evaluation(run) or run
-    stored = [
-        episode
-        for episode in _episodes(folder)
-        if (task is None or episode.trajectory.task_id == task) and not (failed and episode.trajectory.success)
-    ]
-    found = [episode.trajectory for episode in stored if step is None or episode.step == step][-count:]
-    if not found:
-        raise _no_match_error(folder, step, [episode.step for episode in stored])
+    where = EpisodeFilter(
+        task_id=task, success=False if failed else None, first_step=step, last_step=step, has_sequences=True
+    )
+    with _open_index(folder) as index:
+        rows = [] if step is not None and _is_evaluation(folder) else index.select(where, descending=True, limit=count)
+        if not rows:
+            raise _no_match_error(folder, index, where)
+        found = [stored.trajectory for stored in map(index.read, reversed(rows))]
+        if index.damaged:
+            note(f"{index.damaged} damaged records of {folder} are skipped")
     decode = _decoder_of(folder, found)
     if terminal:
         for trajectory in found:
@@ -144,41 +146,34 @@ def episode_text(trajectory: Trajectory, decode: Decode, *, labelled: bool = Fal
             text.append(f"{speakers}{'' if len(sequence) else ': in text, without tokens'}\n", "bold")
         for segment in segments(sequence, decode):
             if labelled:
-                text.append_text(_label_segment(segment))
+                text.append_text(label_segment(segment))
                 continue
             for cell in segment.cells:
-                text.append(_cell_text(cell), STYLES[segment.source])
+                text.append(cell_text(cell), STYLES[segment.source])
         text.append("\n")
     return text
 
 
-def _cell_text(cell: TokenCell) -> str:
+def cell_text(cell: TokenCell) -> str:
+    """Return the text of a token for the terminal."""
     if cell.image is None:
         return cell.text.replace("↵", "")
     return f"[image]\n{cell.image.alternative}\n".replace("\n\n", "\n")
 
 
-def _label_segment(segment: Segment) -> Text:
+def label_segment(segment: Segment) -> Text:
     """Format a segment under its source's name; sampled tokens are also listed, one per line."""
     turn = f" · {turn_words(segment.turn)}" if segment.turn else ""
-    text = Text(f"[{segment.source.name.lower()}{turn}]\n{''.join(map(_cell_text, segment.cells)).rstrip()}\n")
+    text = Text(f"[{segment.source.name.lower()}{turn}]\n{''.join(map(cell_text, segment.cells)).rstrip()}\n")
     if segment.source is Source.SAMPLED:
-        text.append("".join(f"  {_cell_text(cell)!r}  {cell.hint}\n" for cell in segment.cells))
+        text.append("".join(f"  {cell_text(cell)!r}  {cell.hint}\n" for cell in segment.cells))
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class _Episode:
-    """A stored episode, with its training step; ``None`` for an evaluation."""
-
-    trajectory: Trajectory
-    step: int | None
-
-
-def _episodes(folder: Path) -> Iterator[_Episode]:
-    """Return the episodes of an evaluation, or of the run that contains the folder."""
+def _open_index(folder: Path) -> TrajectoryIndex:
+    """Open the index of an evaluation, or of the run that contains the folder."""
     if _is_evaluation(folder):
-        return (_Episode(episode.trajectory, None) for episode in read_episodes(folder / EPISODES_FILE))
+        return open_with_progress(folder / EPISODES_FILE)
     run = find_run(folder)
     if run is None:
         others = "no config.yaml and no episodes.jsonl"
@@ -192,8 +187,7 @@ def _episodes(folder: Path) -> Iterator[_Episode]:
         played = run.path / FOLDER
         hint = f"show its evaluations: agentrl view {shlex.quote(str(played))}" if _newest_evaluation(played) else None
         raise UsageError(f"run {run.path} has no episodes", hint=hint)
-    stored = read_trajectories(run.trajectories)
-    return (_Episode(found.trajectory, found.step) for found in stored if found.trajectory.sequences)
+    return open_with_progress(run.trajectories)
 
 
 def _newest_evaluation(folder: Path) -> Path | None:
@@ -225,21 +219,15 @@ def _is_evaluation(folder: Path) -> bool:
     return (folder / EPISODES_FILE).is_file()
 
 
-def _no_match_error(folder: Path, step: int | None, others: list[int | None]) -> UsageError:
-    """Return an error that explains why no episode matches, with the steps that have matching episodes.
-
-    Args:
-        folder: The run or evaluation.
-        step: The requested step, if any.
-        others: Steps of the episodes that meet the other conditions.
-    """
-    if not any(True for _ in _episodes(folder)):
+def _no_match_error(folder: Path, index: TrajectoryIndex, where: EpisodeFilter) -> UsageError:
+    """Return an error that explains why no episode matches, with the steps that have matching episodes."""
+    if not index.count(EpisodeFilter(has_sequences=True)):
         again = "the same agentrl eval command resumes it" if _is_evaluation(folder) else None
         return UsageError(f"no finished episode in {folder}", hint=again)
-    steps = sorted({number for number in others if number is not None})
-    if step is None or not others:
+    step, steps = where.first_step, index.steps(replace(where, first_step=None, last_step=None))
+    if step is None or not steps:
         return UsageError(f"no matching episode in {folder}", hint="remove some conditions")
-    if not steps:
+    if _is_evaluation(folder):
         return UsageError("--step needs a training run", got=f"{folder}, an evaluation")
     return UsageError(f"no matching episode of this step in {folder}", got=step, expected=_ranges(steps))
 
@@ -270,10 +258,4 @@ def _model_of(folder: Path) -> str:
             f"evaluation {folder} is not finished and does not name its model yet",
             hint="the same agentrl eval command resumes it",
         )
-    try:
-        return find_model(str(run.path))
-    except UsageError:  # no complete checkpoint; the run's initial model has the same tokenizer
-        start = load_config(run.config_file).model.path
-        if start == SCRATCH and not run.model.is_dir():
-            raise
-        return str(run.model) if start == SCRATCH else find_model(start)
+    return model_of_run(run)

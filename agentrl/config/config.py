@@ -210,7 +210,8 @@ class AlgorithmConfig(Section):
     """Factors of the advantages of roles, for loops with several agents: ``{planner: 2, worker: 0.5}``; 1 for roles
     that are not named."""
     dynamic_sampling: bool = False
-    """True to replace groups whose episodes ``advantage`` cannot tell apart (before shaping) with new groups."""
+    """True to replace groups whose episodes ``advantage`` cannot tell apart (before shaping) with new groups; not with
+    a teacher or a loss that reads no advantage, which learn from such groups."""
     teacher: TeacherConfig | None = None
     """Frozen model to learn from: ``{path: MODEL}``; none if not set. See docs/guides.md."""
     expert: ExpertConfig | None = None
@@ -256,6 +257,8 @@ class TrainerConfig(Section):
     """Training steps of the run."""
     tasks_per_step: int = Field(16, ge=1)
     """Groups per training step."""
+    episodes: str | None = None
+    """Stored episodes to train on, without an engine: a run, its folder `trajectories` or a file of that folder."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """``muon`` orthogonalises the updates of the blocks' matrices, scales them to AdamW's size, and leaves the other
     parameters to AdamW; small models then learn from scratch with far fewer examples. Also used by `agentrl sft`."""
@@ -427,6 +430,10 @@ class EvaluationConfig(Section):
     sampling: SamplingConfig | None = None
     """Sampling parameters of evaluations; those of training if not set. Stop texts not set here are those of training
     as well."""
+    engine: EngineConfig | None = None
+    """Separate engine for evaluations, which then run during asynchronous training:
+    ``{type: local}``, or attached servers, ``{type: vllm, servers: ["http://…"]}``. It keeps the weights of the
+    evaluated step, while the run's engine gets new ones. See docs/asynchronous.md."""
 
 
 class CheckpointConfig(Section):

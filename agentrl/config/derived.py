@@ -43,12 +43,12 @@ def per_environment_configs(config: Config) -> tuple[EnvironmentConfigs, ...]:
     if not config.environments:
         return (EnvironmentConfigs(label=SOLE, weight=1.0, config=config),)
     return tuple(
-        EnvironmentConfigs(label=label, weight=entry.weight, config=_single_environment(config, entry))
+        EnvironmentConfigs(label=label, weight=entry.weight, config=_single_environment(config, label, entry))
         for label, entry in config.environments.items()
     )
 
 
-def _single_environment(config: Config, entry: MixedEnvironmentConfig) -> Config:
+def _single_environment(config: Config, label: str, entry: MixedEnvironmentConfig) -> Config:
     environment = EnvironmentConfig(**{name: getattr(entry, name) for name in EnvironmentConfig.model_fields})
     evaluation = config.evaluation
     if entry.evaluation_split is not None:
@@ -59,6 +59,7 @@ def _single_environment(config: Config, entry: MixedEnvironmentConfig) -> Config
             "environments": {},
             "agent": _apply_changes(config.agent, entry.agent),
             "evaluation": evaluation,
+            "algorithm": _changed_algorithm(config.algorithm, entry.algorithm, f"environments.{label}", "environment"),
         }
     )
 
@@ -71,7 +72,21 @@ def _apply_changes(agent: AgentConfig, changes: AgentChanges) -> AgentConfig:
 
 
 OF_GROUPS = ("group_size", "dynamic_sampling", "expert", "role_weights", "teacher")
-"""Keys of ``algorithm`` that determine how groups are played or weighted; they are the same for all adapters."""
+"""Keys of ``algorithm`` that determine how groups are played or weighted; they are the same for the whole run."""
+
+
+def environment_algorithms(config: Config) -> dict[str, AlgorithmConfig]:
+    """Return the algorithm of each environment by label; empty if all environments have the run's.
+
+    Raises:
+        ConfigError: keys that an environment's algorithm does not have, or values that do not fit.
+    """
+    if not any(entry.algorithm for entry in config.environments.values()):
+        return {}
+    return {
+        label: _changed_algorithm(config.algorithm, entry.algorithm, f"environments.{label}", "environment")
+        for label, entry in config.environments.items()
+    }
 
 
 def adapter_config(config: Config, name: str) -> Config:
@@ -83,26 +98,39 @@ def adapter_config(config: Config, name: str) -> Config:
         ConfigError: keys that an adapter does not have, or values that do not fit.
     """
     section = config.named_adapters[name]
-    where = f"adapters.{name}.algorithm"
-    for key in section.algorithm:
+    algorithm = _changed_algorithm(config.algorithm, section.algorithm, f"adapters.{name}", "adapter")
+    try:
+        trainer = TrainerConfig.model_validate({**config.trainer.model_dump(), **section.trainer_changes})
+    except ValidationError as error:
+        raise ConfigError(f"adapters.{name} is invalid", got=error.errors()[0]["msg"]) from error
+    return config.model_copy(update={"algorithm": algorithm, "trainer": trainer})
+
+
+def _changed_algorithm(run: AlgorithmConfig, changes: Mapping[str, Any], where: str, part: str) -> AlgorithmConfig:
+    """Return a run's algorithm with the changes of a part; another estimator or loss drops the run's options of it.
+
+    Raises:
+        ConfigError: a key is unknown or common to all parts, or a value does not fit.
+    """
+    for key in changes:
         if key in OF_GROUPS or key not in AlgorithmConfig.model_fields:
             known = [field for field in AlgorithmConfig.model_fields if field not in OF_GROUPS]
             raise ConfigError(
-                f"{where}.{key} is not a setting of an adapter",
+                f"{where}.algorithm.{key} is not a setting of an {part}",
                 got=key,
                 expected=", ".join(known),
-                hint=f"set algorithm.{key} for all adapters" if key in OF_GROUPS else did_you_mean(key, known),
+                hint=f"set algorithm.{key} for all {part}s" if key in OF_GROUPS else did_you_mean(key, known),
             )
-    base = config.algorithm.model_dump(exclude_unset=True)
+    if not changes:
+        return run
+    base = run.model_dump(exclude_unset=True)
     for key, own in (("advantage", ("advantage_options",)), ("loss", ("loss_options", "aggregation", "norm_length"))):
-        if section.algorithm.get(key, base.get(key)) != base.get(key):
+        if changes.get(key, base.get(key)) != base.get(key):
             base = {field: value for field, value in base.items() if field not in own}
     try:
-        algorithm = AlgorithmConfig.model_validate({**base, **section.algorithm})
-        trainer = TrainerConfig.model_validate({**config.trainer.model_dump(), **section.trainer_changes})
+        return AlgorithmConfig.model_validate({**base, **changes})
     except ValidationError as error:
-        raise ConfigError(f"adapters.{name} does not fit", got=error.errors()[0]["msg"]) from error
-    return config.model_copy(update={"algorithm": algorithm, "trainer": trainer})
+        raise ConfigError(f"{where} is invalid", got=error.errors()[0]["msg"]) from error
 
 
 def agent_loop_class(name: str) -> type[AgentLoop]:
@@ -149,6 +177,12 @@ def rank_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> list[
     on_gpus = gpus and config.model.device != "cpu"
     resources = section.rank if section.rank is not None else _default(1 if on_gpus else 0)
     return [ResourceBundle(f"rank {rank}", resources) for rank in range(config.trainer.processes)]
+
+
+def evaluation_engine_config(config: Config) -> Config | None:
+    """Return the config with ``evaluation.engine`` as its engine; ``None`` if evaluations use the run's engine."""
+    own = config.evaluation.engine
+    return None if own is None else config.model_copy(update={"engine": own, "cluster": None})
 
 
 def engine_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> list[ResourceBundle]:

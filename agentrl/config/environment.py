@@ -305,6 +305,38 @@ class RoleConfig(Section):
         return not (self.speaks_elsewhere or self.adapter == BASE) if self.trained is None else self.trained
 
 
+class BranchConfig(Section):
+    """Episodes of a group that branch from others: they repeat the first turns, then sample their own. For
+    ``algorithm.advantage: tree``.
+    """
+
+    roots: int = Field(2, ge=2)
+    """Number of episodes of a group that are played from the start; the others of ``algorithm.group_size`` branch from
+    them, equally many from each."""
+    turns: list[Annotated[int, Field(ge=1)]] | None = Field(None, min_length=1)
+    """Numbers of turns after which episodes branch: ``[1, 3]``. If the root has ended by then, it is repeated."""
+    every: int | None = Field(None, ge=1)
+    """Number of turns between branch points: with 2, episodes branch after 2, 4, 6, … turns."""
+    by_entropy: bool = False
+    """True to branch before the turns in which the root's policy was least certain: those with the highest mean of -log
+    p over the sampled tokens. This choice depends on the whole episode, so gradients are slightly biased."""
+    children: int = Field(1, ge=1)
+    """Number of episodes that branch from a root at one point; the following ones branch at the next."""
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Self:
+        given = [name for name in ("turns", "every") if getattr(self, name) is not None]
+        given += ["by_entropy"] if self.by_entropy else []
+        if len(given) != 1:
+            raise ValueError(
+                f"agent.branch has {' and '.join(given) or 'no turns'}: set one of agent.branch.turns, "
+                "agent.branch.every and agent.branch.by_entropy"
+            )
+        if self.turns is not None and not _grows(self.turns):
+            raise ValueError(f"agent.branch.turns is {self.turns}: expected increasing numbers")
+        return self
+
+
 class AgentConfig(Section):
     loop: str = "tool_calling"
     """Registry name of the agent loop: tool_calling, react_text, step_independent, single_turn, memory, self_play,
@@ -357,6 +389,8 @@ class AgentConfig(Section):
     """Language model that scores episodes instead: ``{engine: {url: …, model: …}}``. See docs/judges.md."""
     reward_model: RewardModelConfig | None = None
     """Sequence classifier that scores episodes instead: ``{path: …}``. See docs/guides.md."""
+    branch: BranchConfig | None = None
+    """Training episodes that branch from others of their group: ``{turns: [1, 3]}``. See docs/branching.md."""
 
     @property
     def called_roles(self) -> list[str]:
@@ -395,3 +429,6 @@ class MixedEnvironmentConfig(EnvironmentConfig):
     evaluation_split: str | None = None
     """Split of its evaluation tasks; ``evaluation.split`` if not set."""
     agent: AgentChanges = Field(default_factory=AgentChanges)
+    algorithm: dict[str, Any] = Field(default_factory=dict)
+    """Overrides of ``algorithm`` for this environment: ``{advantage: rloo, loss: gspo}``. Keys that determine how
+    groups are played, such as ``group_size``, cannot be overridden. See docs/curriculum.md."""

@@ -15,6 +15,44 @@ from agentrl.config.section import Finite, Section
 
 NAME = r"^[A-Za-z][A-Za-z0-9_]*$"
 """Names of rubric items and verdict fields, which become parts of metric names."""
+_BEFORE = """\
+An agent was given a task. Judge how well it did.
+{% if task.prompt %}
+Task: {{ task.prompt }}
+{% endif %}{% if task.ground_truth %}
+Expected: {{ task.ground_truth }}
+{% endif %}
+Transcript of the episode, in which the agent's own messages are marked:
+
+{{ transcript }}
+
+Judge the results, not the agent's claims."""
+SCORE_PROMPT = (
+    _BEFORE
+    + """ End with a line of the form "Score: N", N from {{ low }} to {{ high }}.
+"""
+)
+VERDICT_PROMPT = _BEFORE
+COMPARE_PROMPT = """\
+{{ count }} agents were given the same task. Compare how well they did.
+{% if task.prompt %}
+Task: {{ task.prompt }}
+{% endif %}{% if task.ground_truth %}
+Expected: {{ task.ground_truth }}
+{% endif %}
+Transcript of each attempt, in which the agent's own messages are marked:
+
+{{ transcript }}
+
+Judge the results, not the agents' claims. Ignore the order in which the attempts are shown, and their length."""
+_READERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("pattern", "low", "high"), ("",)),
+    (("reward",), ("verdict",)),
+    (("rubric_requests",), ("rubric",)),
+    (("reasons",), ("rubric", "compare")),
+    (("guided",), ("verdict", "rubric", "compare")),
+)
+"""Keys, and the kinds of answers (empty: not typed) that use them."""
 
 
 class RubricItem(Section):
@@ -159,39 +197,6 @@ class JudgeBudgetConfig(Section):
         return any(limit is not None for limit in (self.max_requests, self.max_tokens_total, self.max_cost))
 
 
-_BEFORE = """\
-An agent was given a task. Judge how well it did.
-{% if task.prompt %}
-Task: {{ task.prompt }}
-{% endif %}{% if task.ground_truth %}
-Expected: {{ task.ground_truth }}
-{% endif %}
-Transcript of the episode, in which the agent's own messages are marked:
-
-{{ transcript }}
-
-Judge the results, not the agent's claims."""
-
-SCORE_PROMPT = (
-    _BEFORE
-    + """ End with a line of the form "Score: N", N from {{ low }} to {{ high }}.
-"""
-)
-VERDICT_PROMPT = _BEFORE
-COMPARE_PROMPT = """\
-{{ count }} agents were given the same task. Compare how well they did.
-{% if task.prompt %}
-Task: {{ task.prompt }}
-{% endif %}{% if task.ground_truth %}
-Expected: {{ task.ground_truth }}
-{% endif %}
-Transcript of each attempt, in which the agent's own messages are marked:
-
-{{ transcript }}
-
-Judge the results, not the agents' claims. Ignore the order in which the attempts are shown, and their length."""
-
-
 class JudgeConfig(Section):
     """Language model that scores episodes, at an OpenAI-compatible address such as that of a vLLM or SGLang server."""
 
@@ -308,13 +313,3 @@ class JudgeConfig(Section):
         if self.rubric is not None or self.task_rubric is not None:
             return "rubric"
         return "score" if self.verdict is None else "verdict"
-
-
-_READERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (("pattern", "low", "high"), ("",)),
-    (("reward",), ("verdict",)),
-    (("rubric_requests",), ("rubric",)),
-    (("reasons",), ("rubric", "compare")),
-    (("guided",), ("verdict", "rubric", "compare")),
-)
-"""Keys, and the kinds of answers (empty: not typed) that use them."""

@@ -63,6 +63,12 @@ _EXPECTED: Mapping[str, str] = {
 }
 _ALTERNATIVE = re.compile(r"bool|int|float|str|literal\[.*\]")
 """Last element of pydantic's location for a value with several allowed types: the type that was tried."""
+_log = logging.getLogger(__name__)
+_SHIPPED_PACKAGE = "agentrl.configs"
+_LOCAL = "local"
+"""Type of an engine section without a type."""
+ConfigSource: TypeAlias = str | Path | Sequence[str | Path] | None
+"""A config file or a shipped config's name, or several, each of which overrides the ones before."""
 
 
 def config_error(error: ValidationError, origin: Callable[[KeyPath], str]) -> ConfigError:
@@ -70,7 +76,7 @@ def config_error(error: ValidationError, origin: Callable[[KeyPath], str]) -> Co
 
     Args:
         error: Pydantic's error.
-        origin: Returns the place of a key: ``"my.yaml line 4"``, ``"override 'a.b=1'"``, or an empty text.
+        origin: Returns the location of a key: ``"my.yaml line 4"``, ``"override 'a.b=1'"``, or an empty text.
     """
     problems = [_problem(details, origin) for details in _join_alternatives(error.errors())]
     if len(problems) == 1:
@@ -94,8 +100,8 @@ def _join_alternatives(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 def _problem(details: ErrorDetails, origin: Callable[[KeyPath], str]) -> str:
     path = _key_path(details["loc"])
-    place = origin(path)
-    prefix = f"{place}: " if place else ""
+    location = origin(path)
+    prefix = f"{location}: " if location else ""
     return prefix + _explain(details, path)
 
 
@@ -192,16 +198,6 @@ def _config_hint(name: str, known: Sequence[str]) -> str | None:
     return f"did you mean {' or '.join(near)}?" if near else None
 
 
-_log = logging.getLogger(__name__)
-
-_SHIPPED_PACKAGE = "agentrl.configs"
-_LOCAL = "local"
-"""Type of an engine section without a type."""
-
-ConfigSource: TypeAlias = str | Path | Sequence[str | Path] | None
-"""A config file or a shipped config's name, or several, each of which overrides the ones before."""
-
-
 def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> Config:
     """Read a config.
 
@@ -227,7 +223,9 @@ def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> C
         apply(data, override)
         if number >= len(layers):  # one config file may replace the sections of another without a warning
             changed = (
-                ReplacedConfig(override.place, section, old) for section, old in before.items() if isinstance(old, dict)
+                ReplacedConfig(override.origin, section, old)
+                for section, old in before.items()
+                if isinstance(old, dict)
             )
             replaced += [one for one in changed if one.is_by(data.get(one.section))]
     config = _validate(data, name, parsed, chosen)
@@ -295,7 +293,7 @@ def _validate(data: dict[str, Any], name: str, parsed: YamlSource, overrides: Se
         for override in reversed(overrides):
             shared = min(len(path), len(override.path))
             if shared and path[:shared] == override.path[:shared]:
-                return override.place
+                return override.origin
         line = parsed.lines.get(path) or parsed.lines.get(path[:1])
         return f"{name} line {line}" if line else ""
 

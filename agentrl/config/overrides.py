@@ -14,6 +14,29 @@ from agentrl.env.lookup import parse_env_name
 from agentrl.errors import ConfigError
 
 KeyPath: TypeAlias = tuple[str, ...]
+MAIN_KEYS: Mapping[str, str] = {
+    "run": "name",
+    "model": "path",
+    "environment": "name",
+    "agent": "loop",
+    "engine": "type",
+    "algorithm": "advantage",
+    "cluster": "type",
+}
+"""Key that is set by a section given as one word: ``engine=local`` is ``engine.type=local``."""
+_REPLACED: Mapping[str, tuple[str, ...] | None] = {
+    "engine": None,
+    "environment": None,
+    "model": ("scratch",),
+    "agent": ("options",),
+}
+"""Keys that are dropped when an override selects another engine, environment, model or loop (``None``: all)."""
+ANNOUNCED = ("engine", "environment", "agent")
+"""Sections for which a warning names the dropped settings."""
+_RIVALS: Mapping[str, str] = {"environment": "environments", "environments": "environment"}
+"""Sections that exclude each other: an override of one removes the other."""
+PROMPTS = "prompts"
+"""Environment whose tasks are the prompts of a file."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -86,38 +109,11 @@ def _collect_lines(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, i
             _collect_lines(value, here, lines, name)
 
 
-MAIN_KEYS: Mapping[str, str] = {
-    "run": "name",
-    "model": "path",
-    "environment": "name",
-    "agent": "loop",
-    "engine": "type",
-    "algorithm": "advantage",
-    "cluster": "type",
-}
-"""Key that is set by a section given as one word: ``engine=local`` is ``engine.type=local``."""
-
-_REPLACED: Mapping[str, tuple[str, ...] | None] = {
-    "engine": None,
-    "environment": None,
-    "model": ("scratch",),
-    "agent": ("options",),
-}
-"""Keys that are dropped when an override selects another engine, environment, model or loop (``None``: all)."""
-
-ANNOUNCED = ("engine", "environment", "agent")
-"""Sections for which a warning names the dropped settings."""
-
-
-_RIVALS: Mapping[str, str] = {"environment": "environments", "environments": "environment"}
-"""Sections that exclude each other: an override of one removes the other."""
-
-
 @dataclass(frozen=True, slots=True)
 class Override:
     """One ``key=value``, or one key of a config file that overrides another file."""
 
-    place: str
+    origin: str
     """Source, for messages: ``override 'trainer.steps=50'``, ``my.yaml line 4``."""
     path: KeyPath
     value: Any
@@ -233,7 +229,7 @@ def apply(data: dict[str, Any], override: Override) -> None:
             node[key] = {}
         node = node[key]
         if not isinstance(node, dict):
-            raise ConfigError(f"{override.place} sets a key of {key}, which is not a section", got=repr(node))
+            raise ConfigError(f"{override.origin} sets a key of {key}, which is not a section", got=repr(node))
     node[override.path[-1]] = value
 
 
@@ -262,10 +258,6 @@ def task_words(tasks: str | None, *, has_environment: bool) -> list[str]:
     if tasks is None:
         return []
     return prompts_words(tasks) if not has_environment else [f"environment.tasks={json.dumps(tasks)}"]
-
-
-PROMPTS = "prompts"
-"""Environment whose tasks are the prompts of a file."""
 
 
 def prompts_words(file: str, split: str = "train") -> list[str]:

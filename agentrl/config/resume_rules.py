@@ -58,6 +58,7 @@ RULES: Mapping[str, ResumeRule] = {
     "environment.step_timeout_s": _PLACE,
     "environments": _TASKS,
     "environments.LABEL.evaluation_split": _WATCH,
+    "environments.LABEL.algorithm": _OBJECTIVE,
     "agent": _PLAY,
     "agent.tool_timeout_s": _PLACE,
     **dict.fromkeys(
@@ -77,6 +78,7 @@ RULES: Mapping[str, ResumeRule] = {
     ),
     "algorithm.teacher.max_concurrent": _PLACE,
     "trainer.steps": _LENGTH,
+    "trainer.episodes": _TASKS,
     **dict.fromkeys(
         (f"trainer.{name}" for name in ("learning_rate", "warmup_steps", "schedule", "min_lr_ratio", "max_grad_norm")),
         _RATE,
@@ -135,6 +137,8 @@ def rule_of(key: str) -> ResumeRule:
     section, _, rest = key.partition(".")
     if section == "environments":
         name = rest.partition(".")[2]
+        if name.partition(".")[0] == "algorithm":
+            name = "algorithm"
         labelled, sole = f"environments.LABEL.{name}", f"environment.{name}"
         key = labelled if labelled in RULES else sole if sole in RULES else section
     if section == "adapters":

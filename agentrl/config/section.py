@@ -10,20 +10,20 @@ from pydantic_core import PydanticCustomError
 
 LARGEST_COUNT = 2**31 - 1
 """Maximum count or size; larger ones are mistakes: token positions and most counters are 32-bit integers."""
-LONGEST_S = 365 * 86_400.0
+LONGEST_SETTING_S = 365 * 86_400.0
 """Maximum deadline, a year; longer ones are mistakes, and far longer ones overflow the event loop's clock."""
 ANY_INTEGER = frozenset({"seed"})
 """Integer keys that are not counts."""
+Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+"""A number that is neither infinite nor NaN."""
+Decay: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+"""Decay rate of a moving average: the share of the average that remains after each new value."""
 
 
 class Section(BaseModel):
     """Base of all sections: unknown keys are errors, assigned values are checked, docstrings document fields."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_assignment=True)
-
-
-Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
-"""A number that is neither infinite nor NaN."""
 
 
 def _is_a_rate(value: float) -> float:
@@ -33,9 +33,6 @@ def _is_a_rate(value: float) -> float:
 
 
 LearningRate: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_is_a_rate)]
-
-Decay: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
-"""Decay rate of a moving average: the share of the average that remains after each new value."""
 
 
 def implausible_values(section: Section, path: str = "") -> Iterator[str]:
@@ -59,5 +56,5 @@ def _implausible(value: Any, key: str) -> Iterator[str]:
                 yield from implausible_values(entry, f"{key}.{label}")
     elif isinstance(value, int) and value > LARGEST_COUNT and name not in ANY_INTEGER:
         yield f"{key}: got {value:,}, expected at most {LARGEST_COUNT:,}"
-    elif isinstance(value, float) and name.endswith(("_s", "seconds")) and value > LONGEST_S:
-        yield f"{key}: got {value:g} seconds, expected at most {LONGEST_S:,.0f}, a year"
+    elif isinstance(value, float) and name.endswith(("_s", "seconds")) and value > LONGEST_SETTING_S:
+        yield f"{key}: got {value:g} seconds, expected at most {LONGEST_SETTING_S:,.0f}, a year"

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
     from agentrl.message.image import PlacedImage
     from agentrl.models.routed_experts import RoutedExperts
+TensorPart: TypeAlias = Callable[[], Awaitable[str]]
+"""Function that encodes some tensors: base64 of a pickled list of names and tensors."""
+Broadcast: TypeAlias = Callable[[int], Awaitable[None]]
+"""Function that broadcasts the buffer with a given number to all workers of a group, and returns when they have it."""
 
 
 class StopReason(enum.StrEnum):
@@ -232,7 +236,7 @@ class PolicyEngine(ABC):
 
     @abstractmethod
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn. Cancelling the awaiting task aborts the request.
+        """Sample one turn; the answer has passed `check_answer`. Cancelling the awaiting task aborts the request.
 
         Raises:
             UsageError: No engine of this kind can serve the request (ids outside the vocabulary, a prompt longer than
@@ -398,10 +402,6 @@ class UpdateGroup:
     """Seconds before the rendezvous, or a broadcast in the group, times out."""
 
 
-TensorPart: TypeAlias = Callable[[], Awaitable[str]]
-"""Function that encodes some tensors: base64 of a pickled list of names and tensors."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedTensors:
     """Tensors in the trainer's memory that a server's process on the same machine opens."""
@@ -411,10 +411,6 @@ class SharedTensors:
     """Returns JSON with which one other process opens the buffer, see `agentrl.weights.tensors`."""
     part: TensorPart
     """Encodes the tensors for a request: their handles are pickled, not their values."""
-
-
-Broadcast: TypeAlias = Callable[[int], Awaitable[None]]
-"""Function that broadcasts the buffer with a given number to all workers of a group, and returns when they have it."""
 
 
 class InferenceServer(ABC):

@@ -35,8 +35,8 @@ def check_answer(
 
     Raises:
         InvalidAnswer: a token lacks its log-probability or version; there are no tokens or too many; an id is outside
-            the vocabulary; a version is unknown; a log-probability is not finite or above 0 by more than `ROUNDING`; or
-            a duration is not finite.
+            the vocabulary; the stop reason or a version is unknown; a log-probability is not finite or above 0 by more
+            than `ROUNDING`; or a duration is not finite.
     """
 
     def invalid(got: object, expected: str, hint: str | None = None) -> InvalidAnswer:
@@ -50,6 +50,8 @@ def check_answer(
         raise invalid(got, "a log-probability and a version for each token")
     if len(ids) > most or (not ids and answer.stop_reason is not StopReason.ABORT):
         raise invalid(f"{len(ids)} tokens", f"1 to {most}")
+    if not isinstance(answer.stop_reason, StopReason):
+        raise invalid(f"stop reason {answer.stop_reason!r:.80}", " or ".join(StopReason))
     if not 0 <= answer.queue_s + answer.prefill_s + answer.decode_s < math.inf:
         raise invalid(f"{answer.queue_s}, {answer.prefill_s} and {answer.decode_s} seconds", "finite durations")
     if not ids:

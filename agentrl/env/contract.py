@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import gymnasium
 
 T = TypeVar("T")
+AnyEnv: TypeAlias = "gymnasium.Env[Any, Any] | AsyncEnv"
 
 
 class AsyncEnv(ABC):
@@ -67,9 +68,6 @@ class AsyncEnv(ABC):
     async def close(self) -> None:
         """Release all resources. Always called once."""
         return
-
-
-AnyEnv: TypeAlias = "gymnasium.Env[Any, Any] | AsyncEnv"
 
 
 def optional_part(env: AnyEnv, name: str) -> Any:

@@ -50,6 +50,13 @@ GYMNASIUM_ID = re.compile(r"(?:(?P<namespace>[\w-]+)/)?(?P<name>[\w.-]+)-v(?P<ve
 
 ADDRESS = re.compile(r"https?://.+")
 """Address of an environment server."""
+GYMNASIUM_PLUGINS = "gymnasium.envs"
+"""Entry-point group of packages that register environments, which Gymnasium itself ignores since 1.0."""
+OWN_NAMESPACE = "agentrl"
+ADAPTER = "gymnasium"
+"""Registry name of the adapter that creates Gymnasium environments, and converts numbers to text."""
+_OWN = ("reset", "close")
+"""Public methods that are not tools."""
 
 
 class EnvironmentName(NamedTuple):
@@ -77,13 +84,6 @@ def parse_env_name(text: str) -> EnvironmentName:
     if not slash or ":" in split or GYMNASIUM_ID.fullmatch(split):
         return EnvironmentName(text, None)
     return EnvironmentName(name, split)
-
-
-GYMNASIUM_PLUGINS = "gymnasium.envs"
-"""Entry-point group of packages that register environments, which Gymnasium itself ignores since 1.0."""
-OWN_NAMESPACE = "agentrl"
-ADAPTER = "gymnasium"
-"""Registry name of the adapter that creates Gymnasium environments, and converts numbers to text."""
 
 
 def resolve_environment(name: str) -> EnvironmentSpec:
@@ -338,10 +338,6 @@ def _first_paragraph(documented: object) -> str:
     """Return the first paragraph of an object's docstring, but not that of a base class."""
     text = documented.__doc__ if inspect.isroutine(documented) else getattr(documented, "__dict__", {}).get("__doc__")
     return " ".join(inspect.cleandoc(text or "").partition("\n\n")[0].split())
-
-
-_OWN = ("reset", "close")
-"""Public methods that are not tools."""
 
 
 def is_trl_environment(target: object) -> TypeGuard[type[Any]]:

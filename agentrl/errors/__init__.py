@@ -16,10 +16,10 @@ from __future__ import annotations
 import asyncio
 import difflib
 import enum
+import linecache
 import numbers
 import signal
 import threading
-import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,7 +107,7 @@ class AgentRLError(Exception):
     """Base class of all errors that agentrl raises deliberately.
 
     Args:
-        what: Description and place of the error.
+        what: Description and location of the error.
         got: Value that was found.
         expected: Valid values.
         hint: Next step for the reader.
@@ -115,7 +115,7 @@ class AgentRLError(Exception):
 
     subject: str | None = None
     """Name of the code that failed, the same for all episodes: ``reward function exact``."""
-    place: SourceLocation | None = None
+    location: SourceLocation | None = None
     """Line at which the subject's code failed."""
 
     def __init__(self, what: str, *, got: object = None, expected: object = None, hint: str | None = None) -> None:
@@ -355,15 +355,23 @@ def described_error(error: BaseException) -> str:
 
 def raised_in(error: BaseException, file: str | None = None) -> str | None:
     """Describe the line that raised an exception; with `file`, the line in that file, or ``None`` if there is none."""
-    place = raised_at(error, file)
-    return None if place is None else f"it was raised in {place}: {place.code}"
+    location = raised_at(error, file)
+    return None if location is None else f"it was raised in {location}: {location.code}"
 
 
 def raised_at(error: BaseException, file: str | None = None) -> SourceLocation | None:
     """Return the line that raised an exception; with `file`, the line in that file, or ``None`` if there is none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = next((frame for frame in reversed(frames) if file in (None, frame.filename)), None)
-    return None if frame is None else SourceLocation(frame.filename, frame.lineno or 0, frame.line or "")
+    place: TracebackType | None = None
+    entry = error.__traceback__
+    while entry is not None:
+        if file in (None, entry.tb_frame.f_code.co_filename):
+            place = entry
+        entry = entry.tb_next
+    if place is None:
+        return None
+    name, line = place.tb_frame.f_code.co_filename, place.tb_lineno or 0
+    linecache.checkcache(name)
+    return SourceLocation(name, line, linecache.getline(name, line, place.tb_frame.f_globals).strip())
 
 
 def with_location(name: str, location: SourceLocation | None) -> str:
@@ -377,6 +385,6 @@ def failure_of(kind: type[InfrastructureError], what: str, error: BaseException)
         return error
     where = raised_in(error) if issubclass(kind, EnvironmentFailure) else None
     failure = kind(f"{what} failed", got=described_error(error), hint=where)
-    failure.place = raised_at(error) if where else None
+    failure.location = raised_at(error) if where else None
     failure.__cause__ = error
     return failure

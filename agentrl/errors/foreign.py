@@ -25,23 +25,25 @@ from agentrl.errors import described_error, is_addressed_to, running_task
 
 P = ParamSpec("P")
 T = TypeVar("T")
-GRACE_S = 1.0
+CALL_GRACE_S = 1.0
 """Seconds for a cancelled call to end, before it is abandoned."""
-CLOSE_S = 30.0
+EPISODE_GRACE_S = 3.5
+"""The same for an attempt at an episode, which itself abandons calls and closes its environment."""
+CLOSING_S = 30.0
 """Seconds for closing one part of a run, such as its environments or its tools, when its work is done."""
-STOP_S = 3.5
+INTERRUPTED_CLOSING_S = 3.0
 """The same after an interruption."""
-LAST_S = 0.1
+FORCED_CLOSING_S = 0.1
 """The same after a second interruption."""
-IDLE_S = 30.0
+IDLE_THREAD_S = 30.0
 """Seconds after which an idle thread ends."""
 _log = logging.getLogger(__name__)
 _abandoned: set[asyncio.Task[Any] | concurrent.futures.Future[Any]] = set()
 """Abandoned calls that have not ended; a reference to a task keeps Python from closing its coroutine."""
 
 
-class _Raised(Exception):
-    """An exception of foreign code, `cause`, that has a meaning for a task or for the event loop."""
+class _Exit(Exception):
+    """A ``SystemExit`` or ``KeyboardInterrupt`` of foreign code, which would end the event loop if it left its task."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(cause)
@@ -57,20 +59,29 @@ async def await_or_abandon(work: Coroutine[Any, Any, T], what: str, *, grace_s: 
     Args:
         work: Coroutine to await.
         what: Description of the call for the log: ``"step of household (task 17)"``.
-        grace_s: Seconds for a cancelled call to end, by default `GRACE_S`; longer for code that awaits such calls.
+        grace_s: Seconds for a cancelled call to end, by default `CALL_GRACE_S`; longer for code that awaits such calls.
     """
-    loop = asyncio.get_running_loop()
-    task, ended = loop.create_task(_contain(work), name=what), loop.create_future()
+    task, ended = start_foreign_task(work, what), asyncio.get_running_loop().create_future()
     task.add_done_callback(functools.partial(_wake, ended))
     try:
         await ended
     except asyncio.CancelledError:
         await cancel_or_abandon(task, grace_s)
         raise
+    return foreign_result(task)
+
+
+def start_foreign_task(work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
+    """Start foreign code in its own task, whose result `foreign_result` returns."""
+    return asyncio.get_running_loop().create_task(_contain(work), name=what)
+
+
+def foreign_result(task: asyncio.Task[T]) -> T:
+    """Return the result of a task of `start_foreign_task` that is done, or raise what its code raised."""
     try:
         return task.result()
-    except _Raised as raised:
-        raise raised.cause from None
+    except _Exit as ended:
+        raise ended.cause from None
 
 
 async def _contain(work: Coroutine[Any, Any, T]) -> T:
@@ -80,7 +91,7 @@ async def _contain(work: Coroutine[Any, Any, T]) -> T:
     except (SystemExit, KeyboardInterrupt) as error:
         if is_addressed_to(running_task(), error):
             raise
-        raise _Raised(error) from error
+        raise _Exit(error) from error
 
 
 def _wake(ended: asyncio.Future[None], _: object) -> None:
@@ -89,13 +100,13 @@ def _wake(ended: asyncio.Future[None], _: object) -> None:
 
 
 async def cancel_or_abandon(task: asyncio.Task[Any], grace_s: float | None = None) -> None:
-    """Cancel a task, and abandon it if it has not ended after the grace period (default: `GRACE_S`).
+    """Cancel a task, and abandon it if it has not ended after the grace period (default: `CALL_GRACE_S`).
 
     If the caller is cancelled meanwhile, the task is cancelled again, and the grace period is not prolonged.
     """
     loop = asyncio.get_running_loop()
     again: asyncio.CancelledError | None = None
-    until = loop.time() + (GRACE_S if grace_s is None else grace_s)
+    until = loop.time() + (CALL_GRACE_S if grace_s is None else grace_s)
     task.add_done_callback(ignore_result)
     task.cancel()
     while not task.done() and loop.time() < until:
@@ -110,14 +121,14 @@ async def cancel_or_abandon(task: asyncio.Task[Any], grace_s: float | None = Non
         raise again
 
 
-def close_limit(within_s: float = CLOSE_S) -> float:
+def close_limit(within_s: float = CLOSING_S) -> float:
     """Return the seconds for closing something: `within_s`, or less if the calling task is cancelled, once or twice."""
     caller = running_task()
     count = 0 if caller is None else caller.cancelling()
-    return min(within_s, (within_s, STOP_S, LAST_S)[min(count, 2)])
+    return min(within_s, (within_s, INTERRUPTED_CLOSING_S, FORCED_CLOSING_S)[min(count, 2)])
 
 
-async def close_in_time(close: Callable[[], Coroutine[Any, Any, None]], what: str, within_s: float = CLOSE_S) -> None:
+async def close_in_time(close: Callable[[], Coroutine[Any, Any, None]], what: str, within_s: float = CLOSING_S) -> None:
     """Close something, and give it up if that takes longer than `close_limit`; errors and timeouts are only logged.
 
     If the caller is cancelled meanwhile, less time is left, and the cancellation is raised at the end.
@@ -128,7 +139,7 @@ async def close_in_time(close: Callable[[], Coroutine[Any, Any, None]], what: st
 
     loop, within_s = asyncio.get_running_loop(), close_limit(within_s)
     until, interruption = loop.time() + within_s, None
-    task = loop.create_task(_contain(call()), name=what)
+    task = start_foreign_task(call(), what)
     while not task.done() and loop.time() < until:
         try:
             await asyncio.wait({task}, timeout=until - loop.time())
@@ -137,11 +148,11 @@ async def close_in_time(close: Callable[[], Coroutine[Any, Any, None]], what: st
             interruption, until = error, min(until, loop.time() + within_s)
     if not task.done():
         _log.warning("%s takes too long; giving up on it", what)
-        await cancel_or_abandon(task, min(GRACE_S, within_s))
+        await cancel_or_abandon(task, min(CALL_GRACE_S, within_s))
     elif not task.cancelled() and (raised := task.exception()) is not None:
         if is_addressed_to(running_task(), raised):
             raise raised
-        _log.warning("%s failed: %s", what, described_error(raised.cause if isinstance(raised, _Raised) else raised))
+        _log.warning("%s failed: %s", what, described_error(raised.cause if isinstance(raised, _Exit) else raised))
     if interruption is not None:
         raise interruption
 
@@ -164,7 +175,7 @@ def count_abandoned() -> int:
 
 
 def is_foreign(task: asyncio.Task[Any] | None) -> bool:
-    """Return True if `await_or_abandon` or `close_in_time` made the task."""
+    """Return True if `start_foreign_task` made the task."""
     return task is not None and getattr(task.get_coro(), "cr_code", None) is _contain.__code__
 
 
@@ -218,7 +229,7 @@ class DaemonThreads(concurrent.futures.ThreadPoolExecutor):
     def _serve(self) -> None:
         while True:
             try:
-                run = self._calls.get(timeout=IDLE_S)
+                run = self._calls.get(timeout=IDLE_THREAD_S)
             except queue.Empty:
                 with self._counting:
                     if self._free:  # otherwise a call is on its way to this thread
@@ -240,10 +251,19 @@ def _run(future: concurrent.futures.Future[T], call: Callable[[], T]) -> None:
         return
     try:
         result = call()
+    except StopIteration as error:  # a future cannot raise it, as a coroutine cannot
+        failure = RuntimeError("a call in a thread raised StopIteration")
+        failure.__cause__ = error
+        future.set_exception(failure)
     except BaseException as error:  # the caller gets it
         future.set_exception(error)
     else:
         future.set_result(result)
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return the ``StopIteration`` that coroutines and threads replace with a ``RuntimeError``; other errors as is."""
+    return error.__cause__ if isinstance(error.__cause__, StopIteration) else error
 
 
 async def call_in_thread(threads: DaemonThreads, call: Callable[[], T], what: str) -> T:
@@ -257,7 +277,7 @@ async def call_in_thread(threads: DaemonThreads, call: Callable[[], T], what: st
         call: Function to call.
         what: Description of the call for the log: ``"tool search"``.
     """
-    running = threads.submit(contextvars.copy_context().run, _contain_call, call)
+    running = threads.submit(contextvars.copy_context().run, call)
     try:
         return await asyncio.wrap_future(running)
     except asyncio.CancelledError:
@@ -265,19 +285,6 @@ async def call_in_thread(threads: DaemonThreads, call: Callable[[], T], what: st
             running.add_done_callback(ignore_result)
             _abandon(running, f"{what} did not return in time; its thread is left running")
         raise
-    except _Raised as raised:
-        raise raised.cause from None
-
-
-def _contain_call(call: Callable[[], T]) -> T:
-    try:
-        return call()
-    except Exception as error:
-        if isinstance(error, StopIteration):  # a future cannot raise it
-            raise _Raised(error) from error
-        raise
-    except BaseException as error:
-        raise _Raised(error) from error
 
 
 _own_threads = DaemonThreads("agentrl-work", limit=min(32, (os.cpu_count() or 1) + 4))

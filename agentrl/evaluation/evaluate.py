@@ -142,7 +142,7 @@ def _find_finished(
     return {one.id: found[one.id] for one in chosen if one.id in found and one.group_id not in partial}
 
 
-CHECK_S = 10.0
+SERVICE_CHECK_S = 10.0
 """Deadline in seconds of the check's connection, and of its answer."""
 NO_CHAT = (404, 405, 501)
 """HTTP statuses of servers without a chat endpoint at the address."""
@@ -158,7 +158,7 @@ async def check_service(config: OpenAIEngineConfig) -> None:
         UsageError: the address has no chat endpoint or no such model.
         EngineError: the address cannot be reached.
     """
-    timeout = aiohttp.ClientTimeout(total=None, connect=CHECK_S, sock_read=CHECK_S)
+    timeout = aiohttp.ClientTimeout(total=None, connect=SERVICE_CHECK_S, sock_read=SERVICE_CHECK_S)
     key = os.environ.get(config.api_key_variable)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     url = f"{config.url.rstrip('/')}/chat/completions"
@@ -240,13 +240,16 @@ class PolicyKind(enum.StrEnum):
 
 
 @asynccontextmanager
-async def open_policy(config: Config, kind: PolicyKind, folder: Path) -> AsyncIterator[EpisodePolicy]:
+async def open_policy(
+    config: Config, kind: PolicyKind, folder: Path, *, trains: bool = False
+) -> AsyncIterator[EpisodePolicy]:
     """Open the policy, and release it after the block.
 
     Args:
         config: Config with the engine, the model and the sampling.
         kind: Kind of policy.
         folder: Folder for the model if it is made from scratch.
+        trains: True if the sampled tokens will be trained on.
 
     Raises:
         UsageError: the model does not exist, or the service's address has no chat endpoint.
@@ -273,8 +276,9 @@ async def open_policy(config: Config, kind: PolicyKind, folder: Path) -> AsyncIt
         async with open_adapters(config, path, folder, renderer, say=_log.warning) as found:
             yield AdapterPolicy(found.engine, renderer, sampling_params(config.sampling), adapters=found.roles)
         return
-    async with _open_engine(config.engine, config, path, folder, renderer) as engine:
-        yield EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling), trains=False)
+    replays = trains and config.trainer.router_replay
+    async with _open_engine(config.engine, config, path, folder, renderer, routed_experts=replays) as engine:
+        yield EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling), trains=trains)
 
 
 @asynccontextmanager
@@ -284,6 +288,8 @@ async def _open_engine(
     path: str,
     folder: Path,
     renderer: Renderer,
+    *,
+    routed_experts: bool,
 ) -> AsyncIterator[PolicyEngine]:
     if isinstance(section, ServerEngineConfig):
         served = ServedModel(path=path, dtype=config.model.dtype, vocab_size=embedding_rows(path))
@@ -296,7 +302,8 @@ async def _open_engine(
         engine: PolicyEngine = ScriptedEngine(section, vocab_size=len(load_tokenizer(path)), seed=config.run.seed)
     else:
         model = load_model(path, dtype=config.model.dtype, device=config.model.device)
-        engine = LocalEngine(model, section, reader=renderer.images, decode=renderer.encoder.decode)
+        decode = renderer.encoder.decode
+        engine = LocalEngine(model, section, reader=renderer.images, decode=decode, routed_experts=routed_experts)
     await engine.start()
     try:
         yield engine

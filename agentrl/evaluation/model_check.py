@@ -27,7 +27,7 @@ from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_policy
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
 from agentrl.models.load import load_model
 from agentrl.render.call_form import PROBE_TOOL
-from agentrl.render.check import template_faults
+from agentrl.render.check import find_omitted_text, template_faults
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.loop_choice import PlaySettings, Recommendation, answer_forms, calls_tools, save_recommendation
@@ -210,21 +210,21 @@ class CheckProgress:
             left = f" (at most about {shown_duration(seconds)} left)"
         self._number += 1
         self._began = self._clock()
-        self._say(f"{self._place}: {settings}{left}")
+        self._say(f"{self._progress}: {settings}{left}")
 
     def end(self, share: AnswerShare) -> None:
         """Report the result of the settings."""
         seconds = self._clock() - self._began
         self._spent += seconds
         usable = f"{share.usable:.0%} of {share.answers} first answers usable"
-        self._say(f"{self._place}: {usable} ({shown_duration(seconds)})")
+        self._say(f"{self._progress}: {usable} ({shown_duration(seconds)})")
 
     def refuse(self, error: UsageError) -> None:
         """Report why the settings could not be tried."""
-        self._say(f"{self._place}: not tried: {error}")
+        self._say(f"{self._progress}: not tried: {error}")
 
     @property
-    def _place(self) -> str:
+    def _progress(self) -> str:
         return f"settings {self._number} of at most {self._number + len(self._left)}"
 
 
@@ -378,6 +378,7 @@ def template_facts(renderer: Renderer) -> TemplateFacts:
     faults = [
         *(template_faults(renderer, roles=("tool",), tools=[PROBE_TOOL]) if calls else ()),
         *template_faults(renderer, roles=("user",)),
+        *((omitted,) if calls and (omitted := find_omitted_text(renderer)) else ()),
     ]
     ends = sorted(renderer.encoder.decode([token]) for token in renderer.stop_token_ids)
     return TemplateFacts(

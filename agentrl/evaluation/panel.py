@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,11 +15,14 @@ import orjson
 
 from agentrl.errors import UsageError
 from agentrl.observe.files import UNREADABLE, JsonLinesWriter, first_free, numbered_records, warn_damaged
+from agentrl.observe.trajectory_index import TrajectoryIndex
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.rollout.runner import Assignment
 from agentrl.rollout.turns import derive_seed
 from agentrl.task import Task, TaskSource
 from agentrl.trajectory import Trajectory
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +149,8 @@ class EpisodeStore:
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
         if fresh and path.exists():
             path.rename(first_free(path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(1)))
-        self._finished = {episode.slot: episode for episode in read_episodes(path)} if path.exists() else {}
         self.path = path
+        self._finished = _stored_episodes(path) if path.exists() else {}
         self._writer = JsonLinesWriter(path)
 
     def find(self, task: Task, sample: int) -> EvaluatedEpisode | None:
@@ -162,6 +166,24 @@ class EpisodeStore:
     def close(self) -> None:
         """Close the file."""
         self._writer.close()
+
+
+def _stored_episodes(path: Path) -> dict[tuple[str, int], EvaluatedEpisode]:
+    """Return the latest stored episode of each slot; its tokens are read when they are used."""
+    found = {}
+    with TrajectoryIndex(path) as index:
+        if index.damaged:
+            _log.warning("%s: skipped %d damaged records", path, index.damaged)
+        for row in {(row.task_id, row.member): row for row in index.select()}.values():
+            episode = EvaluatedEpisode(
+                task_id=row.task_id,
+                sample=row.member or 0,
+                trajectory=index.outline(row),
+                task=row.task_digest or "",
+                played_at=row.ended_at or 0.0,
+            )
+            found[episode.slot] = episode
+    return found
 
 
 def read_episodes(path: Path) -> Iterator[EvaluatedEpisode]:

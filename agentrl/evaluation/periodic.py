@@ -1,7 +1,16 @@
-"""Evaluation of the current policy during training, in the training process."""
+"""Evaluations of the policy during training, in the training process.
+
+Without ``evaluation.engine`` training waits for an evaluation. With it, the evaluation runs during the next steps, on
+an engine that keeps the weights of the evaluated step:
+
+    after_step(8): sync the evaluation engine to version 8, start the evaluation
+    after_step(9), …: metrics of the evaluation of step 8, with ``eval/at_step`` 8, once it has ended
+    after_step(15), if 16 is due: wait for it
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 
@@ -14,6 +23,7 @@ from agentrl.config.derived import SOLE, per_environment_configs
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
+from agentrl.errors.foreign import INTERRUPTED_CLOSING_S, cancel_or_abandon, ignore_result
 from agentrl.evaluation.evaluate import evaluate_panel
 from agentrl.evaluation.panel import Panel
 from agentrl.evaluation.result import EvaluationResult
@@ -24,18 +34,95 @@ from agentrl.rollout.reward_functions import check_columns
 from agentrl.rollout.task_source import task_source
 from agentrl.serving.local import LocalEngine
 
+AT_STEP = "eval/at_step"
+"""Metric: the step whose weights an evaluation beside training measured."""
 
-async def evaluate_now(parts: TrainingParts, config: Config, *, model: str) -> dict[str, float]:
-    """Play the panel of the ``evaluation`` section in each environment with the run's engine.
 
-    Returns:
-        Metrics under ``eval/``; for several environments under ``eval/LABEL/``, and their means under ``eval/``.
+class PeriodicEvaluations:
+    """Evaluations of a run.
 
-    Raises:
-        UsageError: the split does not exist, or has too few tasks.
+    Args:
+        parts: Parts of the run.
+        config: Config of the run.
+        name: Name of the run, for results.
     """
-    sampling = sampling_params(config.evaluation_sampling)
-    policy = parts.policy.with_sampling(sampling, trains=False)
+
+    def __init__(self, parts: TrainingParts, config: Config, *, name: str) -> None:
+        self._parts = parts
+        self._config = config
+        self._name = name
+        self._task: asyncio.Task[dict[str, float]] | None = None
+        self.running: int | None = None
+        """Step that an evaluation beside training measures."""
+
+    def is_due(self, step: int) -> bool:
+        """True if the weights after a step, counted from 1, are evaluated."""
+        every = self._config.evaluation.every
+        return bool(every) and (step % every == 0 or step == self._config.trainer.steps)
+
+    def waits_after(self, step: int) -> bool:
+        """True if training waits for an evaluation after this step."""
+        if self._parts.evaluation is None:
+            return self.is_due(step)
+        return (self.is_due(step) or self.running is not None) and self._must_end(step)
+
+    def _must_end(self, step: int) -> bool:
+        """True if an evaluation has to end before the next step."""
+        return step == self._config.trainer.steps or self.is_due(step + 1)
+
+    async def after_step(self, step: int) -> dict[str, float]:
+        """Evaluate if due; call it after each step.
+
+        Returns:
+            Metrics of the evaluations that ended, under ``eval/``; for several environments under ``eval/LABEL/``, and
+            their means under ``eval/``.
+
+        Raises:
+            UsageError: the split does not exist, or has too few tasks.
+            EngineError: the evaluation engine failed.
+            TrainingError: the evaluation engine has other weights.
+        """
+        if self._parts.evaluation is None:
+            return await self._evaluate(step, self._parts.policy) if self.is_due(step) else {}
+        found = await self._collect() if self._task is not None and (self._task.done() or self.is_due(step)) else {}
+        if self.is_due(step) and found.get(AT_STEP) != step:  # a resumed run has started it already
+            await self.start(step)
+        return found | await self._collect() if self._task is not None and self._must_end(step) else found
+
+    async def start(self, step: int) -> None:
+        """Send the trainer's weights, those of `step`, to the evaluation engine, and start its evaluation."""
+        connection = self._parts.evaluation
+        assert connection is not None
+        assert self._task is None
+        if connection.engine.version != step:  # in a resumed run it has them
+            await connection.sync.sync(step)
+        policy = EngineEpisodePolicy(connection.engine, self._parts.renderer, self._parts.policy.sampling)
+        self.running = step
+        self._task = asyncio.create_task(self._evaluate(step, policy), name=f"the evaluation of step {step}")
+        self._task.add_done_callback(ignore_result)  # an interrupted run does not read its error
+
+    async def _collect(self) -> dict[str, float]:
+        """Wait for the evaluation that runs beside training."""
+        assert self._task is not None
+        assert self.running is not None
+        found = await self._task | {AT_STEP: float(self.running)}
+        self._task = self.running = None
+        return found
+
+    async def close(self) -> None:
+        """Cancel an evaluation that still runs."""
+        if self._task is not None and not self._task.done():
+            await cancel_or_abandon(self._task, INTERRUPTED_CLOSING_S)
+
+    async def _evaluate(self, step: int, policy: EngineEpisodePolicy) -> dict[str, float]:
+        return await _evaluate_all(self._parts, self._config, policy, f"{self._name}, step {step}")
+
+
+async def _evaluate_all(
+    parts: TrainingParts, config: Config, policy: EngineEpisodePolicy, model: str
+) -> dict[str, float]:
+    """Play the panel of the ``evaluation`` section in each environment."""
+    policy = policy.with_sampling(sampling_params(config.evaluation_sampling), trains=False)
     found = {env.label: await _evaluate_environment(env, policy, model) for env in parts.environments}
     if not config.environments:
         return _metrics(found[SOLE], "eval/")

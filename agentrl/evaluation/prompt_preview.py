@@ -90,9 +90,9 @@ def _renderer(config: Config) -> Renderer:
 def _parts(sequence: TokenSequence, renderer: Renderer, who: str, where: str) -> Iterator[PromptPart]:
     """Split a sequence at the beginnings and ends of answers."""
     ids, sources = sequence.ids_list(), sequence.sources.tolist()
-    answers = {place for turn in sequence.turns for place in range(turn.start, turn.end)}
+    answers = {index for turn in sequence.turns for index in range(turn.start, turn.end)}
     start = 0
-    for is_answer, group in groupby(range(len(ids)), lambda place: place in answers):
+    for is_answer, group in groupby(range(len(ids)), lambda index: index in answers):
         end = start + len(list(group))
         title = who if is_answer else "prompt" if sources[start] == Source.PROMPT else "reply"
         yield PromptPart(title=f"{title}{where}", text=renderer.encoder.decode(ids[start:end]), tokens=end - start)

@@ -26,6 +26,8 @@ CURVES: tuple[tuple[str, str], ...] = (
 )
 """Metric names and their legend texts, in drawing order."""
 _OF_ENVIRONMENT = re.compile(rf"{ENVIRONMENT_PREFIX}[\w-]+/success")
+EXAMPLES = 6
+CURVE_FILE = "learning_curve.png"
 
 
 def curves(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -59,11 +61,9 @@ def draw_learning_curve(metrics: Sequence[Mapping[str, Any]], file: Path) -> Non
 
 
 def _points(metrics: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
-    return [(int(line["step"]), float(line[name])) for line in metrics if line.get(name) is not None]
-
-
-EXAMPLES = 6
-CURVE_FILE = "learning_curve.png"
+    """Return steps and values; an evaluation that ran beside training belongs to the step that it measured."""
+    at = "eval/at_step" if name.startswith("eval/") else "step"
+    return [(int(line.get(at, line["step"])), float(line[name])) for line in metrics if line.get(name) is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,10 @@ from agentrl.config.derived import per_environment_configs
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, RewardFailure, UsageError, async_boundary, with_location
 from agentrl.observe.run_folder import RunDirectory
-from agentrl.observe.trajectory_store import StoredTrajectory, read_trajectories
+from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
+from agentrl.observe.trajectory_store import StoredTrajectory
 from agentrl.reward import Score, Scorer, checked_score, rewards_differ
-from agentrl.rollout.env_pool import ThreadWorker
+from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_functions import find_reward
 from agentrl.rollout.task_source import task_source
 from agentrl.task import Task
@@ -148,19 +149,22 @@ class Selection:
     first_step: int = 0
     task_id: str | None = None
 
-    def read(self, *, messages: bool = False) -> Iterator[StoredTrajectory]:
-        """Read the episodes, in the order in which they ended."""
-        for stored in read_trajectories(self.run.trajectories, messages=messages):
-            outcome = stored.trajectory.outcome
-            is_meant = stored.step >= self.first_step and self.task_id in (None, stored.trajectory.task_id)
-            if is_meant and outcome is not None and outcome.is_trainable:
-                yield stored
+    @property
+    def _filter(self) -> EpisodeFilter:
+        return EpisodeFilter(first_step=self.first_step, task_id=self.task_id, is_infrastructure=False)
+
+    def read(self) -> Iterator[StoredTrajectory]:
+        """Read the episodes with their messages, in the order in which they ended."""
+        with TrajectoryIndex(self.run.trajectories) as index:
+            for row in index.select(self._filter):
+                yield index.read(row, messages=True)
 
     def tasks_by_environment(self) -> dict[str, Counter[str]]:
         """Return how many episodes each task has, by environment and task id."""
         found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for stored in self.read():
-            found[stored.trajectory.environment][stored.trajectory.task_id] += 1
+        with TrajectoryIndex(self.run.trajectories) as index:
+            for row in index.select(self._filter):
+                found[row.environment][row.task_id] += 1
         return dict(found)
 
 
@@ -175,7 +179,7 @@ async def rescore(
         scorers: Scorer by environment.
         summary: Receives the counts and rewards.
     """
-    chosen = selection.read(messages=True)
+    chosen = selection.read()
     while batch := list(islice(chosen, CONCURRENT)):
         known = [stored for stored in batch if stored.trajectory.conversations]
         summary.without_messages += len(batch) - len(known)
@@ -223,7 +227,7 @@ async def _score(stored: StoredTrajectory, tasks: Tasks, scorers: Mapping[str, S
         async with async_boundary(RewardFailure, f"scoring task {task.id}", deadline_s=SCORE_TIMEOUT_S):
             score = await checked_score(scorers[trajectory.environment], trajectory, task)
     except RewardFailure as failure:
-        error = f"{with_location(failure.subject or failure.what, failure.place)}: {failure.got}"
+        error = f"{with_location(failure.subject or failure.what, failure.location)}: {failure.got}"
         return RescoredEpisode(trajectory=trajectory, step=stored.step, score=None, error=error)
     return RescoredEpisode(trajectory=trajectory, step=stored.step, score=score)
 

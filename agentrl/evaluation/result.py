@@ -21,6 +21,11 @@ from agentrl.trajectory import Turn
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
+UNTYPED = "all"
+WITHOUT_SUCCESS = (
+    "success is unknown because the environment does not report it: return {'success': True or False} as the info of "
+    "the last step, or register the environment with a reward_threshold"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,13 +124,6 @@ def pass_hat_k(samples: int, successes: int, k: int) -> float:
 def _check_k(samples: int, successes: int, k: int) -> None:
     if not 0 <= successes <= samples or not 1 <= k <= samples:
         raise ValueError(f"k = {k} with {successes} successes of {samples} samples")
-
-
-UNTYPED = "all"
-WITHOUT_SUCCESS = (
-    "success is unknown because the environment does not report it: return {'success': True or False} as the info of "
-    "the last step, or register the environment with a reward_threshold"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,10 @@ SAMPLING = {"temperature": (0.0, 1.0), "top_p": (0.0, 1.0), "top_k": (0.0, 1_000
 """Sampling settings with their bounds."""
 NO_THREADS = "thread_unsupported_request"
 """The vendor's error code of a server that does not store histories; its tool runner then sends whole histories."""
+EMPTY_BLOCKS: Mapping[str, Json] = {
+    "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
+    "text": {"type": "text", "text": "", "citations": None},
+}
 
 
 class AnthropicMessages(Dialect):
@@ -159,12 +163,6 @@ class AnthropicMessages(Dialect):
 
     def _head(self, reply: Reply) -> Json:
         return {"id": self.reply_id(reply), "type": "message", "role": "assistant", "model": reply.model}
-
-
-EMPTY_BLOCKS: Mapping[str, Json] = {
-    "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
-    "text": {"type": "text", "text": "", "citations": None},
-}
 
 
 def _event(kind: str, **data: Any) -> Event:

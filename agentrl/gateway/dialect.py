@@ -21,6 +21,15 @@ Json: TypeAlias = dict[str, Any]
 ToolSchema: TypeAlias = Mapping[str, Any]
 """A tool in the form of chat templates: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
 Finish: TypeAlias = Literal["stop", "length", "tool_calls", "stop_text"]
+Part: TypeAlias = tuple[Literal["reasoning", "text"], str]
+"""A piece of an answer while it is sampled."""
+Event: TypeAlias = tuple[str | None, Json | str]
+"""A server-sent event: its name or ``None``, and its data as JSON or as text (``[DONE]``)."""
+OPENAI_ERRORS: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
 
 
 class BadRequest(Exception):
@@ -123,10 +132,6 @@ class Reply:
         return sum(answer.tokens for answer in self.answers)
 
 
-Part: TypeAlias = tuple[Literal["reasoning", "text"], str]
-"""A piece of an answer while it is sampled."""
-
-
 class StreamingReply:
     """A reply while it is sampled. Several clients may read it, each from the beginning.
 
@@ -199,10 +204,6 @@ class StreamingReply:
         return self._reply
 
 
-Event: TypeAlias = tuple[str | None, Json | str]
-"""A server-sent event: its name or ``None``, and its data as JSON or as text (``[DONE]``)."""
-
-
 class Dialect(ABC):
     """HTTP API of one vendor; stateless."""
 
@@ -241,13 +242,6 @@ class Dialect(ABC):
     def reply_id(self, reply: Reply) -> str:
         """Return the id of a reply with the dialect's prefix."""
         return reply.id
-
-
-OPENAI_ERRORS: Mapping[int, str] = {
-    401: "authentication_error",
-    403: "permission_error",
-    429: "rate_limit_error",
-}
 
 
 class OpenAIDialect(Dialect):

@@ -446,13 +446,13 @@ def _item_events(item: Json, index: int) -> Iterator[tuple[str, Json]]:
             yield _part_delta(item, index, text)
         yield from _part_end(item, index)
         return
-    place = {"item_id": item["id"], "output_index": index}
+    location = {"item_id": item["id"], "output_index": index}
     added = {**item, "status": "in_progress", "arguments": ""}
     yield "response.output_item.added", {"output_index": index, "item": added}
     kind, text = "response.function_call_arguments", item["arguments"]
     for piece in pieces(text):
-        yield f"{kind}.delta", {**place, "delta": piece}
-    yield f"{kind}.done", {**place, "name": item["name"], "arguments": text}
+        yield f"{kind}.delta", {**location, "delta": piece}
+    yield f"{kind}.done", {**location, "name": item["name"], "arguments": text}
     yield "response.output_item.done", {"output_index": index, "item": item}
 
 
@@ -460,12 +460,12 @@ def _part_begin(item: Json, index: int) -> Iterator[tuple[str, Json]]:
     """Yield the events that open a message or thinking item; its content has one part."""
     added = {**item, "status": "in_progress", "content": []}
     yield "response.output_item.added", {"output_index": index, "item": added}
-    yield "response.content_part.added", {**_place(item, index), "part": {**item["content"][0], "text": ""}}
+    yield "response.content_part.added", {**_location(item, index), "part": {**item["content"][0], "text": ""}}
 
 
 def _part_delta(item: Json, index: int, piece: str) -> tuple[str, Json]:
     part = item["content"][0]
-    return f"response.{part['type']}.delta", {**_place(item, index), "delta": piece, **_logprobs(part)}
+    return f"response.{part['type']}.delta", {**_location(item, index), "delta": piece, **_logprobs(part)}
 
 
 def _part_end(item: Json, index: int) -> Iterator[tuple[str, Json]]:
@@ -473,12 +473,12 @@ def _part_end(item: Json, index: int) -> Iterator[tuple[str, Json]]:
     if item is NO_ITEM:
         return
     part = item["content"][0]
-    yield f"response.{part['type']}.done", {**_place(item, index), "text": part["text"], **_logprobs(part)}
-    yield "response.content_part.done", {**_place(item, index), "part": part}
+    yield f"response.{part['type']}.done", {**_location(item, index), "text": part["text"], **_logprobs(part)}
+    yield "response.content_part.done", {**_location(item, index), "part": part}
     yield "response.output_item.done", {"output_index": index, "item": item}
 
 
-def _place(item: Json, index: int) -> Json:
+def _location(item: Json, index: int) -> Json:
     return {"item_id": item["id"], "output_index": index, "content_index": 0}
 
 

@@ -13,6 +13,14 @@ from typing import Any, Literal, TypeAlias
 from agentrl.message.control_tokens import TokenBreaker
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+broken_up = TokenBreaker()
+"""Function that inserts a space into spelled control tokens, for services that render messages themselves.
+
+Messages that agentrl renders do not need it: see `agentrl.render.content_guard`.
+"""
+MOST_DIGITS = 1000
+"""Maximum number of digits that `parse_int` accepts; Python does not convert more than 4300 digits."""
+_INTEGER = re.compile(r"(?<![\w.])[-+]?\d+(?![\w]|\.\d)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,13 +189,6 @@ def tool_result(call: ToolCall, text: str) -> Message:
     return Message(role="tool", content=text, tool_call_id=call.id, name=call.name)
 
 
-broken_up = TokenBreaker()
-"""Function that inserts a space into spelled control tokens, for services that render messages themselves.
-
-Messages that agentrl renders do not need it: see `agentrl.render.content_guard`.
-"""
-
-
 def broken_up_message(message: Message, break_up: Callable[[str], str] = broken_up) -> Message:
     """Insert spaces into the control tokens spelled in a message, unless it is the assistant's."""
     if message.role == "assistant":
@@ -209,11 +210,6 @@ def encodable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode(errors="replace").decode()
     return text
-
-
-MOST_DIGITS = 1000
-"""Maximum number of digits that `parse_int` accepts; Python does not convert more than 4300 digits."""
-_INTEGER = re.compile(r"(?<![\w.])[-+]?\d+(?![\w]|\.\d)")
 
 
 def parse_int(text: str) -> int | None:

@@ -34,6 +34,10 @@ from agentrl.registry import Extra
 
 _log = logging.getLogger(__name__)
 BITSANDBYTES = Extra(name="qlora", module="bitsandbytes")
+LOGIT_CHANGES = ("logit_scale", "logits_scaling")
+"""Keys of a model's config that scale the head's output, which is not supported: log-probabilities would be wrong."""
+LISTED_TENSORS = 4
+"""Maximum number of missing tensors that an error names."""
 
 
 def _quantization_options(quantize: Literal["nf4"], *, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
@@ -53,13 +57,6 @@ def _quantization_options(quantize: Literal["nf4"], *, dtype: torch.dtype, devic
         bnb_4bit_compute_dtype=dtype,
     )
     return {"quantization_config": settings, "device_map": {"": device}}
-
-
-LOGIT_CHANGES = ("logit_scale", "logits_scaling")
-"""Keys of a model's config that scale the head's output, which is not supported: log-probabilities would be wrong."""
-
-LISTED_TENSORS = 4
-"""Maximum number of missing tensors that an error names."""
 
 
 def load_model(

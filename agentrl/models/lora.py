@@ -33,6 +33,8 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 _NAME = "default"
 """Name of the adapter in peft, which supports several per layer."""
 _FILE_PREFIX = "base_model.model."
+ADAPTERS = "adapters"
+"""Subfolder of a model's folder with the folders of several adapters."""
 
 
 def add_adapters(
@@ -275,10 +277,6 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> None:
 
 def _file_name(name: str) -> str:
     return _FILE_PREFIX + name.replace(f".{_NAME}.", ".")
-
-
-ADAPTERS = "adapters"
-"""Subfolder of a model's folder with the folders of several adapters."""
 
 
 def adapter_folder(model: Path, name: str) -> Path:

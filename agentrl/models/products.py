@@ -21,6 +21,12 @@ from agentrl.config.number_format import CPU_INFO
 
 SMALLEST = 1 << 16
 """Minimum number of entries of a matrix for which a faster product outweighs the overhead of Python."""
+HEAD_DTYPE = "head_dtype"
+FLOAT32_HEAD: dict[str, Any] = {HEAD_DTYPE: "float32", "enable_lm_head_fp32": True}
+"""Entries of a model's config.json for float32 logits: the first for vLLM, the trainer and the local engine, the second
+for SGLang."""
+BLOCK = 8192
+"""Number of rows of a weight that are converted to float32 at once."""
 
 
 @functools.cache
@@ -90,14 +96,6 @@ def _is_for_onednn(inputs: Tensor, weight: Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )
-
-
-HEAD_DTYPE = "head_dtype"
-FLOAT32_HEAD: dict[str, Any] = {HEAD_DTYPE: "float32", "enable_lm_head_fp32": True}
-"""Entries of a model's config.json for float32 logits: the first for vLLM, the trainer and the local engine, the second
-for SGLang."""
-BLOCK = 8192
-"""Number of rows of a weight that are converted to float32 at once."""
 
 
 def has_float32_head(config: Any) -> bool:

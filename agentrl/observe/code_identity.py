@@ -58,6 +58,8 @@ _VALUES = (PurePath, Decimal, Fraction, date, time, timedelta, UUID, Enum, range
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
 _DEEPEST = 4
 """Maximum depth of nested values that are read."""
+_loaded: dict[int, tuple[ModuleSpec, str]] = {}
+"""Digests of the sources of imported modules when this process first read them; a reload adds a new entry."""
 
 
 def _stable_text(value: object) -> str:
@@ -166,8 +168,8 @@ class CodeIdentity:
     def _find(self, name: str) -> Path | None:
         """Find a module as this process, or a script from its own folder, would import it."""
         found = _file_of(_spec(name))
-        places = (root / name.replace(".", "/") for root in self._roots) if found is None else ()
-        files = (file for place in places for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"))
+        paths = (root / name.replace(".", "/") for root in self._roots) if found is None else ()
+        files = (file for path in paths for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"))
         return found or next((file.resolve() for file in files if file.is_file()), None)
 
     def add_program(self, name: str, folder: Path | None = None) -> None:
@@ -215,10 +217,10 @@ class CodeIdentity:
         if not re.search(r"\w", pattern):
             return
         path = pattern.replace(".", "/")
-        places = (folder, Path.cwd(), *folder.parents[: pattern.count(".")], *self._roots)
-        for place in dict.fromkeys(places):
-            for file in islice(sorted([*place.glob(f"{path}.py"), *place.glob(f"{path}/__init__.py")]), MOST_FILES):
-                inner = (file.parent if file.name == "__init__.py" else file.with_suffix("")).relative_to(place)
+        roots = (folder, Path.cwd(), *folder.parents[: pattern.count(".")], *self._roots)
+        for root in dict.fromkeys(roots):
+            for file in islice(sorted([*root.glob(f"{path}.py"), *root.glob(f"{path}/__init__.py")]), MOST_FILES):
+                inner = (file.parent if file.name == "__init__.py" else file.with_suffix("")).relative_to(root)
                 name = ".".join(inner.parts)
                 self.add_file(file.resolve(), name if _file_of(_spec(name)) == file.resolve() else "")
 
@@ -254,14 +256,14 @@ class CodeIdentity:
         if not name.strip("./ "):
             return False
         found = False
-        for place in dict.fromkeys((folder or Path.cwd(), Path.cwd())):
+        for root in dict.fromkeys((folder or Path.cwd(), Path.cwd())):
             try:
-                path = place / Path(name).expanduser()
+                path = root / Path(name).expanduser()
                 if path.is_file():
-                    self._add_read(f"data {place} {name}", path)
+                    self._add_read(f"data {root} {name}", path)
                     return True
                 if path.is_dir() and not self._holds_outputs(path.resolve()):
-                    self._note(f"data {place} {name}", folder_digest(path))
+                    self._note(f"data {root} {name}", folder_digest(path))
                     return True
                 if _PATTERN.search(name):
                     found |= self._add_matches(path, without)
@@ -284,36 +286,36 @@ class CodeIdentity:
     def _add_read(self, label: str, file: Path) -> None:
         """Add a data file; of a program, a script or a settings file, also the files that it names."""
         self._note(label, file_digest(file))
-        if (place := file.resolve()) in self._read:
+        if (resolved := file.resolve()) in self._read:
             return
-        self._read.add(place)
+        self._read.add(resolved)
         with file.open("rb") as opened:
             first = opened.readline(_LONGEST_LIST)
         is_script = first.startswith(b"#!")
         if file.suffix == ".py" or (is_script and b"python" in first):
-            self.add_file(place)
+            self.add_file(resolved)
         elif (is_script or file.suffix in _LISTS) and file.stat().st_size <= _LONGEST_LIST:
             for words in listed_words(file.read_text(encoding="utf-8", errors="replace")):
                 self.add_command(words, file.parent)
 
     def _holds_outputs(self, folder: Path) -> bool:
         inside = [CORE, Path(sys.prefix).resolve(), *([] if self._outputs is None else [self._outputs])]
-        return any(place.is_relative_to(folder) for place in inside)
+        return any(path.is_relative_to(folder) for path in inside)
 
     def _add_definition(self, target: Any) -> None:
         """Add the file that defines a class or function, or its compiled code if it has no file."""
         module = getattr(target, "__module__", None) or ""
         try:
-            place = inspect.getsourcefile(target)
+            source = inspect.getsourcefile(target)
         except (TypeError, OSError):  # a class in a notebook, or one written in C
-            place = None
+            source = None
         known = None if module == "__main__" else _file_of(_spec(module))
-        if place is None or not Path(place).is_file():
+        if source is None or not Path(source).is_file():
             if hasattr(target, "__code__") or (known is None and module not in sys.stdlib_module_names):
                 self._add_compiled(target)
             return
-        file = Path(place).resolve()
-        if module == "__main__" and inspect.isclass(target) and not _is_written_in(target, place):
+        file = Path(source).resolve()
+        if module == "__main__" and inspect.isclass(target) and not _is_written_in(target, source):
             self._add_compiled(target)
         if _is_followed(module, file):
             self.add_file(file, module if known == file else "")
@@ -369,10 +371,6 @@ class CodeIdentity:
                 self.add_value(f"global {name}", value)
 
 
-_loaded: dict[int, tuple[ModuleSpec, str]] = {}
-"""Digests of the sources of imported modules when this process first read them; a reload adds a new entry."""
-
-
 def _loaded_digest(module: str, file: Path, digest: str) -> str:
     """Return the digest of the source that runs: a file's change after its import does not change the program."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
@@ -401,7 +399,7 @@ def _is_written_in(kind: type, file: str) -> bool:
 
 
 def _is_installed(file: Path) -> bool:
-    return any(part in _INSTALLED for part in file.parts) or any(file.is_relative_to(place) for place in _LIBRARIES)
+    return any(part in _INSTALLED for part in file.parts) or any(file.is_relative_to(library) for library in _LIBRARIES)
 
 
 def _is_followed(module: str, file: Path) -> bool:
@@ -424,8 +422,8 @@ def _spec(name: str) -> ModuleSpec | None:
             return importlib.util.find_spec(name) if name else None
         loaded = getattr(sys.modules.get(name), "__spec__", None)
         above = None if loaded is not None else _spec(parent)
-        places = getattr(above, "submodule_search_locations", None)
-        return loaded or (None if places is None else PathFinder.find_spec(name, list(places)))
+        locations = getattr(above, "submodule_search_locations", None)
+        return loaded or (None if locations is None else PathFinder.find_spec(name, list(locations)))
     except (ImportError, ValueError, AttributeError):
         return None
 

@@ -60,6 +60,10 @@ CERTAIN = 3.0
 BIASED = 0.03
 """Minimum relative difference between trained and started episodes for a sign."""
 LOWER_RATE = "lower trainer.learning_rate{rate} or add a warm-up (trainer.warmup_steps)"
+FACTOR = 3
+"""A lasting problem is reported at its 1st, 3rd, 9th, … step."""
+CALM = 10
+"""Number of steps without a problem after which its next occurrence counts as the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,12 +259,6 @@ SIGNS: Mapping[str, Callable[[Sequence[Line]], str | None]] = {
     "gradient_jumps": _gradient_jumps,
     "trains_selection": _trains_selection,
 }
-
-
-FACTOR = 3
-"""A lasting problem is reported at its 1st, 3rd, 9th, … step."""
-CALM = 10
-"""Number of steps without a problem after which its next occurrence counts as the first."""
 
 
 class Reminder:

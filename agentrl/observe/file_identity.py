@@ -50,7 +50,7 @@ def folder_digest(folder: Path) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
         visible = sorted(name for name in names if not name.startswith("."))
-        yield from (Path(place, name) for name in visible if Path(place, name).is_file())
+        yield from (Path(parent, name) for name in visible if Path(parent, name).is_file())

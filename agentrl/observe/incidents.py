@@ -1,4 +1,4 @@
-"""Counts of failures of the user's code during rollouts: rewards, environments and tools, by subject and place."""
+"""Counts of failures of the user's code during rollouts: rewards, environments and tools, by subject and location."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST = 200
 
 @dataclass(slots=True, kw_only=True)
 class Incident:
-    """Failures with the same subject and place."""
+    """Failures with the same subject and location."""
 
     kind: str
     """``tool``, or the outcome of the episodes that the failure ended."""
@@ -46,23 +46,23 @@ class Incidents:
             subject: Name of what failed, if the error has none.
             error: The error.
         """
-        self._count(outcome.value, error.subject or subject, str(error.got or error.what), error.place)
+        self._count(outcome.value, error.subject or subject, str(error.got or error.what), error.location)
 
-    def count_call(self, tool: str, cause: str | None = None, place: SourceLocation | None = None) -> None:
+    def count_call(self, tool: str, cause: str | None = None, location: SourceLocation | None = None) -> None:
         """Count a call of a tool, and its failure if there was one."""
         self.calls[tool] += 1
         if cause is not None:
-            self._count("tool", tool, cause, place)
+            self._count("tool", tool, cause, location)
 
-    def _count(self, kind: str, subject: str, cause: str, place: SourceLocation | None) -> None:
-        where = cause.partition(":")[0] if place is None else str(place)
+    def _count(self, kind: str, subject: str, cause: str, location: SourceLocation | None) -> None:
+        where = cause.partition(":")[0] if location is None else str(location)
         key = (kind, subject, where)
         if key not in self.found and len(self.found) >= MOST:
             return
         known = self.found.setdefault(key, Incident(kind=kind, subject=subject, cause=cause))
         known.count += 1
-        if place is not None:
-            known.file, known.line = place.file, place.line
+        if location is not None:
+            known.file, known.line = location.file, location.line
 
     def worst(self) -> list[Incident]:
         """Return all failures, the most frequent first."""
@@ -78,7 +78,7 @@ class Incidents:
         self.attempts += record["attempts"]
         self.calls.update(record["calls"])
         for row in record["found"]:
-            place = None if row["file"] is None else SourceLocation(row["file"], row["line"])
-            where = row["cause"].partition(":")[0] if place is None else str(place)
+            location = None if row["file"] is None else SourceLocation(row["file"], row["line"])
+            where = row["cause"].partition(":")[0] if location is None else str(location)
             known = self.found.setdefault((row["kind"], row["subject"], where), Incident(**{**row, "count": 0}))
             known.count += row["count"]

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from agentrl.errors import ConfigError, Outcome, UsageError, described_error
-from agentrl.errors.foreign import CLOSE_S, DaemonThreads
+from agentrl.errors.foreign import CLOSING_S, DaemonThreads
 from agentrl.observe.files import JsonLinesWriter, numbered_records, warn_damaged
 from agentrl.registry import Kind, lookup, names
 from agentrl.trajectory import REPAIRED_CALLS, SOLE_ROLE, Trajectory
@@ -40,8 +40,9 @@ MARGIN_SUFFIX = "_margin"
 MARGIN_ERRORS = 1.96
 """Number of standard errors in a margin: an interval of 95 %."""
 
-CALL_S = 30.0
+TRACKER_CALL_S = 30.0
 """Seconds for one call of a tracker."""
+_TIMINGS = ("queue", "prefill", "decode", "tool", "env")
 
 
 class MetricsFile(JsonLinesWriter):
@@ -70,9 +71,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             damaged.append(number)
     warn_damaged(path, damaged)
     return lines
-
-
-_TIMINGS = ("queue", "prefill", "decode", "tool", "env")
 
 
 def trajectory_metrics(
@@ -334,9 +332,9 @@ class _TrackerThread:
         return self._threads.submit(self._run, call)
 
     def is_late(self) -> bool:
-        """Return True if the running call takes longer than `CALL_S`."""
+        """Return True if the running call takes longer than `TRACKER_CALL_S`."""
         began = self._began
-        return began is not None and time.monotonic() - began > CALL_S
+        return began is not None and time.monotonic() - began > TRACKER_CALL_S
 
     def _run(self, call: Callable[[], None]) -> None:
         if self.failure is not None:
@@ -382,14 +380,14 @@ class Trackers:
         """Send the metrics of one step to every tracker that has not failed."""
         sent = dict(metrics)
         for kind, thread in list(self._threads.items()):
-            failure = thread.failure or (f"a call takes longer than {CALL_S:g} s" if thread.is_late() else None)
+            failure = thread.failure or (f"a call takes longer than {TRACKER_CALL_S:g} s" if thread.is_late() else None)
             if failure is None:
                 thread.submit(partial(thread.tracker.log, step, sent))
             else:
                 del self._threads[kind]
                 _report(kind, failure)
 
-    def close(self, *, within_s: float = CLOSE_S) -> None:
+    def close(self, *, within_s: float = CLOSING_S) -> None:
         """Close every tracker after its last call; give up those that are not closed after `within_s`."""
         closing = {kind: thread.submit(thread.tracker.close) for kind, thread in self._threads.items()}
         wait(closing.values(), timeout=within_s)

@@ -15,6 +15,9 @@ MODEL = "model"
 """Name of the Hugging Face folder inside a checkpoint."""
 MODELS_FOLDER = "AGENTRL_MODELS"
 """Environment variable with the folder of the models of `agentrl model add`."""
+FETCH_CHECK_S = 10.0
+"""Seconds before a request to the hub times out."""
+_CONFIG = "config.json"
 
 
 def models_folder() -> Path:
@@ -84,11 +87,6 @@ def _of_run(run: RunDirectory) -> Path:
     raise UsageError(f"run {run.path} has no model yet", got="no checkpoint", expected="a run with a checkpoint")
 
 
-CHECK_S = 10.0
-"""Seconds before a request to the hub times out."""
-_CONFIG = "config.json"
-
-
 def check_fetchable(model: str) -> None:
     """Check that a model is a folder, in the cache of the Hugging Face hub, or on the hub.
 
@@ -102,7 +100,7 @@ def check_fetchable(model: str) -> None:
         return
     try:
         if not isinstance(try_to_load_from_cache(model, _CONFIG), str):
-            get_hf_file_metadata(hf_hub_url(model, _CONFIG), timeout=CHECK_S)
+            get_hf_file_metadata(hf_hub_url(model, _CONFIG), timeout=FETCH_CHECK_S)
     except Exception as error:  # the library raises many types, and those of its HTTP library
         raise UsageError(
             f"model {model} not found",

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from agentrl.engine import StopReason
 from agentrl.errors import Outcome, SourceLocation, with_location
 from agentrl.observe.incidents import Incident, Incidents
 from agentrl.observe.metrics import sampled_bytes
+from agentrl.reward import rewards_differ
 from agentrl.trajectory import Trajectory
 
 SHOWN = 3
@@ -92,8 +94,8 @@ class Range:
 
     @property
     def is_constant(self) -> bool:
-        """True if all numbers were equal."""
-        return self.low == self.high
+        """True if there were numbers, and all were equal up to rounding."""
+        return self.low <= self.high and not rewards_differ([self.low, self.high])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,6 +110,8 @@ class Evidence:
     turns: int = 0
     unusable: int = 0
     """Turns whose answer was not a usable action."""
+    cut: int = 0
+    """Turns whose answer was cut off, because its tokens ran out."""
     outcomes: Counter[str] = field(default_factory=Counter)
     remarks: Counter[str] = field(default_factory=Counter)
     """Error messages about answers that could not be used."""
@@ -125,6 +129,7 @@ class Evidence:
         self.episodes += 1
         self.outcomes[trajectory.outcome.value] += 1
         self.turns += len(trajectory.turns)
+        self.cut += sum(turn.stop_reason == StopReason.LENGTH for turn in trajectory.turns)
         metrics = trajectory.metrics
         self.unusable += int(metrics.get("invalid_answers", 0.0) + metrics.get("invalid_actions", 0.0))
         if trajectory.outcome is Outcome.POLICY_ERROR and trajectory.error:
@@ -199,11 +204,11 @@ def reward_problems(evidence: Evidence, definitions: Mapping[str, SourceLocation
 
 def names_of(definitions: Mapping[str, SourceLocation | None]) -> str:
     """Return the names of reward functions, each with its file and line; empty if there are none."""
-    return " and ".join(with_location(name, place) for name, place in definitions.items())
+    return " and ".join(with_location(name, location) for name, location in definitions.items())
 
 
-def _sole_place(definitions: Mapping[str, SourceLocation | None]) -> SourceLocation | None:
-    """Return the place of the reward function, if there is exactly one."""
+def _sole_location(definitions: Mapping[str, SourceLocation | None]) -> SourceLocation | None:
+    """Return the location of the reward function, if there is exactly one."""
     return next(iter(definitions.values())) if len(definitions) == 1 else None
 
 
@@ -213,7 +218,7 @@ def _against_success(evidence: Evidence, definitions: Mapping[str, SourceLocatio
         return []
     if failed.mean - solved.mean < CERTAIN * math.sqrt(solved.error + failed.error):
         return []
-    who, place = names_of(definitions) or "the environment", _sole_place(definitions)
+    who, location = names_of(definitions) or "the environment", _sole_location(definitions)
     return [
         Problem(
             kind="reward_against_success",
@@ -222,8 +227,8 @@ def _against_success(evidence: Evidence, definitions: Mapping[str, SourceLocatio
             f"in {who}",
             count=solved.count,
             of=solved.count + failed.count,
-            file=None if place is None else place.file,
-            line=None if place is None else place.line,
+            file=None if location is None else location.file,
+            line=None if location is None else location.line,
             weight=1.0,
         )
     ]
@@ -237,7 +242,7 @@ def _constant(evidence: Evidence, definitions: Mapping[str, SourceLocation | Non
         return []  # all tasks of an environment are solved, or all failed: the reward is not the cause
     if evidence.solved == evidence.judged > 0 and whole.high > 0:
         return []  # all episodes are solved and rewarded
-    who, place = names_of(definitions) or "the environment", _sole_place(definitions)
+    who, location = names_of(definitions) or "the environment", _sole_location(definitions)
     solved = f", {evidence.solved} of {evidence.judged} solved" if evidence.judged else ""
     unusable = min(1.0, evidence.unusable / evidence.turns) if evidence.turns else 0.0
     answers = f"; {unusable:.0%} of the answers could not be used as actions" if unusable >= MANY else ""
@@ -253,8 +258,8 @@ def _constant(evidence: Evidence, definitions: Mapping[str, SourceLocation | Non
             f"their answers differ: nothing can be learned from it{answers}; {hint}",
             count=evidence.episodes,
             of=evidence.episodes,
-            file=None if place is None else place.file,
-            line=None if place is None else place.line,
+            file=None if location is None else location.file,
+            line=None if location is None else location.line,
             weight=0.95,
         )
     ]
@@ -275,6 +280,17 @@ def episode_problems(evidence: Evidence) -> list[Problem]:
                 count=evidence.unusable,
                 of=evidence.turns,
                 weight=0.3 + 0.55 * share,
+            )
+        )
+    if evidence.turns and (share := evidence.cut / evidence.turns) >= MANY:
+        found.append(
+            Problem(
+                kind="answers_cut",
+                text=f"{evidence.cut} of {evidence.turns} answers were cut off before their end: raise "
+                "agent.max_answer_tokens, or agent.max_tokens if the context is full",
+                count=evidence.cut,
+                of=evidence.turns,
+                weight=0.25 + 0.5 * share,
             )
         )
     for outcome, key in (

@@ -4,9 +4,11 @@ runs/NAME/
   config.yaml           the resolved config
   metrics.jsonl         one line per training step
   trajectories/         every episode, turn by turn
+  inflight/             journals of the episodes in flight, in asynchronous training
   checkpoints/          step-000010/ …
   model/                the initial model, if the run created it
   diagnosis.json        the worst problems, after the run has ended
+  rollout.json          number of groups to play, if the run has no trainer
   numerics/             dump files that reproduce skipped updates, if any
   logs/                 trackers' files
   report.md …           written by evaluation
@@ -22,8 +24,9 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
@@ -99,7 +102,11 @@ class RunDirectory:
         """One JSON line per training step."""
         self.diagnosis_file = path / "diagnosis.json"
         """Worst problems of a run that has ended."""
+        self.rollout_file = path / "rollout.json"
+        """Number of groups to play, of a run without a trainer."""
         self.trajectories = path / "trajectories"
+        self.inflight = path / "inflight"
+        """Journals of the episodes in flight."""
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         """Initial model, if the run created it."""
@@ -292,7 +299,7 @@ def logging_to(file: Path, say: Callable[[str], None]) -> Iterator[None]:
         say: Shows warnings about damaged records and failed trackers to the user.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    log = logging.FileHandler(file, encoding="utf-8", delay=True)
+    log = _RunLog(file, encoding="utf-8", delay=True)
     log.addFilter(lambda record: file.parent.is_dir())  # the run's folder may have been removed
     log.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     screen = _Screen(say)
@@ -305,6 +312,20 @@ def logging_to(file: Path, say: Callable[[str], None]) -> Iterator[None]:
         observed.removeHandler(screen)
         logger.removeHandler(log)
         log.close()
+
+
+class _RunLog(logging.FileHandler):
+    """Log file that loses records while the disk is full, without a word: the run reports the full disk itself."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Ignore errors of the disk."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError):  # of records that could not be written
+            super().close()
 
 
 class _Screen(logging.Handler):

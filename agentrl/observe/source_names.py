@@ -31,6 +31,10 @@ _COMMANDS = (
 """Calls whose argument is a command."""
 _PLACEHOLDER = re.compile(r"%[-+# 0]*\d*(?:\.\d+)?[a-z]|\{[^{}]*\}")
 """Placeholders of ``%`` and ``str.format``."""
+_SEPARATORS = re.compile(r"""[\s"'`,;:=()\[\]{}<>|&]+""")
+_QUOTED = re.compile(r""""([^"\n]+)"|'([^'\n]+)'""")
+_REFERENCE = re.compile(r"\$\w+|\$\{[^}]*\}|\$\([^()]*\)")
+"""Variables and substitutions of a shell."""
 
 
 @dataclass(slots=True)
@@ -283,12 +287,6 @@ def split_command(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError:
         return []
-
-
-_SEPARATORS = re.compile(r"""[\s"'`,;:=()\[\]{}<>|&]+""")
-_QUOTED = re.compile(r""""([^"\n]+)"|'([^'\n]+)'""")
-_REFERENCE = re.compile(r"\$\w+|\$\{[^}]*\}|\$\([^()]*\)")
-"""Variables and substitutions of a shell."""
 
 
 def listed_words(text: str) -> Iterator[list[str]]:

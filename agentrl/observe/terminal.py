@@ -22,6 +22,7 @@ from agentrl.observe.console import err, note
 from agentrl.observe.learning import share_that_differs
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
 from agentrl.observe.progress import RolloutProgress, RunStatus, RunWatcher
+from agentrl.observe.trajectory_index import TrajectoryIndex
 from agentrl.trajectory import Trajectory
 
 QUIET_S = 15.0
@@ -402,3 +403,14 @@ def counting(total: int, playing: Callable[[], RolloutProgress] = RolloutProgres
         bar.add_task("episodes", total=total)
         counter.bar = bar
         yield counter
+
+
+def open_with_progress(store: Path) -> TrajectoryIndex:
+    """Open the index of stored episodes, and show on standard error how much of a large store is read for it."""
+    with Progress("reading {task.description}", BarColumn(), TimeRemainingColumn(), console=err, transient=True) as bar:
+        shown = bar.add_task(str(store), visible=False)
+
+        def show(done: int, size: int) -> None:
+            bar.update(shown, completed=done, total=size, visible=done < size)
+
+        return TrajectoryIndex(store, on_progress=show)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, fields
+from functools import partial
+from typing import Any, TypeAlias
 
 from agentrl.errors import Outcome
 from agentrl.message import transcript_from_record, transcript_record
 from agentrl.message.image import image_from_record, image_record
-from agentrl.trajectory import TokenSequence, Trajectory, Turn, TurnTimings
+from agentrl.trajectory import BranchPoint, StoredSequence, TokenSequence, Trajectory, Turn, TurnTimings
 
 _PLAIN_FIELDS = tuple(
     one.name
     for one in fields(Trajectory)
-    if one.name not in {"sequences", "outcome", "log", "transcript", "conversations", "answers", "completions"}
+    if one.name
+    not in {"sequences", "outcome", "branches_from", "log", "transcript", "conversations", "answers", "completions"}
 )
 _TURN_FIELDS = tuple(one.name for one in fields(Turn) if one.name != "timings")
 _TIMING_FIELDS = tuple(one.name for one in fields(TurnTimings))
@@ -29,6 +31,7 @@ def trajectory_record(trajectory: Trajectory) -> dict[str, Any]:
     return {
         **{name: getattr(trajectory, name) for name in _PLAIN_FIELDS},
         **({"images": images} if images else {}),
+        **({"branches_from": asdict(trajectory.branches_from)} if trajectory.branches_from else {}),
         **({"log": trajectory.log} if trajectory.log else {}),
         **({"transcript": transcript_record(trajectory.transcript)} if trajectory.transcript else {}),
         "outcome": None if trajectory.outcome is None else trajectory.outcome.value,
@@ -44,20 +47,47 @@ def trajectory_record(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def trajectory_from_record(record: Mapping[str, Any]) -> Trajectory:
-    """Restore a trajectory from `trajectory_record`."""
+ReadRecord: TypeAlias = Callable[[], Mapping[str, Any]]
+"""Reader of a whole `trajectory_record`."""
+
+
+def record_outline(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record of a trajectory without its tokens and images, for the argument `read` of the next function."""
+    rows = [{name: row[name] for name in ("parent", "shared", "turns")} for row in record["sequences"]]
+    return {**{name: value for name, value in record.items() if name != "images"}, "sequences": rows}
+
+
+def trajectory_from_record(record: Mapping[str, Any], *, read: ReadRecord | None = None) -> Trajectory:
+    """Restore a trajectory from `trajectory_record`.
+
+    Args:
+        record: The record, or with `read` its outline.
+        read: Reads the whole record when tokens are first used.
+    """
     sequences: list[TokenSequence] = []
     images = {checksum: image_from_record(row) for checksum, row in record.get("images", {}).items()}
-    for row in record["sequences"]:
+    for number, row in enumerate(record["sequences"]):
         parent = None if row["parent"] is None else sequences[row["parent"]]
-        sequence = TokenSequence(parent=parent, shared=row["shared"])
-        sequence.load_arrays(row, images)
+        if read is None:
+            sequence = TokenSequence(parent=parent, shared=row["shared"])
+            sequence.load_arrays(row, images)
+        else:
+            sequence = StoredSequence(parent, row["shared"], partial(_load_tokens, read, number))
         sequence.turns.extend(_turns(row["turns"]))
         sequences.append(sequence)
     outcome = None if record["outcome"] is None else Outcome(record["outcome"])
     plain = {name: record[name] for name in _PLAIN_FIELDS}
     text = transcript_from_record(record.get("transcript", ()))
-    return Trajectory(**plain, outcome=outcome, sequences=sequences, log=record.get("log", ""), transcript=text)
+    origin = BranchPoint(**record["branches_from"]) if "branches_from" in record else None
+    return Trajectory(
+        **plain, outcome=outcome, sequences=sequences, branches_from=origin, log=record.get("log", ""), transcript=text
+    )
+
+
+def _load_tokens(read: ReadRecord, number: int, sequence: TokenSequence) -> None:
+    record = read()
+    images = {checksum: image_from_record(row) for checksum, row in record.get("images", {}).items()}
+    sequence.load_arrays(record["sequences"][number], images)
 
 
 def _turn_record(turn: Turn) -> dict[str, Any]:

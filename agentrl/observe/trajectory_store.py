@@ -8,7 +8,12 @@ of records have the trajectory's ``id``:
 - ``end``: outcome, reward, metrics, the table of turns, the tokens after the last turn, and the messages that scorers
   read, if there are any.
 
+``start`` and ``end`` have the ``time`` in seconds since 1970.
+
 An ``image`` record has the image's checksum as ``id``. It occurs once in a file, before the image's tokens.
+
+A ``group`` record names what became of a group (`GroupEnd`) during the file's training step. The last one of an id
+counts: a group that a finished run left over trains if the run is resumed with more steps.
 
 An id has one episode, which begins with its last ``start``. An interrupted run ends its episodes as ``cancelled``, and
 plays them again under the same ids after it is resumed; readers then get only the new ones.
@@ -16,7 +21,9 @@ plays them again under the same ids after it is resumed; readers then get only t
 
 from __future__ import annotations
 
+import enum
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -46,6 +53,21 @@ _MOST_NEW = 10_000
 """Maximum number of new branches in one record."""
 
 
+class GroupEnd(enum.StrEnum):
+    """Fate of a group of episodes that was started; the last record of a group counts."""
+
+    TRAINED = "trained"
+    """Its trainable episodes were trained on, in the training step of the file."""
+    FAILED = "failed"
+    """Too few of its episodes had no infrastructure failure; each failed episode states its error."""
+    FILTERED = "filtered"
+    """Dynamic sampling replaced it, because its episodes do not differ."""
+    STALE = "stale"
+    """Its oldest token was more than `rollout.max_staleness` versions old."""
+    LEFT_OVER = "left over"
+    """The run made its last step before the group was needed or complete."""
+
+
 class TrajectoryStore:
     """Writer of trajectories. Records are passed to the operating system immediately, and synced to disk at `rotate`.
 
@@ -68,7 +90,8 @@ class TrajectoryStore:
     def start(self, trajectory: Trajectory) -> None:
         """Write the start of an attempt."""
         self._written[trajectory.id] = []
-        self._file.append({"kind": "start", "id": trajectory.id, "trajectory": _header(trajectory_record(trajectory))})
+        header = _header(trajectory_record(trajectory))
+        self._file.append({"kind": "start", "id": trajectory.id, "time": time.time(), "trajectory": header})
 
     def turn(self, trajectory: Trajectory, turn: Turn) -> None:
         """Write a complete turn."""
@@ -83,7 +106,18 @@ class TrajectoryStore:
         turns = [sequence["turns"] for sequence in record["sequences"]]
         lengths = [len(sequence) - sequence.shared for sequence in trajectory.sequences]
         end = {"trajectory": _header(record), "sequences": tokens, "turns": turns, "lengths": lengths}
-        self._file.append({"kind": "end", "id": trajectory.id, **end, **self._messages(trajectory)})
+        now = {"time": time.time()}
+        self._file.append({"kind": "end", "id": trajectory.id, **now, **end, **self._messages(trajectory)})
+
+    def group(self, group_id: str, end: GroupEnd, episodes: Sequence[str]) -> None:
+        """Write what became of a group.
+
+        Args:
+            group_id: Id of the group.
+            end: What became of it.
+            episodes: Ids of the episodes that trained; of all that ended if the group did not train.
+        """
+        self._file.append({"kind": "group", "id": group_id, "end": end.value, "episodes": list(episodes)})
 
     def rotate(self, step: int) -> None:
         """Continue in the file of another training step; the old file is synced to disk."""
@@ -240,6 +274,35 @@ def read_trajectories(
         yield from reader.read_unfinished(_step_of(files[-1]) if files else 0)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """Fate of a group."""
+
+    id: str
+    end: GroupEnd
+    step: int
+    """Training step during which the record was written: that of the update, if the group trained."""
+    episodes: tuple[str, ...]
+    """Ids of the episodes that trained; of all that ended if the group did not train."""
+
+
+def read_groups(folder: Path) -> dict[str, StoredGroup]:
+    """Read what became of each group of a run, by the group's id; damaged records are skipped with a warning."""
+    found: dict[str, StoredGroup] = {}
+    for file in step_files(folder):
+        damaged: list[int] = []
+        for line, record in numbered_records(file, damaged, containing=b'"group"'):
+            if record.get("kind") != "group":
+                continue
+            try:
+                group = StoredGroup(record["id"], GroupEnd(record["end"]), _step_of(file), tuple(record["episodes"]))
+                found[group.id] = group
+            except UNREADABLE:
+                damaged.append(line)
+        warn_damaged(file, damaged)
+    return found
+
+
 _Position: TypeAlias = tuple[int, int]
 """File and line of a record; positions compare in the order of writing."""
 
@@ -260,7 +323,7 @@ class _Reader:
     def __init__(self, last_starts: Mapping[str, _Position], *, messages: bool) -> None:
         self._last_starts = last_starts
         self._with_messages = messages
-        self._running: dict[str, _Parts] = {}
+        self._running: dict[str, EpisodeParts] = {}
         self._images: dict[str, ImagePart] = {}
         self._files = 0
 
@@ -294,7 +357,7 @@ class _Reader:
         match record["kind"]:
             case "start":
                 if place >= self._last_starts.get(identity, place):
-                    self._running[identity] = _Parts(record["trajectory"], self._images)
+                    self._running[identity] = EpisodeParts(record["trajectory"], self._images)
             case "image":
                 self._images[identity] = image_from_record(record["image"])
             case "turn" | "end" if identity in self._running:
@@ -305,15 +368,20 @@ class _Reader:
                     return self._finish(parts, record)
         return None
 
-    def _finish(self, parts: _Parts, end: Mapping[str, Any]) -> Trajectory:
+    def _finish(self, parts: EpisodeParts, end: Mapping[str, Any]) -> Trajectory:
         trajectory = parts.finish(end)
         if self._with_messages and "messages" in end:
             trajectory.episode_messages = EpisodeMessages.from_record(end["messages"], self._images)
         return trajectory
 
 
-class _Parts:
-    """Records of one attempt, read so far."""
+class EpisodeParts:
+    """Records of one attempt, read so far.
+
+    Args:
+        header: Trajectory of the ``start`` record.
+        images: Images by checksum, at least those of the records.
+    """
 
     def __init__(self, header: Mapping[str, Any], images: Mapping[str, ImagePart]) -> None:
         self.header = header
@@ -321,6 +389,7 @@ class _Parts:
         self._sequences: list[dict[str, Any]] = []
 
     def add(self, pieces: list[dict[str, Any]]) -> None:
+        """Append the ``sequences`` of a record; a missing or impossible one raises one of `UNREADABLE`."""
         for piece in pieces:
             if not 0 <= piece["sequence"] < len(self._sequences) + _MOST_NEW:
                 raise ValueError("a record has too many new branches")
@@ -339,6 +408,7 @@ class _Parts:
             row["shared"] = piece.get("shared", row["shared"])
 
     def finish(self, end: Mapping[str, Any]) -> Trajectory:
+        """Return the episode of an ``end`` record, whose ``sequences`` were added."""
         lengths = [len(row["token_ids"]) for row in self._sequences]
         written = end.get("lengths", lengths)
         if written[: len(lengths)] != lengths or any(written[len(lengths) :]):
@@ -346,6 +416,7 @@ class _Parts:
         return self.restore(end["trajectory"], end["turns"])
 
     def restore(self, header: Mapping[str, Any], turns: list[list[Any]]) -> Trajectory:
+        """Return the episode as far as it was read, with the turns of each sequence."""
         rows = [{**row, "turns": turns[i] if i < len(turns) else []} for i, row in enumerate(self._sequences)]
         places = (place for row in rows for place in row.get("images", ()))
         images = {place["checksum"]: image_record(self._images[place["checksum"]]) for place in places}

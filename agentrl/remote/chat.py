@@ -25,6 +25,7 @@ from agentrl.message import (
 MOST_TOKENS = 2**31
 """Bound of the numbers of tokens that a service reports."""
 _STOP_REASONS = {"stop": StopReason.STOP, "tool_calls": StopReason.STOP, "length": StopReason.LENGTH}
+LONGEST_RETRY_WAIT_S = 30.0
 
 
 class ServiceBusy(Exception):
@@ -225,9 +226,6 @@ def error_message(text: str) -> str:
     return str(error["message"] if isinstance(error, dict) and "message" in error else error)[:500]
 
 
-LONGEST_WAIT_S = 30.0
-
-
 class ServiceRefusal(ErrorStatus):
     """A request that the service refuses permanently."""
 
@@ -343,8 +341,8 @@ class ChatService(ChatPolicy):
                         raise ErrorStatus(failed, status=error.status, got=got) from error
                     raise EngineError(failed, got=got) from error
                 requested_s = error.wait_s if isinstance(error, ServiceBusy) else None
-            await asyncio.sleep(wait_s if requested_s is None else min(requested_s, LONGEST_WAIT_S))
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            await asyncio.sleep(wait_s if requested_s is None else min(requested_s, LONGEST_RETRY_WAIT_S))
+            wait_s = min(2 * wait_s, LONGEST_RETRY_WAIT_S)
         raise AssertionError("the last attempt returns or raises")
 
     async def _post(self, body: dict[str, Any]) -> str:

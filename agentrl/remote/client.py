@@ -56,6 +56,18 @@ from agentrl.tool import Tool, ToolResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
+ENVIRONMENT_PATIENCE_S = 20.0
+"""Default of the option ``patience_s``: seconds for which requests to an unreachable or full server are retried."""
+TASKS_S = 120.0
+"""Timeout in seconds of an answer with tasks: a server may load its data for the first one."""
+CONCURRENT_FETCHES = 8
+"""Maximum number of concurrent requests for tasks."""
+ENVIRONMENT_CLOSE_S = 5.0
+"""Maximum number of seconds to wait when closing a session; the server closes abandoned sessions itself."""
+FIRST_ANSWER_S = 10.0
+"""Timeout in seconds of a server's description."""
+OPTIONS = {"patience_s": ENVIRONMENT_PATIENCE_S}
+"""Options of every remote environment; the options of the served environment are set on its server."""
 
 
 class CallSession(Protocol):
@@ -113,16 +125,6 @@ class RemoteActionSpace:
         return await self._call(SAMPLE, seed)
 
 
-PATIENCE_S = 20.0
-"""Default of the option ``patience_s``: seconds for which requests to an unreachable or full server are retried."""
-
-
-TASKS_S = 120.0
-"""Timeout in seconds of an answer with tasks: a server may load its data for the first one."""
-CONCURRENT_FETCHES = 8
-"""Maximum number of concurrent requests for tasks."""
-
-
 @dataclass(slots=True)
 class RemoteTasks:
     """Tasks of one split of a served environment, kept once they were fetched; a `agentrl.task.RemoteTaskSource`.
@@ -144,7 +146,7 @@ class RemoteTasks:
     url: str
     split: str
     links: Links
-    patience_s: float = PATIENCE_S
+    patience_s: float = ENVIRONMENT_PATIENCE_S
     _size: int = field(init=False)
     _rows: dict[int, dict[str, Any]] = field(init=False, default_factory=dict)
 
@@ -210,10 +212,6 @@ class RemoteTasks:
         return self._keep(start, count, ask_blocking(self.url, route, patience_s=self.patience_s, answer_s=TASKS_S))
 
 
-CLOSE_S = 5.0
-"""Maximum number of seconds to wait when closing a session; the server closes abandoned sessions itself."""
-
-
 class RemoteEnvironment(AsyncEnv):
     """One session of a server; the first reset opens it.
 
@@ -226,7 +224,7 @@ class RemoteEnvironment(AsyncEnv):
         patience_s: Seconds for which requests to an unreachable or full server are retried.
     """
 
-    def __init__(self, served: ServedEnvironment, links: Links, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, served: ServedEnvironment, links: Links, *, patience_s: float = ENVIRONMENT_PATIENCE_S) -> None:
         self.served = served
         self.action_hint = served.action_hint
         self._links = links
@@ -295,7 +293,7 @@ class RemoteEnvironment(AsyncEnv):
             return
         if session is not None:
             with contextlib.suppress(AgentRLError, TimeoutError):
-                async with asyncio.timeout(CLOSE_S):
+                async with asyncio.timeout(ENVIRONMENT_CLOSE_S):
                     await self._link.ask("DELETE", f"{SESSIONS}/{session}", patience_s=0.0)
         self._link = None
         await self._links.give_back()
@@ -377,7 +375,7 @@ class RemoteEnvironmentFactory:
         self.served = served
         self.links = Links(served.url)
 
-    def __call__(self, *, patience_s: float = PATIENCE_S) -> RemoteEnvironment:
+    def __call__(self, *, patience_s: float = ENVIRONMENT_PATIENCE_S) -> RemoteEnvironment:
         """Make an environment; its reset opens a session."""
         return RemoteEnvironment(self.served, self.links, patience_s=patience_s)
 
@@ -389,12 +387,6 @@ def _check_size(method: EnvMethod[..., Any], body: Mapping[str, Any], url: str) 
     """Refuse a request that is too large for the server before it is numbered."""
     if (size := len(to_json(body))) > (most := method.largest_request):
         raise UsageError(f"the request is too large for {url}", got=f"{size} bytes", expected=f"at most {most}")
-
-
-FIRST_ANSWER_S = 10.0
-"""Timeout in seconds of a server's description."""
-OPTIONS = {"patience_s": PATIENCE_S}
-"""Options of every remote environment; the options of the served environment are set on its server."""
 
 
 def remote_spec(url: str) -> EnvironmentSpec:

@@ -31,13 +31,14 @@ from agentrl.remote.wire import (
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
-CONNECT_S = 10.0
+LINK_CONNECT_S = 10.0
 """Timeout of a connection attempt in seconds."""
-ANSWER_S = 30.0
+LINK_ANSWER_S = 30.0
 """Default timeout in seconds of one answer, which a server gives without a step of an environment or a sandbox."""
 _LONGEST_QUOTE = 300
 _TEMPORARY = frozenset({502, 503, 504})
 """Statuses of a proxy whose server is temporarily down."""
+_THREADS = DaemonThreads("agentrl-environment-server")
 
 
 class Unanswered(EnvironmentFailure):
@@ -50,9 +51,6 @@ class SessionLost(EnvironmentFailure):
 
 class ProtocolMismatch(EnvironmentFailure):
     """The server does not speak the protocol of agentrl's environment servers."""
-
-
-_THREADS = DaemonThreads("agentrl-environment-server")
 
 
 class Link:
@@ -72,7 +70,7 @@ class Link:
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(
-        self, method: str, route: str, body: Any = None, *, patience_s: float, answer_s: float | None = ANSWER_S
+        self, method: str, route: str, body: Any = None, *, patience_s: float, answer_s: float | None = LINK_ANSWER_S
     ) -> Any:
         """Send a request and return the JSON of its answer.
 
@@ -152,7 +150,7 @@ class Link:
             token = os.environ.get(self._token_variable)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=LINK_CONNECT_S),
                 headers={"Authorization": f"Bearer {token}"} if token else {},
             )
         return self._session
@@ -220,7 +218,7 @@ class Links:
             await shared.link.close()
 
 
-def ask_blocking(url: str, route: str, *, patience_s: float, answer_s: float = ANSWER_S) -> Any:
+def ask_blocking(url: str, route: str, *, patience_s: float, answer_s: float = LINK_ANSWER_S) -> Any:
     """Send a GET request from a new thread and block until it is answered; a running event loop blocks as well.
 
     Ctrl-C abandons the thread, which ends with the timeouts of its request or with the process.

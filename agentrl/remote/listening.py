@@ -2,9 +2,10 @@
 
 - Above the maximum number of connections, a new one replaces the connection that has waited longest for a complete
   request, so that slow clients block no others. It is dropped if all others are being answered or have just arrived.
-- A connection without a complete request for `IDLE_S` is closed, and so is one whose body does not arrive in time.
+- A connection without a complete request for `IDLE_CONNECTION_S` is closed, and so is one whose body is late.
 - A body that is too long is refused with status 413 as soon as its length is known; a stated length is checked before
   the body is read.
+- The response to a request with a broken or unread body announces that the connection will be closed.
 - Without a token, the ``Host`` of a request must be this machine: after DNS rebinding, a page of another site sends
   that site's name. The ``Origin``, if any, must also be this machine: browsers let every page send plain requests here.
 """
@@ -31,17 +32,17 @@ from agentrl.remote.wire import HEALTH, Problem, Refusal
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-IDLE_S = 30.0
+IDLE_CONNECTION_S = 30.0
 """Seconds in which a request's headers must arrive, counted from the connection or the previous answer; clients keep
 idle connections half as long."""
 BODY_S = 30.0
 """Seconds in which a request's body must arrive, plus one for every `SLOWEST` bytes of its maximum size."""
 SLOWEST = 256 * 1024
-LINGER_S = 2.0
+BODY_LINGER_S = 2.0
 """Seconds for which the rest of a refused body is discarded, so that the client reads the answer."""
 DEEPEST = 100
 """Maximum nesting depth of lists and objects in a request."""
-PATIENCE_S = 2.0
+FIRST_REQUEST_S = 2.0
 """Seconds that a new connection has for its first request before another may replace it."""
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -56,15 +57,36 @@ _http_log = logging.getLogger(f"{__name__}.http")
 _http_log.addFilter(_is_servers_fault)
 
 
+@web.middleware
+async def _announce_close(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer with ``Connection: close`` if the body is broken or not read to its end, since no request can follow it.
+
+    Without this header, a client would send its next request on a connection that is about to be closed.
+    """
+    try:
+        response = await handler(request)
+    except web.HTTPException as refusal:
+        _close_if_unread(request, refusal)
+        raise
+    _close_if_unread(request, response)
+    return response
+
+
+def _close_if_unread(request: web.Request, response: web.StreamResponse) -> None:
+    if not response.prepared and (request.content.exception() is not None or not request.content.is_eof()):
+        response.force_close()
+
+
 def make_runner(application: web.Application) -> web.AppRunner:
     """Make a runner that answers HTTP requests on given connections."""
+    application.middlewares.insert(0, _announce_close)
     return web.AppRunner(
         application,
         access_log=None,
         logger=_http_log,
         shutdown_timeout=1.0,
-        keepalive_timeout=IDLE_S,
-        lingering_time=LINGER_S,
+        keepalive_timeout=IDLE_CONNECTION_S,
+        lingering_time=BODY_LINGER_S,
     )
 
 
@@ -156,10 +178,10 @@ class _ConnectionSlots:
         return True
 
     def _is_waiting(self, connection: web.RequestHandler, now: float) -> bool:
-        """Return True if a connection has no complete request after `PATIENCE_S`."""
+        """Return True if a connection has no complete request after `FIRST_REQUEST_S`."""
         request = self.answering.get(connection)
         is_incomplete = request is None or not request.content.is_eof()
-        return is_incomplete and now - self._since.get(connection, -math.inf) > PATIENCE_S
+        return is_incomplete and now - self._since.get(connection, -math.inf) > FIRST_REQUEST_S
 
 
 class _ConnectionLimiter(asyncio.Protocol):

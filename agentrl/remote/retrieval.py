@@ -18,6 +18,13 @@ import numpy.typing as npt
 from agentrl.data_file import read_rows
 from agentrl.errors import EnvironmentFailure, UsageError
 
+_PATH = "/retrieve"
+_HINT = "the retriever must answer POST /retrieve {queries, topk, return_scores}"
+K1 = 0.9
+B = 0.4
+"""Saturation (`K1`) and length normalisation (`B`): Anserini's defaults, which Search-R1 uses."""
+_WORD = re.compile(r"\w+")
+
 
 class Passage(NamedTuple):
     """One document of a corpus."""
@@ -53,7 +60,7 @@ def load_corpus(path: str) -> tuple[Passage, ...]:
         passage = parse_passage(row.values)
         if passage is None:
             raise UsageError(
-                f"{row.place} of the corpus is not a passage",
+                f"{row.location} of the corpus is not a passage",
                 got=f"keys {', '.join(row.values)}",
                 expected='"contents", or "title" and "text"',
             )
@@ -67,10 +74,6 @@ def list_passages(passages: Sequence[Passage]) -> str:
     """Return the passages of a search as text, numbered, one per line."""
     lines = [f'Doc {number}(Title: "{title}") {text}' for number, (title, text) in enumerate(passages, start=1)]
     return "\n".join(lines) or "Nothing was found."
-
-
-_PATH = "/retrieve"
-_HINT = "the retriever must answer POST /retrieve {queries, topk, return_scores}"
 
 
 class RetrievalService:
@@ -128,13 +131,6 @@ class RetrievalService:
 
     def _failure(self, got: str) -> EnvironmentFailure:
         return EnvironmentFailure(f"the retriever at {self.url} failed", got=got, hint=_HINT)
-
-
-K1 = 0.9
-B = 0.4
-"""Saturation (`K1`) and length normalisation (`B`): Anserini's defaults, which Search-R1 uses."""
-
-_WORD = re.compile(r"\w+")
 
 
 def words(text: str) -> list[str]:

@@ -50,6 +50,16 @@ LARGEST_CALL = 4 * 2**20
 LARGEST_ANSWER = 64 * 2**20
 """Maximum size in bytes of an answer that a client reads."""
 TASKS_PER_PAGE = 100
+_SPEC_FIELDS = (
+    "name",
+    "description",
+    "version",
+    "instructions",
+    "tool_instructions",
+    "answer_format",
+    "max_turns",
+    "success_threshold",
+)
 
 
 class Problem(enum.StrEnum):
@@ -253,18 +263,6 @@ def read_tool_result(plain: Mapping[str, Any]) -> ToolResult:
         metrics=plain.get("metrics", {}),
         stop=bool(plain.get("stop", False)),
     )
-
-
-_SPEC_FIELDS = (
-    "name",
-    "description",
-    "version",
-    "instructions",
-    "tool_instructions",
-    "answer_format",
-    "max_turns",
-    "success_threshold",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

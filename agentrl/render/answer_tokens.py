@@ -13,6 +13,9 @@ from agentrl.render.tokens import ToolSchema
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Last character of a text that ends with an incomplete character."""
+RECENT = 8
+"""Number of tokens that are decoded together to find the text of the last one, because some tokenizers decode the first
+token of a text differently."""
 
 
 class AnswerProgress:
@@ -73,11 +76,6 @@ def find_stop(ids: Sequence[int], stop: Sequence[str], decode: Callable[[Sequenc
     if not is_complete(len(ids)):
         return None
     return bisect.bisect_left(range(len(ids)), True, key=is_complete)
-
-
-RECENT = 8
-"""Number of tokens that are decoded together to find the text of the last one, because some tokenizers decode the first
-token of a text differently."""
 
 
 def content_logprobs(

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from agentrl.errors import TemplateError
 from agentrl.message import Content, ImagePart, Message, Role, TextPart, ToolCall, system, user
-from agentrl.render.renderer import Renderer
+from agentrl.render.call_form import PROBE_ARGUMENTS, PROBE_NAME
+from agentrl.render.renderer import OmittedText, Renderer, without_space
 from agentrl.render.tokens import ToolSchema, common_prefix
 from agentrl.render.tool_check import check_calls_shown, check_tools_shown
 
@@ -107,6 +108,21 @@ def template_faults(
         yield from _collect_errors(lambda: _check_history(renderer, roles, tools))
 
 
+def find_omitted_text(renderer: Renderer) -> RewrittenHistory | None:
+    """Return the fault of a template that leaves out text beside tool calls, which a policy may sample; else ``None``.
+
+    The published templates of Hermes 2 Pro, Llama 3.1 and Mistral (versions 3 and 7) do.
+    """
+    call = ToolCall(name=PROBE_NAME, arguments=PROBE_ARGUMENTS, id=renderer.call_id(PROBE_NAME, 0))
+    try:
+        renderer.answer_text(Message(role="assistant", content=_THOUGHT, tool_calls=(call,)))
+    except OmittedText as error:
+        return RewrittenHistory(error.what, got=error.got, expected=error.expected, hint=error.hint)
+    except TemplateError:  # other checks find it
+        return None
+    return None
+
+
 def _collect_errors(check: Callable[[], None]) -> Iterator[TemplateError]:
     try:
         check()
@@ -172,8 +188,8 @@ def is_same_history(renderer: Renderer, kept: str, rendered: str) -> bool:
         kept: Text of the conversation, rendered turn by turn.
         rendered: Text of the same conversation, rendered as a whole.
     """
-    found = _without_space(rendered)
-    return found in (_without_space(kept), _without_space(_with_headers_of_history(renderer, kept)))
+    found = without_space(rendered)
+    return found in (without_space(kept), without_space(_with_headers_of_history(renderer, kept)))
 
 
 def _history_error(renderer: Renderer, probe: _Probe, kept: str, rendered: str) -> RewrittenHistory:
@@ -212,7 +228,3 @@ def _hint(renderer: Renderer, probe: _Probe) -> str:
 def _around(text: str, at: int) -> str:
     before, after = text[max(0, at - _AROUND) : at], text[at : at + _AROUND]
     return f"{before!r} → {after!r}"
-
-
-def _without_space(text: str) -> str:
-    return "".join(text.split())

@@ -98,7 +98,7 @@ class LedgerConversation:
 
     def render_ahead(self) -> None:
         """Render the text of the next `prepare` without any other change; only this may run in a thread."""
-        if self._answer_start is None and not self._renderer.rewrites_history:
+        if self._answer_start is None and not self._may_be_rewritten():
             self._ahead = self._render()
 
     def prepare(self, prefill: str = "") -> list[int]:
@@ -203,7 +203,7 @@ class LedgerConversation:
             )
 
     def _write_pending(self) -> None:
-        if self._answers and self._renderer.rewrites_history and self._is_rewritten():
+        if self._may_be_rewritten() and self._is_rewritten():
             self._rewritten_from, self._answers, self.sequence = self.sequence, [], TokenSequence()
         if self._answers:
             self._write_suffix(self._answers[-1])
@@ -211,6 +211,14 @@ class LedgerConversation:
             self._write_prompt()
         if not any(self.sequence is known for known in self._trajectory.sequences):
             self._trajectory.sequences.append(self.sequence)
+
+    def _may_be_rewritten(self) -> bool:
+        """Return True if the template may show the conversation differently once more messages follow."""
+        if not self._answers:
+            return False
+        answer = self.messages[self._answers[-1].messages - 1]
+        drops_text = self._renderer.omits_text_beside_calls and bool(answer.tool_calls and answer.text.strip())
+        return self._renderer.rewrites_history or drops_text
 
     def _is_rewritten(self) -> bool:
         """Return True if the template now shows the conversation differently from the ledger."""

@@ -12,6 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+_FIXED_DAY = "{%- macro strftime_now(form) -%}2024-07-26{%- endmacro -%}"
+_DEEPSEEK_CALLS = (
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+)
+_END_OF_SENTENCE = "<｜end▁of▁sentence｜>"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingMarks:
@@ -80,16 +90,7 @@ class Family:
     """Variable of the template that switches thinking on and off."""
 
 
-_FIXED_DAY = "{%- macro strftime_now(form) -%}2024-07-26{%- endmacro -%}"
-_DEEPSEEK_CALLS = (
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁calls▁end｜>",
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁call▁end｜>",
-    "<｜tool▁sep｜>",
-)
 _BARE_THINK_TAGS = replace(THINK_TAGS, form="<think>{}</think>")
-_END_OF_SENTENCE = "<｜end▁of▁sentence｜>"
 
 FAMILIES = (
     Family(

@@ -20,6 +20,11 @@ CALLS = {
     "llama3_json": ('{{"name": {name}, "parameters": ', "}"),
 }
 """Texts before and after the arguments of a call, by the name of the parser."""
+ATTEMPTS = 8
+"""Maximum number of answers sampled for a form; at temperature 0 only one, because all would be equal."""
+SCHEMAS = Extra(name="schemas", module="jsonschema")
+FormCheck: TypeAlias = Callable[[Answer], str | None]
+"""Function that describes how an answer misses its form, or returns ``None`` if it has the form."""
 
 
 def structure_of(
@@ -64,13 +69,6 @@ def _call(function: Mapping[str, Any], parser: str | None) -> dict[str, Any]:
 def _thought(thinking: ThinkingMarks, header: str) -> dict[str, Any]:
     begin, _, rest = thinking.write("\0", header).partition("\0")
     return {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": rest.lstrip()}
-
-
-ATTEMPTS = 8
-"""Maximum number of answers sampled for a form; at temperature 0 only one, because all would be equal."""
-SCHEMAS = Extra(name="schemas", module="jsonschema")
-FormCheck: TypeAlias = Callable[[Answer], str | None]
-"""Function that describes how an answer misses its form, or returns ``None`` if it has the form."""
 
 
 def make_form_check(form: AnswerForm) -> FormCheck:

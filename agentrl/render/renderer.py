@@ -42,6 +42,10 @@ _SHAPES = 512
 _LONGEST_SHOWN = 300
 
 
+class OmittedText(TemplateError):
+    """Error of a chat template that leaves out the text or the thinking of an answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """Range of characters that does not come from the template."""
@@ -197,6 +201,8 @@ class Renderer:
         self.images = images
         self.rewrites_history = False
         """True to render a conversation again whenever the template shows earlier turns differently."""
+        self.omits_text_beside_calls = False
+        """True to do so after answers with text and tool calls, because the template leaves out the text."""
         self.enable_thinking = enable_thinking
         self.encoder = TextEncoder(tokenizer)
         source = choose_chat_template(tokenizer)
@@ -213,7 +219,8 @@ class Renderer:
         self.template.json_arguments = reads_json_arguments(self._render_call, self.call_id("look", 0))
         self.results_follow_calls = family.results_follow_calls
         """True if the template shows a tool's result correctly only after its call."""
-        self.boundary: TurnBoundary = find_boundary(self.after_answer(()), self.encoder, self.family)
+        self._end_of_text = str(tokenizer.eos_token or "")
+        self.boundary: TurnBoundary = find_boundary(self._after_history(), self.encoder, self.family)
         self.results_follow_calls = self.results_follow_calls or self._results_need_calls()
         eos = tokenizer.eos_token_id
         self.stop_token_ids: frozenset[int] = self.boundary.stop_ids | ({eos} if isinstance(eos, int) else set())
@@ -342,6 +349,12 @@ class Renderer:
         """
         return self._after_answer(messages, calls=self.results_follow_calls)
 
+    def _after_history(self) -> str:
+        """Return the text after an answer that a message follows: OLMo's templates end the last answer differently."""
+        text = self.after_answer(())
+        is_end_of_text = bool(self._end_of_text) and text.startswith(self._end_of_text)
+        return self.after_answer([user(_BEFORE)]) if is_end_of_text else text
+
     def _after_answer(self, messages: Sequence[Message], *, calls: bool) -> str:
         """Render the text after an answer; with `calls`, the answer made the calls of the leading tool results."""
         answer = Message(role="assistant", content=STAND_IN)
@@ -382,6 +395,7 @@ class Renderer:
             earlier_calls: Number of earlier tool calls in the conversation.
 
         Raises:
+            OmittedText: The template leaves out the message's text or thinking.
             TemplateError: The template refuses the message, omits a call, or does not write the message directly after
                 the header of an answer.
         """
@@ -393,6 +407,8 @@ class Renderer:
             given = self._with_empty_thought(given)
         text = given.removeprefix(header)
         end = len(text) if self.boundary.opens_message else max(map(text.rfind, self._ends()))
+        if end < 0 and self._end_of_text:
+            end = text.rfind(self._end_of_text)
         if not given.startswith(header) or end < 0:
             raise TemplateError(
                 "the chat template begins a past answer differently from a new one",
@@ -403,7 +419,22 @@ class Renderer:
         for call in calls:
             if not all(part in text for part in (call.name, *filter(str.isidentifier, call.arguments))):
                 raise self.call_not_shown(call, text)
+        self._check_text_shown(message, text[:end])
         return text[:end]
+
+    def _check_text_shown(self, message: Message, shown: str) -> None:
+        """Raise `OmittedText` if a rendered answer lacks the message's text or thinking, apart from white space."""
+        found = without_space(unbroken(shown))
+        for what, part in (("text", message.text), ("thinking", message.reasoning or "")):
+            if without_space(part) not in found:
+                beside = " next to tool calls" if message.tool_calls else ""
+                into = "write the thinking into the text, or set model.chat_template to a template that shows it"
+                raise OmittedText(
+                    f"the chat template leaves out the {what} of an answer{beside}",
+                    got=repr(_shorten(shown)),
+                    expected=f"an answer with the {what} {_shorten(part)!r}",
+                    hint=into if what == "thinking" else f"set model.chat_template={self._complete_template}",
+                )
 
     def call_not_shown(self, call: ToolCall, text: str) -> TemplateError:
         """Make the error about a text that omits a call of the answer."""
@@ -417,9 +448,18 @@ class Renderer:
     @property
     def ways_around_tools(self) -> str:
         """Hint for users whose template does not show tools or calls."""
-        shipped = self.family.name in shipped_chat_templates()
-        template = self.family.name if shipped else "FILE, a template of the model's family that shows tools and calls"
-        return f"set model.chat_template={template}; or use an agent loop without tool calls: agent.loop=react_text"
+        return (
+            f"set model.chat_template={self._complete_template}; or use an agent loop without tool calls: "
+            "agent.loop=react_text"
+        )
+
+    @property
+    def _complete_template(self) -> str:
+        """Shipped template for the model, or a description of a file with one, that shows all parts of an answer."""
+        names = [self.family.name, *(["chatml"] if "<|im_start|>" in self.family.template_marks else [])]
+        shipped = shipped_chat_templates()
+        described = "FILE, a template of the model's family that shows tools, calls, and the text beside them"
+        return next((name for name in names if name in shipped), described)
 
     def _with_empty_thought(self, given: str) -> str:
         """Return the rendering of an answer without thinking, with an empty thought after the header that opens one."""
@@ -537,6 +577,11 @@ def _is_separator(token: str) -> bool:
     """
     letters = sum(letter.isalnum() for letter in token)
     return letters > 0 and any(not (letter.isalnum() or letter.isspace() or letter == "_") for letter in token)
+
+
+def without_space(text: str) -> str:
+    """Return a text without white space, which templates add and trim."""
+    return "".join(text.split())
 
 
 def _shorten(text: str) -> str:

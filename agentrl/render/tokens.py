@@ -28,6 +28,12 @@ CHARACTERS_PER_TOKEN = 16
 UNSTABLE_TOKENS = 8
 """Number of last tokens of a prefix that may differ from those of the whole text."""
 _SEGMENT_CACHE = 2048
+LONG_TEXT = 1 << 14
+"""Minimum number of characters of a text that is encoded by a function that lets other threads run."""
+ToolSchema = Mapping[str, Any]
+"""Schema of a tool for chat templates: ``{"type": "function", "function": {...}}``."""
+CHAT_TEMPLATES = Path(__file__).parent / "chat_templates"
+_NEIGHBOURS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +50,6 @@ class TokenizedText:
             return 0, 0
         last = next(t for i in range(end - 1, start - 1, -1) if (t := self.backend.char_to_token(i)) is not None)
         return first, last + 1
-
-
-LONG_TEXT = 1 << 14
-"""Minimum number of characters of a text that is encoded by a function that lets other threads run."""
 
 
 class TextEncoder:
@@ -211,13 +213,6 @@ class TextEncoder:
         return whole == [self.encode(probe) for probe in probes]
 
 
-ToolSchema = Mapping[str, Any]
-"""Schema of a tool for chat templates: ``{"type": "function", "function": {...}}``."""
-
-
-CHAT_TEMPLATES = Path(__file__).parent / "chat_templates"
-
-
 def find_chat_template(name: str) -> str:
     """Return the name of a shipped chat template unchanged, or the absolute path of a file.
 
@@ -375,9 +370,6 @@ def _row(message: Message, *, images: bool) -> dict[str, Any]:
         {"type": "text", "text": p.text} if isinstance(p, TextPart) else {"type": "image"} for p in message.content
     ]
     return {**row, "content": parts}
-
-
-_NEIGHBOURS = 6
 
 
 def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:

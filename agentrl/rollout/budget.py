@@ -68,6 +68,10 @@ class Budget:
         self._clock = clock
         self._began = clock()
 
+    def add_elapsed(self, seconds: float) -> None:
+        """Count seconds that the episode had taken before its run was killed; negative ones are not counted."""
+        self._began -= seconds
+
     @property
     def elapsed_s(self) -> float:
         """Seconds since the episode began."""

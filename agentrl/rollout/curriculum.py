@@ -32,6 +32,9 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.rollout.task_source import task_source
 from agentrl.task import Task
 
+Key: TypeAlias = tuple[str, str]
+"""Label of an environment, and what its pools distinguish: a task id, a task type, or an empty text."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOutcome:
@@ -57,10 +60,6 @@ class GroupOutcome:
                 expected='info["success"] at the end of an episode',
                 hint=f"remove {setting}",
             )
-
-
-Key: TypeAlias = tuple[str, str]
-"""Label of an environment, and what its pools distinguish: a task id, a task type, or an empty text."""
 
 
 class Pool(enum.StrEnum):

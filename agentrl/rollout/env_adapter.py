@@ -13,7 +13,17 @@ from contextlib import AsyncExitStack
 from typing import Any, cast
 
 from agentrl.env import AnyEnv, AsyncEnv, Expert, ExpertAction, FallibleExpert, StepResult, maybe_await, optional_part
-from agentrl.errors import A_REWARD, AgentRLError, ToolError, UsageError, bounded_reward, shorten
+from agentrl.errors import (
+    A_REWARD,
+    AgentRLError,
+    ToolError,
+    UsageError,
+    bounded_reward,
+    is_addressed_to,
+    running_task,
+    shorten,
+)
+from agentrl.errors.foreign import cause_of
 from agentrl.message import Content, ImagePart, Message, TextPart
 from agentrl.remote.env_methods import OPTIONAL_PARTS, ResetResult, Stepped, restore_generator
 from agentrl.tool import Tool, ToolResult
@@ -24,6 +34,10 @@ _COUNTS, _INNER = "steps_of_wrappers", "environment"
 """Keys of the snapshots of environments whose wrappers count steps."""
 _NEXT_STEP = "Check the environment with: agentrl env check NAME"
 _STEP_FIELDS = "observation, reward, terminated, truncated, info"
+LONGEST_SAMPLE = 256
+"""Maximum length in characters of a text space whose samples random play uses unchanged."""
+RANDOM_CHARACTERS = 32
+"""Maximum length in characters of a random action in a text space that allows more than `LONGEST_SAMPLE`."""
 
 
 class WrongReturn(ValueError):
@@ -131,12 +145,6 @@ def _checked_reward(reward: object) -> float:
 def _wrong(what: str, got: object, expected: str) -> WrongReturn:
     shown = f"{type(got).__name__} {shorten(got)}"
     return WrongReturn(f"{what} is invalid: got {shown}, expected {expected}")
-
-
-LONGEST_SAMPLE = 256
-"""Maximum length in characters of a text space whose samples random play uses unchanged."""
-RANDOM_CHARACTERS = 32
-"""Maximum length in characters of a random action in a text space that allows more than `LONGEST_SAMPLE`."""
 
 
 class EnvAdapter:
@@ -332,11 +340,14 @@ async def call_own_tool(tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
         ToolError: the arguments are wrong, or the tool failed; the policy reads it.
         EnvironmentFailure: the environment is lost.
     """
+    caller = running_task()
     async with AsyncExitStack() as stack:
         try:
             checked = tool.validate(arguments)
             return await tool.run(await tool.open(stack), checked)
         except AgentRLError:
             raise
-        except Exception as error:
-            raise ToolError(f"{tool.name} failed ({type(error).__name__})") from error
+        except BaseException as error:
+            if is_addressed_to(caller, error):
+                raise
+            raise ToolError(f"{tool.name} failed ({type(cause_of(error)).__name__})") from error

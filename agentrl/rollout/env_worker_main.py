@@ -1,8 +1,9 @@
 """Program of a worker process: reads calls from standard input and writes replies to the original standard output.
 
-Everything that environments print goes to standard error. On Linux the program consists of two processes: the keeper,
-which the trainer started, and its child, the worker, which runs the environments. When the trainer or the worker ends
-for any reason, or at SIGTERM, the keeper kills all processes that the environments started, in any session.
+Everything that environments print goes to standard error. On Linux the program consists of two processes: the
+supervisor, which the trainer started, and its child, the worker, which runs the environments. When the trainer or the
+worker ends for any reason, or at SIGTERM, the supervisor kills all processes that the environments started, in any
+session.
 
     python -P -c START TRAINER_PID SEARCH_PATH
 
@@ -54,7 +55,7 @@ LARGEST_REPLY = 256 * 2**20
 """Maximum number of bytes of a pickled reply; a larger reply is an error of the environment."""
 REAP_MS = 10_000
 """Milliseconds between two searches for dead processes that the environments left behind."""
-KILL_S = 10.0
+WORKER_KILL_S = 10.0
 """Maximum number of seconds to wait for the end of killed processes; one may hang in the kernel."""
 
 
@@ -70,27 +71,29 @@ def main(trainer: int) -> None:
 
 
 def fork_worker(trainer: int) -> None:
-    """Fork a worker process, in which this function returns; this process becomes the keeper and never returns."""
-    keeper = os.getpid()
-    signal.signal(signal.SIGTERM, _stop)
+    """Fork a worker process, in which this function returns; this process becomes the supervisor and never returns."""
+    supervisor = os.getpid()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # so that a stopped keeper notices the end of the trainer
+    prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # so that a stopped supervisor notices the end of the trainer
     trainer_fd = os.pidfd_open(trainer)
     if os.getppid() != trainer:
         os._exit(1)
     worker = os.fork()
     if worker:
-        _keep(worker, trainer_fd)
+        _supervise(worker, trainer_fd)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.close(trainer_fd)
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != keeper:
+    if os.getppid() != supervisor:
         os._exit(1)
 
 
-def _keep(worker: int, trainer: int) -> NoReturn:
+def _supervise(worker: int, trainer: int) -> NoReturn:
     """Wait until the worker or the trainer ends, or for SIGTERM; then kill the remaining processes and exit."""
     code: int | None = None
     with contextlib.suppress(_StopSignal):
@@ -102,7 +105,7 @@ def _keep(worker: int, trainer: int) -> NoReturn:
             poll.register(descriptor, select.POLLIN)
         while code is None and trainer not in {descriptor for descriptor, _ in poll.poll(REAP_MS)}:
             code = _reap(worker)
-    deadline = time.monotonic() + KILL_S
+    deadline = time.monotonic() + WORKER_KILL_S
     while time.monotonic() < deadline:
         left = processes_below({os.getpid()}, process_parents()) - {os.getpid()}
         if not left:
@@ -126,7 +129,8 @@ def _reap(worker: int) -> int | None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for handled in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(handled, signal.SIG_IGN)
     raise _StopSignal
 
 

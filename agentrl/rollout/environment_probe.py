@@ -6,9 +6,8 @@ import asyncio
 import contextvars
 import logging
 import shlex
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,10 +17,12 @@ from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import AnyEnv, EnvironmentSpec, Isolation, maybe_await, optional_part
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError, boundary
+from agentrl.errors.foreign import DaemonThreads
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-DEADLINE_S: float = EnvironmentConfig.model_fields["reset_timeout_s"].default
+_THREADS = DaemonThreads("environment probe")
+PROBE_DEADLINE_S: float = EnvironmentConfig.model_fields["reset_timeout_s"].default
 """Deadline where no config sets ``environment.reset_timeout_s``."""
 
 
@@ -35,7 +36,7 @@ def probe_environment(
     question: Callable[[AnyEnv], T],
     *,
     isolation: Isolation | None = None,
-    deadline_s: float = DEADLINE_S,
+    deadline_s: float = PROBE_DEADLINE_S,
 ) -> T:
     """Make an environment in a daemon thread, ask it a question, and close it; a close that fails is logged.
 
@@ -56,7 +57,7 @@ def probe_environment(
     needs_loop = (isolation or spec.isolation_under(options)) is Isolation.INLINE
     answer: Future[T] = Future()
 
-    def work() -> None:
+    def make_and_ask() -> None:
         try:
             with boundary(EnvironmentFailure, f"making environment {spec.name}"):
                 if needs_loop:
@@ -70,9 +71,7 @@ def probe_environment(
             else:
                 answer.set_exception(error)
 
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(work,), name="environment probe", daemon=True)
-    thread.start()
+    ended = _THREADS.submit(contextvars.copy_context().run, make_and_ask)
     try:
         found = answer.result(deadline_s)
     except TimeoutError as late:
@@ -82,8 +81,7 @@ def probe_environment(
             expected="a constructor and attributes that return",
             hint=f"run: agentrl env check {shlex.quote(spec.name)}; environment.reset_timeout_s sets a run's deadline",
         ) from late
-    thread.join(deadline_s)
-    if thread.is_alive():
+    if not wait([ended], timeout=deadline_s).done:
         _log.warning("environment %s was not closed in %g s", spec.name, deadline_s)
     return found
 

@@ -36,7 +36,7 @@ from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, e
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, RESTORE, SNAPSHOT, STATE_KEY, STEP, Stepped
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.policies import EpisodePolicy
-from agentrl.rollout.tools import EpisodeTools, ToolCallResult, batches, gather_in_order
+from agentrl.rollout.tools import CallTool, EpisodeTools, ToolCallResult, batches, gather_in_order
 from agentrl.rollout.turns import TurnLog
 from agentrl.rollout.waits import WaitKind
 from agentrl.task import Task
@@ -44,7 +44,7 @@ from agentrl.tool import Tool
 from agentrl.trajectory import SOLE_ROLE, Trajectory, Turn
 
 _log = logging.getLogger(__name__)
-END_S = 30.0
+SESSION_END_S = 30.0
 """Deadline for ending an episode's sessions in the engine."""
 
 
@@ -68,6 +68,8 @@ class RuntimeEpisode(Episode):
         self.loop = loop
         self.turns = turns
         self._episode_tools = tools
+        self.carry_out: CallTool = tools.carry_out
+        """Calls a tool."""
         tools.act = self._act_for_tool
         self._configured = tools.configured
         self.tools = self._configured
@@ -206,7 +208,7 @@ class RuntimeEpisode(Episode):
         clock = self.turns.waits.clock
         began = clock()
         try:
-            return await gather_in_order([self._episode_tools.carry_out(call, tools) for call in calls])
+            return await gather_in_order([self.carry_out(call, tools) for call in calls])
         finally:
             turn.timings.tool += clock() - began
 
@@ -282,8 +284,10 @@ class RuntimeEpisode(Episode):
     async def _end_policy(self, policy: EpisodePolicy) -> None:
         trajectory_id = self.turns.trajectory.id
         what = f"ending the sessions of {trajectory_id}"
-        with self.turns.waits.on(WaitKind.SESSION_END, trajectory_id, "the end of its sessions in the engine", END_S):
-            async with async_boundary(EngineError, what, deadline_s=END_S):
+        with self.turns.waits.on(
+            WaitKind.SESSION_END, trajectory_id, "the end of its sessions in the engine", SESSION_END_S
+        ):
+            async with async_boundary(EngineError, what, deadline_s=SESSION_END_S):
                 await await_or_abandon(policy.end(self), what)
 
     async def _close_tools(self) -> None:

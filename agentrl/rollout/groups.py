@@ -29,6 +29,8 @@ class Group:
     """Version of the weights when the group was started; all its tokens are of this version or newer ones."""
     members: dict[int, Trajectory] = field(default_factory=dict)
     """Finished episodes by member number."""
+    is_scored: bool = False
+    """True if the run scored all members before it was killed."""
     extra_names: tuple[str, ...] = ()
     extra_rollouts: dict[str, Trajectory] = field(default_factory=dict)
     """Finished extra rollouts by name; they are not members and not part of the policy's statistics."""
@@ -130,10 +132,10 @@ HORIZON = "curriculum/turns"
 """Metric name: maximum number of turns that the horizon allowed in the step."""
 
 
-def environment_metrics(groups: Sequence[Group], *, teaches: Callable[[Group], bool]) -> dict[str, float]:
+def environment_metrics(groups: Sequence[Group], *, has_signal: Callable[[Group], bool]) -> dict[str, float]:
     """Return success, reward, turns, tokens and horizon by environment; only the horizon if there is one environment.
 
-    `teaches` returns True if the advantage estimator can distinguish the episodes of a group.
+    `has_signal` returns True if the advantage estimator can distinguish the episodes of a group.
     """
     labels = dict.fromkeys(group.draw.environment for group in groups)
     by_label = {label: [group for group in groups if group.draw.environment == label] for label in labels}
@@ -141,7 +143,7 @@ def environment_metrics(groups: Sequence[Group], *, teaches: Callable[[Group], b
     metrics = _horizon(HORIZON, groups)
     for label, found in sorted(by_label.items()):
         if label:
-            metrics |= _metrics_of_one(f"{ENVIRONMENT_PREFIX}{label}", found, tokens, teaches)
+            metrics |= _metrics_of_one(f"{ENVIRONMENT_PREFIX}{label}", found, tokens, has_signal)
     return metrics
 
 
@@ -160,12 +162,12 @@ def _scores(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _metrics_of_one(
-    name: str, groups: Sequence[Group], tokens: int, teaches: Callable[[Group], bool]
+    name: str, groups: Sequence[Group], tokens: int, has_signal: Callable[[Group], bool]
 ) -> dict[str, float]:
     trained = _trainable(groups)
     return {
         f"{name}/groups": float(len(groups)),
-        f"{name}/zero_variance": float(sum(not teaches(group) for group in groups)),
+        f"{name}/zero_variance": float(sum(not has_signal(group) for group in groups)),
         **_scores(name, trained),
         **_mean(f"{name}/turns", [float(len(t.turns)) for t in trained]),
         **_mean(f"{name}/tokens", [float(t.sampled_tokens) for t in trained]),

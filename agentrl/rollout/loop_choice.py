@@ -28,7 +28,7 @@ from agentrl.models.vision import MODEL_TYPES
 from agentrl.observe.files import replace_file, writing
 from agentrl.observe.model_folder import find_model, models_folder
 from agentrl.render.call_form import PROBE_TOOL
-from agentrl.render.check import RewrittenHistory, check_template
+from agentrl.render.check import RewrittenHistory, check_template, find_omitted_text
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.render.tokens import find_chat_template, read_chat_template
@@ -340,13 +340,19 @@ def check_rendering(config: Config, renderer: Renderer, *, say: Callable[[str], 
             renderer.require_tools()
         if not loop.follow_ups:
             continue
+        roles = _roles_of_follow_ups(loop, renderer)
         try:
-            check_template(renderer, roles=_roles_of_follow_ups(loop, renderer), tools=tools)
+            check_template(renderer, roles=roles, tools=tools)
         except RewrittenHistory as error:
             if config.agent.rewritten_history == "refuse":
                 raise
             renderer.rewrites_history = True
             say(f"{error.what}: conversations fork at these turns. {_COST_OF_FORKS}")
+        if "tool" in roles and (omitted := find_omitted_text(renderer)) and not renderer.omits_text_beside_calls:
+            if config.agent.rewritten_history == "refuse":
+                raise omitted
+            renderer.omits_text_beside_calls = True
+            say(f"{omitted.what}: conversations fork after such answers, or {omitted.hint}. {_COST_OF_FORKS}")
 
 
 def _roles_of_follow_ups(loop: AgentLoop, renderer: Renderer) -> Sequence[Role]:

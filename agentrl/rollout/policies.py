@@ -36,7 +36,6 @@ from agentrl.engine import (
     SamplingParams,
     StopReason,
 )
-from agentrl.engine.answer_check import check_answer
 from agentrl.errors import AgentRLError, EngineError, Outcome, TemplateError, UsageError, async_boundary
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.message import Content, Message, plainly_written
@@ -55,6 +54,14 @@ from agentrl.tool import Tool
 from agentrl.trajectory import REPAIRED_CALLS, SOLE_ROLE, TokenSequence, Turn
 
 _log = logging.getLogger(__name__)
+THREAD_ABOVE_CHARACTERS = 1 << 17
+"""Minimum number of characters of a prompt that is tokenized in a thread."""
+MAX_NORMALIZATION = 4
+"""Maximum number of characters that a tokenizer's normalization joins into one, in any language."""
+MAX_RESUBMISSIONS = 8
+"""Maximum number of requests for one answer if the engine aborts them on its own."""
+CHARACTERS_PER_TOKEN = 4
+"""Usual estimate for English; the tokens of a text service cannot be counted here."""
 
 
 class EpisodeView(Protocol):
@@ -101,14 +108,6 @@ class EpisodePolicy(ABC):
     async def close(self) -> None:
         """Release what the policy keeps for the whole run."""
         return
-
-
-MUCH_TEXT = 1 << 17
-"""Minimum number of characters of a prompt that is tokenized in a thread."""
-NORMALIZED = 4
-"""Maximum number of characters that a tokenizer's normalization joins into one, in any language."""
-MAX_RESUBMISSIONS = 8
-"""Maximum number of requests for one answer if the engine aborts them on its own."""
 
 
 def write_answer(renderer: Renderer, message: Message) -> str:
@@ -285,10 +284,10 @@ class EngineConversation(Conversation):
             EpisodeEnd: the text has too many characters to fit in the context under any tokenization.
         """
         characters = self.ledger.pending_characters
-        if characters >= MUCH_TEXT:
+        if characters >= THREAD_ABOVE_CHARACTERS:
             max_context = self._policy.engine.capabilities.max_context
             room = min(self._turns.limits.max_tokens, max_context)
-            if characters > room * self._policy.renderer.encoder.longest_token * NORMALIZED:
+            if characters > room * self._policy.renderer.encoder.longest_token * MAX_NORMALIZATION:
                 raise self._turns.budget.prompt_too_long(max_context)
             await run_in_own_thread(self.ledger.render_ahead)
         return self.ledger.prepare(prefill)
@@ -405,7 +404,6 @@ class EngineConversation(Conversation):
                     answer = await engine.generate(request)
                 else:
                     answer = await self._ask_within(request, remaining_s)
-                answer = check_answer(answer, request, engine.capabilities, version=engine.version, engine="the engine")
         versions, adapter = self._policy.adapter_versions, self._policy.adapter
         return answer if versions is None or adapter is None else versions.with_versions(answer, adapter)
 
@@ -442,10 +440,6 @@ def _continue_request(request: GenerateRequest, part: Generation) -> GenerateReq
         routed_experts_from=None if request.routed_experts_from is None else request.routed_experts_from + known,
         params=replace(request.params, max_tokens=rest),
     )
-
-
-CHARACTERS_PER_TOKEN = 4
-"""Usual estimate for English; the tokens of a text service cannot be counted here."""
 
 
 def cut_characters(text: str, max_tokens: int) -> str:

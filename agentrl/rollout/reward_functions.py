@@ -29,7 +29,6 @@ from agentrl.config.environment import AgentConfig
 from agentrl.errors import (
     A_REWARD,
     ConfigError,
-    EnvironmentFailure,
     RewardFailure,
     SourceLocation,
     async_boundary,
@@ -42,13 +41,14 @@ from agentrl.errors.foreign import await_or_abandon
 from agentrl.message import Message
 from agentrl.registry import Kind, lookup
 from agentrl.reward import Score, Scorer, as_number, checked_score, defined_in, failures_named
-from agentrl.rollout.env_pool import ThreadWorker
+from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_signatures import EXPECTED, Library, is_reversed, library_of
 from agentrl.rollout.tools import gather_in_order
+from agentrl.rollout.verifiers_state import AnswerParser, verifiers_state
 from agentrl.task import Task, TaskSource
 from agentrl.trajectory import Trajectory
 
-DEADLINE_S = 60.0
+REWARD_DEADLINE_S = 60.0
 SIGNATURE = "def reward(trajectory, task) -> float"
 
 
@@ -71,7 +71,7 @@ class WeightedSum(Scorer):
     @property
     def definitions(self) -> Mapping[str, SourceLocation | None]:
         """Source locations of all parts."""
-        return {name: place for part in self._parts for name, place in part.scorer.definitions.items()}
+        return {name: location for part in self._parts for name, location in part.scorer.definitions.items()}
 
     @property
     def functions(self) -> Sequence[FunctionReward]:
@@ -112,10 +112,10 @@ class FunctionReward(Scorer):
         options: Mapping[str, Any],
         thread: ThreadWorker,
         *,
-        deadline_s: float = DEADLINE_S,
+        deadline_s: float = REWARD_DEADLINE_S,
     ) -> None:
-        self._place, self._subject = defined_in(function), f"reward function {name}"
-        self._where = with_location(self._subject, self._place)
+        self._location, self._subject = defined_in(function), f"reward function {name}"
+        self._where = with_location(self._subject, self._location)
         if not callable(function) or inspect.isclass(function):
             kind = "a class" if inspect.isclass(function) else type(function).__name__
             raise ConfigError(f"{self._where} cannot be called", got=kind, expected=SIGNATURE)
@@ -159,12 +159,12 @@ class FunctionReward(Scorer):
     @property
     def definitions(self) -> Mapping[str, SourceLocation | None]:
         """Source location of the function."""
-        return {self._subject: self._place}
+        return {self._subject: self._location}
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
         """Call the function; raise `RewardFailure` if it raises, hangs, or does not return a finite number."""
         what = f"{self._where} on task {task.id}"
-        with failures_named(what, self._place, subject=self._subject):
+        with failures_named(what, self._location, subject=self._subject):
             return Score(reward=self._number(what, await self._run(what, trajectory, task)))
 
     async def _run(self, what: str, trajectory: Trajectory, task: Task) -> Any:
@@ -172,7 +172,7 @@ class FunctionReward(Scorer):
             returned = self._call_named(what, trajectory, task)
         else:
             work = functools.partial(self._call_named, what, trajectory, task)
-            returned = await self._in_thread(work, what)
+            returned = await self._thread.submit(work, what=what, deadline_s=self._deadline_s, failure=RewardFailure)
         if inspect.isawaitable(returned):
             returned = await self._await_result(what, returned)
         return self._convention.read(returned)
@@ -223,22 +223,14 @@ class FunctionReward(Scorer):
             )
 
     def _call_named(self, what: str, trajectory: Trajectory, task: Task) -> Any:
-        with failures_named(what, self._place, subject=self._subject):
+        with failures_named(what, self._location, subject=self._subject):
             return self._call(trajectory, task)
-
-    async def _in_thread(self, work: Callable[[], Any], what: str) -> Any:
-        try:
-            return await self._thread.submit(work, what=what, deadline_s=self._deadline_s)
-        except RewardFailure:
-            raise
-        except EnvironmentFailure as late:  # of the thread worker, which environments share
-            raise RewardFailure(late.what, got=late.got, expected=late.expected, hint=late.hint) from late
 
     async def _await_result(self, what: str, work: Awaitable[Any]) -> Any:
         """Await a coroutine; if it cancels itself, it has failed, and the episode is not cancelled."""
 
         async def run() -> Any:
-            with failures_named(what, self._place, subject=self._subject):
+            with failures_named(what, self._location, subject=self._subject):
                 return await work
 
         caller = running_task()
@@ -383,34 +375,13 @@ def _verifiers_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
         "info": _information(columns),
         "task": columns.get("task", task.type or "default"),
     }
-    steps = [{"completion": [m]} for m in conversation.completion if m["role"] == "assistant"]
-    state = {**found, "id": task.id, "input": dict(columns), "turn": len(steps), "trajectory": steps}
-    return {**columns, **found, "state": state, "parser": AnswerParser()}
+    return {**columns, **found, "state": verifiers_state(found, trajectory, columns), "parser": AnswerParser()}
 
 
 def _information(columns: Mapping[str, Any]) -> Any:
     """Return the column ``info``, which may be JSON text; all columns if there is none."""
     info = columns.get("info", dict(columns))
     return json.loads(info) if isinstance(info, str) else info
-
-
-class AnswerParser:
-    """Default parser of functions for verifiers; returns texts unchanged."""
-
-    def parse(self, text: str) -> str:
-        """Return the text."""
-        return text
-
-    def get_assistant_messages(self, completion: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Return the answers of a completion."""
-        return [message for message in completion if message["role"] == "assistant"]
-
-    def parse_answer(self, completion: str | Sequence[Mapping[str, Any]]) -> str | None:
-        """Return the text of the last answer; ``None`` without one."""
-        if isinstance(completion, str):
-            return self.parse(completion)
-        answers = self.get_assistant_messages(completion)
-        return self.parse(str(answers[-1]["content"])) if answers else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ from agentrl.errors import (
     is_addressed_to,
     running_task,
 )
-from agentrl.errors.foreign import CLOSE_S, await_or_abandon
+from agentrl.errors.foreign import CLOSING_S, EPISODE_GRACE_S, await_or_abandon
 from agentrl.reward import (
     EnvironmentReward,
     GroupScorer,
@@ -66,8 +66,6 @@ from agentrl.tool import Tool, Toolset
 from agentrl.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
-ATTEMPT_GRACE_S = 5.0
-"""Seconds for a cancelled attempt to release its environment and tools, before it is abandoned."""
 
 
 class PolicyWrapper(Protocol):
@@ -166,7 +164,7 @@ class EpisodeRunner:
         other._unscored = set()
         return other
 
-    async def close(self, *, within_s: float = CLOSE_S) -> None:
+    async def close(self, *, within_s: float = CLOSING_S) -> None:
         """Close the environments, the loop, the tools and the policies of roles. No episode may be running.
 
         Args:
@@ -199,21 +197,27 @@ class EpisodeRunner:
         """
         if self.scores_groups and not in_group:
             raise no_group(self.scorer)
+        one = Assignment(task=task, group_id=group_id, member=member, seed=seed)
         for attempt in range(self.retries + 1):
-            trajectory = Trajectory(
-                id=f"{group_id}/{member}.{attempt}",
-                task_id=task.id,
-                environment=self.spec.name,
-                seed=task.seed,
-                group_id=group_id,
-                attempt=attempt,
-                task_type=task.type,
-            )
-            await self._attempt(trajectory, task, derive_seed(seed, member, attempt))
+            trajectory = await self._run_attempt(one, attempt)
             if trajectory.outcome is None or not trajectory.outcome.is_retryable:
                 break
             logger.warning("attempt %s: %s", trajectory.id, trajectory.error)
             self.counters.retries += attempt < self.retries
+        return trajectory
+
+    async def _run_attempt(self, one: Assignment, attempt: int) -> Trajectory:
+        """Play one attempt of an episode."""
+        trajectory = Trajectory(
+            id=f"{one.id}.{attempt}",
+            task_id=one.task.id,
+            environment=self.spec.name,
+            seed=one.task.seed,
+            group_id=one.group_id,
+            attempt=attempt,
+            task_type=one.task.type,
+        )
+        await self._attempt(trajectory, one.task, derive_seed(one.seed, one.member, attempt))
         return trajectory
 
     async def _attempt(self, trajectory: Trajectory, task: Task, seed: int) -> None:
@@ -226,6 +230,7 @@ class EpisodeRunner:
             self._fail(trajectory, error.outcome, error)
         except BaseException as error:  # recorded, then raised again
             trajectory.outcome, trajectory.error = Outcome.CANCELLED, str(error) or type(error).__name__
+            trajectory.reward = None  # of an episode that ended and was scored although its task was cancelled
             raise
         finally:
             trajectory.metrics["seconds"] = self.waits.clock() - began
@@ -381,7 +386,7 @@ def _apply_score(trajectory: Trajectory, score: Score) -> None:
 async def _run_isolated(work: Coroutine[Any, Any, None], name: str) -> None:
     """Run `work` in its own task, so that code of the episode cannot cancel the caller, nor outlive it."""
     try:
-        await await_or_abandon(work, name, grace_s=ATTEMPT_GRACE_S)
+        await await_or_abandon(work, name, grace_s=EPISODE_GRACE_S)
     except asyncio.CancelledError as error:
         if is_addressed_to(running_task(), error):
             raise

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -37,10 +37,12 @@ from agentrl.errors import (
     async_boundary,
     boundary,
 )
+from agentrl.observe.trajectory_store import GroupEnd
 from agentrl.rollout.bias import BiasMeter
 from agentrl.rollout.curriculum import GroupOutcome
+from agentrl.rollout.finished_episodes import RecoveredEpisodes
 from agentrl.rollout.groups import Group
-from agentrl.rollout.recovery import RecoveredEpisodes
+from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.runner import EpisodeRunner, GroupRunner
 from agentrl.rollout.scripted_policies import StoredExpert
 from agentrl.rollout.task_order import SampledTask, TaskSampler
@@ -73,6 +75,7 @@ class GroupScheduler:
         extra_runners: Runners of the extra rollouts of each group, by the label of the environment and the rollout's
             name. A group fails if one of its extra rollouts fails.
         adapter_versions: Returns the current versions of several adapters; a token's age counts by its own adapter.
+        wait_to_start: Waits until a member of a group can be played, if some members depend on others.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class GroupScheduler:
         least_members: int = 1,
         extra_runners: Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]] | None = None,
         adapter_versions: Callable[[], Mapping[str, int]] = dict,
+        wait_to_start: Callable[[Group, int], Awaitable[None]] | None = None,
     ) -> None:
         self.tasks = tasks
         self.runners = runners
@@ -109,6 +113,7 @@ class GroupScheduler:
         self._least_members = least_members
         self._extra_runners = extra_runners or {}
         self._adapter_versions = adapter_versions
+        self._wait_to_start = wait_to_start
         self._places = asyncio.Semaphore(max_concurrent)
         self._unfinished = self._scoring = 0
         self._to_restart: deque[Group] = deque()
@@ -197,6 +202,7 @@ class GroupScheduler:
                 self._misses_task = True
                 break
             self._running[group.position] = group
+            group.is_scored = self._recovered.holds_group(group.id, group.size)
             for member in range(group.size):
                 if member not in group.members and not self._recover_member(group, member):
                     self._start_episode(group, member)
@@ -243,28 +249,38 @@ class GroupScheduler:
         players = self._extra_runners.get(draw.environment, {})
         return tuple(name for name, player in players.items() if player.can_play(draw.task))
 
-    def recover(self, episodes: RecoveredEpisodes) -> int:
+    def recover(self, episodes: RecoveredEpisodes, journals: JournalFolder | None = None) -> int:
         """Use the finished episodes of a killed run instead of playing them again; return how many may be used.
 
         Args:
             episodes: Episodes of the run, after `load_state_dict`. Those of newer weights than the checkpoint's and
-                those of earlier groups are left out, as are groups whose episodes are compared by their scorer.
+                those of earlier groups are left out, as are incomplete groups whose scorer compares their episodes.
+            journals: Journals of the episodes in flight, if the run has any; those of episodes that are not played
+                again are removed.
         """
-        episodes.keep_groups_from(self.tasks.position, [group.id for group in self._to_restart])
-        for group in self._to_restart:
-            for member in group.members:
-                episodes.take(group.id, member)
+        unfinished = [group.id for group in self._to_restart]
+        episodes.keep_groups_from(self.tasks.position, unfinished)
+        finished = [(group.id, member) for group in self._to_restart for member in group.members]
+        for group_id, member in finished:
+            episodes.take(group_id, member)
+        if journals is not None:
+            journals.read(self.version)
+            journals.keep_groups_from(self.tasks.position, unfinished)
+            for group_id, member in finished:
+                journals.forget(f"{group_id}/{member}")
         episodes.keep_versions_until(self.version, self._adapter_versions())
         self._recovered = episodes
         return len(episodes)
 
     def _recover_member(self, group: Group, member: int) -> bool:
         runner = self.runners[group.draw.environment]
-        found = None if runner.scores_groups else self._recovered.take(group.id, member)
+        played_again = runner.scores_groups and not group.is_scored
+        found = None if played_again else self._recovered.take(group.id, member)
         if found is None:
             return False
-        runner.observer.on_start(found)
-        runner.observer.on_end(found)
+        if not self._recovered.are_stored:
+            runner.observer.on_start(found)
+            runner.observer.on_end(found)
         found.forget_messages()
         group.members[member] = found
         return True
@@ -291,6 +307,8 @@ class GroupScheduler:
         self._changed.set()
 
     async def _play(self, group: Group, player: int | str) -> None:
+        if self._wait_to_start is not None and isinstance(player, int):
+            await self._wait_to_start(group, player)
         with self._waits.on(WaitKind.CAPACITY, f"{group.id}/{player}", "a free slot for an episode"):
             await self._places.acquire()
         try:
@@ -315,7 +333,7 @@ class GroupScheduler:
     async def _finish(self, group: Group) -> None:
         """Score a group whose episodes have all ended, if they are compared, and complete it; others may start."""
         runner = self.runners[group.draw.environment]
-        if runner.scores_groups:
+        if runner.scores_groups and not group.is_scored:
             self._scoring += 1
             try:
                 self.start_episodes()
@@ -333,15 +351,22 @@ class GroupScheduler:
             counters.groups_failed += 1
             counters.discarded_engine_s += group.engine_s
             self._measure(group, trained=False)
+            self.record_end(group, GroupEnd.FAILED)
             self._note_failed(group)
         elif not self._keep(group):
             counters.groups_filtered += 1
             counters.discarded_engine_s += group.engine_s
+            self.record_end(group, GroupEnd.FILTERED)
             self._note_filtered()
         else:
             self._failed_in_a_row = self._filtered_in_a_row = 0
             if self._is_fresh(group):
                 self._finished.append(group)
+
+    def record_end(self, group: Group, end: GroupEnd) -> None:
+        """Tell the observer what became of a group."""
+        episodes = group.trainable if end is GroupEnd.TRAINED else group.trajectories
+        self.runners[group.draw.environment].observer.on_group_end(group.id, end, episodes)
 
     def _measure(self, group: Group, *, trained: bool) -> None:
         self.bias.add(group.position, group.draw.environment, group.trajectories, trained=trained)
@@ -384,6 +409,7 @@ class GroupScheduler:
         if age is not None and age > self.max_staleness:
             self._measure(group, trained=False)
             self._counters.discarded_engine_s += group.engine_s
+            self.record_end(group, GroupEnd.STALE)
             self._note_stale(age)
             return False
         self._stale_in_a_row = 0
@@ -407,6 +433,14 @@ class GroupScheduler:
         for task in work:
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
+
+    def record_left_over(self) -> None:
+        """Tell the observer of the groups that no batch has taken, after the last one."""
+        for group in sorted(self._unused(), key=lambda group: group.position):
+            self.record_end(group, GroupEnd.LEFT_OVER)
+
+    def _unused(self) -> list[Group]:
+        return [*self._finished, *self._running.values(), *self._to_restart]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict` in plain JSON types.

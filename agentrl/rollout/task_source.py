@@ -36,7 +36,7 @@ def read_tasks(path: str | Path, *, environment: str) -> Sequence[Task]:
         UsageError: the file cannot be read, a row has unknown columns, or two rows have the same id.
     """
     rows = enumerate(read_rows(path, "task file"), start=1)
-    tasks = [_task(row.values, row.place, number, environment) for number, row in rows]
+    tasks = [_task(row.values, row.location, number, environment) for number, row in rows]
     if not tasks:
         raise UsageError(f"task file {path} is empty", expected="at least one row")
     if len({task.id for task in tasks}) < len(tasks):
@@ -44,18 +44,18 @@ def read_tasks(path: str | Path, *, environment: str) -> Sequence[Task]:
     return tasks
 
 
-def _task(row: Mapping[str, Any], place: str, number: int, environment: str) -> Task:
+def _task(row: Mapping[str, Any], location: str, number: int, environment: str) -> Task:
     unknown = sorted(set(row) - set(_FIELDS))
     if unknown:
-        raise UsageError(f"{place} has unknown columns", got=", ".join(unknown), expected=", ".join(_FIELDS))
+        raise UsageError(f"{location} has unknown columns", got=", ".join(unknown), expected=", ".join(_FIELDS))
     given = {name: value for name, value in row.items() if value is not None}
     for name, (kind, expected) in _CHECKED.items():
         if name in given and (not isinstance(given[name], kind) or isinstance(given[name], bool)):
-            raise UsageError(f"{name} of {place} has the wrong type", got=repr(given[name]), expected=expected)
+            raise UsageError(f"{name} of {location} has the wrong type", got=repr(given[name]), expected=expected)
     if "options" in given:  # merged data sets fill options of other rows with nulls
         given["options"] = {name: value for name, value in given["options"].items() if value is not None}
     if given.get("max_turns", 1) < 1:
-        raise UsageError(f"max_turns of {place} is too small", got=given["max_turns"], expected="at least 1")
+        raise UsageError(f"max_turns of {location} is too small", got=given["max_turns"], expected="at least 1")
     return Task(**{"environment": environment, **given, "id": str(given.get("id", number))})
 
 

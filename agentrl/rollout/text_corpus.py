@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +19,15 @@ from agentrl.rollout.scripted_policies import ScriptedPolicy, demonstrate
 from agentrl.rollout.turns import derive_seed
 from agentrl.task import TaskCursor
 from agentrl.tool import Tool
+from agentrl.trajectory import Trajectory
 
 MAX_FAILED = 8
 """Maximum failed episodes in a row before playing stops, as each may take a whole step timeout."""
+ALONE_S = 2.0
+"""Seconds in which episodes are played one at a time; slow ones are played `AT_ONCE` at a time from then on."""
+AT_ONCE = 32
+REPORT_S = 15.0
+"""Seconds between messages about the progress."""
 
 
 class TextCollector(EpisodePolicy):
@@ -32,19 +39,20 @@ class TextCollector(EpisodePolicy):
 
     def __init__(self, policy: ScriptedPolicy) -> None:
         self.policy = policy
-        self.texts: list[str] = []
+        self._texts: dict[str, list[str]] = {}
+        """Texts by the group of the episode."""
 
     async def play(
         self, runner: EpisodeRunner, tasks: TaskCursor, episodes: int, *, seed: int, say: Callable[[str], None]
     ) -> list[str]:
-        """Play episodes and return the collected texts.
+        """Play episodes and return the collected texts, in the order of the episodes.
 
         Args:
             runner: Runner with this policy; its loop is replaced if it cannot be demonstrated.
             tasks: Tasks to play.
             episodes: Number of episodes.
             seed: Seed of the episodes.
-            say: Called with a message for the user when an episode fails.
+            say: Called with messages for the user about progress and failures.
 
         Raises:
             UsageError: no episode can be played.
@@ -55,32 +63,22 @@ class TextCollector(EpisodePolicy):
             if runner.roles is not None:
                 runner.roles = replace(runner.roles, names=())
         runner.scorer = EnvironmentReward()  # rewards are not read, so no judge or reward model is used
-        failed, consecutive = None, 0
-        for number in range(episodes):
-            own = derive_seed(seed, "corpus", number)
-            await tasks.fetch([tasks.position])
-            played = await runner.run(tasks.next(), group_id=f"corpus-{number}", member=0, seed=own)
-            if played.outcome is None or not played.outcome.is_infrastructure:
-                consecutive = 0
-                continue
-            if failed is None:
-                say(f"an episode for the new model's vocabulary failed; others follow: {played.error}")
-            failed, consecutive = failed or played, consecutive + 1
-            if consecutive >= MAX_FAILED:
-                say(f"{consecutive} episodes in a row failed; the vocabulary is built from the text collected so far")
-                break
-        if failed is not None and not self.texts:
+        playing = _CorpusEpisodes(runner, tasks, episodes, seed=seed, say=say)
+        await playing.play()
+        texts = [text for number in range(episodes) for text in self._texts.get(_group(number), ())]
+        if playing.failed is not None and not texts:
             raise UsageError(
                 "no episode can be played for the vocabulary",
-                got=f"{runner.spec.name}: {failed.error}",
+                got=f"{runner.spec.name}: {playing.failed.error}",
                 hint=f"run: agentrl env check {shlex.quote(runner.spec.name)}",
             )
-        return self.texts
+        return texts
 
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """Open a conversation whose messages and tools are collected."""
-        self.texts.extend(_json(tool.schema) for tool in tools)
-        conversation = _RecordedConversation(self, episode)
+        texts = self._texts.setdefault(episode.turns.trajectory.group_id, [])
+        texts.extend(_json(tool.schema) for tool in tools)
+        conversation = _RecordedConversation(self, episode, texts)
         conversation.add(*messages)
         return conversation
 
@@ -93,14 +91,89 @@ class TextCollector(EpisodePolicy):
         return split_characters(text, max_tokens)
 
 
+def _group(number: int) -> str:
+    return f"corpus-{number}"
+
+
+class _CorpusEpisodes:
+    """Episodes of a corpus: one at a time while they are fast, and many at a time if they are slow.
+
+    Args:
+        runner: Runner of the episodes.
+        tasks: Tasks to play.
+        episodes: Number of episodes.
+        seed: Seed of the episodes.
+        say: Called with messages for the user about progress and failures.
+    """
+
+    def __init__(
+        self, runner: EpisodeRunner, tasks: TaskCursor, episodes: int, *, seed: int, say: Callable[[str], None]
+    ) -> None:
+        self._runner, self._tasks, self._seed, self._say = runner, tasks, seed, say
+        self._episodes = episodes
+        self._numbers = iter(range(episodes))
+        self._drawing = asyncio.Lock()
+        self._consecutive = self._done = 0
+        self.failed: Trajectory | None = None
+        """First failed episode."""
+
+    async def play(self) -> None:
+        """Play all episodes, or until too many of them fail in a row."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while loop.time() - began < ALONE_S and await self._play_next():
+            pass
+        players = [asyncio.create_task(self._play_rest()) for _ in range(AT_ONCE)]
+        try:
+            pending = set(players)
+            while pending:
+                ended, pending = await asyncio.wait(pending, timeout=REPORT_S, return_when=asyncio.FIRST_EXCEPTION)
+                for player in ended:
+                    player.result()
+                if pending:
+                    self._say(f"episodes for the new model's vocabulary: {self._done} of {self._episodes} played")
+        finally:
+            for player in players:
+                player.cancel()
+            await asyncio.gather(*players, return_exceptions=True)
+
+    async def _play_rest(self) -> None:
+        while await self._play_next():
+            pass
+
+    async def _play_next(self) -> bool:
+        """Play the next episode; return False if none is left."""
+        async with self._drawing:
+            if self._consecutive >= MAX_FAILED or (number := next(self._numbers, None)) is None:
+                return False
+            await self._tasks.fetch([self._tasks.position])
+            task = self._tasks.next()
+        own = derive_seed(self._seed, "corpus", number)
+        self._add(await self._runner.run(task, group_id=_group(number), member=0, seed=own))
+        return True
+
+    def _add(self, played: Trajectory) -> None:
+        """Count an episode, and report the first failed one and too many failures in a row."""
+        self._done += 1
+        if played.outcome is None or not played.outcome.is_infrastructure:
+            self._consecutive = 0
+            return
+        if self.failed is None:
+            self._say(f"an episode for the new model's vocabulary failed; others follow: {played.error}")
+        self.failed, self._consecutive = self.failed or played, self._consecutive + 1
+        if self._consecutive == MAX_FAILED:
+            self._say(f"{MAX_FAILED} episodes in a row failed; the vocabulary is built from the text collected so far")
+
+
 class _RecordedConversation(Conversation):
-    def __init__(self, collector: TextCollector, episode: EpisodeView) -> None:
+    def __init__(self, collector: TextCollector, episode: EpisodeView, texts: list[str]) -> None:
         self._collector = collector
         self._episode = episode
+        self._texts = texts
 
     def add(self, *messages: Message) -> None:
         """Collect the text of messages."""
-        self._collector.texts.extend(text for message in messages for text in _texts_of(message))
+        self._texts.extend(text for message in messages for text in _texts_of(message))
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """Open another conversation for a rewritten history."""

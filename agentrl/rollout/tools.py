@@ -32,22 +32,14 @@ from agentrl.errors import (
     raised_in,
     running_task,
 )
-from agentrl.errors.foreign import await_or_abandon, cancel_or_abandon
+from agentrl.errors.foreign import await_or_abandon, cancel_or_abandon, cause_of, foreign_result, start_foreign_task
 from agentrl.message import ToolCall
 from agentrl.reward import defined_in
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.turns import TurnLog
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
 from agentrl.sandbox import Sandbox, open_sandbox
-from agentrl.tool import (
-    Tool,
-    ToolContext,
-    ToolDependencies,
-    ToolFault,
-    ToolResult,
-    Toolset,
-    contain_exceptions,
-)
+from agentrl.tool import Tool, ToolContext, ToolDependencies, ToolResult, Toolset
 from agentrl.tool.schema import WrongArguments, refuse_depth
 from agentrl.trajectory import Trajectory
 
@@ -133,13 +125,13 @@ class ToolLimits:
 
     def report_fault(self, tool: Tool, error: BaseException) -> None:
         """Report a tool's exception to the user, once per source line; the policy reads only that the tool failed."""
-        place = _place(tool, error)
-        if place is not None and place not in self._reported:
-            self._reported.add(place)
-            self._say(f"tool {tool.name} failed: {described_error(error)}; {place}")
+        location = _location_of(tool, error)
+        if location is not None and location not in self._reported:
+            self._reported.add(location)
+            self._say(f"tool {tool.name} failed: {described_error(error)}; {location}")
 
 
-def _place(tool: Tool, error: BaseException) -> str | None:
+def _location_of(tool: Tool, error: BaseException) -> str | None:
     """Describe where a tool raised in the file that defines it; ``None`` if it is defined elsewhere (on a server)."""
     target = getattr(tool, "target", None)
     defined = None if target is None else defined_in(target)
@@ -187,11 +179,15 @@ class ToolCallResult:
 
     @property
     def fault(self) -> str | None:
-        """Description of the cause and its place, for the user."""
+        """Description of the cause and its location, for the user."""
         if self.tool is None or self.cause is None:
             return None
-        place = _place(self.tool, self.cause)
-        return described_error(self.cause) + (f"; {place}" if place else "")
+        location = _location_of(self.tool, self.cause)
+        return described_error(self.cause) + (f"; {location}" if location else "")
+
+
+CallTool: TypeAlias = Callable[[ToolCall, Mapping[str, Tool]], Coroutine[Any, Any, ToolCallResult]]
+"""Function that calls one of an episode's tools; see `EpisodeTools.carry_out`."""
 
 
 class EpisodeTools:
@@ -255,10 +251,10 @@ class EpisodeTools:
         trajectory_id, waits = self._turns.trajectory.id, self._turns.waits
         if tool.needs_sandbox:
             await self._start_sandbox(tool.name)
-        async with AsyncExitStack() as place:
+        async with AsyncExitStack() as slot:
             if (limiter := self._tool_limits.rate_limiter(tool)) is not None:
                 with waits.on(WaitKind.CAPACITY, trajectory_id, f"a free slot of the tool {tool.name}"):
-                    await place.enter_async_context(limiter.admit())
+                    await slot.enter_async_context(limiter.admit())
             with waits.on(WaitKind.TOOL, trajectory_id, tool.name, self._limit_s(tool)):
                 return await self._call_in_time(tool, checked)
 
@@ -269,18 +265,20 @@ class EpisodeTools:
                 await self._open(tool, limit)
         remaining = self._turns.budget.remaining_s
         deadline = asyncio.timeout(limit if remaining is None else min(limit, max(remaining, 0)))
+        caller = running_task()
         try:
             async with deadline:
-                with contain_exceptions():
-                    running = tool.run(await self._open(tool, limit), checked)
-                    return await (running if tool.rules.inline else await_or_abandon(running, f"tool {tool.name}"))
+                running = tool.run(await self._open(tool, limit), checked)
+                return await (running if tool.rules.inline else await_or_abandon(running, f"tool {tool.name}"))
         except (AgentRLError, EpisodeEnd):
             raise
-        except Exception as error:
+        except BaseException as error:
+            if is_addressed_to(caller, error):
+                raise
             if deadline.expired():
                 self._turns.budget.check_time()
                 raise ToolError(f"{tool.name} did not answer in {limit:g} s") from error
-            cause = error.cause if isinstance(error, ToolFault) else error
+            cause = cause_of(error)
             self._tool_limits.report_fault(tool, cause)
             raise ToolError(f"{tool.name} failed ({type(cause).__name__})") from cause
 
@@ -353,7 +351,7 @@ class ResourceOwner:
         if self._task is not None and running_task() is self._task:
             return await opening(self._stack)  # an opening that opens another resource
         if self._task is None:
-            self._task = asyncio.create_task(self._serve(), name=self._name)
+            self._task = start_foreign_task(self._serve(), self._name)
         opened = asyncio.get_running_loop().create_future()
         self._openings.put_nowait((opening, opened))
         try:
@@ -365,12 +363,11 @@ class ResourceOwner:
             raise
 
     async def _serve(self) -> None:
-        with contain_exceptions():
-            async with self._stack:
-                while (next_one := await self._next()) is not None:
-                    opening, self._current = next_one
-                    await self._carry_out(opening, self._current)
-                    self._current = None
+        async with self._stack:
+            while (next_one := await self._next()) is not None:
+                opening, self._current = next_one
+                await self._carry_out(opening, self._current)
+                self._current = None
 
     async def _next(self) -> tuple[Opening, asyncio.Future[Any]] | None:
         while True:
@@ -411,10 +408,7 @@ class ResourceOwner:
         except asyncio.CancelledError:
             await cancel_or_abandon(self._task)
             raise
-        try:
-            self._task.result()
-        except ToolFault as fault:
-            raise fault.cause from None
+        foreign_result(self._task)
 
 
 class EpisodeContext(ToolContext):
@@ -437,13 +431,13 @@ class EpisodeContext(ToolContext):
 
 async def list_tools(tools: Sequence[Tool | Toolset]) -> list[Tool]:
     """Return tools and the tools of toolsets; raise a `UsageError` if two have the same name."""
-    found: list[Tool] = []
-    for one in tools:
-        if isinstance(one, Tool):
-            found.append(one)
-            continue
+
+    async def ask(toolset: Toolset) -> Sequence[Tool]:
         async with async_boundary(EnvironmentFailure, "asking for tools", deadline_s=TOOLSET_S):
-            found += await await_or_abandon(one.tools(), f"tools() of {type(one).__name__}")
+            return await await_or_abandon(toolset.tools(), f"tools() of {type(toolset).__name__}")
+
+    offered = iter(await gather_in_order([ask(one) for one in tools if not isinstance(one, Tool)]))
+    found = [tool for one in tools for tool in ([one] if isinstance(one, Tool) else next(offered))]
     if twice := sorted(name for name, count in Counter(one.name for one in found).items() if count > 1):
         raise UsageError("two tools have the same name", got=", ".join(twice), hint="give one of them a prefix")
     return found

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -22,6 +22,7 @@ from types import TracebackType
 from agentrl.errors import Outcome
 from agentrl.observe.incidents import Incidents
 from agentrl.observe.progress import RolloutProgress
+from agentrl.observe.trajectory_store import GroupEnd
 from agentrl.trajectory import Trajectory, Turn
 
 _log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ REMEDIES: Mapping[WaitKind, str] = {
 }
 """Config keys or actions that end waits."""
 
-PING_S = 1.0
+LOOP_PING_S = 1.0
 """Seconds between two checks whether the event loop runs."""
 
 
@@ -222,16 +223,16 @@ class WaitTracker:
         self.engine_use.change(wait.kind, wait.who, self._last_progress, -1)
         self._note_change()
 
-    async def wait_for_callers(self) -> None:
+    async def wait_for_episodes(self) -> None:
         """Wait until no episode works outside the engine: in its environment, in a tool or in its scorer.
 
         An episode whose tool or environment waits for the engine (a tool that lets the policy answer) does not count.
         """
-        while self._outside():
+        while self._working_episodes():
             self._changed.clear()
             await self._changed.wait()
 
-    def _outside(self) -> set[str]:
+    def _working_episodes(self) -> set[str]:
         asking = {wait.who for wait in self._open.values() if wait.kind is WaitKind.ENGINE}
         return {wait.who for wait in self._open.values() if wait.kind in AT_WORK} - asking
 
@@ -312,7 +313,7 @@ class StallWatch:
 
     def _run(self) -> None:
         with suppress(RuntimeError):  # the event loop is closed
-            while not self._ended.wait(min(self._silence_s / 4, PING_S)):
+            while not self._ended.wait(min(self._silence_s / 4, LOOP_PING_S)):
                 self.look()
 
     def look(self) -> None:
@@ -362,6 +363,9 @@ class RolloutObserver:
     def on_end(self, trajectory: Trajectory) -> None:
         """Handle the end of an attempt, whatever its outcome, even if it is retried or cancelled."""
 
+    def on_group_end(self, group_id: str, end: GroupEnd, episodes: Sequence[Trajectory]) -> None:
+        """Handle the end of a group: it was trained on, or it will not be; `episodes` are those that ended."""
+
 
 @dataclass(slots=True, kw_only=True)
 class RolloutCounters:
@@ -409,7 +413,7 @@ class RolloutCounters:
     judge_seconds: float = 0.0
     """Seconds summed over requests."""
     incidents: Incidents = field(default_factory=Incidents)
-    """Failures and their places."""
+    """Failures and their locations."""
 
     def progress(self) -> RolloutProgress:
         """Return the current counts of episodes, turns and tokens."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -25,6 +24,7 @@ from agentrl.config.estimate import evaluation_size, run_size
 from agentrl.config.overrides import task_words
 from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
 from agentrl.errors import ConfigError, UsageError
+from agentrl.errors.foreign import DaemonThreads
 from agentrl.evaluation.evaluate import PolicyKind, ignore
 from agentrl.evaluation.panel import EvaluatedEpisode
 from agentrl.evaluation.result import WITHOUT_SUCCESS, EvaluationResult
@@ -32,7 +32,7 @@ from agentrl.evaluation.session import EvaluationRequest, describe_request, make
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note
 from agentrl.observe.problems import problem_lines
-from agentrl.observe.progress import RunStatus, RunWatcher
+from agentrl.observe.progress import RunWatcher
 from agentrl.observe.terminal import counting, watching
 from agentrl.registry import SESSION, Kind, name_of
 from agentrl.reward import Scorer
@@ -40,11 +40,13 @@ from agentrl.rollout.waits import RolloutCounters
 from agentrl.runs.rl import train as train_run
 from agentrl.runs.sft import check_warm_start, warm_start
 from agentrl.runs.start import RunResult, resume_run, start_run
-from agentrl.runs.stop import FORCE_S, StopRequest, run_until_stopped
+from agentrl.runs.stop import AFTER_TWO_REQUESTS, StopRequest, run_until_stopped
+from agentrl.runs.stored_training import start_check
 from agentrl.serving.launch.placement import check_machine
 from agentrl.tool import Tool
 
 T = TypeVar("T")
+_THREADS = DaemonThreads("agentrl")
 Environment: TypeAlias = str | EnvironmentSpec | Callable[..., AnyEnv]
 """A name, a spec, a class, or a function that makes an environment."""
 ToolLike: TypeAlias = Tool | str | Mapping[str, Any]
@@ -121,7 +123,8 @@ def train(
         check_training(resolved)
         check_machine(resolved)
         _check_session(resolved)
-        run = start_run(resolved, kind=resolved.algorithm.advantage.removeprefix(SESSION).rpartition(":")[2])
+        kind = resolved.algorithm.advantage.removeprefix(SESSION).rpartition(":")[2]
+        run = start_run(resolved, kind=kind, check=start_check(resolved))
         if progress:
             note(run_size(run.config))
         with _watcher(progress, watcher) as display:
@@ -242,7 +245,7 @@ def sft(
         _check_session(resolved)
         run = start_run(resolved, kind="sft")
         with _watcher(progress, watcher) as display:
-            return warm_start(run, watcher=_InterruptingWatcher(display or RunWatcher(), interruption))
+            return warm_start(run, watcher=display, interruption=interruption)
 
     return _run_off_loop(work, interruption)
 
@@ -362,18 +365,10 @@ def _run_off_loop(work: Callable[[], T], interruption: StopRequest) -> T:
     """
     if not _has_event_loop():
         return work()
-    done: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:  # `done.result` raises it in the calling thread
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="agentrl", daemon=True).start()
+    done = _THREADS.submit(work)
     while True:
         try:
-            if interruption.count > 1 and not wait([done], timeout=2 * FORCE_S).done:
+            if interruption.count > 1 and not wait([done], timeout=sum(AFTER_TWO_REQUESTS.values())).done:
                 raise KeyboardInterrupt  # a daemon thread is left behind, in which foreign code blocks the event loop
             return done.result()
         except KeyboardInterrupt:
@@ -390,40 +385,6 @@ def _has_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-class _InterruptingWatcher(RunWatcher):
-    """Watcher that interrupts work at its next progress report, for work that cannot be stopped otherwise."""
-
-    def __init__(self, watcher: RunWatcher, interruption: StopRequest) -> None:
-        self._interruption = interruption
-        self._watcher = watcher
-
-    def on_start(self, folder: Path, status: RunStatus) -> None:
-        """Forward the call."""
-        self._watcher.on_start(folder, status)
-
-    def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Forward the call."""
-        self._watcher.on_checkpoint(step, folder)
-
-    def on_message(self, text: str) -> None:
-        """Forward the call."""
-        self._watcher.on_message(text)
-
-    def on_status(self, status: RunStatus) -> None:
-        """Forward the call."""
-        self._check()
-        self._watcher.on_status(status)
-
-    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Forward the call."""
-        self._check()
-        self._watcher.on_step(step, metrics)
-
-    def _check(self) -> None:
-        if self._interruption.count:
-            raise KeyboardInterrupt
 
 
 @contextmanager

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from agentrl.builders.branches import branch_rows
 from agentrl.builders.deadlines import check_staleness
 from agentrl.config.config import SCRATCH, Config
-from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
+from agentrl.config.derived import EnvironmentConfigs, environment_algorithms, per_environment_configs
 from agentrl.config.estimate import EstimateRow, rows
 from agentrl.config.usual_learning_rate import rate_rows
 from agentrl.env.lookup import resolve_environment
@@ -48,7 +49,7 @@ def training_rows(config: Config, *, gpus: int | None = None, step_s: float | No
     """
     placed = gpu_rows(config, len(usable_gpus(os.environ)) if gpus is None else gpus)
     late = [] if step_s is None else check_staleness(config, step_s)
-    return [*rows(config), *late, *rate_rows(config), *judge_rows(config), *placed]
+    return [*rows(config), *late, *branch_rows(config), *rate_rows(config), *judge_rows(config), *placed]
 
 
 def measured_step_s(run: RunDirectory) -> float | None:
@@ -80,7 +81,10 @@ def describe_run(
     if config.has_environment:
         check_tasks(config)
         check_environments(config)
-        tasks = [_tasks_row(part) for part in per_environment_configs(config)]
+        parts = per_environment_configs(config)
+        tasks = [_tasks_row(part) for part in parts]
+        if environment_algorithms(config):
+            tasks += [_algorithm_row(part) for part in parts]
     check(config, fetch=False, say=say)
     for warning in core_warnings(config):
         say(f"warning: {warning}")
@@ -92,3 +96,10 @@ def _tasks_row(part: EnvironmentConfigs) -> EstimateRow:
     spec = resolve_environment(environment.name)
     name = f"tasks of {part.label}, weight {part.weight:g}" if part.label else "tasks"
     return name, f"{len(task_source(spec, environment)):,}", f"{spec.name}/{environment.split}"
+
+
+def _algorithm_row(part: EnvironmentConfigs) -> EstimateRow:
+    algorithm = part.config.algorithm
+    shaping = f", shaping {', '.join(algorithm.shaping)}" if algorithm.shaping else ""
+    value = f"advantage {algorithm.advantage}, loss {algorithm.loss}, {algorithm.aggregation}{shaping}"
+    return f"algorithm of {part.label}", value, f"environments.{part.label}.algorithm"

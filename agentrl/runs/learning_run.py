@@ -21,7 +21,7 @@ from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import logging_to
 from agentrl.runs.record import UpdateLog
 from agentrl.runs.start import Run, RunResult
-from agentrl.runs.stop import run_until_stopped
+from agentrl.runs.stop import StopRequest, run_until_stopped
 from agentrl.serving.launch.placement import core_warnings
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.launch import open_ranks
@@ -46,6 +46,7 @@ class LearningRun(abc.ABC):
     Args:
         run: Folder and config.
         watcher: Receives the progress.
+        interruption: Stops the run from another thread at its next progress report.
     """
 
     name: ClassVar[str]
@@ -53,9 +54,10 @@ class LearningRun(abc.ABC):
     phase: ClassVar[Phase]
     """Phase of the updates."""
 
-    def __init__(self, run: Run, *, watcher: RunWatcher | None = None) -> None:
+    def __init__(self, run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> None:
         self.config, self.folder = run.config, run.folder
         self.status = RunStatus()
+        self.interruption = interruption or StopRequest()
         self._watcher = watcher or RunWatcher()
         self._log = UpdateLog(run, self.status, self._watcher)
 
@@ -80,7 +82,7 @@ class LearningRun(abc.ABC):
             self.enter(Phase.PREPARE)
             for warning in core_warnings(self.config):
                 self.say(warning)
-            load = run_until_stopped(self.prepare())
+            load = run_until_stopped(self.prepare(), self.interruption)
             self.enter(self.phase)
             with self._log, open_ranks(self.config.trainer.processes, logs=self.folder.logs) as ranks:
                 learner = load(ranks)
@@ -101,6 +103,7 @@ class LearningRun(abc.ABC):
 
     def enter(self, phase: Phase) -> None:
         """Report the start of a phase to the watcher."""
+        self.interruption.raise_if_made()
         self.status.phase = phase
         self._watcher.on_status(self.status)
 
@@ -109,6 +112,7 @@ class LearningRun(abc.ABC):
         self._watcher.on_message(text)
 
     def _record(self, progress: LearningProgress) -> None:
+        self.interruption.raise_if_made()
         skipped = bool(progress.non_finite)
         metrics = {
             f"{self.name}/loss": progress.loss,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Self
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
 
 from agentrl.builders.training import TrainingParts
 from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, Trackers, trajectory_metrics
 from agentrl.observe.progress import RunStatus, RunWatcher
-from agentrl.observe.trajectory_store import TrajectoryStore
+from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore
+from agentrl.rollout.branches import branch_metrics
 from agentrl.rollout.groups import Group, environment_metrics, extra_rollout_metrics
+from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.waits import MEASURED, EngineSeconds, RolloutObserver, Wait, WaitKind, WaitTracker
 from agentrl.runs.start import Run
 from agentrl.training.report import StepReport
@@ -77,6 +79,11 @@ class EpisodeRecorder(RolloutObserver):
             self._note_failed(trajectory)
         self._watcher.on_status(self._status)
 
+    def on_group_end(self, group_id: str, end: GroupEnd, episodes: Sequence[Trajectory]) -> None:
+        """Record what became of a group."""
+        with self._waits.on(WaitKind.DISK, group_id, "a write to the trajectory store"):
+            self._store.group(group_id, end, [episode.id for episode in episodes])
+
     def _writing(self, trajectory: Trajectory) -> Wait:
         return self._waits.on(WaitKind.DISK, trajectory.id, "a write to the trajectory store")
 
@@ -89,6 +96,30 @@ class EpisodeRecorder(RolloutObserver):
         if kind not in self._shown and len(self._shown) < MOST_SHOWN:
             self._shown.add(kind)
             self._watcher.on_message(f"attempt {trajectory.id} failed ({trajectory.outcome}): {cause}")
+
+
+class JournalingRecorder(EpisodeRecorder):
+    """Observer of a run's training episodes that also keeps the journals of those in flight.
+
+    Args:
+        journals: Journals of the run.
+        parts: Arguments of `EpisodeRecorder`.
+    """
+
+    def __init__(self, *parts: Any, journals: JournalFolder) -> None:
+        super().__init__(*parts)
+        self._journals = journals
+
+    def on_start(self, trajectory: Trajectory) -> None:
+        """Record the start of an attempt, and begin its journal."""
+        super().on_start(trajectory)
+        self._journals.begin(trajectory.id)
+
+    def on_end(self, trajectory: Trajectory) -> None:
+        """Record the end of an attempt, and then remove its journal."""
+        self._journals.end_replay(trajectory)
+        super().on_end(trajectory)
+        self._journals.end(trajectory)
 
 
 class UpdateLog:
@@ -189,14 +220,13 @@ class StepClock:
         """
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         counts = self._counts()
+        sampled = self._parts.trainer.sampled_versions
         return {
-            **{_name(name): value for name, value in report.metrics.items()},
-            **trajectory_metrics(trajectories, version=version - 1, adapters=self._parts.trainer.sampled_versions),
-            **environment_metrics(groups, teaches=self._parts.teaches),
-            **extra_rollout_metrics(groups),
+            **group_metrics(groups, report, version=version - 1, adapters=sampled, has_signal=self._parts.has_signal),
             **self._parts.scheduler.tasks.metrics(),
             **self._parts.scheduler.bias.metrics(),
             **{f"rollout/{name}": counts[name] - self._counts_before[name] for name in _COUNTED},
+            **({} if self._parts.journals is None else self._parts.journals.metrics()),
             **self._judge_metrics(),
             "version": version,
             **_sync_metrics(sync),
@@ -284,6 +314,33 @@ def unit_costs(trajectories: Sequence[Trajectory], step_s: float, price_per_hour
         price_per_s = price_per_hour / 3600
         found |= {f"cost/{name}": value * price_per_s for name, value in {"step": step_s, **seconds}.items()}
     return found
+
+
+def group_metrics(
+    groups: Sequence[Group],
+    report: StepReport,
+    *,
+    version: int,
+    has_signal: Callable[[Group], bool],
+    adapters: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, float]:
+    """Return the metrics of a step's update and of its episodes.
+
+    Args:
+        groups: Groups of the step.
+        report: Report of the trainer.
+        version: Version of the weights at the start of the step.
+        has_signal: Predicate of groups with a learning signal.
+        adapters: Versions of several adapters, by name.
+    """
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    return {
+        **{_name(name): value for name, value in report.metrics.items()},
+        **trajectory_metrics(trajectories, version=version, adapters=adapters),
+        **environment_metrics(groups, has_signal=has_signal),
+        **extra_rollout_metrics(groups),
+        **branch_metrics(groups),
+    }
 
 
 def _sync_metrics(sync: SyncReport | None) -> dict[str, float]:

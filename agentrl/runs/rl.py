@@ -5,10 +5,11 @@
     scheduler        tasks, admission             complete groups             admission: `set_version` after a sync
     episodes         engine, environment          turns, trajectories         engine, environment, a free slot
     store            finished turns               trajectories/step-N.jsonl   nothing
+    journals         answers, steps               inflight/, for a kill       nothing: a thread writes them
     next_batch       complete groups              a batch of groups           groups: episodes that end
     trainer.step     a batch                      new weights                 nothing (see idle_while_training)
     sync             new weights                  version + 1, verified       the engine's next token (pause)
-    evaluation       the engine                   eval/ metrics               its own episodes
+    evaluation       the engine, or its own one   eval/ metrics               its own episodes
     metrics          everything above             a line of metrics.jsonl     nothing
     checkpoint       trainer, scheduler           checkpoints/step-N          the disk
 
@@ -18,7 +19,7 @@
 
 With `max_staleness` 0 no episode runs during `trainer.step`, and a killed and resumed run gives the same numbers as an
 uninterrupted one. If the engine is the local one and there is one process, it shares the trainer's tensors, and nothing
-at all runs beside `trainer.step` (`TrainingParts.idle_while_training`). Above 0, episodes continue during training.
+at all runs during `trainer.step` (`TrainingParts.idle_while_training`). Above 0, episodes continue during training.
 """
 
 from __future__ import annotations
@@ -27,26 +28,30 @@ import asyncio
 import functools
 import gc
 import logging
-import shlex
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeVar
-
-import orjson
 
 from agentrl.builders.group_extras import check_extra_rollouts
 from agentrl.builders.models import prepare_model
 from agentrl.builders.processes import open_processes
-from agentrl.builders.training import TrainingParts, build_training
+from agentrl.builders.training import build_training
 from agentrl.config.config import Config
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import RankLost, ResumableError, ServersLost, TrainingError, UsageError, described_error
-from agentrl.errors.foreign import CLOSE_S, STOP_S, DaemonThreads, call_in_thread, cancel_or_abandon, run_in_own_thread
-from agentrl.evaluation.periodic import evaluate_now
+from agentrl.errors.foreign import (
+    CALL_GRACE_S,
+    CLOSING_S,
+    INTERRUPTED_CLOSING_S,
+    DaemonThreads,
+    call_in_thread,
+    cancel_or_abandon,
+    close_in_time,
+    run_in_own_thread,
+)
+from agentrl.evaluation.periodic import AT_STEP, PeriodicEvaluations
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.diagnosis import RunDiagnosis, save_problems
 from agentrl.observe.learning import steps_without_learning
@@ -55,27 +60,25 @@ from agentrl.observe.model_folder import MODEL
 from agentrl.observe.problems import Problem, problem_lines
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory, logging_to
-from agentrl.observe.trajectory_store import TrajectoryStore, void_after
+from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore, void_after
+from agentrl.rollout.finished_episodes import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.groups import Group
-from agentrl.rollout.recovery import RecoveredEpisodes, read_recoverable
+from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.waits import WaitKind, WaitTracker, settled_heap
-from agentrl.runs.record import EpisodeRecorder, StepClock
+from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
+from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
-from agentrl.runs.stop import StopRequest, run_until_stopped
+from agentrl.runs.stop import PARTS_CLOSING_S, PHASE_GRACE_S, StopRequest, run_until_stopped
+from agentrl.runs.stored_training import StoredTraining
 from agentrl.serving.launch.placement import core_warnings
 from agentrl.training.algorithm_functions import learns_from_rewards
 from agentrl.training.report import StepReport
 from agentrl.weights import SyncReport
 
 T = TypeVar("T")
-
 SYNC_GRACE_S = 6.0
 """Seconds in which a weight sync may finish after a stop was requested; a resumed run repeats one that did not."""
-
 _THREAD = DaemonThreads("agentrl-trainer")
-STOP_GRACE_S = 8.0
-"""Seconds for anything else that a stop cancels, such as the episodes of an evaluation."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -108,6 +111,7 @@ class Orchestrator:
         self._last: Mapping[str, float] = {}
         self._diagnosis: RunDiagnosis | None = None
         self._problems: tuple[Problem, ...] = ()
+        self._trackers: Trackers | None = None
         self._waits = WaitTracker()
         """Table of the run's waits."""
         self._stop = asyncio.Event()
@@ -181,11 +185,11 @@ class Orchestrator:
             self._say(warning)
         for warning in core_warnings(self.config):
             self._say(warning)
-        start = await prepare_model(self.config, self.folder.model, say=self._say)
-        finished = self._read_finished_episodes() if progress is not None else None
+        base_path = await prepare_model(self.config, self.folder.model, say=self._say)
+        finished = self._read_finished_episodes()
         void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
         self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))
-        model_path = start if self._saved is None else str(self._saved.path / MODEL)
+        model_path = base_path if self._saved is None else str(self._saved.path / MODEL)
         version = 0 if progress is None else progress.version
         with self._waits.on(WaitKind.COLLECTIVE, "run", "the start of ranks and servers"):
             processes = await stack.enter_async_context(
@@ -193,65 +197,90 @@ class Orchestrator:
                     self.config,
                     self.folder,
                     model_path=model_path,
-                    base_path=start,
+                    base_path=base_path,
                     version=version,
                     say=self._say,
                     on_loss=self._loss_callback(),
                 )
             )
+        seen = (self._store, self.status, self._watcher, self._waits)
+        recorder, journals = EpisodeRecorder(*seen), None
+        if not self.config.rollout.is_synchronous:
+            journals = stack.enter_context(JournalFolder(self.folder.inflight, self._waits.clock, self._say))
+            recorder = JournalingRecorder(*seen, journals=journals)
         with self._waits.on(WaitKind.TRAINER, "run", "the model and the environments"):
             self._parts = build_training(
                 self.config,
                 model_path=model_path,
-                reference_path=start,
+                base_path=base_path,
                 version=version,
                 pool=processes.pool,
+                evaluation_pool=processes.evaluation_pool,
                 nodes=processes.nodes,
-                observer=EpisodeRecorder(self._store, self.status, self._watcher, self._waits),
+                observer=recorder,
                 waits=self._waits,
                 ranks=processes.ranks,
                 folder=self.folder.path,
+                journals=journals,
                 say=self._say,
             )
         stack.push_async_callback(self._close_parts)
+        self._evaluations = PeriodicEvaluations(self._parts, self.config, name=self.folder.path.name)
+        stack.push_async_callback(self._evaluations.close)
         self._parts.trainer.write_dumps(self.folder.numerics, self.config.model_dump(mode="json"))
         if self._saved is not None and progress is not None:
             await self._parts.scheduler.fetch_saved(progress.scheduler)
             restore(self._saved, self._parts, progress)
             self._pending = None if progress.pending is None else dict(progress.pending)
-        if finished is not None and (recovered := self._parts.scheduler.recover(finished)):
+        if journals is not None and (recovered := self._parts.scheduler.recover(finished, journals)):
             self._say(f"kept {recovered} finished episodes not yet trained on")
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
-        self._diagnosis = RunDiagnosis(
+        self._diagnosis = self._open_diagnosis()
+        with self._waits.on(WaitKind.SYNC, "trainer", "the engine's start and the check of its weights"):
+            await self._parts.engine.start()
+            await self._parts.sync.verify()
+            if self._parts.evaluation is not None:
+                await self._parts.evaluation.engine.start()
+                await self._parts.evaluation.sync.verify()
+            if progress is not None and progress.evaluating is not None:
+                await self._repeat_evaluation(progress.evaluating)
+        if self._changes:
+            self.folder.save_config(dump_config(self.config))
+
+    def _open_diagnosis(self) -> RunDiagnosis:
+        """Open the diagnosis of the run, from the steps that it has made."""
+        return RunDiagnosis(
             self._parts.counters.incidents,
             {
-                name: place
+                name: location
                 for part in self._parts.environments
-                for name, place in part.runner.scorer.definitions.items()
+                for name, location in part.runner.scorer.definitions.items()
             },
             read_metrics(self.folder.metrics_file),
             learns_from_rewards=learns_from_rewards(self.config.algorithm),
         )
-        with self._waits.on(WaitKind.SYNC, "trainer", "the engine's start and the check of its weights"):
-            await self._parts.engine.start()
-            await self._parts.sync.verify()
-        if self._changes:
-            self.folder.save_config(dump_config(self.config))
 
-    def _read_finished_episodes(self) -> RecoveredEpisodes | None:
-        """Read the episodes that a killed run finished after its checkpoint; ``None`` for synchronous runs.
+    async def _repeat_evaluation(self, step: int) -> None:
+        """Start an evaluation again that the checkpoint's run did not finish, if the checkpoint has its weights."""
+        if step == self.step and self._parts.evaluation is not None:
+            await self._evaluations.start(step)
+        else:
+            self._say(f"the evaluation of step {step} did not finish, and is not repeated: its weights are not stored")
+
+    def _read_finished_episodes(self) -> RecoveredEpisodes:
+        """Read the episodes that a killed run finished after its checkpoint; none for synchronous runs.
 
         A synchronous run plays them again, with the same seeds and weights, and so resumes exactly.
         """
         rollout = self.config.rollout
         if rollout.is_synchronous:
-            return None
+            return RecoveredEpisodes()
         return read_recoverable(self.folder.trajectories, first_step=self.step - rollout.max_staleness)
 
     async def _close_parts(self) -> None:
-        """Close the parts; each of them has less time from a requested stop on."""
+        """Close the parts and the trackers; a stop request shortens their time."""
         await self._parts.scheduler.close()
-        closing, stop = asyncio.create_task(self._parts.close()), asyncio.create_task(self._stop.wait())
+        closing, stop = asyncio.create_task(self._close_all()), asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({closing, stop}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -262,20 +291,28 @@ class Orchestrator:
         if not closing.cancelled():
             closing.result()
 
+    async def _close_all(self) -> None:
+        closing = (self._parts.close(), self._close_trackers())
+        for outcome in await asyncio.gather(*closing, return_exceptions=True):
+            if outcome is not None:
+                raise outcome
+
     async def _close_trackers(self) -> None:
-        within_s = STOP_S if self._stop.is_set() else CLOSE_S
-        await run_in_own_thread(self._trackers.close, within_s=within_s)
+        if (trackers := self._trackers) is not None:
+            within_s = INTERRUPTED_CLOSING_S if self._stop.is_set() else CLOSING_S
+            close = functools.partial(run_in_own_thread, trackers.close, within_s=within_s - CALL_GRACE_S)
+            await close_in_time(close, "closing the trackers", within_s)
 
     async def _await_closing(self, closing: asyncio.Task[None]) -> None:
-        """Wait until the parts are closed; a second request leaves each of them hardly any time."""
+        """Wait until the parts are closed; after a second request or `PARTS_CLOSING_S`, almost no time is left."""
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             closing.cancel()  # the second time
         try:
-            await asyncio.wait({closing})
-        except asyncio.CancelledError:
+            await asyncio.wait({closing}, timeout=PARTS_CLOSING_S)
+        finally:
             closing.cancel()
-            raise
+        await asyncio.wait({closing})
 
     def _loss_callback(self) -> Callable[[TrainingError], None]:
         """Return a thread-safe function that ends the run when a required process is lost."""
@@ -297,7 +334,6 @@ class Orchestrator:
             name=self.folder.path.name,
             config=self.config.model_dump(mode="json"),
         )
-        stack.push_async_callback(self._close_trackers)
 
     async def _train(self) -> bool:
         """Make all remaining steps; return True if a requested stop came first."""
@@ -324,6 +360,8 @@ class Orchestrator:
                 self._writer.wait()
                 raise
             return True
+        await self._parts.scheduler.close()
+        self._parts.scheduler.record_left_over()
         return False
 
     async def _run_step(self) -> None:
@@ -343,6 +381,8 @@ class Orchestrator:
         self._pending = clock.metrics(groups, report, synced, version=self.step)
         parts.scheduler.set_version(self.step)
         with self._waits.on(WaitKind.DISK, "run", "the trajectory store"):
+            for group in groups:
+                parts.scheduler.record_end(group, GroupEnd.TRAINED)
             self._store.rotate(self.step + 1)
         if synced is None:
             raise self._lost or _Interrupted
@@ -401,14 +441,11 @@ class Orchestrator:
         if self._pending is None:
             return
         last = self.step == self.config.trainer.steps
-        every = self.config.evaluation.every
-        if every and (self.step % every == 0 or last):
+        if self._evaluations.waits_after(self.step):
             self._enter(Phase.EVALUATE)
-            found = await self._unless_stopped(
-                evaluate_now(self._parts, self.config, model=f"{self.folder.path.name}, step {self.step}")
-            )
+        if found := await self._unless_stopped(self._evaluations.after_step(self.step)):
             self._pending |= found
-            self._watcher.on_evaluation(self.step, found)
+            self._watcher.on_evaluation(int(found.get(AT_STEP, self.step)), found)
         self._write_metrics(self._pending)
         self._pending = None
         if last or self.step % self.config.checkpoint.every == 0:
@@ -417,6 +454,7 @@ class Orchestrator:
     def _write_metrics(self, metrics: dict[str, float]) -> None:
         with self._waits.on(WaitKind.DISK, "run", "metrics.jsonl"):
             self._metrics.append_step(self.step, metrics)
+            assert self._trackers is not None
             self._trackers.log(self.step, metrics)
         self._last = metrics
         self.status.step = self.step
@@ -438,6 +476,7 @@ class Orchestrator:
             metrics_position=self._metrics.position,
             store_position=self._store.position,
             pending=self._pending,
+            evaluating=self._evaluations.running,
             scheduler=self._parts.scheduler.state_dict(),
         )
         if self._writer.background:
@@ -462,7 +501,7 @@ class Orchestrator:
         finally:
             stop.cancel()
             if not task.done():
-                await cancel_or_abandon(task, STOP_GRACE_S)
+                await cancel_or_abandon(task, PHASE_GRACE_S)
         if task.cancelled() or not task.done():
             if not self._stop.is_set():
                 raise TrainingError("a part of the run was cancelled, although no stop was requested")
@@ -483,7 +522,7 @@ class Orchestrator:
 
 
 def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> RunResult:
-    """Train a run; the calling thread must not have a running event loop.
+    """Train a run, on new or on stored episodes; the calling thread must not have a running event loop.
 
     Ctrl-C and SIGTERM stop the run with a checkpoint; a second signal stops it within seconds, whatever still runs.
     After the loss of a rank, the run restarts from its newest checkpoint, up to ``trainer.restarts`` times.
@@ -498,27 +537,28 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
         TrainingError: training cannot continue.
     """
     interruption, watcher = interruption or StopRequest(), watcher or RunWatcher()
+    kind = Orchestrator if run.config.trainer.episodes is None else StoredTraining
     restarts, reached, reason = 0, 0, None
     while True:
-        orchestrator = Orchestrator(run, watcher=watcher, reason=reason)
+        loop = kind(run, watcher=watcher, reason=reason)
         try:
-            return _run_loop(orchestrator, interruption)
+            return _run_loop(loop, interruption)
         except RankLost as error:
-            if orchestrator.step > reached:
-                restarts, reached = 0, orchestrator.step
+            if loop.step > reached:
+                restarts, reached = 0, loop.step
             most = run.config.trainer.restarts
             if interruption.count or restarts >= most:
                 raise
             restarts += 1
             reason = f"{error}. The run restarts from its newest checkpoint ({restarts} of {most}: trainer.restarts)"
         run = Run(run.folder, run.config)
-        del orchestrator  # frees the model
+        del loop  # frees the model
         gc.collect()
 
 
-def _run_loop(orchestrator: Orchestrator, interruption: StopRequest) -> RunResult:
+def _run_loop(loop: Orchestrator | StoredTraining, interruption: StopRequest) -> RunResult:
     try:
-        return run_until_stopped(_train(orchestrator, interruption), interruption)
+        return run_until_stopped(_train(loop, interruption), interruption)
     except SystemExit as error:
         raise TrainingError(
             "an environment, tool or agent loop exited the program from a task that it had started",
@@ -527,9 +567,9 @@ def _run_loop(orchestrator: Orchestrator, interruption: StopRequest) -> RunResul
         ) from error
 
 
-async def _train(orchestrator: Orchestrator, interruption: StopRequest) -> RunResult:
-    with interruption.stops(orchestrator.stop):
-        return await orchestrator.run()
+async def _train(loop: Orchestrator | StoredTraining, interruption: StopRequest) -> RunResult:
+    with interruption.stops(loop.stop):
+        return await loop.run()
 
 
 def idle_steps(result: RunResult, config: Config) -> str:
@@ -539,76 +579,3 @@ def idle_steps(result: RunResult, config: Config) -> str:
     if not learns_from_rewards(config.algorithm) or not idle or 2 * idle < len(lines):
         return ""
     return f", but nothing was learned in {idle} of {len(lines)} steps: all episodes of a task had the same return"
-
-
-_PROGRESS = "progress.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Progress of a run in a checkpoint."""
-
-    step: int
-    """Number of finished training steps."""
-    version: int
-    """Version of the weights."""
-    metrics_position: int
-    """Size in bytes of ``metrics.jsonl`` after these steps."""
-    store_position: int
-    """Size in bytes of the next step's trajectory file at the time of the checkpoint."""
-    pending: Mapping[str, float] | None
-    """Metrics of the last step, if the run stopped before they were written."""
-    scheduler: Mapping[str, Any]
-    """Task order, state of the curriculum, and finished unused trajectories."""
-
-
-def write_checkpoint(folder: Path, parts: TrainingParts, progress: Progress) -> None:
-    """Write a checkpoint into its folder, from which the run resumes as if it had not stopped.
-
-    ::
-
-        checkpoints/step-000010/
-        model/            Hugging Face folder: the policy's exact weights and its tokenizer; a peft folder for adapters
-        trainer.pt        optimizer, schedule, generators; with several ranks, the folder trainer/
-        progress.json     `Progress`: step, version, task order and curriculum, finished unused trajectories
-        manifest.json     sizes and checksums
-    """
-    parts.source.save(folder / MODEL, parts.tokenizer, parts.renderer.images)
-    parts.trainer.checkpoint.save(folder)
-    (folder / _PROGRESS).write_bytes(orjson.dumps(asdict(progress)))
-
-
-def copy_checkpoint(parts: TrainingParts, progress: Progress) -> Callable[[Path], None]:
-    """Copy the state of a checkpoint; the returned function writes the copy into a folder during training."""
-    write_policy = parts.source.copy(parts.tokenizer, parts.renderer.images)
-    write_trainer, written = parts.trainer.checkpoint.copy(), orjson.dumps(asdict(progress))
-
-    def write(folder: Path) -> None:
-        write_policy(folder / MODEL)
-        write_trainer(folder)
-        (folder / _PROGRESS).write_bytes(written)
-
-    return write
-
-
-def read_progress(checkpoint: Checkpoint) -> Progress:
-    """Read a checkpoint's progress.
-
-    Raises:
-        UsageError: the checkpoint does not belong to a training run.
-    """
-    file = checkpoint.path / _PROGRESS
-    if not file.is_file():
-        raise UsageError(
-            f"checkpoint {checkpoint.path} cannot be resumed",
-            got="a model only",
-            expected="a checkpoint of a training run",
-            hint=f"start a new run from it: agentrl train … model.path={shlex.quote(str(checkpoint.path))}",
-        )
-    return Progress(**orjson.loads(file.read_bytes()))
-
-
-def restore(checkpoint: Checkpoint, parts: TrainingParts, progress: Progress) -> None:
-    """Restore trainer and scheduler; the model has loaded its weights from the checkpoint already."""
-    parts.trainer.checkpoint.load(checkpoint.path)
-    parts.scheduler.load_state_dict(progress.scheduler)

@@ -35,7 +35,7 @@ from agentrl.rollout.waits import RolloutObserver, WaitTracker
 from agentrl.runs.learning_run import Learner, LearningRun, ProgressCallback
 from agentrl.runs.record import EpisodeRecorder
 from agentrl.runs.start import Run, RunResult
-from agentrl.runs.stop import run_until_stopped
+from agentrl.runs.stop import StopRequest, run_until_stopped
 from agentrl.task import Task
 from agentrl.training.chat_file import build_sft_dataset, check_chats, read_chats
 from agentrl.training.distributed import Ranks
@@ -131,8 +131,8 @@ class WarmStart(LearningRun):
 
     name, phase = "sft", Phase.WARM_START
 
-    def __init__(self, run: Run, *, watcher: RunWatcher | None = None) -> None:
-        super().__init__(run, watcher=watcher)
+    def __init__(self, run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> None:
+        super().__init__(run, watcher=watcher, interruption=interruption)
         self._success: float | None = None
         """Latest measured success rate."""
 
@@ -169,7 +169,7 @@ class WarmStart(LearningRun):
         parts = build_on_ranks(ranks, build_learner, config, demonstrations, path, pad_id(tokenizer))
 
         def learn(progress: ProgressCallback) -> LearningProgress:
-            enough = partial(self._is_enough, parts, path, renderer)
+            enough = partial(self._reached_stop_at, parts, path, renderer)
             final = train_supervised(parts.learner, progress=progress, enough=enough)
             self._say_if_short()
             return final
@@ -179,7 +179,7 @@ class WarmStart(LearningRun):
 
         return Learner(learn=learn, save=save)
 
-    def _is_enough(self, parts: LearnerParts, path: str, renderer: Renderer, progress: LearningProgress) -> bool:
+    def _reached_stop_at(self, parts: LearnerParts, path: str, renderer: Renderer, progress: LearningProgress) -> bool:
         """Measure success if due, and return True if it has reached ``sft.stop_at``."""
         settings = self.config.sft
         if settings.stop_at is None or progress.update <= settings.warmup_steps:
@@ -188,7 +188,8 @@ class WarmStart(LearningRun):
             return False
         self.enter(Phase.EVALUATE)
         model = self._whole_model(parts, path)
-        self._success = run_until_stopped(success_now(model, renderer, self.config, n_tasks=settings.check_tasks))
+        measuring = success_now(model, renderer, self.config, n_tasks=settings.check_tasks)
+        self._success = run_until_stopped(measuring, self.interruption)
         self.enter(Phase.WARM_START)
         self.say(f"update {progress.update}: success {self._success:.1%} on {settings.check_tasks} tasks")
         return self._success >= settings.stop_at
@@ -213,9 +214,9 @@ class WarmStart(LearningRun):
             )
 
 
-def warm_start(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
+def warm_start(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> RunResult:
     """Warm-start a run's model on demonstrations; raises the errors of `LearningRun.run`."""
-    return WarmStart(run, watcher=watcher).run()
+    return WarmStart(run, watcher=watcher, interruption=interruption).run()
 
 
 def check_warm_start(config: Config) -> None:

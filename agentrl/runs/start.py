@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +129,7 @@ def check_tasks(config: Config) -> str:
 
 
 def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
-    """Open an existing run to resume it. Its folder does not change until the run has started.
+    """Open an existing training run to resume it. Its folder does not change until the run has started.
 
     Args:
         path: Folder of the run, or ``runs/latest``.
@@ -139,6 +140,12 @@ def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
         ConfigError: an override is invalid or not allowed on resume, or the run has no step left.
     """
     folder = RunDirectory.open(path)
+    if folder.rollout_file.is_file():
+        raise UsageError(
+            f"{folder.path} only plays episodes and has no trainer",
+            hint=f"resume it with: agentrl rollout --resume {shlex.quote(str(folder.path))}, or train on its episodes: "
+            f"agentrl train CONFIG --episodes {shlex.quote(str(folder.path))}",
+        )
     config = load_config(folder.config_file, overrides)
     found = changes(load_config(folder.config_file), config)
     check_same_run(found)

@@ -5,6 +5,8 @@ the work, and ends the loop after `FORCE_S`, whatever still runs. Tasks that ign
 
 Foreign code that blocks the event loop's own thread cannot be cancelled. If that is the main thread, a request raises
 `BlockedCall` in that code after `BLOCKED_S`; after the second one, a ``KeyboardInterrupt`` in whatever blocks the loop.
+C code that never returns (a collective with a stopped rank) lets no handler run; after the second request, the program
+ends itself.
 """
 
 from __future__ import annotations
@@ -18,55 +20,59 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from types import FrameType
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from agentrl.errors import CtrlC
-from agentrl.errors.foreign import DaemonThreads, abandon_pending, ignore_result, is_foreign
+from agentrl.errors.foreign import (
+    EPISODE_GRACE_S,
+    FORCED_CLOSING_S,
+    DaemonThreads,
+    abandon_pending,
+    ignore_result,
+    is_foreign,
+)
 
 T = TypeVar("T")
 BLOCKED_S = 2.0
 """Seconds for which foreign code may block the event loop after a stop was requested."""
 AGAIN_S = 0.2
 """The same after it has blocked the loop once."""
+PHASE_GRACE_S = 7.5
+"""Seconds for a phase of a run to end that a stop cancels, such as the start of servers."""
+PARTS_CLOSING_S = 6.5
+"""Seconds for closing all parts of a run after a stop; parts still open after that get almost no more time."""
 FORCE_S = 2.5
 """Seconds for cancelled work to end after the second request."""
-LAST_S = 4.0
-"""Seconds for everything after the second request."""
-END_S = 1.0
-"""Seconds for tasks that are left over at the end of the work."""
+LEFTOVER_S = 1.0
+"""Seconds for tasks, and again for generators, that are left over at the end of the work."""
+INTERRUPTED_EXIT_S = 1.0
+"""Seconds for Python to end after an interrupted command, before the process ends itself."""
+FORCED_EXIT_S = 4.0
+"""Seconds from the second request to the end of the process, no matter what is still running."""
+AFTER_ONE_REQUEST = {
+    "foreign code that blocks the event loop": BLOCKED_S,
+    "the phase, or the episodes of an evaluation and then those of training": max(PHASE_GRACE_S, 2 * EPISODE_GRACE_S),
+    "environments, tools, engine and trackers": PARTS_CLOSING_S,
+    "five parts that are still open": 5 * 2 * FORCED_CLOSING_S,
+    "leftover tasks and generators": 2 * LEFTOVER_S,
+    "threads and child processes": INTERRUPTED_EXIT_S,
+}
+"""Seconds for each stage of a run's end after one request if foreign code hangs in all of them.
+
+A training step, weight sync or checkpoint in progress, and launched servers and ranks, need their own time.
+"""
+AFTER_TWO_REQUESTS = {
+    "cancelled work": FORCE_S,
+    "two rounds of the watching thread": 2 * AGAIN_S,
+    "leftover tasks and generators": 2 * LEFTOVER_S,
+}
+"""The same after two requests, for a caller of the Python interface; the program ends after `FORCED_EXIT_S`."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _INTERRUPTION = signal.SIGURG
 """Signal that interrupts the main thread; not one of the user's, as Python merges equal signals that are pending."""
-
-
-@contextmanager
-def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on the first stop signal inside the block; the second one is handled as before the block.
-
-    The second signal also works while code blocks the event loop and `stop` cannot run. Only the main thread receives
-    signals; in other threads, this does nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-
-    def put_back() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def first(number: int, frame: FrameType | None) -> None:
-        put_back()  # at once, so that the second signal can end code that blocks the event loop
-        loop.call_soon_threadsafe(stop)
-
-    for number in _SIGNALS:
-        signal.signal(number, first)
-    try:
-        yield
-    finally:
-        put_back()
+_forced_exit_code: ContextVar[int | None] = ContextVar("forced_exit_code", default=None)
 
 
 class BlockedCall(BaseException):
@@ -88,14 +94,22 @@ def end_process_later(code: int, seconds: float) -> None:
     timer.start()
 
 
+@contextmanager
+def forced_exit(code: int) -> Iterator[None]:
+    """Let the second request of work that begins in the block end the process `FORCED_EXIT_S` after it."""
+    before = _forced_exit_code.set(code)
+    try:
+        yield
+    finally:
+        _forced_exit_code.reset(before)
+
+
 class StopRequest:
     """Request to stop the work of an event loop; may be called from any thread, and before the loop exists."""
 
-    exit_code: ClassVar[int | None] = None
-    """Exit code with which the process ends `LAST_S` after the second request; set by the program `agentrl` only."""
-
     def __init__(self) -> None:
         self.count = 0
+        self._exit_code = _forced_exit_code.get()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: Callable[[], object] | None = None
         self._main: asyncio.Task[Any] | None = None
@@ -104,6 +118,10 @@ class StopRequest:
         self._watches: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """Starts the watching thread, or ends it; signal handlers may use this queue, but start no thread."""
         self._second_at = 0.0
+        self._wakeup = -1
+        """Pipe to which the system writes the numbers of signals."""
+        self._counted = self._counted_early = 0
+        """Signals that were counted, and those of them whose handler has not run yet."""
         self._raises: type[BaseException] | None = None
 
     def __call__(self) -> None:
@@ -114,9 +132,14 @@ class StopRequest:
         self._call_soon(self._pass_on)
         self.watch()
 
+    def raise_if_made(self) -> None:
+        """Raise ``KeyboardInterrupt`` if the stop was requested; for work without an event loop."""
+        if self.count:
+            raise KeyboardInterrupt
+
     @contextmanager
     def stops(self, stop: Callable[[], object]) -> Iterator[None]:
-        """Let the first request call `stop` inside the block, which the work begins with, instead of cancelling it."""
+        """Let the first request inside the block call `stop` in the event loop, instead of cancelling the work."""
         self._stop = stop
         try:
             yield
@@ -132,6 +155,7 @@ class StopRequest:
         is_main = threading.current_thread() is threading.main_thread()
         handlers = {_INTERRUPTION: self._on_interruption, **dict.fromkeys(_SIGNALS, self._on_signal)} if is_main else {}
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        wakeup = self._hear_signals() if is_main else None
         try:
             if self.count:
                 self._call_soon(self._pass_on)
@@ -141,14 +165,44 @@ class StopRequest:
             self._over.set()
             self._watches.put(False)
             self._loop = self._main = None
+            if wakeup is not None:
+                signal.set_wakeup_fd(wakeup)
+                os.close(self._wakeup)
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _hear_signals(self) -> int:
+        """Let a thread hear signals, too, as Python's handlers do not run while the main thread is in a C call.
+
+        Returns:
+            The file descriptor that signals woke before.
+        """
+        reading, self._wakeup = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        threading.Thread(target=self._hear, args=(reading,), name="agentrl-signals", daemon=True).start()
+        return signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+
+    def _hear(self, reading: int) -> None:
+        """Count the signals that the handler has not counted after `AGAIN_S`."""
+        heard = 0
+        with open(reading, "rb", buffering=0) as signals:
+            while number := signals.read(1):
+                heard += number[0] in _SIGNALS
+                self._over.wait(AGAIN_S)
+                while self._counted < heard:
+                    self._counted += 1
+                    self._counted_early += 1
+                    self()
 
     def watch(self) -> None:
         """From now on, interrupt foreign code that blocks the loop."""
         self._watches.put(True)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._counted_early:
+            self._counted_early -= 1
+            return
+        self._counted += 1
         self()
 
     def _on_interruption(self, number: int, frame: FrameType | None) -> None:
@@ -185,13 +239,13 @@ class StopRequest:
                 patience = AGAIN_S
             over.wait(AGAIN_S)
             self._end_process_if_late()
-        while self.count > 1 and self.exit_code is not None:
+        while self.count > 1 and self._exit_code is not None:
             time.sleep(AGAIN_S)
             self._end_process_if_late()
 
     def _end_process_if_late(self) -> None:
-        if self.count > 1 and self.exit_code is not None and time.monotonic() > self._second_at + LAST_S:
-            end_process(self.exit_code)
+        if self.count > 1 and self._exit_code is not None and time.monotonic() > self._second_at + FORCED_EXIT_S:
+            end_process(self._exit_code)
 
     def _force(self, is_blocked: bool) -> None:
         """End the loop without waiting for the work."""
@@ -238,6 +292,13 @@ def run_until_stopped(work: Coroutine[Any, Any, T], request: StopRequest | None 
     return main.result()
 
 
+def run_with_stop_event(work: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine function with an event that the first request sets; the second one cancels it."""
+    request, stop = StopRequest(), asyncio.Event()
+    with request.stops(stop.set):
+        return run_until_stopped(work(stop), request)
+
+
 def _close(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel all tasks, close asynchronous generators, and close the loop; abandon what does not end."""
     try:
@@ -263,6 +324,6 @@ def _end(loop: asyncio.AbstractEventLoop, tasks: set[asyncio.Task[Any]], *, canc
         task.add_done_callback(ignore_result)
         if cancel:
             task.cancel()
-    ending = loop.create_task(asyncio.wait(tasks, timeout=END_S))
+    ending = loop.create_task(asyncio.wait(tasks, timeout=LEFTOVER_S))
     ending.add_done_callback(lambda _: loop.stop())
     loop.run_forever()

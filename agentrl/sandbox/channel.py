@@ -33,7 +33,9 @@ LARGEST_PAYLOAD = 2**30
 MOST_CONNECTIONS = 128
 """Maximum concurrent connections of one port; others wait in the sandbox."""
 RETRY_S = 0.05
-ANSWER_S = 15.0
+SUPERVISOR_START_S = 60.0
+"""Seconds in which a sandbox starts its supervisor."""
+SUPERVISOR_ANSWER_S = 15.0
 """Seconds in which a supervisor answers a request for which it does not wait for a program."""
 
 
@@ -208,7 +210,7 @@ class Ports:
             UsageError: the port is in use.
             SandboxError: the sandbox is gone.
         """
-        answer = await self._channel.ask("listen", deadline_s=ANSWER_S, port=port)
+        answer = await self._channel.ask("listen", deadline_s=SUPERVISOR_ANSWER_S, port=port)
         if answer.exit_code < 0:
             raise UsageError(f"a sandbox cannot listen on its port {port}", got=os.strerror(-answer.exit_code))
         self._accepting.add(asyncio.create_task(self._accept(answer.exit_code, protocol)))

@@ -130,8 +130,8 @@ def _version_2() -> Hierarchy | None:
 def _mounts() -> Iterator[tuple[str, str, Path]]:
     """Yield the type, options and path of each mount."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, place, kind, options, *_ = line.split(" ")
-        yield kind, options, Path(place)
+        _, mount, kind, options, *_ = line.split(" ")
+        yield kind, options, Path(mount)
 
 
 def _own_group(mounted: Path, controller: str) -> Path:

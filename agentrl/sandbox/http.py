@@ -31,6 +31,10 @@ LARGEST_INPUT = 32 * 2**20
 """Maximum bytes of a request with the standard input of a program."""
 LARGEST_REQUEST = 512 * 2**20
 """Maximum bytes of any request, whatever the sandbox's limits."""
+SANDBOX_PATIENCE_S = 20.0
+"""Seconds for which calls to a lost or full server are retried; the option ``patience_s`` overrides it."""
+SANDBOX_CLOSE_S = 5.0
+"""Maximum seconds that `close` waits for the server, which closes abandoned sandboxes by itself."""
 
 
 def write_bytes(data: bytes) -> str:
@@ -76,12 +80,6 @@ def changed_limits(limits: Limits) -> list[str]:
     return [name for name, value in limits.non_null.items() if value != DEFAULT_LIMITS.non_null[name]]
 
 
-PATIENCE_S = 20.0
-"""Seconds for which calls to a lost or full server are retried; the option ``patience_s`` overrides it."""
-CLOSE_S = 5.0
-"""Maximum seconds that `close` waits for the server, which closes abandoned sandboxes by itself."""
-
-
 class HttpSandbox(Sandbox):
     """Sandbox behind a sandbox server.
 
@@ -107,7 +105,7 @@ class HttpSandbox(Sandbox):
         unknown = spec.options.keys() - {"patience_s"}
         if unknown:
             raise UsageError("an option of http sandboxes is invalid", got=min(unknown), expected="patience_s")
-        self._patience_s = float(spec.options.get("patience_s", PATIENCE_S))
+        self._patience_s = float(spec.options.get("patience_s", SANDBOX_PATIENCE_S))
         self._link = Link(spec.url.rstrip("/"), service="sandbox server", token_variable=TOKEN_VARIABLE)
         self._route = f"{SANDBOXES}/{secrets.token_hex(16)}"
         self._is_open = False
@@ -157,7 +155,7 @@ class HttpSandbox(Sandbox):
         is_open, self._is_open = self._is_open, False
         if is_open:
             with contextlib.suppress(SandboxError, UsageError, TimeoutError):
-                async with asyncio.timeout(CLOSE_S):
+                async with asyncio.timeout(SANDBOX_CLOSE_S):
                     await self._ask("DELETE", "", None, patience_s=0.0)
         calls = set(self._calls)
         for task in calls:

@@ -15,6 +15,12 @@ from agentrl.sandbox.spec import ExecResult, Limits
 
 SIGN_OF_LIFE_S = 3.0
 """Seconds to run a trivial command before a sandbox counts as lost, or its machine as overloaded."""
+PROGRAM = Path(__file__).with_name("interpreter_main.py").read_text(encoding="utf-8")
+INTERPRETER_START_S = 20.0
+INTERPRETER_STOP_S = 5.0
+LONGEST_REPLY = 2**20
+"""Maximum bytes of a reply."""
+CANNOT_RUN = (126, 127)
 
 
 async def require_life(sandbox: Sandbox) -> None:
@@ -30,14 +36,6 @@ async def require_life(sandbox: Sandbox) -> None:
         raise SandboxError("a sandbox hangs", got=f"no answer in {SIGN_OF_LIFE_S:g} s") from error
     if not result.is_success:
         raise SandboxError("a sandbox cannot run anything", got=f"exit code {result.exit_code} of true")
-
-
-PROGRAM = Path(__file__).with_name("interpreter_main.py").read_text(encoding="utf-8")
-START_S = 20.0
-STOP_S = 5.0
-LONGEST_REPLY = 2**20
-"""Maximum bytes of a reply."""
-CANNOT_RUN = (126, 127)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +102,7 @@ class Interpreter:
         await self._end()
 
     async def _start(self) -> SandboxProcess:
-        async with async_boundary(SandboxError, "starting Python in a sandbox", deadline_s=START_S):
+        async with async_boundary(SandboxError, "starting Python in a sandbox", deadline_s=INTERPRETER_START_S):
             process = await self._sandbox.spawn(["python3", "-u", "-c", PROGRAM], limits=self._limits)
             if (await process.read_line()).endswith(b"\n"):
                 self._process, self._number = process, 0
@@ -153,7 +151,7 @@ class Interpreter:
         except TimeoutError:
             return None
         finally:
-            async with async_boundary(SandboxError, "stopping Python in a sandbox", deadline_s=STOP_S):
+            async with async_boundary(SandboxError, "stopping Python in a sandbox", deadline_s=INTERPRETER_STOP_S):
                 await process.kill()
 
 

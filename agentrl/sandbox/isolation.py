@@ -44,6 +44,20 @@ _INSTALLED = "lib/python3*/*-packages/agentrl"
 _OWN_PACKAGES = ("agentrl", "agentrl.envs", "agentrl.tools", "agentrl.agent_loops")
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN")
 """Capabilities that the first process needs to run commands as a user without capabilities, and to kill them."""
+_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+"""Offsets in ``struct seccomp_data``."""
+_ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
+_X32 = 0x40000000
+"""First number of x86-64's second table of system calls (x32)."""
+_NAMESPACES = 0x7E020000
+"""Flags of ``clone`` that create namespaces."""
+_FAMILIES = (1, 2, 10)
+"""Socket families within the network namespace: UNIX, IPv4, IPv6; others (vsock, netlink) may lead out."""
+_TERMINAL_REQUESTS = (0x5412, 0x541C)
+"""``TIOCSTI`` and ``TIOCLINUX``, which insert input into the terminal."""
+_MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+"""Architecture numbers of the kernel, in the order of the columns above."""
 
 
 def new_user() -> int:
@@ -145,7 +159,7 @@ def _read_only(paths: Sequence[str]) -> list[str]:
 def _without_own_code(readable: Sequence[str]) -> list[str]:
     """Hide agentrl's code with empty folders, as its generators contain the hidden answers of tasks."""
     seen = [Path(path).resolve() for path in ("/usr", str(PREFIX), *readable)]
-    hidden = [folder for folder in own_folders() if any(folder.is_relative_to(place) for place in seen)]
+    hidden = [folder for folder in own_folders() if any(folder.is_relative_to(root) for root in seen)]
     return [word for folder in hidden for word in ("--tmpfs", str(folder), "--remount-ro", str(folder))]
 
 
@@ -154,7 +168,7 @@ def own_folders() -> tuple[Path, ...]:
     """Return the folders of agentrl's code: of this process, and of installations for the sandbox's Python."""
     found = [importlib.util.find_spec(name) for name in _OWN_PACKAGES]
     running = [Path(spec.origin).resolve().parent for spec in found if spec is not None and spec.origin is not None]
-    installed = [path for place in INSTALLED_IN for path in place.glob(_INSTALLED)]
+    installed = [path for root in INSTALLED_IN for path in root.glob(_INSTALLED)]
     both = dict.fromkeys([*running, *(path.resolve() for path in installed if path.is_dir())])
     return tuple(one for one in both if not any(one.is_relative_to(other) for other in both if other != one))
 
@@ -189,20 +203,6 @@ def _writable(disk_bytes: int, further: Sequence[str]) -> list[str]:
     return [*options, "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"]
 
 
-_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
-"""Offsets in ``struct seccomp_data``."""
-_ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
-_X32 = 0x40000000
-"""First number of x86-64's second table of system calls (x32)."""
-_NAMESPACES = 0x7E020000
-"""Flags of ``clone`` that create namespaces."""
-_FAMILIES = (1, 2, 10)
-"""Socket families within the network namespace: UNIX, IPv4, IPv6; others (vsock, netlink) may lead out."""
-_TERMINAL_REQUESTS = (0x5412, 0x541C)
-"""``TIOCSTI`` and ``TIOCLINUX``, which insert input into the terminal."""
-
-
 def _numbers(text: str) -> dict[str, tuple[int, int]]:
     """Parse a table of system calls with their numbers on x86-64 and aarch64; -1 if aarch64 lacks a call."""
     calls = (call.split() for line in text.strip().splitlines() for call in line.partition(":")[2].split(","))
@@ -224,8 +224,6 @@ System V memory and messages, which outlive their makers: shmget 29 194, msgget 
 """)
 _UNACCOUNTED = _numbers("memory of no process: memfd_create 319 279, memfd_secret 447 447")
 _CHECKED = _numbers("by arguments: clone 56 220, clone3 435 435, socket 41 198, ioctl 16 29, prlimit64 302 261")
-_MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""Architecture numbers of the kernel, in the order of the columns above."""
 
 
 def all_filter_programs() -> dict[str, bytes]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import SandboxError, UsageError
+from agentrl.sandbox.channel import SUPERVISOR_START_S
 from agentrl.sandbox.control_groups import ControlGroup, find_hierarchy
 from agentrl.sandbox.isolation import (
     HOME,
@@ -38,6 +39,9 @@ from agentrl.sandbox.supervisor import kill_tree, process_parents, processes_bel
 
 END_DEADLINE_S = 30.0
 SUPERVISOR = (str(PYTHON), *BOOT)
+UNCONFINED = "i-accept-that-commands-can-do-anything-that-i-can"
+CONTROL = 0
+"""File descriptor of the socket in the supervisor: its standard input."""
 
 
 class Program:
@@ -162,12 +166,6 @@ async def _has_ended(process: subprocess.Popen[bytes], deadline_s: float) -> boo
     return True
 
 
-UNCONFINED = "i-accept-that-commands-can-do-anything-that-i-can"
-START_DEADLINE_S = 60.0
-CONTROL = 0
-"""File descriptor of the socket in the supervisor: its standard input."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:
     """Options of local sandboxes."""
@@ -212,7 +210,7 @@ class LocalSandbox(SupervisedSandbox):
             except UsageError:
                 ours.close()
                 raise
-        await self._channel.open(ours, opening(settings), deadline_s=START_DEADLINE_S)
+        await self._channel.open(ours, opening(settings), deadline_s=SUPERVISOR_START_S)
         assert self._program is not None
         self._program.open_handle()
         await self._open_network()

@@ -29,11 +29,11 @@ from pathlib import Path
 VARIABLE = "AGENTRL_TRAINER"
 """Environment variable with the trainer's mark."""
 SET_PARENT_DEATH_SIGNAL = 1
-GRACE_S = 2.0
+ORPHAN_GRACE_S = 2.0
 """Seconds between SIGTERM and SIGKILL."""
-KILL_S = 10.0
+ORPHAN_KILL_S = 10.0
 """Seconds to wait for killed processes; a process that hangs in the kernel is ignored after that."""
-POLL_S = 0.02
+ORPHAN_POLL_S = 0.02
 
 
 class OrphanGuard:
@@ -80,9 +80,9 @@ def _start_time(pid: int) -> int:
     return 0
 
 
-def marked_processes(mark: str) -> list[int]:
+def marked_processes(mark: str, variable: str = VARIABLE) -> list[int]:
     """Return the processes that started with the mark, except dead ones and those of other users."""
-    entry, found = f"{VARIABLE}={mark}".encode(), []
+    entry, found = f"{variable}={mark}".encode(), []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if entry in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
@@ -102,11 +102,11 @@ def end_marked(mark: str) -> None:
     send(signal.SIGTERM, marked_processes(mark))
     send(signal.SIGCONT, marked_processes(mark))  # stopped processes do not handle SIGTERM
     began = time.monotonic()
-    while (left := marked_processes(mark)) and time.monotonic() - began < GRACE_S + KILL_S:
-        if time.monotonic() - began > GRACE_S:
+    while (left := marked_processes(mark)) and time.monotonic() - began < ORPHAN_GRACE_S + ORPHAN_KILL_S:
+        if time.monotonic() - began > ORPHAN_GRACE_S:
             for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped processes start no others
                 send(number, left)
-        time.sleep(POLL_S)
+        time.sleep(ORPHAN_POLL_S)
 
 
 def main(trainer: int, mark: str) -> None:

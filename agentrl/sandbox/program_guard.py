@@ -22,7 +22,7 @@ from pathlib import Path
 
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
 """Numbers of prctl(2)."""
-KILL_S = 5.0
+PROGRAM_KILL_S = 5.0
 """Seconds before killed processes must have ended."""
 ROUND_S = 0.005
 NOT_STARTED = 127
@@ -46,7 +46,7 @@ def children_of(parent: int) -> set[int]:
 
 def kill_all() -> bool:
     """Kill all descendants, including those started meanwhile; returns False if some are left."""
-    until = time.monotonic() + KILL_S
+    until = time.monotonic() + PROGRAM_KILL_S
     while time.monotonic() < until:
         left = children_of(os.getpid())
         for step in (signal.SIGSTOP, signal.SIGKILL):  # stopped processes start no others while the rest is killed

@@ -23,8 +23,8 @@ from agentrl.sandbox.allow_list import Address, AllowList, Host, read_place
 
 HEAD_S = 10.0
 """Seconds before the head of a request must have arrived."""
-CONNECT_S = 20.0
-LINGER_S = 10.0
+TARGET_CONNECT_S = 20.0
+TUNNEL_LINGER_S = 10.0
 """Seconds before a server must have received the last data."""
 LARGEST_HEAD = 64 * 1024
 PIECE = 65536
@@ -41,6 +41,8 @@ _HOP_BY_HOP = frozenset(
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 _names = ThreadPoolExecutor(8, "agentrl-names")
 """Threads for DNS lookups, separate from the event loop's, so that a hanging name server blocks nothing else."""
+_LEFT = (OSError, asyncio.IncompleteReadError)
+"""Errors when one side has closed a connection."""
 
 
 class ProxyRefusal(Exception):
@@ -74,8 +76,8 @@ class Request:
     def head(self) -> bytes:
         """Head of the request for the server."""
         shown = f"[{self.host}]" if isinstance(self.host, ipaddress.IPv6Address) else str(self.host)
-        place = shown if self.port == HTTP_PORT else f"{shown}:{self.port}"
-        lines = [f"{self.method} {self.path} HTTP/1.1".encode(), f"Host: {place}".encode()]
+        target = shown if self.port == HTTP_PORT else f"{shown}:{self.port}"
+        lines = [f"{self.method} {self.path} HTTP/1.1".encode(), f"Host: {target}".encode()]
         lines += [name + b": " + value for name, value in self.headers]
         return b"\r\n".join([*lines, b"Connection: close", b"", b""])
 
@@ -134,10 +136,6 @@ def _filter_headers(headers: list[tuple[bytes, bytes]]) -> tuple[tuple[tuple[byt
     dropped = _HOP_BY_HOP | (named - {b"content-length", b"transfer-encoding"})
     kept = tuple((name, value) for name, value in headers if name.lower() not in dropped)
     return kept, None if codings else int(sizes[0]) if sizes else 0
-
-
-_LEFT = (OSError, asyncio.IncompleteReadError)
-"""Errors when one side has closed a connection."""
 
 
 class HostProxy:
@@ -207,32 +205,32 @@ class HostProxy:
     @contextlib.asynccontextmanager
     async def _server(self, request: Request) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(TARGET_CONNECT_S):
                 answers, server = await self._connect(request, f"{request.host}:{request.port}")
         except TimeoutError:
             raise ProxyRefusal(504, f"{request.host}:{request.port} does not answer") from None
         try:
             yield answers, server
             server.close()
-            async with asyncio.timeout(LINGER_S):
+            async with asyncio.timeout(TUNNEL_LINGER_S):
                 await server.wait_closed()
         finally:
             server.transport.abort()
 
-    async def _connect(self, request: Request, place: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, request: Request, target: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if not self._allowed.permits(request.host, request.port):
-            raise ProxyRefusal(403, f"this sandbox may not reach {place} (see sandbox.network of the config)")
+            raise ProxyRefusal(403, f"this sandbox may not reach {target} (see sandbox.network of the config)")
         addresses = await self._addresses(request)
         allowed = [one for one in addresses if self._may_lead_to(one, request.port)]
         if not allowed:
-            raise ProxyRefusal(403, f"{place} does not resolve to a public or listed address")
+            raise ProxyRefusal(403, f"{target} does not resolve to a public or listed address")
         problem = ""
         for address in allowed:
             try:
                 return await asyncio.open_connection(str(address), request.port, limit=PIECE)
             except OSError as error:
                 problem = error.strerror or type(error).__name__
-        raise ProxyRefusal(502, f"{place} cannot be reached: {problem}")
+        raise ProxyRefusal(502, f"{target} cannot be reached: {problem}")
 
     async def _addresses(self, request: Request) -> list[Address]:
         if not isinstance(request.host, str):

@@ -13,6 +13,10 @@ MIB = 2**20
 LARGEST = 2**60
 """Maximum of any limit, within the range of the kernel's numbers."""
 _SECONDS = frozenset({"seconds", "cpu_seconds"})
+NO_NETWORK = "none"
+ANY_NETWORK = "all"
+GATEWAY = "gateway"
+NETWORKS = (NO_NETWORK, GATEWAY, ANY_NETWORK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +103,6 @@ class ExecResult:
     def is_success(self) -> bool:
         """True if the command ended by itself with exit code 0."""
         return self.exit_code == 0 and not self.timed_out
-
-
-NO_NETWORK = "none"
-ANY_NETWORK = "all"
-GATEWAY = "gateway"
-NETWORKS = (NO_NETWORK, GATEWAY, ANY_NETWORK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

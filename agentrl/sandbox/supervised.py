@@ -23,7 +23,7 @@ from typing import Any, Unpack
 from agentrl.errors import SandboxError, UsageError
 from agentrl.sandbox import supervisor, supervisor_files, supervisor_ports
 from agentrl.sandbox.allow_list import LOOPBACK, AllowList
-from agentrl.sandbox.channel import ANSWER_S, Channel, Ports
+from agentrl.sandbox.channel import SUPERVISOR_ANSWER_S, Channel, Ports
 from agentrl.sandbox.contract import (
     NO_VARIABLES,
     Command,
@@ -66,6 +66,9 @@ made.main(read_part())
 """
 BOOT = ("-I", "-S", "-B", "-c", _BOOT)
 """Arguments of the sandbox's Python, which then reads an `opening`."""
+COMMAND_GRACE_S = 15.0
+"""Seconds after a command's deadline before the sandbox counts as broken and is killed from outside."""
+FILE_SECONDS = 60.0
 
 
 def opening(settings: dict[str, Any]) -> bytes:
@@ -180,20 +183,15 @@ class StreamingProcess(PollingProcess):
         """See `SandboxProcess.kill`."""
         await self._signal(signal.SIGKILL)
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(SUPERVISOR_ANSWER_S):
                 await self.wait()
         except TimeoutError as late:
-            waited = f"it has not ended in {ANSWER_S:g} s"
+            waited = f"it has not ended in {SUPERVISOR_ANSWER_S:g} s"
             raise SandboxError("a program in a sandbox cannot be killed", got=waited) from late
         self._channel.notify("release", target=self._number)
 
     async def _signal(self, number: signal.Signals) -> None:
-        await self._channel.ask("signal", deadline_s=ANSWER_S, target=self._number, signal=int(number))
-
-
-GRACE_S = 15.0
-"""Seconds after a command's deadline before the sandbox counts as broken and is killed from outside."""
-FILE_SECONDS = 60.0
+        await self._channel.ask("signal", deadline_s=SUPERVISOR_ANSWER_S, target=self._number, signal=int(number))
 
 
 class SupervisedSandbox(Sandbox):
@@ -316,7 +314,7 @@ class SupervisedSandbox(Sandbox):
 
     async def _start_job(self, request: dict[str, Any], stdin: bytes) -> ExecResult:
         """Run a command until it ends; it is killed if this call is cancelled."""
-        number, deadline_s = self._channel.next_number(), request["seconds"] + GRACE_S
+        number, deadline_s = self._channel.next_number(), request["seconds"] + COMMAND_GRACE_S
         try:
             async with asyncio.timeout(deadline_s):
                 return await self._ask_start(number, request, stdin)
@@ -371,7 +369,7 @@ class SupervisedSandbox(Sandbox):
 
     async def restore(self, snapshot: bytes) -> None:
         """See `Sandbox.restore`."""
-        await self._channel.ask("kill_all", deadline_s=ANSWER_S)
+        await self._channel.ask("kill_all", deadline_s=SUPERVISOR_ANSWER_S)
         script = "find . -mindepth 1 -delete && exec /bin/tar -xpf -"
         result = await self._start_job(self._exec_request(script), snapshot)
         if not result.is_success:

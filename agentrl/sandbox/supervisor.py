@@ -1,7 +1,7 @@
 """Supervisor: the first process inside a sandbox, which runs commands for the host over a socket or two pipes.
 
 It is sent there as compiled code, with two helper modules, and imports only modules that load quickly. Each command
-runs below a keeper, a process that adopts the command's orphans. When the keeper ends, by itself or killed at the
+runs below a reaper, a process that adopts the command's orphans. When the reaper ends, by itself or killed at the
 deadline, its descendants become this process's children and are killed; they are stopped first, so that a fork bomb
 cannot outrun this process.
 
@@ -38,7 +38,7 @@ FILE_ERROR = 1
 THREADS = 17
 """Index of the thread count in ``/proc/PID/stat``, counted after the name."""
 ROUNDS = 100
-LONGEST_WAIT_S = 1e6
+LONGEST_POLL_S = 1e6
 MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 """Files of a container's own control group, under v2 and v1."""
 FIRST_TO_DIE = b"1000"
@@ -52,14 +52,14 @@ _libc = ctypes.CDLL(None)
 
 
 class RunningCommand:
-    """Command, or action on a file, that runs below its keeper."""
+    """Command, or action on a file, that runs below its reaper."""
 
     def __init__(
-        self, request: dict[str, Any], stdin: bytes, keeper: int, pipes: tuple[int, int, int], kills: int
+        self, request: dict[str, Any], stdin: bytes, reaper: int, pipes: tuple[int, int, int], kills: int
     ) -> None:
         self.number: int = request["number"]
-        self.keeper = keeper
-        self.handle = os.pidfd_open(keeper)
+        self.reaper = reaper
+        self.handle = os.pidfd_open(reaper)
         self.stdin, self.stdout, self.stderr = pipes
         self.is_spawned: bool = request["spawned"]
         self.most: int = request["output"]
@@ -118,7 +118,7 @@ class Supervisor:
         """Return the milliseconds until the next deadline."""
         deadlines = [job.deadline for job in self.jobs.values() if not job.ended and not job.timed_out]
         left: float = min([*deadlines, self.end]) - time.monotonic()
-        return min(max(0.0, left), LONGEST_WAIT_S) * 1000 + 1
+        return min(max(0.0, left), LONGEST_POLL_S) * 1000 + 1
 
     def _watch(self, fd: int, events: int, action: Callable[[], None]) -> None:
         self.poll.register(fd, events)
@@ -182,15 +182,15 @@ class Supervisor:
     def _start(self, request: dict[str, Any], stdin: bytes) -> None:
         try:
             theirs, ours = _pipes()
-            keeper = os.fork()
+            reaper = os.fork()
         except OSError as error:
             self._answer(request["number"], flags=BROKEN, err=f"cannot create a process: {error}".encode())
             return
-        if keeper == 0:
+        if reaper == 0:
             _keep(request, self.settings, theirs)
         for fd in theirs:
             os.close(fd)
-        job = RunningCommand(request, stdin, keeper, ours, self._memory_kills())
+        job = RunningCommand(request, stdin, reaper, ours, self._memory_kills())
         self.jobs[job.number] = job
         self._watch(job.handle, select.POLLIN, lambda: self._end(job))
         self._watch(job.stderr, select.POLLIN, lambda: self._read_error(job))
@@ -277,15 +277,15 @@ class Supervisor:
         if job is None or job.ended:
             return
         if number == SIGKILL:
-            send_signal(job.keeper, SIGKILL)
+            send_signal(job.reaper, SIGKILL)
             return
-        for pid in processes_below({job.keeper}, process_parents()) - {job.keeper}:
+        for pid in processes_below({job.reaper}, process_parents()) - {job.reaper}:
             send_signal(pid, number)
 
     def _end(self, job: RunningCommand) -> None:
-        """Handle the end of a keeper: kill remaining processes, read the last output, and answer."""
+        """Handle the end of a reaper: kill remaining processes, read the last output, and answer."""
         job.handle = self._close(job.handle)
-        code = os.waitstatus_to_exitcode(os.waitpid(job.keeper, 0)[1])
+        code = os.waitstatus_to_exitcode(os.waitpid(job.reaper, 0)[1])
         job.ended = True
         self._kill_strays()
         if not job.is_spawned:
@@ -321,12 +321,12 @@ class Supervisor:
         return 0
 
     def _kill_strays(self) -> None:
-        """Kill every descendant of this process that is not below the keeper of a running job."""
-        keepers = {job.keeper for job in self.jobs.values() if not job.ended}
+        """Kill every descendant of this process that is not below the reaper of a running job."""
+        reapers = {job.reaper for job in self.jobs.values() if not job.ended}
         stopped: set[int] = set()
         for _ in range(ROUNDS):
             parents = process_parents()
-            kept = processes_below(keepers, parents) | {os.getpid()} | stopped
+            kept = processes_below(reapers, parents) | {os.getpid()} | stopped
             strays = processes_below({os.getpid()}, parents) - kept
             if not strays:
                 break
@@ -338,7 +338,7 @@ class Supervisor:
         for pid in stopped:
             send_signal(pid, SIGKILL)
         _reap(stopped)
-        while _reap_any(keepers):
+        while _reap_any(reapers):
             pass
 
 
@@ -406,13 +406,13 @@ def _reap(killed: set[int]) -> None:
         waiting = {pid for pid in waiting if not _reap_one(pid)}
 
 
-def _reap_any(keepers: set[int]) -> bool:
-    """Reap one dead child; returns False if there is none, or if it is a keeper whose event is not handled yet."""
+def _reap_any(reapers: set[int]) -> bool:
+    """Reap one dead child; returns False if there is none, or if it is a reaper whose event is not handled yet."""
     try:
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False
-    return found is not None and found.si_pid not in keepers and _reap_one(found.si_pid)
+    return found is not None and found.si_pid not in reapers and _reap_one(found.si_pid)
 
 
 def _reap_one(pid: int) -> bool:

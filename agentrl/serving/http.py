@@ -24,13 +24,17 @@ KEEP_IDLE_S = 2.0
 MAX_QUOTED_CHARACTERS = 500
 ATTEMPT_S = 5.0
 """Timeout of one attempt to reach a server that may still be starting."""
-FIRST_WAIT_S = 0.1
-LONGEST_WAIT_S = 1.0
+FIRST_ATTEMPT_WAIT_S = 0.1
+LONGEST_ATTEMPT_WAIT_S = 1.0
 UNREACHABLE_S = 8.0
 """Seconds before giving up on a server that refuses connections, if agentrl did not start it."""
+CLEANUP_S = 10.0
+"""Timeout of the cleanup request after a failed weight update."""
 JSON_BODY = {"Content-Type": "application/json"}
 STREAM_BUFFER = 1 << 24
 """Maximum bytes of one streamed event: SGLang repeats the whole answer in each."""
+FIRST_VERSION = "default"
+"""Label of the weights that a server starts with."""
 
 
 class Refused(ErrorStatus):
@@ -140,11 +144,11 @@ class HttpSession:
             UsageError: another program answers, or nothing listens at the address of an attached server.
             ServerLost: no answer before the deadline.
         """
-        began, wait_s = time.monotonic(), FIRST_WAIT_S
+        began, wait_s = time.monotonic(), FIRST_ATTEMPT_WAIT_S
         end = began + deadline_s
         while True:
             try:
-                limit_s = max(FIRST_WAIT_S, min(end - time.monotonic(), ATTEMPT_S))
+                limit_s = max(FIRST_ATTEMPT_WAIT_S, min(end - time.monotonic(), ATTEMPT_S))
                 await self.get_text(route, deadline_s=limit_s)
             except (ServerLost, Refused) as error:
                 if isinstance(error, Refused) and not error.may_pass:
@@ -167,7 +171,7 @@ class HttpSession:
             else:
                 return
             await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            wait_s = min(2 * wait_s, LONGEST_ATTEMPT_WAIT_S)
 
     async def post(
         self,
@@ -341,10 +345,6 @@ def decoding(what: str, answer: object, *, expected: str | None = None) -> Itera
         raise
     except Exception as error:  # a server may send anything
         raise EngineError(what, got=repr(answer)[:300], expected=expected) from error
-
-
-FIRST_VERSION = "default"
-"""Label of the weights that a server starts with."""
 
 
 def decode_versions(spans: Sequence[Mapping[str, Any]], count: int) -> list[int]:

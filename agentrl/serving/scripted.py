@@ -18,9 +18,13 @@ from typing import Any, TypeAlias
 
 from agentrl.config.engines import ScriptedEngineConfig
 from agentrl.engine import Capabilities, EngineMetrics, GenerateRequest, Generation, PolicyEngine, StopReason
+from agentrl.engine.answer_check import check_answer
 from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.registry import load
 from agentrl.serving.request import check_request, common_prefix, seed_of
+
+Script: TypeAlias = Callable[[GenerateRequest], "Sequence[int] | ScriptedAnswer"]
+TOKENS_PER_TICK = 16
 
 
 class Failure(enum.StrEnum):
@@ -51,9 +55,6 @@ class ScriptedAnswer:
     """Seconds before the first token, in addition to the engine's delay per token."""
     failure: Failure = Failure.NONE
     """Failure after the last token."""
-
-
-Script: TypeAlias = Callable[[GenerateRequest], "Sequence[int] | ScriptedAnswer"]
 
 
 def random_script(vocab_size: int, *, shortest: int = 4, longest: int = 24) -> Script:
@@ -90,9 +91,6 @@ def cut_answer(answer: ScriptedAnswer, stops: frozenset[int], room: int) -> tupl
         return token_ids, StopReason.STOP
     reached_end = len(token_ids) == len(answer.token_ids) and len(token_ids) < room
     return token_ids, answer.stop_reason if reached_end and answer.stop_reason else StopReason.LENGTH
-
-
-TOKENS_PER_TICK = 16
 
 
 @dataclass(slots=True, kw_only=True)
@@ -160,15 +158,16 @@ class ScriptedEngine(PolicyEngine):
         """Do nothing."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Play the script's answer to the request."""
+        """Play the script's answer to the request; the caller sets the deadline."""
         check_request(request, self.capabilities, self._playbacks)
         self._check_open()
         request = seed_of(request, self._seeds)
         try:
-            async with async_boundary(EngineError, f"request {request.request_id}", deadline_s=self.config.timeout_s):
+            async with async_boundary(EngineError, f"request {request.request_id}", deadline_s=None):
                 playback = self._prepare(request)
                 self._playbacks[request.request_id] = playback
-                return await self._play(playback)
+                answer = await self._play(playback)
+                return check_answer(answer, request, self.capabilities, version=self._version, engine="the engine")
         finally:
             self._playbacks.pop(request.request_id, None)
 

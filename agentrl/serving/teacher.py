@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from agentrl.config.algorithm import TeacherConfig
 from agentrl.engine import ServerLost, TopTokens
+from agentrl.engine.answer_check import LOWEST_LOGPROB, ROUNDING
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.http import HttpSession, Refused, decoding
 
@@ -126,28 +127,43 @@ def _best(rows: Sequence[Mapping[int, Any]], top_k: int) -> TopTokens | None:
     if not top_k:
         return None
     ids, logp = np.zeros((len(rows), top_k), np.int64), np.full((len(rows), top_k), math.nan, np.float32)
-    for place, row in enumerate(rows[1:], start=1):
+    for position, row in enumerate(rows[1:], start=1):
+        if wrong := [value for value in row.values() if not _is_logprob(value)]:
+            raise EngineError(
+                "the teacher's log-probabilities are invalid",
+                got=f"{wrong[0]!r:.40} at position {position}",
+                expected=f"{_EXPECTED} for each of the most probable tokens",
+            )
         best = sorted(row.items(), key=lambda one: -one[1])[:top_k]
         if len(best) < top_k:
             raise EngineError(
                 "the teacher reported too few tokens",
-                got=f"{len(best)} at position {place}",
+                got=f"{len(best)} at position {position}",
                 expected=f"algorithm.teacher.top_k {top_k}",
                 hint="vLLM returns at most its --max-logprobs, which is 20 by default",
             )
-        ids[place], logp[place] = [token for token, _ in best], [value for _, value in best]
+        ids[position], logp[position] = [token for token, _ in best], [min(value, 0.0) for _, value in best]
     return TopTokens(ids=ids, logp=logp)
 
 
 def _check_values(values: Sequence[Any], ids: Sequence[int]) -> npt.NDArray[np.float32]:
     known = values[1:]
-    if len(values) != len(ids) or not all(isinstance(v, int | float) and math.isfinite(v) for v in known):
+    if len(values) != len(ids) or not all(map(_is_logprob, known)):
+        missing, wrong = sum(v is None for v in known), [v for v in known if v is not None and not _is_logprob(v)]
         raise EngineError(
             "the teacher's log-probabilities are invalid",
-            got=f"{len(values)} for {len(ids)} tokens, {sum(v is None for v in known)} missing",
-            expected="a finite number for each token after the first",
+            got=f"{len(values)} for {len(ids)} tokens, {missing} missing" + "".join(f", {v!r:.40}" for v in wrong[:1]),
+            expected=f"{_EXPECTED} for each token after the first",
         )
-    return np.array([math.nan, *known], dtype=np.float32)
+    return np.array([math.nan, *(min(value, 0.0) for value in known)], dtype=np.float32)
+
+
+_EXPECTED = "a finite number of at most 0"
+
+
+def _is_logprob(value: Any) -> bool:
+    """Return True for a number that may be a log-probability, up to the rounding error of a certain token's."""
+    return isinstance(value, int | float) and LOWEST_LOGPROB < value <= ROUNDING
 
 
 def _context_error(refused: Refused, length: int) -> UsageError:

@@ -28,7 +28,7 @@ NewWeights: TypeAlias = Callable[[], Mapping[str, Any] | None]
 Sampling: TypeAlias = Callable[[Any], Awaitable[int]]
 """Function that returns how many of an engine's requests have their first token but not their last."""
 
-LONGEST_WAIT_S = 60.0
+CONDITION_S = 60.0
 """Maximum number of seconds to wait for a condition."""
 QUICK_TURNS = 1000
 """Number of turns of the event loop in which a condition is polled without a pause; engines in this process need it."""
@@ -153,12 +153,12 @@ class EngineProbe:
         return task
 
     async def until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
-        """Wait until a condition holds; fail after `LONGEST_WAIT_S`."""
-        end = time.monotonic() + LONGEST_WAIT_S
+        """Wait until a condition holds; fail after `CONDITION_S`."""
+        end = time.monotonic() + CONDITION_S
         for turn in itertools.count():
             if await condition():
                 return
-            require(time.monotonic() < end, f"waited {LONGEST_WAIT_S:g} s for {what}")
+            require(time.monotonic() < end, f"waited {CONDITION_S:g} s for {what}")
             await asyncio.sleep(0 if turn < QUICK_TURNS else REST_S)
 
     async def until_idle(self) -> None:

@@ -16,13 +16,14 @@ import time
 import types
 from collections import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from agentrl.env import AnyEnv, EnvironmentSpec, StepResult, maybe_await, optional_part
 from agentrl.errors import AgentRLError, is_addressed_to, running_task
+from agentrl.errors.foreign import DaemonThreads
 from agentrl.message import Content, TextPart
 from agentrl.remote.env_methods import RemoteTool
 from agentrl.rollout.env_adapter import call_own_tool, sample_text, unpack_reset, unpack_step
@@ -34,7 +35,26 @@ T = TypeVar("T")
 
 LONG_CALL = 6
 """Factor of the deadline of making an environment, which loads data, over that of other calls."""
-_POLL_S = 0.1
+_CALL_POLL_S = 0.1
+_THREADS = DaemonThreads("environment check")
+Policy: TypeAlias = Callable[["EnvSession", Content], str]
+_WORDS = ("help", "look", "wait", "yes", "no", "1", "2")
+"""Actions of a random policy if the environment does not list any."""
+_CALL = "\x1fcall "
+"""Prefix of an action that calls a tool of the environment instead of `step`."""
+_CALLS_AT_RANDOM = 3
+"""Maximum number of tool calls in an episode of random play; each may take as long as a program in a sandbox."""
+_SEEN_WORD = re.compile(r"[#@\w][\w@.#-]{1,40}")
+_SEEN_WORDS = 100
+"""Number of last words of an observation that may become arguments of a call."""
+_SCHEMA_TYPES: Mapping[str, Any] = {
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list[str],
+    "object": dict[str, Any],
+}
+"""Types of arguments by their names in JSON schemas; all other types become text."""
 
 
 class CallFailed(Broken):
@@ -108,19 +128,15 @@ def run_watched(work: Callable[[], T], limit_s: float) -> T:
     Raises:
         CallFailed: a call did not return within `limit_s` seconds.
     """
-    calls, ended = WatchedCalls(limit_s=limit_s), Future[T]()
+    calls = WatchedCalls(limit_s=limit_s)
 
-    def run() -> None:
+    def run() -> T:
         _CALLS.set(calls)
-        try:
-            ended.set_result(work())
-        except BaseException as error:  # raised again by `ended.result()`
-            ended.set_exception(error)
+        return work()
 
-    context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(run,), name="environment check", daemon=True).start()
+    ended = _THREADS.submit(contextvars.copy_context().run, run)
     try:
-        while not wait([ended], timeout=_POLL_S).done:
+        while not wait([ended], timeout=_CALL_POLL_S).done:
             if overdue := calls.overdue():
                 raise CallFailed(overdue)
         return ended.result()
@@ -129,20 +145,6 @@ def run_watched(work: Callable[[], T], limit_s: float) -> T:
         for process in calls.processes:
             process.kill()
             process.wait()
-
-
-Policy: TypeAlias = Callable[["EnvSession", Content], str]
-
-
-_WORDS = ("help", "look", "wait", "yes", "no", "1", "2")
-"""Actions of a random policy if the environment does not list any."""
-_CALL = "\x1fcall "
-"""Prefix of an action that calls a tool of the environment instead of `step`."""
-_CALLS_AT_RANDOM = 3
-"""Maximum number of tool calls in an episode of random play; each may take as long as a program in a sandbox."""
-_SEEN_WORD = re.compile(r"[#@\w][\w@.#-]{1,40}")
-_SEEN_WORDS = 100
-"""Number of last words of an observation that may become arguments of a call."""
 
 
 class StepSnapshot(NamedTuple):
@@ -341,16 +343,6 @@ def random_policy(seed: int) -> Policy:
         return str(session.ask("sample of the action space", sample_text, space))
 
     return choose
-
-
-_SCHEMA_TYPES: Mapping[str, Any] = {
-    "integer": int,
-    "number": float,
-    "boolean": bool,
-    "array": list[str],
-    "object": dict[str, Any],
-}
-"""Types of arguments by their names in JSON schemas; all other types become text."""
 
 
 def parameters_of(tool: Tool) -> dict[str, Any]:

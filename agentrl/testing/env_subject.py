@@ -37,6 +37,9 @@ from agentrl.testing.report import Missing
 
 _OUTPUT_BYTES = 200
 """Maximum number of bytes of standard output that are kept."""
+SIDE_BY_SIDE = 4
+"""Number of concurrent episodes."""
+SIDE_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +189,6 @@ EFFORTS: Mapping[CheckDepth, Effort] = {
     ),
     CheckDepth.FULL: Effort(),
 }
-SIDE_BY_SIDE = 4
-"""Number of concurrent episodes."""
-SIDE_STEPS = 20
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ TIGHT = Limits(
     output_bytes=MIB // 16,
 )
 """Limits of attacked sandboxes."""
-GRACE_S = 8.0
+RULE_GRACE_S = 8.0
 """Maximum number of seconds by which a command may exceed its limit on a busy machine."""
 _POLLS = 500
 
@@ -52,8 +52,8 @@ class MachineState:
     def now(cls) -> MachineState:
         """Read the current state."""
         hierarchy = find_hierarchy()
-        places = {Path(tempfile.gettempdir()), *(hierarchy.folders.values() if hierarchy is not None else ())}
-        folders = frozenset(str(path) for place in places for path in place.glob(f"{PREFIX}{os.getpid()}-*"))
+        roots = {Path(tempfile.gettempdir()), *(hierarchy.folders.values() if hierarchy is not None else ())}
+        folders = frozenset(str(path) for root in roots for path in root.glob(f"{PREFIX}{os.getpid()}-*"))
         return cls(frozenset(descendants(os.getpid())), len(os.listdir("/proc/self/fd")), folders)
 
     def changes(self, later: MachineState) -> str:

@@ -10,17 +10,14 @@ from agentrl.tool.contract import (
     Toolset,
     tool,
 )
-from agentrl.tool.results import ToolFault, contain_exceptions
 
 __all__ = [
     "TOOL_NAME",
     "Tool",
     "ToolContext",
     "ToolDependencies",
-    "ToolFault",
     "ToolResult",
     "ToolRules",
     "Toolset",
-    "contain_exceptions",
     "tool",
 ]

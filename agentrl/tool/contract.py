@@ -44,7 +44,7 @@ from agentrl.errors import (
     did_you_mean,
     shorten,
 )
-from agentrl.tool.results import as_json, as_text, contain_exceptions, result_of, returns_awaitable
+from agentrl.tool.results import as_json, as_text, result_of, returns_awaitable
 from agentrl.tool.schema import Arguments, WrongArguments, documentation, inner_function
 
 T = TypeVar("T")
@@ -328,12 +328,10 @@ class Tool:
         Raises:
             ToolError: raised by the tool.
             EnvironmentFailure: the reward or a metric is not a finite number.
-            ToolFault: the tool raised an exception that would stop more than the call.
         """
         call = functools.partial(bound, **checked)
-        with contain_exceptions():
-            value = await result_of(call, f"tool {self.name}", in_loop=self._runs_in_loop)
-            return (value if isinstance(value, ToolResult) else ToolResult(value)).normalize(self.name)
+        value = await result_of(call, f"tool {self.name}", in_loop=self._runs_in_loop)
+        return (value if isinstance(value, ToolResult) else ToolResult(value)).normalize(self.name)
 
     async def call(self, bound: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
         """Validate the arguments, call the tool, and return the result as text for the policy; raises as `run`."""

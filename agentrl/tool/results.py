@@ -35,7 +35,6 @@ from collections.abc import (
     Sequence,
 )
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import PurePath
@@ -43,7 +42,6 @@ from types import SimpleNamespace
 from typing import Any, TypeVar, get_origin
 from uuid import UUID
 
-from agentrl.errors import is_addressed_to, running_task
 from agentrl.errors.foreign import DaemonThreads, call_in_thread
 from agentrl.message import ImagePart, TextPart
 from agentrl.tool.schema import inner_function
@@ -70,34 +68,6 @@ _LARGEST_WHOLE = 2.0**53
 CUT = "[more is left out]"
 
 
-class ToolFault(Exception):
-    """An exception of a tool, `cause`, that has a meaning for Python or the event loop."""
-
-    def __init__(self, cause: BaseException) -> None:
-        super().__init__(f"{type(cause).__name__}: {cause}")
-        self.cause = cause
-
-
-@contextmanager
-def contain_exceptions() -> Iterator[None]:
-    """Contain the exceptions of a tool; a cancellation of the running task and Ctrl-C pass.
-
-    Raises:
-        ToolFault: the tool raised an exception that would stop more than its call, such as ``SystemExit``.
-    """
-    task = running_task()
-    try:
-        yield
-    except StopIteration as error:
-        raise ToolFault(error) from error
-    except Exception:
-        raise
-    except BaseException as error:
-        if is_addressed_to(task, error):
-            raise
-        raise ToolFault(error) from error
-
-
 def returns_awaitable(function: Callable[..., Any], result: Any) -> bool:
     """Return True if a function returns an awaitable, according to its kind and its type hint."""
     inner = inspect.unwrap(inner_function(function))
@@ -107,10 +77,9 @@ def returns_awaitable(function: Callable[..., Any], result: Any) -> bool:
 
 
 async def result_of(call: Callable[[], Any], what: str, *, in_loop: bool) -> Any:
-    """Call a function in the event loop or in a thread, and return its final value; raises as `contain_exceptions`."""
-    with contain_exceptions():  # here, because a StopIteration that leaves a coroutine becomes a RuntimeError
-        value = call() if in_loop else await call_in_thread(_THREADS, functools.partial(_read_out, call), what)
-        return await _resolve(value)
+    """Call a function in the event loop or in a thread, and return its final value."""
+    value = call() if in_loop else await call_in_thread(_THREADS, functools.partial(_read_out, call), what)
+    return await _resolve(value)
 
 
 async def _resolve(value: Any) -> Any:
@@ -138,9 +107,8 @@ async def _all_parts(parts: AsyncIterator[Any]) -> list[Any]:
 
 def _read_out(call: Callable[[], Any]) -> Any:
     """Call a function, and read an iterator that it returns to its end, which may be slow."""
-    with contain_exceptions():
-        value = call()
-        return as_json(value) if isinstance(value, Iterator) and not inspect.isawaitable(value) else value
+    value = call()
+    return as_json(value) if isinstance(value, Iterator) and not inspect.isawaitable(value) else value
 
 
 def as_text(value: Any) -> str:

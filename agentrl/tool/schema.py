@@ -61,6 +61,30 @@ _EXPECTED = {
     "dataclass_type": "a JSON object",
     "none_required": "null",
 }
+_LOOSE = (
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.VAR_KEYWORD,
+    inspect.Parameter.POSITIONAL_ONLY,
+)
+_STARS: Mapping[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+_OF_PARAMETERS = {
+    *("args", "arguments", "parameters", "params", "parameter"),
+    *("keyword args", "keyword arguments", "kwargs", "other parameters"),
+}
+_OTHERS = {
+    *("returns", "return", "raises", "raise", "yields", "yield", "receives", "warns", "warnings", "warning"),
+    *("attributes", "methods", "examples", "example", "notes", "note", "see also", "references", "todo"),
+}
+_ENDING = _OF_PARAMETERS | {"returns", "return", "raises", "raise", "yields", "yield"}
+"""Sections that end the description."""
+_GOOGLE = re.compile(r"(?:[-*+]\s+)?[`*]{0,2}(\w+)[`*]{0,2}\s*(?:\(.*?\))?\s*:(?!:)\s*(.*)")
+"""An entry in Google's style: ``name (type): what it is``, also as a Markdown list."""
+_NUMPY = re.compile(r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?")
+"""An entry in NumPy's style, without its description: ``name : type``."""
+_FIELD = re.compile(r"[:@](\w+)(?:\s+([^:]*?))?:(?:\s+(.*))?$")
+"""A field in Sphinx's or Epydoc's style: ``:param name: what it is``."""
+_PARAMETER_FIELDS = {"param", "parameter", "arg", "argument", "key", "keyword"}
+Entry = tuple[str, list[str]]
 
 
 class WrongArguments(Exception):
@@ -268,16 +292,6 @@ class Arguments:
         return {**parameters, "properties": properties, **definitions}
 
 
-_LOOSE = (
-    inspect.Parameter.VAR_POSITIONAL,
-    inspect.Parameter.VAR_KEYWORD,
-    inspect.Parameter.POSITIONAL_ONLY,
-)
-
-
-_STARS: Mapping[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-
-
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     if getattr(function, "__func__", function) is object.__init__:  # its signature accepts any arguments
         return []
@@ -408,25 +422,6 @@ def _without_title(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if key not in ("title", "default")}
 
 
-_OF_PARAMETERS = {
-    *("args", "arguments", "parameters", "params", "parameter"),
-    *("keyword args", "keyword arguments", "kwargs", "other parameters"),
-}
-_OTHERS = {
-    *("returns", "return", "raises", "raise", "yields", "yield", "receives", "warns", "warnings", "warning"),
-    *("attributes", "methods", "examples", "example", "notes", "note", "see also", "references", "todo"),
-}
-_ENDING = _OF_PARAMETERS | {"returns", "return", "raises", "raise", "yields", "yield"}
-"""Sections that end the description."""
-_GOOGLE = re.compile(r"(?:[-*+]\s+)?[`*]{0,2}(\w+)[`*]{0,2}\s*(?:\(.*?\))?\s*:(?!:)\s*(.*)")
-"""An entry in Google's style: ``name (type): what it is``, also as a Markdown list."""
-_NUMPY = re.compile(r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?")
-"""An entry in NumPy's style, without its description: ``name : type``."""
-_FIELD = re.compile(r"[:@](\w+)(?:\s+([^:]*?))?:(?:\s+(.*))?$")
-"""A field in Sphinx's or Epydoc's style: ``:param name: what it is``."""
-_PARAMETER_FIELDS = {"param", "parameter", "arg", "argument", "key", "keyword"}
-
-
 @dataclass(frozen=True, slots=True)
 class Docstring:
     """The parts of a docstring that describe a tool."""
@@ -455,9 +450,6 @@ def read_docstring(text: str) -> Docstring:
     _gather(parameters, _field_entries(lines))
     described = {name: " ".join(" ".join(parts).split()) for name, parts in parameters.items()}
     return Docstring("\n".join(lines[:end]).strip(), {name: text for name, text in described.items() if text})
-
-
-Entry = tuple[str, list[str]]
 
 
 def _gather(found: dict[str, list[str]], entries: Iterator[Entry]) -> None:

@@ -147,12 +147,13 @@ def join_reports(reports: Mapping[str, StepReport], ages: Mapping[str, Sequence[
         own |= {"staleness/mean": sum(stale) / len(stale), "staleness/max": max(stale)} if stale else {}
         apart |= {f"adapter/{name}/{key}": value for key, value in own.items()}
     names = dict.fromkeys(key for report in reports.values() for key in report.metrics)
-    together = {key: _together(key, [report.metrics for report in reports.values()]) for key in names}
+    together = {key: combine_metric(key, [report.metrics for report in reports.values()]) for key in names}
     warnings = tuple(f"adapter {name}: {text}" for name, report in reports.items() for text in report.warnings)
     return StepReport(metrics={**together, **apart}, warnings=warnings)
 
 
-def _together(key: str, metrics: Sequence[Mapping[str, float]]) -> float:
+def combine_metric(key: str, metrics: Sequence[Mapping[str, float]]) -> float:
+    """Combine a metric of several parts of a step: a sum of counts, the largest of maxima, or a mean over tokens."""
     found = [one[key] for one in metrics if key in one]
     if key in COUNTED or (key.startswith(("groups/", "trajectories/")) and key not in SHARED_METRICS):
         return sum(found)

@@ -32,6 +32,7 @@ SIGNALLED = frozenset({Input.GREEDY_RETURN, Input.TEACHER, Input.TEACHER_TOP, In
 """Inputs that signals provide; each signal checks its own."""
 PROVIDED = frozenset({Input.COMPONENTS, Input.REFERENCE, Input.ENTROPY})
 """Inputs that `agentrl.training.trainer.Trainer` can provide to estimators, losses and filters."""
+_WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def check_needs(kind: str, name: str, function: Callable[..., Any], *, also: frozenset[Input] = frozenset()) -> None:
@@ -71,7 +72,8 @@ def check_loss(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
     """Check that a policy loss fits the config.
 
     Raises:
-        ConfigError: it needs inputs that the trainer does not have, would ignore options, or contains a correction.
+        ConfigError: it needs inputs that the trainer does not have, would ignore options, contains a correction, or
+            learns from groups that dynamic sampling drops.
     """
     if (what := other_input(loss)) is not None:
         raise ConfigError(f"the loss {config.loss} does not learn from episodes", got=what, expected="a policy loss")
@@ -81,6 +83,12 @@ def check_loss(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
             f"algorithm.advantage_options are ignored: the loss {config.loss} reads no advantage",
             got=config.advantage_options,
             expected="none",
+        )
+    if config.dynamic_sampling and not learns_from_rewards(config):
+        raise ConfigError(
+            "algorithm.dynamic_sampling drops groups with equal rewards, but this run learns from them, too",
+            got=f"algorithm.loss {config.loss}" if ignores_advantage.of(loss) else "algorithm.teacher",
+            expected="algorithm.dynamic_sampling=false",
         )
     if weighs_behaviour.of(loss) and CorrectionMode(config.correction.mode) is not CorrectionMode.OFF:
         raise ConfigError(
@@ -227,9 +235,6 @@ def _report_failures(kind: str, name: str, function: Callable[..., Any]) -> Call
 def learns_from_rewards(config: AlgorithmConfig) -> bool:
     """Return True if a run learns from differences in returns only: no teacher, and a loss that reads advantages."""
     return config.teacher is None and not ignores_advantage.of(lookup(Kind.LOSS, config.loss))
-
-
-_WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def check_sampling(config: Config) -> None:

@@ -39,6 +39,8 @@ class StepExtras:
     """log p of a served teacher, by trajectory id: float32 [T] for each sequence, NaN for its first token."""
     teacher_top: Mapping[str, Sequence[TopTokens]] = field(default_factory=dict)
     """The teacher's most probable tokens, by trajectory id, for each sequence; empty without ``teacher.top_k``."""
+    environments: Mapping[str, str] = field(default_factory=dict)
+    """Label of each group's environment, by group id."""
 
     @property
     def expert_ids(self) -> frozenset[str]:
@@ -205,12 +207,29 @@ def episode_batch(trajectories: Sequence[Trajectory], rewards: ShapedRewards, to
         turn_state=turn_states(trajectories),
         token_turn=token_turn,
         components=_components(trajectories),
+        **_branches(trajectories),
     )
 
 
 def _group_numbers(trajectories: Sequence[Trajectory]) -> torch.Tensor:
     groups = {group: i for i, group in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
     return torch.tensor([groups[t.group_id] for t in trajectories])
+
+
+def _branches(trajectories: Sequence[Trajectory]) -> dict[str, torch.Tensor]:
+    """Return the tree of each episode and the number of turns that it shares; empty without branches."""
+    if all(trajectory.branches_from is None for trajectory in trajectories):
+        return {}
+    numbers: dict[str, int] = {}
+    trunks = [
+        trajectory.id if trajectory.branches_from is None else trajectory.branches_from.parent
+        for trajectory in trajectories
+    ]
+    shared = [-1 if trajectory.branches_from is None else trajectory.branches_from.turn for trajectory in trajectories]
+    return {
+        "tree": torch.tensor([numbers.setdefault(trunk, len(numbers)) for trunk in trunks]),
+        "branch_turn": torch.tensor(shared),
+    }
 
 
 def _components(trajectories: Sequence[Trajectory]) -> dict[str, torch.Tensor]:

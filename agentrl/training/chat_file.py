@@ -6,17 +6,17 @@ A row is ``{"messages": [{"role": "user", "content": "…"}, …], "tools": […
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from agentrl.data_file import Row, ToolSchema, message_rows, read_messages, read_rows, read_tools, refuse_media
-from agentrl.errors import Outcome, UsageError
+from agentrl.errors import Outcome, TemplateError, UsageError
 from agentrl.message import Message, Role
 from agentrl.render.check import check_template
 from agentrl.render.conversation import LedgerConversation
-from agentrl.render.renderer import Renderer
+from agentrl.render.renderer import OmittedText, Renderer
 from agentrl.trajectory import Source, Trajectory
 
 ENVIRONMENT = "chat"
@@ -33,7 +33,7 @@ TRAINING_KEYS = ("weight", "train", "training", "trainable", "loss")
 class Chat:
     """Conversation of a file."""
 
-    place: str
+    location: str
     """File and line, for error messages."""
     messages: tuple[Message, ...]
     """Messages up to the last answer."""
@@ -70,15 +70,50 @@ def read_chats(path: str | Path) -> list[Chat]:
 
 
 def check_chats(chats: Sequence[Chat], renderer: Renderer) -> None:
-    """Check that the chat template shows conversations, with their tools and calls, turn by turn.
+    """Check that the chat template shows conversations, with their tools, calls and texts, turn by turn.
 
     Raises:
-        TemplateError: it leaves out tools or calls, or rewrites history.
+        TemplateError: it leaves out tools or calls, rewrites history, or leaves out the text or thinking of an answer.
     """
     roles: set[Role] = set().union(*(chat.follow_ups for chat in chats))
     tools = next((chat.tools for chat in chats if chat.tools), ())
     has_calls = any(message.tool_calls for chat in chats for message in chat.messages)
     check_template(renderer, roles=sorted(roles), tools=tools, has_calls=has_calls)
+    _check_texts_shown(chats, renderer)
+
+
+def _check_texts_shown(chats: Sequence[Chat], renderer: Renderer) -> None:
+    """Check that answers with thinking, or with text beside calls, are rendered whole.
+
+    Raises:
+        TemplateError: some are not; the message has their number and the location of the first.
+    """
+    count, omitted = 0, 0
+    first: tuple[str, OmittedText] | None = None
+    for chat in chats:
+        for number, message in enumerate(chat.messages):
+            if message.role != "assistant" or not _has_parts(message, renderer):
+                continue
+            count += 1
+            try:
+                renderer.answer_text(message)
+            except OmittedText as error:
+                omitted += 1
+                first = first or (f"{chat.location}, message {number + 1}", error)
+    if first is not None:
+        place, fault = first
+        raise TemplateError(
+            f"{fault.what}, so the model would not learn it",
+            got=f"{omitted} of {count} answers with thinking or text next to calls, the first in {place}: {fault.got}",
+            expected=str(fault.expected),
+            hint=f"{fault.hint}; or remove what the template leaves out from the file",
+        )
+
+
+def _has_parts(message: Message, renderer: Renderer) -> bool:
+    """Return True if an answer has thinking, also within its text, or text beside calls."""
+    is_mixed = bool(message.tool_calls and message.text)
+    return is_mixed or bool(message.reasoning) or renderer.thinking.close in message.text
 
 
 def build_sft_dataset(chats: Sequence[Chat], renderer: Renderer, *, max_tokens: int) -> SFTDataset:
@@ -109,50 +144,58 @@ def build_sft_dataset(chats: Sequence[Chat], renderer: Renderer, *, max_tokens: 
 
 def _to_trajectory(chat: Chat, renderer: Renderer) -> Trajectory:
     trajectory = Trajectory(
-        id=chat.place,
-        task_id=chat.place,
+        id=chat.location,
+        task_id=chat.location,
         environment=ENVIRONMENT,
         seed=0,
-        group_id=chat.place,
+        group_id=chat.location,
         outcome=Outcome.FINISHED,
     )
     first = next(number for number, message in enumerate(chat.messages) if message.role == "assistant")
     conversation = LedgerConversation(renderer, trajectory, chat.messages[:first], tools=chat.tools)
-    calls = 0
+    calls, ids, unanswered = 0, dict[str, str](), list[str]()
     for number, message in enumerate(chat.messages[first:], start=first):
         if message.role == "assistant":
             source = Source.MISTAKE if number in chat.context_only else Source.FORCED
             conversation.demonstrate(renderer.answer_text(message, earlier_calls=calls), source=source)
+            unanswered = [renderer.call_id(call.name, index) for index, call in enumerate(message.tool_calls, calls)]
+            ids |= {call.id: shown for call, shown in zip(message.tool_calls, unanswered, strict=True) if call.id}
             calls += len(message.tool_calls)
-        else:
-            conversation.add([message])
+            continue
+        if message.role == "tool":  # the calls are shown with ids of the family, so their results must have the same
+            next_id = unanswered.pop(0) if unanswered else message.tool_call_id
+            given = message.tool_call_id
+            message = replace(message, tool_call_id=ids.get(given, given) if given else next_id)
+        conversation.add([message])
     return trajectory
 
 
 def _chat(row: Row) -> Chat:
-    values, place = row.values, row.place
+    values, location = row.values, row.location
     rows = message_rows(values.get("messages"))
     if not isinstance(rows, list):
         expected = '{"messages": [{"role": …}, …]}'
         raise UsageError(
-            f"{place} is not a conversation", got=f"the columns {', '.join(row.columns)}", expected=expected
+            f"{location} is not a conversation", got=f"the columns {', '.join(row.columns)}", expected=expected
         )
     _refuse_untrained(row)
     rows = [*_system_rows(row, rows), *rows]
-    tools = read_tools(next((values[name] for name in TOOL_COLUMNS if values.get(name) is not None), None), place)
-    messages = list(read_messages(rows, place, tools=tools))
+    tools = read_tools(next((values[name] for name in TOOL_COLUMNS if values.get(name) is not None), None), location)
+    messages = list(read_messages(rows, location, tools=tools))
     while messages and messages[-1].role != "assistant":
         messages.pop()
-    context_only = frozenset(number for number in range(len(messages)) if not _is_learned(rows[number], place))
-    _check_answers(messages, context_only, place)
-    return Chat(place=place, messages=tuple(messages), tools=tools, context_only=context_only)
+    context_only = frozenset(number for number in range(len(messages)) if not _is_learned(rows[number], location))
+    _check_answers(messages, context_only, location)
+    return Chat(location=location, messages=tuple(messages), tools=tools, context_only=context_only)
 
 
 def _refuse_untrained(row: Row) -> None:
     """Raise `UsageError` for columns that would be ignored."""
-    refuse_media(row.values, row.place)
+    refuse_media(row.values, row.location)
     if row.values.get("functions"):
-        raise UsageError(f"{row.place} has a column functions", got="functions", expected='tools: [{"function": {…}}]')
+        raise UsageError(
+            f"{row.location} has a column functions", got="functions", expected='tools: [{"function": {…}}]'
+        )
 
 
 def _system_rows(row: Row, rows: Sequence[Any]) -> list[dict[str, Any]]:
@@ -166,14 +209,14 @@ def _system_rows(row: Row, rows: Sequence[Any]) -> list[dict[str, Any]]:
     texts = [*given.values(), *([first.get("content")] if first.get("role") == "system" else [])]
     if not all(isinstance(text, str) for text in given.values()) or any(text != texts[0] for text in texts):
         raise UsageError(
-            f"{row.place} has a column {' and a column '.join(given)} that cannot be used",
+            f"{row.location} has a column {' and a column '.join(given)} that cannot be used",
             got=" and ".join(f"{text!r:.80}" for text in texts),
             expected="one text, and no other system message",
         )
     return [{"role": "system", "content": texts[0]}] if given and len(texts) == len(given) else []
 
 
-def _is_learned(row: Mapping[str, Any], place: str) -> bool:
+def _is_learned(row: Mapping[str, Any], location: str) -> bool:
     """Return True if an answer is trained on; a value of 0 or false under one of `TRAINING_KEYS` excludes it."""
     is_answer = row["role"] == "assistant"
     marks = {name: row[name] for name in TRAINING_KEYS if row.get(name) is not None}
@@ -183,27 +226,29 @@ def _is_learned(row: Mapping[str, Any], place: str) -> bool:
     names = " and ".join(marks)
     expected = "0 (context only) or 1 (trained on)" if is_answer else "1 for the assistant's messages only"
     raise UsageError(
-        f"{place}: the {names} of a message cannot be used",
+        f"{location}: the {names} of a message cannot be used",
         got=f"{row['role']}: {', '.join(f'{mark!r:.80}' for mark in marks.values())}",
         expected=expected,
     )
 
 
-def _check_answers(messages: Sequence[Message], context_only: Set[int], place: str) -> None:
+def _check_answers(messages: Sequence[Message], context_only: Set[int], location: str) -> None:
     answers = [message.role == "assistant" for message in messages]
     if not any(answers):
-        raise UsageError(f"{place} has nothing to learn", got="no answer", expected="a message of the role assistant")
+        raise UsageError(
+            f"{location} has nothing to learn", got="no answer", expected="a message of the role assistant"
+        )
     if all(number in context_only for number, is_answer in enumerate(answers) if is_answer):
         raise UsageError(
-            f"{place} has nothing to learn",
+            f"{location} has nothing to learn",
             got="weight: 0 or train: false for every answer",
             expected="an answer to train on",
         )
     if any(not (one.content or one.tool_calls or one.reasoning) for one in messages if one.role == "assistant"):
         raise UsageError(
-            f"{place} has an empty answer", expected="content or tool_calls in each of the assistant's messages"
+            f"{location} has an empty answer", expected="content or tool_calls in each of the assistant's messages"
         )
     if answers[0] or any(one and next_ for one, next_ in pairwise(answers)):
         raise UsageError(
-            f"{place}: an answer follows no message", expected="a user's or a tool's message before each answer"
+            f"{location}: an answer follows no message", expected="a user's or a tool's message before each answer"
         )

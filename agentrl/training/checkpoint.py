@@ -37,6 +37,13 @@ PARTS = {
     REFERENCE: "algorithm.reference.refresh_every",
 }
 """Config keys that create the signals whose state is saved, by signal."""
+STATE_FILE = "trainer.pt"
+STATE_FOLDER = "trainer"
+_PROGRESS = "progress"
+"""Prefix of the names of values that do not belong to an optimizer or signal."""
+_SYSTEM_ERROR = re.compile(r"os error (\d+)")
+COPY, WRITE, FINISH = "copy", "write copy", "finish copy"
+"""Names of calls that rank 0 makes on the other ranks."""
 
 
 class SignalState(Protocol):
@@ -131,14 +138,6 @@ def _split_state(named: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dict[s
         else:
             policy[name] = value
     return policy, parts
-
-
-STATE_FILE = "trainer.pt"
-STATE_FOLDER = "trainer"
-_PROGRESS = "progress"
-"""Prefix of the names of values that do not belong to an optimizer or signal."""
-
-_SYSTEM_ERROR = re.compile(r"os error (\d+)")
 
 
 def save_model_folder(
@@ -236,10 +235,6 @@ def system_errors() -> Iterator[None]:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
-
-
-COPY, WRITE, FINISH = "copy", "write copy", "finish copy"
-"""Names of calls that rank 0 makes on the other ranks."""
 
 
 class TrainerCheckpoint:

@@ -27,6 +27,16 @@ from agentrl.training.forward.tree_attention import ATTENTION, has_flash, tree_a
 LIGER = Extra(name="gpu", module="liger_kernel")
 LEFT_OUT = {"cross_entropy": False, "fused_linear_cross_entropy": False}
 """Liger's own losses, which would replace agentrl's output head."""
+BACKEND = "inductor"
+_ATEN = (
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_flash_attention_forward",
+)
+"""Torch's attention operators, whose cost grows with the square of the length."""
+_FUNCTION = "_gradient_checkpointing_func"
 
 
 def use_liger(model: PreTrainedModel) -> None:
@@ -54,9 +64,6 @@ def use_liger(model: PreTrainedModel) -> None:
     LIGER.load("liger_kernel.transformers")._apply_liger_kernel_to_instance(model=model, **LEFT_OUT)
 
 
-BACKEND = "inductor"
-
-
 def compile_layers(model: PreTrainedModel, config: TrainerConfig, *, backend: str = BACKEND) -> None:
     """Apply ``trainer.kernels``: Liger's kernels, or compilation of a model's layers at their first call.
 
@@ -74,17 +81,6 @@ def compile_layers(model: PreTrainedModel, config: TrainerConfig, *, backend: st
         parts: list[Any] = list(layer.children()) if config.gradient_checkpointing else [layer]
         for part in parts:
             part.compile(backend=backend, dynamic=True)
-
-
-_ATEN = (
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_flash_attention_forward",
-)
-"""Torch's attention operators, whose cost grows with the square of the length."""
-_FUNCTION = "_gradient_checkpointing_func"
 
 
 @contextmanager

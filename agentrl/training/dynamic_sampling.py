@@ -42,16 +42,18 @@ class DynamicSampling:
         self._objectives = [(Objective(learner.algorithm), learner.roles) for learner in learners]
         self._shaping = RewardShaping({}, max_tokens=1)
 
-    def teaches(self, trajectories: Sequence[Trajectory], extras: StepExtras | None = None) -> bool:
+    def has_signal(self, trajectories: Sequence[Trajectory], extras: StepExtras | None = None) -> bool:
         """Return True if an estimator tells the episodes of a group apart; failed episodes are skipped.
 
         Raises:
             TrainingError: an estimator failed.
         """
         extras = role_extras(extras or StepExtras(), trajectories)
-        return any(self._teaches(objective, roles, trajectories, extras) for objective, roles in self._objectives)
+        return any(
+            self._objective_has_signal(objective, roles, trajectories, extras) for objective, roles in self._objectives
+        )
 
-    def _teaches(
+    def _objective_has_signal(
         self, objective: Objective, roles: Set[str] | None, trajectories: Sequence[Trajectory], extras: StepExtras
     ) -> bool:
         members = [*role_members(trajectories, roles), *extras.experts]

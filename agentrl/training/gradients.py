@@ -39,6 +39,21 @@ from agentrl.training.forward.micro_batches import MicroBatch
 from agentrl.training.forward.runner import ModelRunner, PassHook, SumsByName
 from agentrl.training.signals.base import SignalUpdates
 
+DUMPED_TOKENS = (
+    "advantage",
+    "episode_return",
+    "behaviour_logp",
+    "reference_logp",
+    "teacher_logp",
+    "teacher_top_logp",
+    "expert",
+    "entropy",
+)
+"""Parts of the step's `LossInput` that a dump of an update contains under their names; `old_logp` is ``trainer_logp``.
+"""
+DUMPED_STEP = ("version", "step_version", "sample_counts", "seed")
+"""Parts of the `StepBatch` that a dump of an update contains among the tokens' values."""
+
 
 class Objective:
     """Estimator, loss, correction, filters and regularisers of a config, with their options checked.
@@ -245,22 +260,6 @@ def token_shares(
     most, own = int(sample_counts.max()), owners.select(drawn)
     copies = TokenOwners(sequence=own.sequence * most + copy, trajectory=own.trajectory * most + copy, group=own.group)
     return shares.index_add(0, drawn, objective.weights(copies).float())
-
-
-DUMPED_TOKENS = (
-    "advantage",
-    "episode_return",
-    "behaviour_logp",
-    "reference_logp",
-    "teacher_logp",
-    "teacher_top_logp",
-    "expert",
-    "entropy",
-)
-"""Parts of the step's `LossInput` that a dump of an update contains under their names; `old_logp` is ``trainer_logp``.
-"""
-DUMPED_STEP = ("version", "step_version", "sample_counts", "seed")
-"""Parts of the `StepBatch` that a dump of an update contains among the tokens' values."""
 
 
 class GradientPass:

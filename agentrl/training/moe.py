@@ -139,7 +139,7 @@ def token_weights(layout: Layout, sequences: Sequence[ScoredSequence], device: t
     """Count the sequences that share each token of this rank's micro-batch part, 0 for padding: float32 [tokens]."""
     if layout.packed:
         row = pack(sequences, share=layout.share)
-        weights = torch.bincount(torch.cat(list(row.places)), minlength=row.input_ids.numel())[None]
+        weights = torch.bincount(torch.cat(list(row.indices)), minlength=row.input_ids.numel())[None]
     else:
         lengths = torch.tensor([len(sequence) for sequence in sequences])
         weights = torch.arange(int(lengths.max())) < lengths[:, None]

@@ -25,6 +25,11 @@ from agentrl.training.distributed.muon import ShardedMuon
 
 Schedule = TrainerConfig | SFTConfig | PreferencesConfig
 """Config section with ``learning_rate``, ``warmup_steps`` and ``schedule``."""
+OTHER = "other"
+MASTERS, UPDATES, STEP = "masters", "updates", "step"
+"""Names in a saved state: float32 copies, number of updates, and torch's own count of updates of each parameter."""
+LOSS = "the loss"
+"""Name of the loss among the parameters that are not finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +125,6 @@ def _groups(tensors: Sequence[torch.Tensor], weight_decay: float) -> list[dict[s
     ]
 
 
-OTHER = "other"
-
-
 def group_of(name: str) -> str:
     """Return the group of a parameter by its name.
 
@@ -154,12 +156,6 @@ def group_norms(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
     for name, gradient in gradients.items():
         members.setdefault(group_of(name), []).append(gradient)
     return {group: total_norm(own) for group, own in members.items()}
-
-
-MASTERS, UPDATES, STEP = "masters", "updates", "step"
-"""Names in a saved state: float32 copies, number of updates, and torch's own count of updates of each parameter."""
-LOSS = "the loss"
-"""Name of the loss among the parameters that are not finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,8 @@ from agentrl.training.optimizer import Update
 from agentrl.trajectory import Trajectory
 
 LAST = 64
+CUT_SHORT_SHARE = 0.9
+"""Minimum share of episodes truncated in their first turn at which the report warns about the token budget."""
 
 
 def mismatch_by_turn(
@@ -46,10 +48,6 @@ def _name(low: int, high: int) -> str:
     if low >= LAST:
         return f"turn_{LAST}_on"
     return f"turn_{low}" if low == high else f"turn_{low}_to_{high}"
-
-
-CUT_SHORT_SHARE = 0.9
-"""Minimum share of episodes truncated in their first turn at which the report warns about the token budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

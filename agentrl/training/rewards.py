@@ -66,13 +66,15 @@ class RewardShaping:
         Raises:
             TrainingError: a shaping did not return finite rewards of the same turns.
         """
-        rewards = _raw_rewards(trajectories, self._max_tokens)
+        rewards = raw = _raw_rewards(trajectories, self._max_tokens)
         for name, step in self._steps.items():
             rewards = _check_shaped(name, step(rewards), rewards)
         turns = torch.bincount(rewards.turn_episode, minlength=len(trajectories))
         last, has_turns = turns.cumsum(0) - 1, turns > 0
+        verdict = torch.tensor([trajectory.reward for trajectory in trajectories], dtype=torch.float64)
         return ShapedRewards(
-            returns=rewards.returns,
+            # The scorer's rewards themselves: sums with large rewards of turns would add rounding errors.
+            returns=verdict + (rewards.returns - raw.returns),
             turn_reward=rewards.turn_reward.index_add(0, last[has_turns], rewards.final[has_turns]),
             turn_episode=rewards.turn_episode,
         )

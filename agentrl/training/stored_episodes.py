@@ -6,7 +6,9 @@ import itertools
 from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
+from agentrl.config import load_config
 from agentrl.config.algorithm import PreferencesConfig
+from agentrl.config.config import SCRATCH
 from agentrl.errors import ConfigError, UsageError
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory
@@ -29,7 +31,7 @@ def check_sources(settings: PreferencesConfig) -> list[Path]:
             got="no preferences.sources",
             expected="--from RUN, once for each source",
         )
-    return [_store(Path(source)) for source in settings.sources]
+    return [find_store(Path(source)) for source in settings.sources]
 
 
 def load_pairs(settings: PreferencesConfig, model_path: str) -> list[Pair]:
@@ -51,7 +53,7 @@ def check_pair_tokens(settings: PreferencesConfig, model_path: str) -> None:
         UsageError: a source does not exist.
     """
     for store in check_sources(settings):
-        _check_tokens(store, model_path)
+        check_store_tokens(store, model_path)
 
 
 def load_trajectories(source: str, model_path: str, environments: Set[str]) -> list[Trajectory]:
@@ -61,8 +63,8 @@ def load_trajectories(source: str, model_path: str, environments: Set[str]) -> l
         ConfigError: the episodes were sampled with another tokenizer.
         UsageError: the source does not exist, or contains no episode of these environments.
     """
-    store = _store(Path(source))
-    _check_tokens(store, model_path)
+    store = find_store(Path(source))
+    check_store_tokens(store, model_path)
     played = list(_trajectories(store))
     found = [trajectory for trajectory in played if trajectory.environment in environments]
     if not found:
@@ -74,9 +76,32 @@ def load_trajectories(source: str, model_path: str, environments: Set[str]) -> l
     return found
 
 
-def _check_tokens(store: Path, model_path: str) -> None:
-    if (run := _run_of(store)) is not None:
-        check_same_tokens(f"the run {run.path}", find_model(str(run.path)), model_path)
+def check_store_tokens(store: Path, model_path: str) -> None:
+    """Check that a store's episodes were sampled with the model's tokenizer, if the store is in a run's folder.
+
+    Raises:
+        ConfigError: they were sampled with another tokenizer.
+        UsageError: the run's model does not exist.
+    """
+    if (run := run_of(store)) is not None:
+        check_same_tokens(f"the run {run.path}", model_of_run(run), model_path)
+
+
+def model_of_run(run: RunDirectory) -> str:
+    """Return a model with the tokenizer of a run's episodes: its newest checkpoint, or else its initial model.
+
+    Raises:
+        UsageError: the run has neither.
+    """
+    try:
+        return find_model(str(run.path))
+    except UsageError:  # no complete checkpoint
+        start = load_config(run.config_file).model.path
+        if run.model.is_dir():
+            return str(run.model)
+        if start == SCRATCH:
+            raise
+        return find_model(start)
 
 
 def find_pairs(settings: PreferencesConfig) -> list[Pair]:
@@ -97,13 +122,21 @@ def policy_of(settings: PreferencesConfig) -> str:
         UsageError: a source does not belong to a run, so its model is unknown.
         ConfigError: the sources' models have different tokenizers.
     """
-    models = [find_model(str(first_run([store]).path)) for store in check_sources(settings)]
+    models = [model_of_run(first_run([store])) for store in check_sources(settings)]
     for model in models[1:]:
         check_same_tokens(f"the model {model} of another source", model, models[0])
     return models[0]
 
 
-def _store(source: Path) -> Path:
+def find_store(source: Path) -> Path:
+    """Return the folder or the file of a trajectory store.
+
+    Args:
+        source: A run, its folder ``trajectories``, or a file of that folder.
+
+    Raises:
+        UsageError: the source does not exist or contains no trajectories.
+    """
     store = source / "trajectories" if (source / "trajectories").is_dir() else source
     if store.is_file() and store.suffix == ".jsonl":
         return store.resolve()
@@ -116,7 +149,7 @@ def _store(source: Path) -> Path:
     return store.resolve()
 
 
-def _run_of(store: Path) -> RunDirectory | None:
+def run_of(store: Path) -> RunDirectory | None:
     """Return the run whose folder contains a store; ``None`` if there is none."""
     folder = store.parent.parent if store.is_file() else store.parent
     return RunDirectory(folder) if (folder / "config.yaml").is_file() else None
@@ -132,7 +165,7 @@ def first_run(sources: Sequence[Path]) -> RunDirectory:
     Raises:
         UsageError: the source is not in a run's folder.
     """
-    run = _run_of(_store(sources[0]))
+    run = run_of(find_store(sources[0]))
     if run is None:
         raise UsageError(
             "without a config, the first source must be in a run's folder",

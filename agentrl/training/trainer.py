@@ -29,9 +29,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from agentrl.algorithms.types import LossInput
 from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.config.trainer import NumericsConfig
 from agentrl.message.image import ImageReader
+from agentrl.models.memory import FreedMemory
 from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, select, step_batch
 from agentrl.training.checkpoint import TrainerCheckpoint, TrainerState
 from agentrl.training.compile import checkpoint_activations, compile_layers
@@ -53,6 +55,24 @@ from agentrl.training.signals import (
     pretrain_steps,
 )
 from agentrl.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedStep:
+    """Selected episodes of a step with their advantages, before the first update."""
+
+    selection: Selection
+    batch: StepBatch
+    advantage: torch.Tensor
+    """Advantage of each sampled token: [tokens]."""
+    tokens: LossInput
+    gradient: GradientPass
+    signals: Sequence[SignalUpdates]
+    """Updates of signals' models, made together with the policy's."""
+
+    def episodes_in(self, part: Sequence[int]) -> int:
+        """Count the episodes of some sequences."""
+        return len({self.batch.sequence_trajectory[sequence] for sequence in part})
 
 
 @dataclass(slots=True)
@@ -161,6 +181,7 @@ class Trainer:
         settings = _optimizer_settings(config, first_step=pretrain_steps(config))
         self._optimizer = PolicyOptimizer(model, settings)
         self._generator = torch.Generator().manual_seed(seed)
+        self._freed = FreedMemory()
         self.watch = NumericsWatch(config.numerics or NumericsConfig(), self.ranks, self._generator)
         self._policy = make_runner(model, config, ranks=self.ranks, image_processor=image_processor)
         setup = SignalSetup(
@@ -204,58 +225,84 @@ class Trainer:
         self, trajectories: Sequence[Trajectory], temperature: float, pad_id: int, extras: StepExtras
     ) -> StepReport:
         with repeatable(enabled=self._config.deterministic):
-            started, learns = time.perf_counter(), not self.pretraining
-            extras = role_extras(extras, trajectories)
-            members = [*role_members(trajectories, self._roles), *extras.experts]
-            selection = select(members, compare_groups=self._objective.compares_groups)
-            batch = self._batch(selection, temperature, pad_id, extras)
-            for signal in self.signals.values():
-                batch = signal.annotate(batch)
-            estimate = self._objective.estimate(batch.episodes)
-            advantage = weigh_by_role(estimate.advantage, batch, self._role_weights)
-            estimate = replace(estimate, advantage=advantage)
-            trained = [signal.train(batch, estimate, policy_learns=learns) for signal in self.signals.values()]
-            signals = [updates for updates in trained if updates is not None]
-            batch = replace(
-                batch,
-                needs_forward=needs_forward_pass(self._objective, batch, advantage),
-                sample_counts=self._shaping.sample_counts(batch.episodes.returns, seed=batch.step_version),
+            started = time.perf_counter()
+            step = self._prepare(
+                trajectories, temperature, pad_id, extras, objective=self._objective, shaping=self._shaping
             )
-            tokens = step_tokens(batch, advantage, self._objective, self._policy, policy_learns=learns)
-            joint = next((signal for signal in signals if signal.joins_policy), None)
-            gradient = GradientPass(
-                self._policy, self._objective, batch, tokens, joint=joint, learns=learns, hooks=self._hooks()
-            )
-            taken = self._take_updates(gradient, signals) if learns else pretrain_signals(gradient, signals)
+            pretrain = self.pretraining
+            taken = pretrain_signals(step.gradient, step.signals) if pretrain else self._take_updates(step)
             self.steps += 1
-            taken.metrics |= role_metrics(batch, advantage)
-            for metrics in (*(each.metrics() for each in signals), *(each.metrics() for each in self.signals.values())):
-                taken.metrics |= metrics
-            report = step_report(
-                batch,
-                selection,
-                tokens,
-                differing=self._objective.differing_groups(batch.episodes),
-                updates=taken.updates,
-                losses=taken.losses,
-                means=gradient.means() | taken.metrics,
-                seconds=time.perf_counter() - started,
-            )
-            return self.watch.report(report)
+            self._freed.release()
+            return self.watch.report(self._report(step, self._objective, taken, time.perf_counter() - started))
 
-    def _batch(self, selection: Selection, temperature: float, pad_id: int, extras: StepExtras) -> StepBatch:
+    def _prepare(
+        self,
+        trajectories: Sequence[Trajectory],
+        temperature: float,
+        pad_id: int,
+        extras: StepExtras,
+        *,
+        objective: Objective,
+        shaping: RewardShaping,
+    ) -> PreparedStep:
+        """Estimate the advantages of a step's episodes, and prepare the passes of its updates."""
+        learns = not self.pretraining
+        extras = role_extras(extras, trajectories)
+        members = [*role_members(trajectories, self._roles), *extras.experts]
+        selection = select(members, compare_groups=objective.compares_groups)
+        batch = self._batch(selection, shaping, temperature, pad_id, extras)
+        for signal in self.signals.values():
+            batch = signal.annotate(batch)
+        estimate = objective.estimate(batch.episodes)
+        advantage = weigh_by_role(estimate.advantage, batch, self._role_weights)
+        estimate = replace(estimate, advantage=advantage)
+        trained = [signal.train(batch, estimate, policy_learns=learns) for signal in self.signals.values()]
+        signals = [updates for updates in trained if updates is not None]
+        batch = replace(
+            batch,
+            needs_forward=needs_forward_pass(objective, batch, advantage),
+            sample_counts=shaping.sample_counts(batch.episodes.returns, seed=batch.step_version),
+        )
+        tokens = step_tokens(batch, advantage, objective, self._policy, policy_learns=learns)
+        joint = next((signal for signal in signals if signal.joins_policy), None)
+        gradient = GradientPass(self._policy, objective, batch, tokens, joint=joint, learns=learns, hooks=self._hooks())
+        return PreparedStep(
+            selection=selection, batch=batch, advantage=advantage, tokens=tokens, gradient=gradient, signals=signals
+        )
+
+    def _batch(
+        self, selection: Selection, shaping: RewardShaping, temperature: float, pad_id: int, extras: StepExtras
+    ) -> StepBatch:
         """Lay out the tokens of a step and assign its sequences to updates."""
         routes = self._policy.replays_routes
-        batch = step_batch(selection.trajectories, self._shaping, experts=extras.expert_ids, routes=routes)
+        batch = step_batch(selection.trajectories, shaping, experts=extras.expert_ids, routes=routes)
         batch = replace(
             batch, step_version=self.steps, seed=self._seed, temperature=temperature, pad_id=pad_id, extras=extras
         )
         epochs, count = range(self._config.epochs), self._config.mini_batches
         return replace(batch, parts=[part for _ in epochs for part in mini_batches(batch, count, self._generator)])
 
-    def _take_updates(self, gradient: GradientPass, signals: Sequence[SignalUpdates]) -> StepUpdates:
+    def _report(self, step: PreparedStep, objective: Objective, taken: StepUpdates, seconds: float) -> StepReport:
+        """Report the metrics of a step after its updates."""
+        metrics = taken.metrics | role_metrics(step.batch, step.advantage)
+        for found in (*(each.metrics() for each in step.signals), *(each.metrics() for each in self.signals.values())):
+            metrics |= found
+        return step_report(
+            step.batch,
+            step.selection,
+            step.tokens,
+            differing=objective.differing_groups(step.batch.episodes),
+            updates=taken.updates,
+            losses=taken.losses,
+            means=step.gradient.means() | metrics,
+            seconds=seconds,
+        )
+
+    def _take_updates(self, step: PreparedStep) -> StepUpdates:
         with checkpoint_activations(self.model, enabled=self._config.gradient_checkpointing):
-            return take_updates(gradient, self._optimizer, self.watch, signals=signals, max_kl=self._config.max_kl)
+            return take_updates(
+                step.gradient, self._optimizer, self.watch, signals=step.signals, max_kl=self._config.max_kl
+            )
 
     @property
     def versions(self) -> Mapping[str, int]:

@@ -38,6 +38,11 @@ Inputs: TypeAlias = Mapping[str, Tensor]
 Options: TypeAlias = Mapping[str, float]
 TARGETS = "target_tokens"
 LOW, HIGH = "clip_low_threshold", "clip_high_threshold"
+_RL = ("logprobs", "advantages")
+PAD_ID = 0
+"""Token that pads rows; no result depends on it."""
+ALPHA = 32.0
+"""Default alpha of adapters: a layer's update is scaled by alpha / rank (https://thinkingmachines.ai/blog/lora)."""
 
 
 def cross_entropy(logp: Tensor, inputs: Inputs, options: Options) -> Tensor:
@@ -99,7 +104,6 @@ class LossKind:
     """True if a position may have K targets."""
 
 
-_RL = ("logprobs", "advantages")
 LOSSES: Mapping[str, LossKind] = {
     "cross_entropy": LossKind(compute=cross_entropy, inputs=("weights",), options={}, several_targets=True),
     "importance_sampling": LossKind(compute=importance_sampling, inputs=_RL, options={}),
@@ -191,12 +195,6 @@ def loss_inputs(datum: Datum, kind: LossKind, device: torch.device) -> Inputs:
 def max_targets(data: Sequence[Datum]) -> int:
     """Return the maximum number of targets per position."""
     return max(1 if datum.inputs[TARGETS].ndim == 1 else datum.inputs[TARGETS].shape[1] for datum in data)
-
-
-PAD_ID = 0
-"""Token that pads rows; no result depends on it."""
-ALPHA = 32.0
-"""Default alpha of adapters: a layer's update is scaled by alpha / rank (https://thinkingmachines.ai/blog/lora)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

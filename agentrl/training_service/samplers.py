@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.engine import GenerateRequest, Generation, SamplingParams, StopReason
-from agentrl.errors import UsageError
+from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.request import SEED_BITS
 from agentrl.training.forward.runner import ModelRunner, make_runner
@@ -98,7 +98,7 @@ class Samplers:
             requests = [self._request(request, prompt, f"{number}-{k}", k) for k in range(request.num_samples)]
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(slot.engine.generate(own)) for own in requests]
+                    tasks = [group.create_task(self._generate(slot, own)) for own in requests]
             except ExceptionGroup as failed:
                 raise failed.exceptions[0] from failed
             finally:
@@ -113,6 +113,11 @@ class Samplers:
             prompt_top=None if scores is None else scores.top,
             cached_tokens=answers[0].cached_tokens,
         )
+
+    async def _generate(self, slot: _Slot, request: GenerateRequest) -> Generation:
+        deadline_s = self.base.config.engine.timeout_s
+        async with async_boundary(EngineError, f"request {request.request_id}", deadline_s=deadline_s):
+            return await slot.engine.generate(request)
 
     def _check(self, request: SampleRequest, prompt: Sequence[int]) -> None:
         last = request.prompt_logprobs_last_n

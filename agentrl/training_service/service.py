@@ -46,6 +46,7 @@ MOST_SAMPLING = 8192
 SWEEP_S = 10.0
 NEWEST_SAMPLERS = 32
 """Number of unnamed samplers that a run keeps; older ones are deleted."""
+_RESTARTED = "make a new client from a saved state: the session has ended, or the server restarted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -537,9 +538,6 @@ class Service:
         future = self.futures.add(request_id, digest, sample_sequence_ids=sequences)
         self.futures.run(future, work())
         return future.announcement()
-
-
-_RESTARTED = "make a new client from a saved state: the session has ended, or the server restarted"
 
 
 def _make_saver(run: TrainingRun, *, optimizer: bool) -> Callable[[Path], None]:

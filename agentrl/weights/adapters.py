@@ -89,7 +89,11 @@ class AdaptersProbe(Probe):
     def from_probe(cls, probe: Probe, sources: Mapping[str, WeightSource]) -> AdaptersProbe:
         """Make the probe of every adapter from that of one model."""
         return cls(
-            prompts=probe.prompts, tolerance=probe.tolerance, mean_tolerance=probe.mean_tolerance, sources=sources
+            prompts=probe.prompts,
+            tolerance=probe.tolerance,
+            mean_tolerance=probe.mean_tolerance,
+            answer_timeout_s=probe.answer_timeout_s,
+            sources=sources,
         )
 
     def of(self, adapter: str) -> Probe:
@@ -99,6 +103,7 @@ class AdaptersProbe(Probe):
             answer_tokens=self.answer_tokens,
             tolerance=self.tolerance,
             mean_tolerance=self.mean_tolerance,
+            answer_timeout_s=self.answer_timeout_s,
             adapter=adapter,
         )
 

@@ -30,15 +30,16 @@ from agentrl.weights.tensors import CPU, Bucket, PreparedBuckets, pack
 
 T = TypeVar("T")
 _THREADS = DaemonThreads("agentrl-collective")
+c10d: Any = torch.distributed
+"""Untyped alias: torch's stubs lack the classes of process groups."""
+BROADCAST_S = 60.0
+"""Seconds before joining a group, or the broadcast of a bucket, fails; the server is then considered lost."""
+_log = logging.getLogger(__name__)
 
 
 async def in_thread(work: Callable[[], T]) -> T:
     """Run `work` in a daemon thread, which does not keep the process alive if a dead peer blocks it."""
     return await asyncio.wrap_future(_THREADS.submit(work))
-
-
-c10d: Any = torch.distributed
-"""Untyped alias: torch's stubs lack the classes of process groups."""
 
 
 class TrainerGroup:
@@ -136,12 +137,6 @@ def _listening_store(address: str, timeout: timedelta) -> Any:
     )
 
 
-TIMEOUT_S = 60.0
-"""Seconds before joining a group, or the broadcast of a bucket, fails; the server is then considered lost."""
-
-_log = logging.getLogger(__name__)
-
-
 class CollectiveTransport(Transport):
     """Transport by broadcasts of buckets, which are copied to the CPU first.
 
@@ -152,7 +147,7 @@ class CollectiveTransport(Transport):
         timeout_s: Seconds before joining a group, or a broadcast, fails.
     """
 
-    def __init__(self, *, bucket_bytes: int, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, *, bucket_bytes: int, timeout_s: float = BROADCAST_S) -> None:
         self._bucket_bytes = bucket_bytes
         self._timeout_s = timeout_s
         self._groups: WeakKeyDictionary[InferenceServer, TrainerGroup] = WeakKeyDictionary()

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from agentrl.engine import InferenceServer
 
+Action: TypeAlias = Callable[[InferenceServer], Awaitable[object]]
+Deliver: TypeAlias = Callable[[Mapping[str, Any] | None, int], Awaitable[object]]
+
 
 class WeightSource(Protocol):
     """The trainer's side of weight sync."""
@@ -112,10 +115,6 @@ class Transport(ABC):
     async def close(self) -> None:
         """Release all resources. Idempotent."""
         return
-
-
-Action: TypeAlias = Callable[[InferenceServer], Awaitable[object]]
-Deliver: TypeAlias = Callable[[Mapping[str, Any] | None, int], Awaitable[object]]
 
 
 class ServerGroup(Protocol):

@@ -37,6 +37,13 @@ from agentrl.weights.tensors import CheckpointNames, split_by_bytes
 
 PREFIX = "agentrl-weights-"
 LOCK = ".lock"
+SHARD_BYTES = 2 << 30
+"""Maximum number of bytes of a file, unless a single tensor is larger."""
+INDEX = "model.safetensors.index.json"
+MEMORY = Path("/dev/shm")
+AdapterWriter: TypeAlias = Callable[[Mapping[str, Tensor], Path], None]
+"""Function that writes the tensors of an adapter to a folder, in peft's format."""
+HEAD = "lm_head.weight"
 
 
 class OwnedFolder:
@@ -93,11 +100,6 @@ def _remove(folder: Path, lock: int, owner: int) -> None:
     os.close(lock)
 
 
-SHARD_BYTES = 2 << 30
-"""Maximum number of bytes of a file, unless a single tensor is larger."""
-INDEX = "model.safetensors.index.json"
-
-
 def write_tensors(weights: Mapping[str, Tensor], folder: Path, *, shard_bytes: int = SHARD_BYTES) -> int:
     """Write tensors to an existing folder; return their number of bytes.
 
@@ -117,8 +119,8 @@ def write_tensors(weights: Mapping[str, Tensor], folder: Path, *, shard_bytes: i
     for number, name in enumerate(names):
         (folder / unnumbered(number)).rename(folder / name)
     if len(written) > 1:
-        places = {tensor: name for name, tensors in zip(names, written, strict=True) for tensor in tensors}
-        (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}))
+        files = {tensor: name for name, tensors in zip(names, written, strict=True) for tensor in tensors}
+        (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": files}))
     return total
 
 
@@ -133,11 +135,6 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         separate[name] = plain if owns_all and storage not in seen else plain.clone()
         seen.add(storage)
     return separate
-
-
-MEMORY = Path("/dev/shm")
-AdapterWriter: TypeAlias = Callable[[Mapping[str, Tensor], Path], None]
-"""Function that writes the tensors of an adapter to a folder, in peft's format."""
 
 
 def memory_folder() -> Path:
@@ -244,9 +241,6 @@ class AdapterTransport(FolderTransport):
     def _fill(self, weights: Mapping[str, Tensor], folder: Path) -> int:
         self._write_adapter(weights, folder)
         return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
-HEAD = "lm_head.weight"
 
 
 def write_served_model(

@@ -24,6 +24,11 @@ from agentrl.errors import AgentRLError, EngineError, TrainingError, async_bound
 from agentrl.weights.contract import PreparedWeights, ServerGroup, SyncReport, Transport, WeightSource, WeightSync
 from agentrl.weights.verify import Probe, RecordedAnswer, name_tensors
 
+SERVER_CHANGE_S = 120.0
+cuda: Any = torch.cuda
+"""Untyped alias: not all of the module has types."""
+_log = logging.getLogger(__name__)
+
 
 class InProcessSync(WeightSync):
     """Weight sync with an engine of this process.
@@ -62,12 +67,6 @@ class InProcessSync(WeightSync):
         return (await self._probe.compare(self._engine, self._trainer, version=self._engine.version)).difference
 
 
-TIMEOUT_S = 120.0
-
-cuda: Any = torch.cuda
-"""Untyped alias: not all of the module has types."""
-
-
 class ServerSleep:
     """Sleep of a group's servers. The caller must hold the group's lock `changing`.
 
@@ -87,7 +86,7 @@ class ServerSleep:
         await self._group.pause()
         before = free_bytes()
         self.is_asleep = True
-        await self._group.change(self._put_to_sleep, what="falling asleep", deadline_s=TIMEOUT_S)
+        await self._group.change(self._put_to_sleep, what="falling asleep", deadline_s=SERVER_CHANGE_S)
         self.released_bytes = max(0, free_bytes() - before)
 
     async def _put_to_sleep(self, server: InferenceServer) -> None:
@@ -99,7 +98,7 @@ class ServerSleep:
         if not self.is_asleep:
             return
         cuda.empty_cache()  # release memory that torch caches
-        await self._group.change(self.wake, what="waking up", deadline_s=TIMEOUT_S)
+        await self._group.change(self.wake, what="waking up", deadline_s=SERVER_CHANGE_S)
         self.is_asleep = False
 
     async def wake(self, server: InferenceServer) -> None:
@@ -112,9 +111,6 @@ class ServerSleep:
 def free_bytes() -> int:
     """Return the free bytes of this process's GPU; 0 before it uses one, to avoid a context on a server's GPU."""
     return int(cuda.mem_get_info()[0]) if cuda.is_initialized() else 0
-
-
-_log = logging.getLogger(__name__)
 
 
 class RemoteSync(WeightSync):
@@ -245,7 +241,7 @@ class RemoteSync(WeightSync):
 
         while not differences and not wrong:
             await self._group.wait_for_server(deadline_s=self._return_timeout_s)
-            await self._group.each(compare, what="the probe", deadline_s=TIMEOUT_S)
+            await self._group.each(compare, what="the probe", deadline_s=SERVER_CHANGE_S)
         for server, error in wrong.items():
             raise await name_tensors(error, server, self._trainer.weights) from error
         return differences
@@ -255,7 +251,7 @@ class RemoteSync(WeightSync):
         recorded = self._recorded
         weights = self._trainer.weights if recorded is None else current.tensors
         try:
-            async with async_boundary(EngineError, f"the probe of {server.url}", deadline_s=TIMEOUT_S):
+            async with async_boundary(EngineError, f"the probe of {server.url}", deadline_s=SERVER_CHANGE_S):
                 if recorded is None:
                     await self._compare_live(server, current.version)
                 else:
@@ -274,7 +270,7 @@ class RemoteSync(WeightSync):
         try:
             if self._server_sleep.is_asleep and self._current is not None:
                 what = "waking the servers"
-                async with async_boundary(EngineError, what, deadline_s=TIMEOUT_S), self._group.changing:
+                async with async_boundary(EngineError, what, deadline_s=SERVER_CHANGE_S), self._group.changing:
                     await self._give(self._current)
         except AgentRLError as error:
             _log.warning("some servers stay asleep: %s", error)

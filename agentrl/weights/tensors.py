@@ -26,6 +26,10 @@ from agentrl.errors.foreign import run_in_own_thread
 from agentrl.weights.contract import PreparedWeights, Transport, WeightSource
 
 CPU = torch.device("cpu")
+REDUCTIONS: Any = reductions
+"""Untyped alias of a module without types."""
+DEVICE_ARGUMENT = 6
+"""Index of the GPU among the arguments of torch's `rebuild_cuda_tensor`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +108,8 @@ def split_by_bytes(
 def _pack_bucket(tensors: Mapping[str, Tensor], device: torch.device) -> Bucket:
     values = list(tensors.values())
     run = torch.empty(sum(tensor.numel() for tensor in values), dtype=values[0].dtype, device=device)
-    for place, tensor in zip(torch.split(run, [tensor.numel() for tensor in values]), values, strict=True):
-        place.copy_(tensor.detach().reshape(-1))
+    for part, tensor in zip(torch.split(run, [tensor.numel() for tensor in values]), values, strict=True):
+        part.copy_(tensor.detach().reshape(-1))
     layout = TensorLayout(
         names=list(tensors),
         dtype=str(run.dtype).removeprefix("torch."),
@@ -201,19 +205,13 @@ class CheckpointSource:
         return self._source.token_logprobs(prompt_ids, answer_ids)
 
 
-REDUCTIONS: Any = reductions
-"""Untyped alias of a module without types."""
-DEVICE_ARGUMENT = 6
-"""Index of the GPU among the arguments of torch's `rebuild_cuda_tensor`."""
-
-
 def share(run: Tensor) -> None:
     """Move bytes on the CPU to shared memory; GPU memory can be shared already."""
     if not run.is_cuda:
-        _place(run.untyped_storage())
+        _share(run.untyped_storage())
 
 
-def _place(storage: Any) -> tuple[bytes, bytes, int]:
+def _share(storage: Any) -> tuple[bytes, bytes, int]:
     """Share a storage by a file; return the handle of torch's manager, the file's name, and its size."""
     manager, name, size = storage._share_filename_cpu_()
     return manager, name, size
@@ -223,7 +221,7 @@ def open_handle(run: Tensor) -> dict[str, Any]:
     """Make a JSON handle, with base64 bytes, to open `run`, uint8 [bytes] with its own storage, in another process."""
     storage: Any = run.untyped_storage()
     if not run.is_cuda:
-        manager, name, size = _place(storage)
+        manager, name, size = _share(storage)
         return {"manager": manager.decode(), "name": name.decode(), "size": size}
     _, memory, size, offset, counter, counter_offset, event, waits = storage._share_cuda_()
     return {
@@ -269,9 +267,9 @@ class _HandlePickler(ForkingPickler):
             return rebuild, (*arguments[:DEVICE_ARGUMENT], gpu_uuid(value), *arguments[DEVICE_ARGUMENT + 1 :])
         if isinstance(value, torch.UntypedStorage):
             storage: Any = value
-            place = _place(storage)
+            handle = _share(storage)
             storage._shared_incref()  # the reference of the process that opens it
-            return REDUCTIONS.rebuild_storage_filename, (torch.UntypedStorage, *place)
+            return REDUCTIONS.rebuild_storage_filename, (torch.UntypedStorage, *handle)
         return NotImplemented
 
 

@@ -21,7 +21,8 @@ from typing import TypeAlias, TypedDict
 import torch
 from torch import Tensor
 
-from agentrl.engine import GenerateRequest, Generation, InferenceServer, PolicyEngine, SamplingParams
+from agentrl.engine import GenerateRequest, Generation, InferenceServer, PolicyEngine, SamplingParams, ServerLost
+from agentrl.engine.answer_check import check_answer
 from agentrl.errors import AgentRLError, EngineError, TrainingError, async_boundary
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.weights.contract import WeightSource
@@ -43,6 +44,9 @@ TOLERANCE: Mapping[str, ProbeTolerance] = {
 """Differences explained by rounding, by the weights' number format. In bfloat16, a pretrained model with 30 layers had
 a mean difference of 0.07 and a maximum of 0.6, because random prompts are unlike its training data."""
 
+
+PROBE_ATTEMPTS = 3
+"""Maximum number of requests for one answer of the probe: a failed or invalid answer says nothing about the weights."""
 
 ProbedEngine: TypeAlias = PolicyEngine | InferenceServer
 _Scored: TypeAlias = tuple[Sequence[int], Generation, Sequence[float]]
@@ -82,6 +86,8 @@ class Probe:
     """Maximum mean difference over all tokens."""
     adapter: str | None = None
     """Adapter that answers, if the engine has several."""
+    answer_timeout_s: float = 600.0
+    """Seconds before an answer times out."""
 
     @classmethod
     def random(
@@ -136,28 +142,45 @@ class Probe:
 
     async def _answers(self, engine: ProbedEngine, version: int, name: str) -> list[Generation]:
         prefix = f"probe-{version}" if self.adapter is None else f"probe-{self.adapter}-{version}"
-        requests = (self._ask(engine, f"{prefix}-{number}", prompt) for number, prompt in enumerate(self.prompts))
-        answers = await asyncio.gather(*requests)
-        for answer in answers:
-            if set(answer.versions) != {version}:
-                raise TrainingError(
-                    f"{name} samples with weights of another version after a sync",
-                    got=sorted(set(answer.versions)),
-                    expected=version,
-                )
-        return answers
+        asked = (self._ask(engine, version, name, f"{prefix}-{i}", prompt) for i, prompt in enumerate(self.prompts))
+        return await asyncio.gather(*asked)
 
-    async def _ask(self, engine: ProbedEngine, name: str, prompt: Sequence[int]) -> Generation:
+    async def _ask(
+        self, engine: ProbedEngine, version: int, name: str, request_id: str, prompt: Sequence[int]
+    ) -> Generation:
+        """Ask for an answer, and again if it fails, is invalid or is of another version; use the last one as it is."""
+        for attempt in range(1, PROBE_ATTEMPTS):
+            try:
+                return await self._ask_once(engine, version, name, f"{request_id}.{attempt}", prompt, checks=True)
+            except ServerLost:
+                raise
+            except (EngineError, TrainingError) as error:
+                _log.warning("the probe asks again: %s", error)
+        return await self._ask_once(engine, version, name, request_id, prompt, checks=False)
+
+    async def _ask_once(
+        self, engine: ProbedEngine, version: int, name: str, request_id: str, prompt: Sequence[int], *, checks: bool
+    ) -> Generation:
         params = SamplingParams(max_tokens=self.answer_tokens, temperature=0.0)
+        request = GenerateRequest(
+            prompt_ids=prompt, params=params, session_id=request_id, request_id=request_id, adapter=self.adapter
+        )
         try:
-            return await engine.generate(
-                GenerateRequest(
-                    prompt_ids=prompt, params=params, session_id=name, request_id=name, adapter=self.adapter
-                )
-            )
+            async with async_boundary(EngineError, f"request {request_id}", deadline_s=self.answer_timeout_s):
+                answer = await engine.generate(request)
+                if checks:
+                    newest = max(answer.versions, default=version)
+                    answer = check_answer(answer, request, engine.capabilities, version=newest, engine=name)
         finally:
             if isinstance(engine, PolicyEngine):
-                await engine.end_session(name)
+                await engine.end_session(request_id)
+        if set(answer.versions) != {version}:
+            raise TrainingError(
+                f"{name} samples with weights of another version after a sync",
+                got=sorted(set(answer.versions)),
+                expected=version,
+            )
+        return answer
 
     def _judge(self, name: str, version: int, scored: Sequence[_Scored]) -> float:
         """Return the maximum difference; raise if it or the mean exceeds its tolerance."""

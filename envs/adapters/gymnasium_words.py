@@ -6,6 +6,16 @@ from dataclasses import dataclass
 
 _LAKE_MOVES = ("left", "down", "right", "up")
 _CLIFF_MOVES = ("up", "right", "down", "left")
+_LUNAR_PARTS = (
+    "x",
+    "y",
+    "velocity in x",
+    "velocity in y",
+    "angle",
+    "angular velocity",
+    "left leg touches",
+    "right leg touches",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,16 +38,6 @@ _CLIFF = Words(
     goal="Walk from the lower left corner to the target (T); you are x. A step onto the cliff (C) costs 100 and takes"
     " you back to the start; any other step costs 1.",
     actions=_CLIFF_MOVES,
-)
-_LUNAR_PARTS = (
-    "x",
-    "y",
-    "velocity in x",
-    "velocity in y",
-    "angle",
-    "angular velocity",
-    "left leg touches",
-    "right leg touches",
 )
 WORDS: dict[str, Words] = {
     "Acrobot": Words(

@@ -39,7 +39,7 @@ def _problem(row: Row, task_id: str, shown: int) -> Problem:
             return _of_human_eval(values, task_id)
         return _of_mbpp(values, task_id, shown)
     except (KeyError, TypeError, AttributeError, ValueError, SyntaxError, StopIteration, RecursionError) as error:
-        raise UsageError(f"{row.place} is not a problem", got=described_error(error), expected=_EXPECTED) from error
+        raise UsageError(f"{row.location} is not a problem", got=described_error(error), expected=_EXPECTED) from error
 
 
 def _of_human_eval(row: Mapping[str, Any], task_id: str) -> Problem:

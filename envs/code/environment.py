@@ -120,8 +120,8 @@ class CodeEnv(AsyncEnv):
         is_last = len(self._tried) >= self.options.max_steps
         if code is None or len(code) > MOST_SOURCE:
             self._over = is_last
-            said = NO_CODE if code is None else f"Your code is longer than {MOST_SOURCE} characters."
-            return said, 0.0, False, await self._close_if(is_last), {**self._info(), "valid": False}
+            text = NO_CODE if code is None else f"Your code is longer than {MOST_SOURCE} characters."
+            return text, 0.0, False, await self._close_if(is_last), {**self._info(), "valid": False}
         if problem.has_examples and not is_last:
             tried = await self._try(code)
             if not tried.is_right:
@@ -154,10 +154,10 @@ class CodeEnv(AsyncEnv):
         )
         self._over = await self._close_if(True)
         reward = verdict.share if self.options.reward is RewardKind.SHARE else float(verdict.is_right)
-        said = "Your code is right." if verdict.is_right else "Your code is not right."
+        text = "Your code is right." if verdict.is_right else "Your code is not right."
         components = {"hidden_tests": verdict.share}
         info = {**self._info(), "success": verdict.is_right, "valid": True, "reward_components": components}
-        return said, reward, True, False, info
+        return text, reward, True, False, info
 
     async def run_python(self, code: str) -> str:
         """Runs a Python program and returns its output.

@@ -45,6 +45,7 @@ WORD_LIST = (
     "urn",
     "fox",
 )
+_TYPES = {NUMBERS: "a list of whole numbers", WORDS: "a list of words"}
 
 
 class Step(NamedTuple):
@@ -100,7 +101,6 @@ STEPS = (
     Step(WORDS, END, "return the words joined by dashes", "'-'.join(items)"),
     Step(WORDS, END, "return how many are left", "len(items)"),
 )
-_TYPES = {NUMBERS: "a list of whole numbers", WORDS: "a list of words"}
 
 
 class Plan(NamedTuple):

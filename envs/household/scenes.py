@@ -30,6 +30,13 @@ MAX_SEARCH_COST = 38
 _SHARED_POSE = 0.25
 _NEIGHBOURLY = frozenset({"cabinet", "drawer", "shelf"})
 """Kinds of furniture that may stand so close together that several are reached from one pose."""
+_FIXED: dict[Room, tuple[str, ...]] = {
+    Room.KITCHEN: ("countertop", "fridge", "microwave", "sinkbasin"),
+    Room.LIVING: ("coffeetable", "sidetable", "sofa"),
+    Room.BEDROOM: ("bed", "desk"),
+    Room.BATHROOM: ("countertop", "sinkbasin", "toilet"),
+}
+"""Furniture of every room of a kind, so that each of its task types is possible."""
 
 
 class Size(enum.StrEnum):
@@ -62,14 +69,6 @@ EXTENTS = {
         object_types=100,
     ),
 }
-
-_FIXED: dict[Room, tuple[str, ...]] = {
-    Room.KITCHEN: ("countertop", "fridge", "microwave", "sinkbasin"),
-    Room.LIVING: ("coffeetable", "sidetable", "sofa"),
-    Room.BEDROOM: ("bed", "desk"),
-    Room.BATHROOM: ("countertop", "sinkbasin", "toilet"),
-}
-"""Furniture of every room of a kind, so that each of its task types is possible."""
 
 
 @dataclass(frozen=True, slots=True)

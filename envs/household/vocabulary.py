@@ -7,6 +7,11 @@ from __future__ import annotations
 
 import enum
 
+HEATER, COOLER, CLEANER = "microwave", "fridge", "sinkbasin"
+LAMP = "desklamp"
+LAMP_STANDS = ("desk", "dresser", "sidetable")
+"""Receptacles on which a lamp may stand; it cannot be picked up, and `CONTENTS` does not list it."""
+
 
 class Room(enum.StrEnum):
     """Kinds of rooms; a scene is one room."""
@@ -50,10 +55,6 @@ OPENABLE = _words("fridge cabinet microwave drawer safe box")
 CONTAINERS = _words("bowl box cup mug pan plate pot")
 """Objects that can contain others; no action puts anything into them."""
 
-HEATER, COOLER, CLEANER = "microwave", "fridge", "sinkbasin"
-LAMP = "desklamp"
-LAMP_STANDS = ("desk", "dresser", "sidetable")
-"""Receptacles on which a lamp may stand; it cannot be picked up, and `CONTENTS` does not list it."""
 
 _TABLE_TOP = _words(
     "alarmclock apple baseballbat basketball book bowl box bread butterknife cd candle cellphone cloth creditcard cup"

@@ -91,7 +91,7 @@ def number_of(text: str) -> Fraction | None:
     return _value(found) if found else None
 
 
-def same_answer(said: str, right: str) -> bool:
+def same_answer(answer: str, right: str) -> bool:
     r"""Return True if two answers are the same number, or the same text apart from its typesetting.
 
     >>> same_answer("0.75", r"\frac{3}{4}"), same_answer("(1, 2)", r"\left(1,2\right)"), same_answer("3", "4")
@@ -99,8 +99,8 @@ def same_answer(said: str, right: str) -> bool:
     """
     number = number_of(right)
     if number is not None:
-        return number_of(said) == number
-    return _plain(said) == _plain(right)
+        return number_of(answer) == number
+    return _plain(answer) == _plain(right)
 
 
 def _find_boxed(text: str) -> str | None:
@@ -127,13 +127,13 @@ def _find_tagged(text: str) -> str | None:
 
 def _standing_alone(plain: str) -> str | None:
     """Return the text if it is a number with at most a few words after it."""
-    said = _REASON.sub("", plain).strip().rstrip(".!").strip(" *_")
-    found = _NUMBER_IN_TEXT.search(said)
-    if found is None or not _LEAD.fullmatch(said[: found.start()]):
+    answer = _REASON.sub("", plain).strip().rstrip(".!").strip(" *_")
+    found = _NUMBER_IN_TEXT.search(answer)
+    if found is None or not _LEAD.fullmatch(answer[: found.start()]):
         return None
-    behind = said[found.end() :]
+    behind = answer[found.end() :]
     is_short = len(_WORD.findall(behind)) <= _MOST_WORDS and _HARMLESS.fullmatch(_WORD.sub("", behind))
-    return said[found.start() :] if is_short else None
+    return answer[found.start() :] if is_short else None
 
 
 def _without_typesetting(text: str) -> str:

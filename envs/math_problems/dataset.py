@@ -68,7 +68,7 @@ def _problem(row: Row, kind: str) -> Problem:
     question, answer = row.first("question", "problem"), _answer(row)
     if not question or not answer:
         raise UsageError(
-            f"{row.place} is not a problem",
+            f"{row.location} is not a problem",
             got=f"the columns {', '.join(row.columns)}" if question is None else f"no answer to {str(question)[:60]!r}",
             expected='"question" or "problem", and "answer" (GSM8K: after ####) or "solution" with \\boxed{}',
         )

@@ -42,15 +42,15 @@ def judge_named(name: str) -> Callable[[str, str], bool]:
     return _exact if name == Judge.EXACT else _math_verify()
 
 
-def _require_answer(said: str) -> str:
-    answer = stated_answer(said)
+def _require_answer(text: str) -> str:
+    answer = stated_answer(text)
     if answer is None:
         raise NoAnswer("This does not state an answer.")
     return answer
 
 
-def _exact(said: str, right: str) -> bool:
-    answer, number = _require_answer(said), number_of(right)
+def _exact(text: str, right: str) -> bool:
+    answer, number = _require_answer(text), number_of(right)
     return same_answer(answer, right) if number is None else stated_number(answer) == number
 
 
@@ -70,8 +70,8 @@ def _math_verify() -> Callable[[str, str], bool]:
             hint="install it with: pip install 'agentrl[math]'",
         )
 
-    def compare(said: str, right: str) -> bool:
-        answer = _require_answer(said)
+    def compare(text: str, right: str) -> bool:
+        answer = _require_answer(text)
         if number_of(right) is not None and _LIST.search(answer):
             return stated_number(answer) == number_of(right)
         return same_answer(answer, right) or (is_small(answer) and _verifier().is_same(right, answer))

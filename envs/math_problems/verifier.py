@@ -28,7 +28,7 @@ class Verifier:
         self._process: subprocess.Popen[str] | None = None
         self._alone = threading.Lock()
 
-    def is_same(self, right: str, said: str) -> bool:
+    def is_same(self, right: str, answer: str) -> bool:
         """Return True if two formulas are the same; False if the comparison takes too long.
 
         Raises:
@@ -36,9 +36,9 @@ class Verifier:
         """
         with self._alone:
             process = self._process = self._process or self._start()
-            answer = _ask(process, json.dumps([right, said]))
-            if answer:
-                return answer == "true"
+            reply = _ask(process, json.dumps([right, answer]))
+            if reply:
+                return reply == "true"
             self._process = None
             code = _wait(process)
             if code != -signal.SIGPROF:

@@ -11,9 +11,11 @@ from agentrl.sandbox.contract import NO_VARIABLES
 
 from .pipes import begin
 
-CLOSE_S = 20.0
-GRACE_S = 8.0
+PROGRAM_CLOSE_S = 20.0
+"""Seconds for closing a sandbox."""
+ACTION_GRACE_S = 8.0
 """Seconds after a command's own limit before a sandbox that does not answer counts as lost."""
+_SHELL = 'command -v bash >/dev/null && exec bash -c "$0"; exec sh -c "$0"'
 
 
 class ActingSandbox:
@@ -51,7 +53,7 @@ class ActingSandbox:
         """Close the episode's sandbox; the next `get` opens a new one."""
         sandbox, self._sandbox, self._opening = self._sandbox, None, asyncio.Lock()
         if sandbox is not None:
-            await asyncio.shield(asyncio.wait_for(sandbox.close(), CLOSE_S))
+            await asyncio.shield(asyncio.wait_for(sandbox.close(), PROGRAM_CLOSE_S))
 
 
 async def run_command(
@@ -70,13 +72,10 @@ async def run_command(
     """
     limits = Limits(seconds=seconds)
     try:
-        async with asyncio.timeout(seconds + GRACE_S):
+        async with asyncio.timeout(seconds + ACTION_GRACE_S):
             return await sandbox.exec(command, stdin=stdin, cwd=cwd, env=env, limits=limits)
     except TimeoutError as error:
-        raise SandboxError("a sandbox hangs", got=f"a command did not end in {seconds + GRACE_S:g} s") from error
-
-
-_SHELL = 'command -v bash >/dev/null && exec bash -c "$0"; exec sh -c "$0"'
+        raise SandboxError("a sandbox hangs", got=f"a command did not end in {seconds + ACTION_GRACE_S:g} s") from error
 
 
 def in_bash(command: str) -> list[str]:

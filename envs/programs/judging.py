@@ -19,6 +19,7 @@ from agentrl.errors import EnvironmentFailure
 from agentrl.sandbox import Limits, Sandbox, SandboxSpec, open_sandbox
 from agentrl.sandbox.spec import ANY_NETWORK, NO_NETWORK
 
+from .acting import PROGRAM_CLOSE_S
 from .inside.values import encode
 from .pipes import Deadline, DeadlineExceeded, Pipe, ProgramFailure, begin, send_programs
 from .sameness import is_same, show
@@ -28,7 +29,6 @@ MOST_SOURCE = 64 * 1024
 SECONDS = 6.0
 """Time limit of all tests of a solution together."""
 MEMORY = 512 * 2**20
-CLOSE_S = 20.0
 
 Fill: TypeAlias = Callable[[Sandbox], Any]
 """Coroutine function that copies further files of the solution into a fresh sandbox."""
@@ -113,7 +113,7 @@ async def fresh_sandbox(spec: SandboxSpec, *, keeps_network: bool = False) -> As
         await begin(sandbox, send_programs)
         yield sandbox
     finally:
-        await asyncio.shield(asyncio.wait_for(sandbox.close(), CLOSE_S))
+        await asyncio.shield(asyncio.wait_for(sandbox.close(), PROGRAM_CLOSE_S))
 
 
 async def judge(

@@ -20,14 +20,14 @@ JUDGE = ".judge"
 """Folder of a sandbox with the programs of `inside`."""
 LONGEST = 512 * 1024
 """Maximum bytes of a line; a longer one is not an answer."""
-STOP_S = 5.0
-START_S = 20.0
+PROGRAM_STOP_S = 5.0
+PROGRAM_START_S = 20.0
 """Seconds to start and fill a sandbox."""
 TICK_S = 0.1
 """Seconds of a blocked event loop that count towards a time limit, per block."""
 SLOW_S = 0.5
 """Seconds of a trivial command from which on the machine counts as slow."""
-LONGEST_S = 20.0
+LONGEST_RUN_S = 20.0
 """Maximum seconds of a program on a slow machine; below the usual deadline of a step (`environment.step_timeout_s`)."""
 
 
@@ -52,7 +52,7 @@ async def begin(sandbox: Sandbox, prepare: Callable[[Sandbox], Awaitable[None]] 
     Raises:
         SandboxError: the sandbox does not start, or takes too long.
     """
-    async with async_boundary(SandboxError, "starting a sandbox", deadline_s=START_S):
+    async with async_boundary(SandboxError, "starting a sandbox", deadline_s=PROGRAM_START_S):
         await sandbox.start()
         if prepare is not None:
             await prepare(sandbox)
@@ -75,12 +75,12 @@ class Pipe:
 
     async def __aenter__(self) -> Self:
         command = ["python3", "-B", "-m", f"inside.{self._program}"]
-        async with async_boundary(SandboxError, "starting Python in a sandbox", deadline_s=START_S):
+        async with async_boundary(SandboxError, "starting Python in a sandbox", deadline_s=PROGRAM_START_S):
             self._process = await self.sandbox.spawn(command, cwd=JUDGE, limits=self._limits)
             if not (await self._process.read_line()).endswith(b"\n"):
                 ended = await self._process.wait()
-                said = ended.stderr.decode(errors="replace")[-300:].strip()
-                raise SandboxError("Python does not start in a sandbox", got=f"exit code {ended.exit_code} {said}")
+                errors = ended.stderr.decode(errors="replace")[-300:].strip()
+                raise SandboxError("Python does not start in a sandbox", got=f"exit code {ended.exit_code} {errors}")
         return self
 
     async def __aexit__(
@@ -88,7 +88,7 @@ class Pipe:
     ) -> None:
         if self._process is not None:
             process, self._process = self._process, None
-            async with async_boundary(SandboxError, "stopping a program in a sandbox", deadline_s=STOP_S):
+            async with async_boundary(SandboxError, "stopping a program in a sandbox", deadline_s=PROGRAM_STOP_S):
                 await process.kill()
 
     async def tell(self, message: dict[str, Any]) -> None:
@@ -142,7 +142,7 @@ class Deadline:
 
     Time in which this process's event loop is blocked does not count: the local engine blocks it for a second and more
     per step. When `seconds` are over, a trivial command runs in the sandbox. If it takes longer than `SLOW_S`, the
-    program may have waited for the machine, so it gets the same time again, up to `LONGEST_S` in all.
+    program may have waited for the machine, so it gets the same time again, up to `LONGEST_RUN_S` in all.
 
     Args:
         sandbox: The sandbox of the program.
@@ -172,7 +172,7 @@ class Deadline:
                 await _sleep_unblocked(self._seconds)
                 took = await self._probe()
                 total += self._seconds + took
-                if took < SLOW_S or total + self._seconds > LONGEST_S:
+                if took < SLOW_S or total + self._seconds > LONGEST_RUN_S:
                     break
         except Exception as lost:  # a block must end, whatever a sandbox raises
             error = lost

@@ -134,12 +134,13 @@ class ShellEnv(AsyncEnv):
         valid = command is not None and len(command) <= MOST_COMMAND
         self._done.append(command or "")
         is_last = len(self._done) >= self.max_steps
-        said = f"Your answer has no command. {RULE}"
+        observation = f"Your answer has no command. {RULE}"
         if command is not None and command != SUBMIT:
-            said = await self._run(command) if valid else f"Your command is longer than {MOST_COMMAND} characters."
+            too_long = f"Your command is longer than {MOST_COMMAND} characters."
+            observation = await self._run(command) if valid else too_long
         if command == SUBMIT or is_last:
-            return await self._end(said, is_submitted=command == SUBMIT, valid=valid)
-        return said, 0.0, False, False, {**self._info(), "valid": valid}
+            return await self._end(observation, is_submitted=command == SUBMIT, valid=valid)
+        return observation, 0.0, False, False, {**self._info(), "valid": valid}
 
     async def _run(self, command: str) -> str:
         seconds = self.command_seconds
@@ -159,7 +160,7 @@ class ShellEnv(AsyncEnv):
     def _at(self, path: str) -> str:
         return path if self.working_folder is None else f"{self.working_folder}/{path}" if path[:1] != "/" else path
 
-    async def _end(self, said: str, *, is_submitted: bool, valid: bool) -> Step:
+    async def _end(self, observation: str, *, is_submitted: bool, valid: bool) -> Step:
         """Judge the work; without a submission, the last command's output is shown."""
         verdict = await self._judge(await self._acting.get())
         await self._acting.close()
@@ -167,7 +168,7 @@ class ShellEnv(AsyncEnv):
         right = "It is done." if verdict.is_right else "It is not done."
         components = {**verdict.components, "checks": self._progress(verdict)}
         info = {**self._info(), "success": verdict.is_right, "valid": valid, "reward_components": components}
-        text = right if is_submitted else f"{said}\n{right}"
+        text = right if is_submitted else f"{observation}\n{right}"
         return text, verdict.reward, is_submitted, not is_submitted, info
 
     async def bash(self, command: str) -> str:

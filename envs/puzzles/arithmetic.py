@@ -9,6 +9,7 @@ _TOKEN = re.compile(r"\d{1,9}|[-+*/()×÷−]", re.ASCII)
 _KNOWN = re.compile(r"[-+*/()×÷−\s\d]*", re.ASCII)
 _SPELLINGS = str.maketrans("×÷−", "*/-")
 MAX_TOKENS = 64
+_Pair: TypeAlias = tuple[int, int]
 
 
 class Value(NamedTuple):
@@ -83,9 +84,6 @@ def tokenize(text: str) -> list[str]:
     if _KNOWN.fullmatch(text) is None:
         raise NotArithmetic("Write one expression of numbers, + - * / and brackets, and nothing else.")
     return _TOKEN.findall(text if text.isascii() else text.translate(_SPELLINGS))
-
-
-_Pair: TypeAlias = tuple[int, int]
 
 
 def _sum(left: list[str]) -> _Pair:

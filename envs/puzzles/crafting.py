@@ -64,10 +64,10 @@ class Crafting(Puzzle):
 
     def play(self, action: str) -> Played:
         """Get a material, or craft a thing from held ingredients."""
-        if said := _GET.fullmatch(action):
-            return self._get(int(said[1]), said[2])
-        if said := _CRAFT.fullmatch(action):
-            return self._craft(said[1], said[2])
+        if match := _GET.fullmatch(action):
+            return self._get(int(match[1]), match[2])
+        if match := _CRAFT.fullmatch(action):
+            return self._craft(match[1], match[2])
         raise Illegal("Answer with get or craft, for example: get 2 oak")
 
     def text(self) -> str:
@@ -100,11 +100,11 @@ class Crafting(Puzzle):
         self.held[name] = self.held.get(name, 0) + count
         return Played(0.0, f"You got {count} {name}.")
 
-    def _craft(self, thing: str, said: str | None) -> Played:
+    def _craft(self, thing: str, ingredients: str | None) -> Played:
         parts = self.recipes.get(thing)
         if parts is None:
             raise Illegal(f"There is no recipe for {thing}.")
-        if said is not None and _parts(said) != parts:
+        if ingredients is not None and _parts(ingredients) != parts:
             raise Illegal(f"The recipe is: {recipe_line(thing, parts)}")
         if not self._has(parts):
             missing = [f"{count} {name}" for name, count in parts.items() if self.held.get(name, 0) < count]

@@ -165,14 +165,17 @@ def _value(board: list[int]) -> float:
 
 SPEC = puzzle_spec(
     Game2048,
-    description="2048 up to a tile of 256, in 300 moves. Option: target (16 to 2048).",
+    description=(
+        "2048 up to a tile of 256, in 300 moves: left, down, left, up, repeated without looking, wins three games in"
+        " four, so compare with that. Option: target (16 to 2048)."
+    ),
     instructions=(
         "You play 2048. A move slides all tiles up, down, left or right as far as they can go. Two equal tiles"
         " that meet become one tile of twice the value. After each move a new 2, or sometimes a 4, appears on an"
         " empty cell (a dot). You win when you make the tile that the first message names."
     ),
     reward_range=(0.0, 5.0),
-    scores={"random": 0.09, "expert": 0.97},
+    scores={"random": 0.09, "blind": 0.75, "expert": 0.97},
     version=1,
 )
 make = SPEC.make

@@ -55,12 +55,12 @@ class Hanoi(Puzzle):
 
     def play(self, action: str) -> Played:
         """Move the top disk of a peg to another."""
-        said = _ACTION.fullmatch(action)
-        if said is None:
+        match = _ACTION.fullmatch(action)
+        if match is None:
             raise Illegal("Answer with two pegs, for example: A C")
-        source, goal = self.pegs[PEGS.index(said[1])], self.pegs[PEGS.index(said[2])]
+        source, goal = self.pegs[PEGS.index(match[1])], self.pegs[PEGS.index(match[2])]
         if not source:
-            raise Illegal(f"There is no disk on peg {said[1].upper()}.")
+            raise Illegal(f"There is no disk on peg {match[1].upper()}.")
         if goal and goal[-1] <= source[-1]:
             raise Illegal(f"Disk {source[-1]} cannot be put on disk {goal[-1]}.")
         goal.append(source.pop())
@@ -126,8 +126,9 @@ def solve(pegs: list[list[int]], target: int) -> list[str]:
 SPEC = puzzle_spec(
     Hanoi,
     description=(
-        "The tower of Hanoi from any start to any peg, with five disks: 702 starts, half of them for training. Options:"
-        " disks (2 to 6; 2,160 starts with 6, 216 with 4), min_moves."
+        "The tower of Hanoi from any start to any peg, with five disks: 702 starts, half of them for training. The best"
+        " of the expert's solutions, repeated without looking, solves 23 % of other starts. Options: disks (2 to 6;"
+        " 2,160 starts with 6, 216 with 4), min_moves."
     ),
     instructions=(
         "You play the tower of Hanoi. There are three pegs: A, B and C. Each line lists the disks on a peg from"
@@ -137,7 +138,7 @@ SPEC = puzzle_spec(
         " C."
     ),
     reward_range=(0.0, 1.0),
-    scores={"random": 0.04, "expert": 1.0},
+    scores={"random": 0.04, "blind": 0.23, "expert": 1.0},
     version=1,
 )
 make = SPEC.make

@@ -62,15 +62,15 @@ class Minesweeper(Puzzle):
 
     def play(self, action: str) -> Played:
         """Reveal a place (and its surroundings as long as no mine is near), or set or remove a flag."""
-        said = _ACTION.fullmatch(action)
-        if said is None:
+        match = _ACTION.fullmatch(action)
+        if match is None:
             raise Illegal("Answer with reveal or flag, a row and a column, for example: reveal 3 2")
-        row, column = int(said[2]), int(said[3])
+        row, column = int(match[2]), int(match[3])
         if row >= self.rows or column >= self.columns:
             raise Illegal(f"There is no place in row {row}, column {column}.")
         place = row * self.columns + column
         shown = self.shown[place]
-        if said[1] == "flag":
+        if match[1] == "flag":
             if shown not in (HIDDEN, FLAG):
                 raise Illegal("This place is revealed.")
             self.shown[place] = HIDDEN if shown == FLAG else FLAG

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from .planner import Planner
 
 HIDDEN = ".F"
+_Clues = dict[frozenset[int], int]
+"""Number of mines in sets of hidden places."""
 
 
 @functools.cache
@@ -39,10 +41,6 @@ def deduce(shown: Sequence[str], near: Sequence[Sequence[int]]) -> list[int]:
     if not safe:
         safe, _ = _conclude(_differences(clues), mines)
     return sorted(safe)
-
-
-_Clues = dict[frozenset[int], int]
-"""Number of mines in sets of hidden places."""
 
 
 def _clues(shown: Sequence[str], near: Sequence[Sequence[int]]) -> _Clues:

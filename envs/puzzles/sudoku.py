@@ -87,8 +87,8 @@ class Sudoku(Puzzle):
 
     def play(self, action: str) -> Played:
         """Write a digit, or 0 to empty a cell; only the reward, not the text, shows if the digit is right."""
-        said = _ACTION.fullmatch(action)
-        row, column, digit = (int(number) for number in said.groups()) if said else (0, 0, 0)
+        match = _ACTION.fullmatch(action)
+        row, column, digit = (int(number) for number in match.groups()) if match else (0, 0, 0)
         if not (1 <= row <= self.size and 1 <= column <= self.size and digit <= self.size):
             raise Illegal(f"Answer with a row, a column and a digit, 1 to {self.size} each; digit 0 empties a cell.")
         cell = (row - 1) * self.size + column - 1

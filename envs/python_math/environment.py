@@ -31,7 +31,7 @@ MOST_CODE = 32 * 1024
 MOST_ANSWER = 2000
 MOST_SHOWN = 4000
 """Maximum characters of shown output."""
-GRACE_S = 2.0
+CELL_GRACE_S = 2.0
 """Seconds that interrupted code has to end."""
 LIMITS = Limits(memory_bytes=512 * 2**20)
 """Resource limits of the interpreter."""
@@ -133,17 +133,17 @@ class PythonMath(AsyncEnv):
             raise UsageError("the python_math episode is over", expected="reset before the next step")
         self._done.append(action)
         block, is_last = _BLOCK.search(action), len(self._done) >= self.max_steps
-        said = ""
+        observation = ""
         if block is None:
             try:
                 return await self._answer(self._judge(action[-MOST_ANSWER:], self.problem.answer))
             except NoAnswer as problem:
-                said = f"{problem} {RULE}"
+                observation = f"{problem} {RULE}"
         else:
-            said = await self._run(block[1])
+            observation = await self._run(block[1])
         if is_last:
             await self._end()
-        return said, 0.0, False, is_last, {**self._info(), "valid": block is not None}
+        return observation, 0.0, False, is_last, {**self._info(), "valid": block is not None}
 
     async def _run(self, code: str) -> str:
         """Run code; return its output for the policy."""
@@ -151,7 +151,7 @@ class PythonMath(AsyncEnv):
             return f"Your code is longer than {MOST_CODE} characters."
         if self._interpreter is None:
             sandbox = await self._acting.get()
-            self._interpreter = Interpreter(sandbox, seconds=self.seconds, grace_s=GRACE_S, limits=LIMITS)
+            self._interpreter = Interpreter(sandbox, seconds=self.seconds, grace_s=CELL_GRACE_S, limits=LIMITS)
         ran = await self._interpreter.run(code)
         if ran.lost:
             return f"{ran.lost} The interpreter starts again without your variables."

@@ -12,28 +12,6 @@ from typing import Any, TypeAlias
 
 Draw: TypeAlias = Callable[[Random], tuple[Any, ...]]
 """Function that draws the arguments of a call."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Library:
-    """A repository of one package with one module."""
-
-    package: str
-    module: str
-    about: str
-    source: str
-    calls: Mapping[str, Draw]
-    """Drawing function by name of the called function."""
-
-
-def _numbers(low: int, high: int, count: int) -> Draw:
-    return lambda random: tuple(random.randint(low, high) for _ in range(count))
-
-
-def _list(low: int, high: int, *, least: int = 0, most: int = 8) -> Callable[[Random], list[int]]:
-    return lambda random: [random.randint(low, high) for _ in range(random.randint(least, most))]
-
-
 WORDS = (
     "a",
     "red",
@@ -54,6 +32,26 @@ WORDS = (
     "over",
     "it",
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """A repository of one package with one module."""
+
+    package: str
+    module: str
+    about: str
+    source: str
+    calls: Mapping[str, Draw]
+    """Drawing function by name of the called function."""
+
+
+def _numbers(low: int, high: int, count: int) -> Draw:
+    return lambda random: tuple(random.randint(low, high) for _ in range(count))
+
+
+def _list(low: int, high: int, *, least: int = 0, most: int = 8) -> Callable[[Random], list[int]]:
+    return lambda random: [random.randint(low, high) for _ in range(random.randint(least, most))]
 
 
 def _words(random: Random) -> str:

@@ -16,7 +16,7 @@ ENVIRONMENT = "search_qa"
 HOPS = (1, 2, 3)
 MAX_STEPS = 8
 TOPK = 3
-TIMEOUT_S = 20.0
+SEARCH_TIMEOUT_S = 20.0
 
 
 class RewardKind(enum.StrEnum):
@@ -92,7 +92,7 @@ def parse_options(
         corpus=corpus,
         url=url,
         topk=topk,
-        timeout_s=TIMEOUT_S if timeout_s is None else timeout_s,
+        timeout_s=SEARCH_TIMEOUT_S if timeout_s is None else timeout_s,
         reward=RewardKind(reward),
         max_steps=max_steps,
         remind=remind,

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from agentrl.remote.retrieval import Passage, list_passages
 
+_LISTED = re.compile(r'^(?:<information>)?Doc \d+\(Title: "(.*?)"\) (.*?)(?:</information>)?$', re.MULTILINE)
+
 
 class MoveKind(enum.Enum):
     """Kind of an action."""
@@ -101,9 +103,6 @@ BRACKETS = Protocol(
     reminds=True,
 )
 """ReAct's protocol, which is easier for small models, in loops that mark the action."""
-
-
-_LISTED = re.compile(r'^(?:<information>)?Doc \d+\(Title: "(.*?)"\) (.*?)(?:</information>)?$', re.MULTILINE)
 
 
 def read_passages(observation: str) -> list[Passage]:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from .vocabulary import Kind
 
+_PATTERNS: dict[str, re.Pattern[str]] = {}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relation:
@@ -181,9 +183,6 @@ def parse_chain(question: str) -> Chain | None:
 def split_sentences(text: str) -> list[str]:
     """Return the sentences of a passage of the fact world, whose names contain no full stops."""
     return [f"{sentence}." for sentence in text.removesuffix(".").split(". ")]
-
-
-_PATTERNS: dict[str, re.Pattern[str]] = {}
 
 
 def _pattern(template: str) -> re.Pattern[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.sandbox import ExecResult, Limits, Sandbox, SandboxFileError, SandboxSpec
 
-from ..programs.acting import GRACE_S, run_command
+from ..programs.acting import ACTION_GRACE_S, run_command
 from ..programs.judging import Verdict, fresh_sandbox
 from ..programs.pipes import Deadline, DeadlineExceeded
 from .dockerfile import filled_variables
@@ -25,6 +25,7 @@ MOST_BYTES = 256 * 1024
 LONGEST_REWARD = 64 * 1024
 RUN_SECONDS = 5.0
 _log = logging.getLogger(__name__)
+_RESULT = re.compile(r"^(PASSED|FAILED|ERROR|XPASS|XFAIL|SKIPPED)\b", re.MULTILINE)
 
 
 async def check_errand(spec: SandboxSpec, acted: Sandbox, checks: Sequence[Check]) -> Verdict:
@@ -59,7 +60,7 @@ async def _content(sandbox: Sandbox, path: str) -> str | None:
 
 async def _run_check(sandbox: Sandbox, check: Check) -> str | None:
     try:
-        async with Deadline(sandbox, RUN_SECONDS + GRACE_S):
+        async with Deadline(sandbox, RUN_SECONDS + ACTION_GRACE_S):
             result = await sandbox.exec(
                 check.command or "", stdin=check.stdin.encode(), limits=Limits(seconds=RUN_SECONDS)
             )
@@ -134,9 +135,6 @@ def _has_passed(result: ExecResult, task: FolderTask) -> bool:
         if found:
             return not result.timed_out and set(found) <= {"PASSED", "XFAIL", "SKIPPED"} and "PASSED" in found
     return result.is_success
-
-
-_RESULT = re.compile(r"^(PASSED|FAILED|ERROR|XPASS|XFAIL|SKIPPED)\b", re.MULTILINE)
 
 
 async def _rewards(sandbox: Sandbox, folder: str, task: FolderTask) -> dict[str, float] | None:

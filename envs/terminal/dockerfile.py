@@ -18,6 +18,7 @@ from .dockerignore import IgnoreRule, is_ignored, read_ignore_rules
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
 _CONTEXT_FILES = ("Dockerfile", ".dockerignore", "Dockerfile.dockerignore", "docker-compose.yaml", "docker-compose.yml")
+_MARK = re.compile(r"""(?<![<\w])<<(-?)(["']?)([A-Za-z_][\w.-]*)\2(?=\s|$)""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +96,6 @@ class Document(NamedTuple):
     text: str
     is_filled: bool
     """True if variables are filled in, because the name has no quotation marks."""
-
-
-_MARK = re.compile(r"""(?<![<\w])<<(-?)(["']?)([A-Za-z_][\w.-]*)\2(?=\s|$)""")
 
 
 class Instruction(NamedTuple):

@@ -10,6 +10,8 @@ from pathlib import Path, PurePosixPath
 from agentrl.errors import UsageError
 
 NAME = ".dockerignore"
+_PIECE = re.compile(r"\*\*/|\*\*|\*|\?|\[\^?[^\]]+\]|\\.|.", re.DOTALL)
+_MEANING = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,6 @@ def _rule(text: str, file: Path) -> IgnoreRule | None:
         return IgnoreRule(re.compile(f"{_regular_expression(pattern)}(?:/.*)?", re.DOTALL), keeps)
     except re.error as error:
         raise UsageError(f"{file} has a pattern that cannot be read", got=text, hint=str(error)) from error
-
-
-_PIECE = re.compile(r"\*\*/|\*\*|\*|\?|\[\^?[^\]]+\]|\\.|.", re.DOTALL)
-_MEANING = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
 def _regular_expression(pattern: str) -> str:

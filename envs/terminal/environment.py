@@ -102,8 +102,8 @@ class Terminal(ShellEnv):
             command = in_bash(f"bash ./{SETUP} && rm {SETUP}")
             result = await run_command(sandbox, command, seconds=self.seconds, cwd=places.folder)
             if not result.is_success:
-                said = result.stderr.decode(errors="replace")[-300:]
-                raise SandboxError(f"the set-up of task {task.name} failed", got=said)
+                errors = result.stderr.decode(errors="replace")[-300:]
+                raise SandboxError(f"the set-up of task {task.name} failed", got=errors)
 
     @property
     def places(self) -> Places:
@@ -164,8 +164,8 @@ SPEC = EnvironmentSpec(
     tasks=tasks,
     splits=SPLITS,
     description=(
-        "Shell tasks in a sandbox, checked on a copy in a second one: generated tasks of eight kinds, or task folders"
-        " in the format of Harbor or terminal-bench."
+        "Shell tasks in a sandbox, checked on a copy in a second one: generated tasks of eight kinds, with other"
+        " instructions in each split, or task folders in the format of Harbor or terminal-bench."
     ),
     instructions=("You work in a shell. " + FENCED + "When the task is done, answer with the single word submit."),
     answer_format="free",
@@ -177,4 +177,5 @@ SPEC = EnvironmentSpec(
     reward_range=(0.0, 1.0),
     isolation=Isolation.INLINE,
     scores={"random": 0.0, "expert": 1.0},
+    version=1,
 )

@@ -1,8 +1,12 @@
-"""Kinds of generated tasks: files, an instruction, checks of the final state, and commands that solve the task."""
+"""Kinds of generated tasks: files, an instruction, checks of the final state, and commands that solve the task.
+
+Names of files and details vary, so that no fixed list of commands solves more than a few tasks of a kind.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -10,6 +14,9 @@ from random import Random
 NAMES = ["ada", "ben", "cleo", "dora", "emil", "finn", "gina", "hugo", "ida", "jan", "kim", "lena"]
 FRUIT = ["apple", "pear", "plum", "cherry", "quince", "fig", "lemon"]
 TOPICS = ["red", "green", "blue", "north", "south", "east", "west"]
+LEVELS = ("ERROR", "WARN", "INFO", "DEBUG")
+COLUMNS = ("price", "count", "weight", "discount")
+EXTENSIONS = ("txt", "md", "htm", "html", "jpeg", "jpg", "log", "old")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,44 +48,45 @@ class Errand:
 
 def count_errors(random: Random) -> Errand:
     """Count lines of a log."""
-    level = random.choice(("ERROR", "WARN", "INFO"))
+    level = random.choice(LEVELS)
+    log, result = f"logs/{random.choice(TOPICS)}-{random.choice(NAMES)}.log", f"{random.choice(FRUIT)}.txt"
     lines = [
-        f"{hour:02d}:{random.randint(0, 59):02d} {random.choice(('ERROR', 'WARN', 'INFO', 'DEBUG'))}"
-        f" {random.choice(FRUIT)} {random.randint(1, 99)}"
+        f"{hour:02d}:{random.randint(0, 59):02d} {random.choice(LEVELS)} {random.choice(FRUIT)} {random.randint(1, 99)}"
         for hour in range(24)
         for _ in range(random.randint(1, 3))
     ]
     count = sum(f" {level} " in line for line in lines)
     return Errand(
         kind="count lines",
-        instruction=f"Count the lines of level {level} in logs/app.log, and write the number to count.txt.",
-        files={"logs/app.log": _text(lines)},
-        commands=[f"grep -c ' {level} ' logs/app.log > count.txt"],
-        checks=[Check(what="the number", path="count.txt", text=str(count))],
+        instruction=f"Count the lines of level {level} in {log}, and write the number to {result}.",
+        files={log: _text(lines)},
+        commands=[f"grep -c ' {level} ' {log} > {result}"],
+        checks=[Check(what="the number", path=result, text=str(count))],
     )
 
 
 def sum_column(random: Random) -> Errand:
     """Add up a column of a table."""
-    column = random.choice(("price", "count"))
-    rows = [(random.choice(FRUIT), random.randint(1, 90), random.randint(1, 9)) for _ in range(random.randint(8, 20))]
-    total = sum(price if column == "price" else count for _, price, count in rows)
-    place = 2 if column == "price" else 3
+    column, table, result = random.choice(COLUMNS), f"{random.choice(NAMES)}.csv", f"{random.choice(TOPICS)}.txt"
+    rows = [[random.randint(1, 90) for _ in COLUMNS] for _ in range(random.randint(8, 20))]
+    place = COLUMNS.index(column)
+    total = sum(row[place] for row in rows)
+    lines = [",".join([random.choice(FRUIT), *map(str, row)]) for row in rows]
     return Errand(
         kind="add up",
-        instruction=f"Add up the column {column} of orders.csv, and write the sum to total.txt.",
-        files={"orders.csv": _text(["fruit,price,count", *(f"{a},{b},{c}" for a, b, c in rows)])},
-        commands=[f"awk -F, 'NR > 1 {{ sum += ${place} }} END {{ print sum }}' orders.csv > total.txt"],
-        checks=[Check(what="the sum", path="total.txt", text=str(total))],
+        instruction=f"Add up the column {column} of {table}, and write the sum to {result}.",
+        files={table: _text([",".join(["fruit", *COLUMNS]), *lines])},
+        commands=[f"awk -F, 'NR > 1 {{ sum += ${place + 2} }} END {{ print sum }}' {table} > {result}"],
+        checks=[Check(what="the sum", path=result, text=str(total))],
     )
 
 
 def rename_files(random: Random) -> Errand:
     """Change the extension of files."""
     names = random.sample(NAMES, random.randint(3, 6))
-    old, new = random.choice((("txt", "md"), ("htm", "html"), ("jpeg", "jpg")))
+    (old, new), folder = random.sample(EXTENSIONS, 2), random.choice(TOPICS)
     stays = random.choice([name for name in NAMES if name not in names])
-    files = {f"notes/{name}.{old}": f"{name} {random.randint(1, 999)}\n" for name in names}
+    files = {f"{folder}/{name}.{old}": f"{name} {random.randint(1, 999)}\n" for name in names}
     moved = [
         check
         for path, text in files.items()
@@ -87,26 +95,40 @@ def rename_files(random: Random) -> Errand:
             Check(what=f"the new {path}", path=path.removesuffix(old) + new, text=text),
         )
     ]
-    kept = Check(what="another file stays", path=f"notes/{stays}.dat", text="keep me")
+    kept = Check(what="another file stays", path=f"{folder}/{stays}.dat", text="keep me")
     return Errand(
         kind="rename",
-        instruction=f"In the folder notes, rename all files that end in .{old} so that they end in .{new}.",
-        files={**files, f"notes/{stays}.dat": "keep me\n"},
-        commands=[f'cd notes && for f in *.{old}; do mv "$f" "${{f%.{old}}}.{new}"; done'],
+        instruction=f"In the folder {folder}, rename all files that end in .{old} so that they end in .{new}.",
+        files={**files, f"{folder}/{stays}.dat": "keep me\n"},
+        commands=[f'cd {folder} && for f in *.{old}; do mv "$f" "${{f%.{old}}}.{new}"; done'],
         checks=[*moved, kept],
     )
 
 
 def unique_names(random: Random) -> Errand:
     """Merge lists of names."""
-    lists = {f"lists/{topic}.txt": random.choices(NAMES, k=random.randint(4, 9)) for topic in random.sample(TOPICS, 3)}
-    names = sorted({name for found in lists.values() for name in found})
+    folder, result = random.choice(TOPICS), f"{random.choice(FRUIT)}.txt"
+    paths = [f"{folder}/{fruit}.txt" for fruit in random.sample(FRUIT, 3)]
+    lists = {path: random.choices(NAMES, k=random.randint(4, 9)) for path in paths}
+    which, option, wanted = random.choice(
+        (
+            ("all names", "", range(1, 99)),
+            ("the names that occur only once", " -u", range(1, 2)),
+            ("the names that occur several times", " -d", range(2, 99)),
+        )
+    )
+    order, flag = random.choice((("alphabetical", ""), ("reverse alphabetical", " -r")))
+    counts = Counter(name for found in lists.values() for name in found)
+    names = sorted((name for name, count in counts.items() if count in wanted), reverse=bool(flag))
     return Errand(
         kind="merge",
-        instruction="Write all names in the files of the folder lists to names.txt, sorted: each once, one per line.",
+        instruction=(
+            f"Write {which} in all files of the folder {folder} together to {result}, in {order} order: each once, one"
+            " per line."
+        ),
         files={path: _text(found) for path, found in lists.items()},
-        commands=["cat lists/*.txt | sort -u > names.txt"],
-        checks=[Check(what="the names", path="names.txt", text=_text(names))],
+        commands=[f"cat {folder}/*.txt | sort{flag} | uniq{option} > {result}"],
+        checks=[Check(what="the names", path=result, text=_text(names))],
     )
 
 
@@ -145,22 +167,23 @@ def find_file(random: Random) -> Errand:
 def table_to_json(random: Random) -> Errand:
     """Turn a table into JSON."""
     people = {name: random.randint(18, 90) for name in random.sample(NAMES, random.randint(3, 7))}
-    least = random.randint(30, 60)
+    least, table = random.randint(30, 60), random.choice(TOPICS)
     kept = {name: age for name, age in sorted(people.items()) if age >= least}
     program = (
         "import csv, json\n"
-        f"rows = {{r['name']: int(r['age']) for r in csv.DictReader(open('people.csv')) if int(r['age']) >= {least}}}\n"
-        "json.dump(rows, open('people.json', 'w'), sort_keys=True)"
+        f"rows = csv.DictReader(open('{table}.csv'))\n"
+        f"rows = {{row['name']: int(row['age']) for row in rows if int(row['age']) >= {least}}}\n"
+        f"json.dump(rows, open('{table}.json', 'w'), sort_keys=True)"
     )
     return Errand(
         kind="convert",
         instruction=(
-            f"Convert people.csv to people.json: a JSON object from name to age (a number), on one line, with sorted"
+            f"Convert {table}.csv to {table}.json: a JSON object from name to age (a number), on one line, with sorted"
             f" keys and a space after each colon and comma. Include only people who are at least {least} years old."
         ),
-        files={"people.csv": _text(["name,age", *(f"{name},{age}" for name, age in people.items())])},
+        files={f"{table}.csv": _text(["name,age", *(f"{name},{age}" for name, age in people.items())])},
         commands=[f"python3 - <<'END'\n{program}\nEND"],
-        checks=[Check(what="the object", path="people.json", text=json.dumps(kept))],
+        checks=[Check(what="the object", path=f"{table}.json", text=json.dumps(kept))],
     )
 
 
@@ -168,13 +191,16 @@ def write_script(random: Random) -> Errand:
     """Write a script that is then run on hidden input."""
     what, code, compute = random.choice(
         (
-            ("the largest", "sort -n | tail -n 1", max),
-            ("the smallest", "sort -n | head -n 1", min),
-            ("the sum of", "awk '{ s += $1 } END { print s }'", sum),
+            ("the largest of them", "sort -n | tail -n 1", max),
+            ("the smallest of them", "sort -n | head -n 1", min),
+            ("the last of them", "tail -n 1", lambda sample: sample[-1]),
+            ("their sum", "awk '{ s += $1 } END { print s }'", sum),
+            ("how many there are", "awk 'END { print NR }'", len),
+            ("how many of them are negative", "awk '$1 < 0 { n++ } END { print n + 0 }'", _count_negative),
         )
     )
     samples = [[random.randint(-99, 999) for _ in range(random.randint(2, 8))] for _ in range(3)]
-    name = random.choice(TOPICS)
+    name = f"{random.choice(TOPICS)}-{random.choice(NAMES)}"
     checks = [
         Check(what="hidden input", command=f"sh ./{name}.sh", stdin=_text(map(str, sample)), text=str(compute(sample)))
         for sample in samples
@@ -183,12 +209,16 @@ def write_script(random: Random) -> Errand:
         kind="script",
         instruction=(
             f"Write a shell script {name}.sh that reads whole numbers from standard input, one per line, and prints"
-            f" {what} all of them."
+            f" {what}."
         ),
         files={"README": "The script goes here.\n"},
         commands=[f"cat > {name}.sh <<'END'\n{code}\nEND"],
         checks=checks,
     )
+
+
+def _count_negative(sample: Sequence[int]) -> int:
+    return sum(number < 0 for number in sample)
 
 
 KINDS: tuple[Callable[[Random], Errand], ...] = (

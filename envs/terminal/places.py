@@ -21,6 +21,7 @@ TESTS, LOGS, SOLUTION = "/tests", "/logs", "/solution"
 WITH_PATHS = ("local", "docker")
 """Types of sandboxes that allow any folder."""
 _PACK_S = 60.0
+_PACKED = ".agentrl-folders.tar"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +61,6 @@ class Places:
         """Unpack the further folders in a restored sandbox."""
         if self.further:
             await run_command(sandbox, f"tar -C / -xf {_PACKED}; rm -f {_PACKED}", seconds=_PACK_S)
-
-
-_PACKED = ".agentrl-folders.tar"
 
 
 def places_of(spec: SandboxSpec, task: FolderTask, *, limits: Set[str] = frozenset()) -> Places:

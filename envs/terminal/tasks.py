@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
 from random import Random
 from typing import Any
 
 from agentrl.errors import UsageError
 
+from ..splits import split_of_text
 from ..task_ids import TEST, TRAIN, VALID, NumberedTasks, check_split, parse_task_id
 from .folders import FolderTask, read_folder
 from .kinds import KINDS, Errand
@@ -52,13 +54,14 @@ def folder_of(split: str, folders: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=2048)
 def errand_of(task_id: str) -> Errand:
-    """Return the generated task of an id.
+    """Return the generated task of an id; the checksum of its instruction belongs to its split.
 
     Raises:
         UsageError: the task does not exist.
     """
-    number = parse_task_id(task_id, ENVIRONMENT, SIZES.__getitem__).number
-    return KINDS[number % len(KINDS)](Random(f"terminal {task_id}"))
+    split, number = parse_task_id(task_id, ENVIRONMENT, SIZES.__getitem__)
+    make, random = KINDS[number % len(KINDS)], Random(f"terminal {task_id}")
+    return next(errand for _ in itertools.count() if split_of_text((errand := make(random)).instruction) == split)
 
 
 def folder_task_of(task_id: str, folders: Mapping[str, str]) -> FolderTask:

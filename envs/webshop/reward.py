@@ -31,6 +31,7 @@ ALIKE = 85
 _NO_WORD = re.compile(r"\W")
 _LATIN_1 = dict.fromkeys(range(128, 256))
 _NO_NOUNS_SCORE = 0.2
+_PART = re.compile(r"""(?<![\w)-])-?\d+(?:,\d{3})*(?:\.\d+)?|\d+(?:\.\d+)?|[^\W\d_]+|['’′"”″%°+]""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +182,6 @@ def is_same_value(one: str, other: str) -> bool:
     if not any(map(_is_number, (*parts, *others))):
         parts, others = sorted(parts), sorted(others)
     return parts == others if parts or others else one.strip() == other.strip()
-
-
-_PART = re.compile(r"""(?<![\w)-])-?\d+(?:,\d{3})*(?:\.\d+)?|\d+(?:\.\d+)?|[^\W\d_]+|['’′"”″%°+]""")
 
 
 def _parts(text: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Rewards near the limits of float64: variances neither overflow nor vanish, and no reward is lost silently."""
 
+import dataclasses
 import math
 
 import pytest
@@ -52,6 +53,29 @@ def test_normalised_advantages_do_not_depend_on_the_scale_of_rewards(name, scale
     estimator = lookup(Kind.ADVANTAGE, name)
     torch.testing.assert_close(estimator(episodes(scale)), estimator(episodes(1e6)), rtol=1e-9, atol=1e-9)
     assert estimator(episodes(scale)).abs().max() > 0.5
+
+
+NAMES = ["grpo", "gigpo", "hgpo", "turn_discounted", "gdpo", "grpo_passk", "dr_grpo", "rloo", "opo", "gpg", "maxrl"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "reinforce", "reinforce++", "reinforce++_baseline"])
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e6, 1e9, 1e12])
+def test_dynamic_sampling_keeps_groups_that_differ_whatever_the_scale(name, scale):
+    objective, batch = Objective(AlgorithmConfig(advantage=name)), episodes(scale)
+    equal = torch.full((4,), 0.7 * scale, dtype=torch.float64)
+    same = dataclasses.replace(batch, returns=equal, turn_reward=equal, components={"whole": equal})
+    assert objective.differing_groups(batch).tolist() == [True]
+    assert objective.differing_groups(same).tolist() == [False]
+
+
+def test_a_component_alone_makes_large_rewards_differ():
+    objective, batch = Objective(AlgorithmConfig(advantage="gdpo")), episodes(1.0)
+    total = torch.full((4,), 5e10, dtype=torch.float64)
+    part = torch.tensor([1e10, 3e10, 1e10, 2e10], dtype=torch.float64)
+    batch = dataclasses.replace(batch, returns=total, turn_reward=total, components={"a": part, "b": 0.3 * part})
+    assert objective.differing_groups(batch).tolist() == [True]
+    opposite = dataclasses.replace(batch, components={"a": part, "b": total - part})
+    assert objective.differing_groups(opposite).tolist() == [False]
 
 
 def test_whitening_of_large_values():

@@ -91,6 +91,7 @@ def test_conflicting_clips():
 DUAL = {"dual_clip": 3.0}
 BAND = {"share": 2e-4, "cov_low": 1.0, "cov_high": 5.0, "seed": 0}
 DEFAULTS = {
+    (Kind.ADVANTAGE, "tree"): {"normalize": False},
     (Kind.LOSS, "ppo"): DUAL,
     (Kind.LOSS, "dapo"): DUAL,
     (Kind.LOSS, "sapo"): {"tau_positive": 1.0, "tau_negative": 1.05},

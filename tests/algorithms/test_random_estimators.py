@@ -309,6 +309,7 @@ REFERENCES = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "rloo": rloo,
+    "tree": rloo,  # without branches; test_tree_advantages.py has random trees
     "reinforce": reinforce,
     "reinforce++": reinforce_plus_plus,
     "reinforce++_baseline": lambda step: whitened(dr_grpo(step)),

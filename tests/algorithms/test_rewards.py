@@ -51,6 +51,18 @@ def test_repaired_calls_are_penalised_and_get_no_bonus_for_the_form():
     assert lookup(Kind.SHAPING, "repaired")(REWARDS, penalty=-0.1).returns.tolist() == REWARDS.returns.tolist()
 
 
+def test_returns_that_differ_by_rounding_are_a_draw():
+    ends = torch.arange(3)
+    rewards = dataclasses.replace(
+        REWARDS,
+        turn_reward=torch.tensor([0.3, 0.1 + 0.2, 0.2], dtype=torch.float64),
+        turn_episode=ends,
+        final=torch.zeros(3, dtype=torch.float64),
+        group=torch.zeros(3, dtype=torch.int64),
+    )
+    assert lookup(Kind.SHAPING, "win_rate")(rewards).returns.tolist() == [0.75, 0.75, 0.0]
+
+
 def test_the_win_rate_is_the_share_of_the_others_that_are_beaten():
     turns, group = torch.arange(4), torch.tensor([0, 0, 0, 1])
     rewards = dataclasses.replace(

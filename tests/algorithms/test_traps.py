@@ -287,6 +287,23 @@ def test_topr_weighs_failures_only():
     assert gradient("topr", tokens).tolist() == pytest.approx([-1.0, -1.0, -1.0, -torch.tensor(-1.0).exp().item()])
 
 
+ROUNDED_ZERO = 0.1 + 0.2 - 0.3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("name", "options"), [("topr", {}), ("vapo", {}), ("sft", {"above": 0.0})])
+def test_a_return_that_is_0_up_to_rounding_is_no_success(name, options, dtype):
+    tokens = loss_input([-1.0, 1.0, 0.5], [-1.0, 1.0, 1.0], sequence=[0, 1, 2])
+    assert ROUNDED_ZERO > 0
+
+    def found(first):
+        returns = torch.tensor([first, 1.0, -1.0], dtype=dtype)
+        return gradient(name, dataclasses.replace(tokens, episode_return=returns), **options).tolist()
+
+    assert found(ROUNDED_ZERO) == found(0.0)
+    assert found(1e-6) != found(0.0)
+
+
 def test_dppo_bounds_probabilities_not_ratios():
     """A rare token may triple; a frequent one may not gain a quarter."""
     rare, frequent = moved(0.005, 0.015), moved(0.65, 0.9)
@@ -338,6 +355,22 @@ def test_the_second_moment_stays_below_tau():
     tokens = loss_input([0.0, 0.0], [1.0, 1.0], mu=0.5)
     assert not lookup(Kind.LOSS, "m2po").choice.choose(tokens, tau=0.25).any()
     assert lookup(Kind.LOSS, "m2po").choice.choose(tokens, tau=0.26).all()
+
+
+@pytest.mark.parametrize("outlier", [1.0, 20.0])
+def test_as_many_tokens_as_possible_are_kept_below_tau_among_many(outlier):
+    """Neighbours among many sorted distances are closer than rounding errors of the largest."""
+    generator = torch.Generator().manual_seed(3)
+    old = -torch.rand(200_000, generator=generator, dtype=torch.float64)
+    distance = 0.3 * torch.randn(200_000, generator=generator, dtype=torch.float64)
+    distance[7] = outlier
+    tokens = loss_input([0.0] * 200_000, [1.0] * 200_000)
+    tokens = dataclasses.replace(tokens, old_logp=old, behaviour_logp=old - distance)
+    kept = lookup(Kind.LOSS, "m2po").choice.choose(tokens, tau=0.04)
+    ordered = distance.abs().sort().values
+    most = int((ordered.square().cumsum(0) / torch.arange(1, 200_001) < 0.04).sum())
+    assert most - 50 < int(kept.sum()) <= most
+    assert distance[kept].abs().max() < distance[~kept].abs().min()
 
 
 def test_the_ends_of_the_band_of_clip_cov_are_in_it():

@@ -1,7 +1,5 @@
-import asyncio
 import itertools
 import json
-import signal
 import sys
 import time
 
@@ -34,7 +32,6 @@ from agentrl.rollout.text_corpus import MAX_FAILED
 from agentrl.runs.rl import train
 from agentrl.runs.sft import collect_demonstrations
 from agentrl.runs.start import resume_run, start_run
-from agentrl.runs.stop import stop_signals
 from agentrl.task import Task
 from agentrl.training.gradients import Objective
 from agentrl.trajectory import Source
@@ -89,6 +86,23 @@ def test_a_template_that_rewrites_history_is_found_for_any_loop_that_goes_on(tin
     assert renderer.rewrites_history
     assert len(said) == 1
     assert "): conversations fork at these turns. A turn after that starts a new sequence" in said[0]
+
+
+def test_a_template_that_leaves_out_text_beside_calls_is_reported_or_refused(tiny_run):
+    agent = "loop: tool_calling, max_tokens: 256"
+    refusing = tiny_run(f"agent={{{agent}, rewritten_history: refuse}}", name="refuses").config
+    forking = tiny_run(f"agent={{{agent}}}", name="forks").config
+    said: list[str] = []
+    shows = Renderer(build_tokenizer("qwen2.5"))
+    check_rendering(refusing, shows, say=said.append)
+    assert (said, shows.omits_text_beside_calls) == ([], False)
+    omits = Renderer(build_tokenizer("llama3"))
+    with pytest.raises(TemplateError, match=r"leaves out the text of an answer next to.*chat_template=llama3"):
+        check_rendering(refusing, omits)
+    check_rendering(forking, omits, say=said.append)
+    assert (omits.omits_text_beside_calls, omits.rewrites_history) == (True, False)
+    assert len(said) == 1
+    assert "next to tool calls: conversations fork after such answers, or set model.chat_template=llama3." in said[0]
 
 
 def test_the_split_of_evaluations_is_looked_up_before_a_run_starts(tiny_run, tmp_path):
@@ -331,29 +345,6 @@ async def test_an_episode_waits_longer_where_servers_may_have_to_come_back(engin
         assert build_runner(config, pool, None).limits.answer_timeout_s == seconds
     finally:
         await pool.close()
-
-
-def test_the_second_signal_is_obeyed_even_while_code_blocks_the_event_loop():
-    asked = []
-
-    async def block():
-        with stop_signals(lambda: asked.append(1)):
-            signal.raise_signal(signal.SIGTERM)  # handled at once, in this very line
-            with pytest.raises(RuntimeError, match="as before"):
-                signal.raise_signal(signal.SIGTERM)
-            assert asked == []
-            await asyncio.sleep(0)
-            assert asked == [1]
-
-    def handler(number, frame):
-        raise RuntimeError("as before")
-
-    before = signal.signal(signal.SIGTERM, handler)
-    try:
-        asyncio.run(block())
-        assert signal.getsignal(signal.SIGTERM) is handler
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 async def test_a_loop_without_demonstrations_has_a_vocabulary_of_bare_actions(tiny_run):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.forks import ForkedProgram
+from support.forks import AGENTRL, ForkedProgram
 
 from agentrl.cli import main
 from agentrl.cli.server import read_token
@@ -16,9 +17,14 @@ from agentrl.errors import UsageError
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_until_a_signal(ending: signal.Signals, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_it_serves_until_a_signal(
+    ending: signal.Signals,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    start_python: Callable[..., ForkedProgram],
+) -> None:
     words = ["env", "serve", "household", "size=tiny", "--lease", "60"]
-    server = ForkedProgram(lambda: main(words), variables={"AGENTRL_ENV_TOKEN": ""})
+    server = start_python(*AGENTRL, *words, variables={"AGENTRL_ENV_TOKEN": ""})
     url = server.stdout.readline().strip()
     assert url.startswith("http://127.0.0.1:")
     if ending is signal.SIGINT:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forks import AGENTRL, EndedProgram, ForkedProgram
 
 from agentrl.cli.init import WITH_TOOLS, create_project
 
 Cli = Callable[..., Any]
+Run = Callable[..., EndedProgram]
 
+PYTEST = ("-m", "pytest", "-W", "ignore", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio")
 SMALL = ("trainer.tasks_per_step=1", "agent.max_turns=2", "model.scratch.hidden_size=32", "model.scratch.layers=1")
 
 
@@ -23,21 +23,20 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return create_project("tiny_quest", tmp_path_factory.mktemp("projects"))
 
 
-def run(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=project,
-        env={**os.environ, "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+@pytest.fixture
+def run(start_python: Callable[..., ForkedProgram]) -> Run:
+    """Run a Python program in the folder of a project."""
+
+    def run(project: Path, *words: str) -> EndedProgram:
+        return start_python(*words, folder=project, variables={"COLUMNS": "120"}).wait()
+
+    return run
 
 
-def test_its_own_tests_pass(project: Path) -> None:
-    ended = run(project, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "7 passed" in ended.stdout
+def test_its_own_tests_pass(project: Path, run: Run) -> None:
+    ended = run(project, *PYTEST)
+    assert ended.code == 0, ended.out + ended.err
+    assert "7 passed" in ended.out
 
 
 @pytest.fixture(scope="module")
@@ -45,35 +44,33 @@ def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return create_project("lamp_desk", tmp_path_factory.mktemp("projects"), WITH_TOOLS)
 
 
-def test_a_project_with_tools_is_shown_and_played_through_them(with_tools: Path) -> None:
+def test_a_project_with_tools_is_shown_and_played_through_them(with_tools: Path, run: Run) -> None:
     name = "lamp_desk.environment:LampDesk-v0"
-    program = "import sys; from agentrl.cli import main; main(sys.argv[1:])"
-    shown = run(with_tools, "-c", program, "env", "show", name)
-    assert "/switch number=…" in shown.stdout
-    prompt = run(with_tools, "-c", program, "env", "prompt", name, "agent.loop=tool_calling")
-    assert '{"name": "read_lamps", "arguments": {}}' in prompt.stdout, prompt.stderr
+    shown = run(with_tools, *AGENTRL, "env", "show", name)
+    assert "/switch number=…" in shown.out, shown.err
+    prompt = run(with_tools, *AGENTRL, "env", "prompt", name, "agent.loop=tool_calling")
+    assert '{"name": "read_lamps", "arguments": {}}' in prompt.out, prompt.err
 
 
-def test_the_tests_of_a_project_with_tools_pass(with_tools: Path) -> None:
-    ended = run(with_tools, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "4 passed" in ended.stdout
+def test_the_tests_of_a_project_with_tools_pass(with_tools: Path, run: Run) -> None:
+    ended = run(with_tools, *PYTEST)
+    assert ended.code == 0, ended.out + ended.err
+    assert "4 passed" in ended.out
 
 
-def test_solving_through_own_tools_counts_as_success(with_tools: Path) -> None:
+def test_solving_through_own_tools_counts_as_success(with_tools: Path, run: Run) -> None:
     program = (
         "import agentrl; print(agentrl.evaluate('lamp_desk.environment:LampDesk-v0/valid', policy='expert',"
         " tasks=2, samples=1).success.mean)"
     )
-    ended = run(with_tools, "-W", "ignore", "-c", program)
-    assert ended.stdout.strip() == "1.0", ended.stderr
+    ended = run(with_tools, "-c", program)
+    assert ended.out.strip() == "1.0", ended.err
 
 
-def test_it_trains(project: Path) -> None:
-    program = "import sys; from agentrl.cli import main; main(sys.argv[1:])"
-    ended = run(project, "-c", program, "train", "train.yaml", "trainer.steps=1", *SMALL)
-    assert ended.returncode == 0, ended.stderr
-    assert "step 1/1" in ended.stderr
+def test_it_trains(project: Path, run: Run) -> None:
+    ended = run(project, *AGENTRL, "train", "train.yaml", "trainer.steps=1", *SMALL)
+    assert ended.code == 0, ended.err
+    assert "step 1/1" in ended.err
 
 
 def test_nothing_is_left_of_the_templates(project: Path) -> None:

@@ -104,6 +104,17 @@ def test_start_and_dry_run_refuse_the_same(agentrl: Cli, place: Path, case: str,
     assert message in refused(agentrl, place, command[0], *words, *command[1:])
 
 
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_a_file_whose_texts_the_template_leaves_out_is_refused(agentrl: Cli, place: Path, dry: tuple[str, ...]) -> None:
+    save(place / "llama31", build_tokenizer("llama3"))
+    rows = [dict(row) for row in CHAT["messages"]]
+    rows[1]["content"] = "I look at it."
+    (place / "chats.jsonl").write_text(json.dumps({**CHAT, "messages": rows}))
+    told = refused(agentrl, place, "sft", "--model", "llama31", "sft.data=chats.jsonl", *dry)
+    assert "leaves out the text of an answer next to tool calls" in told
+    assert "got 1 of 1 answers with thinking or text next to calls, the first in chats.jsonl line 1, message 2" in told
+
+
 @pytest.mark.parametrize("last", [2, 4])
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
 def test_a_file_whose_calls_the_template_leaves_out_is_refused(

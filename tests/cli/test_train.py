@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.forks import AGENTRL, ForkedProgram
 
 from agentrl.cli.reports import updated_curve, write_run_report
 
@@ -135,19 +135,17 @@ def test_a_run_is_not_resumed_with_another_environment(agentrl: Cli, trained_run
     assert "its own config" in ended.err
 
 
-def test_control_c_saves_and_says_how_to_go_on(tmp_path: Path, small: tuple[str, ...]) -> None:
+def test_control_c_saves_and_says_how_to_go_on(
+    tmp_path: Path, small: tuple[str, ...], start_python: Callable[..., ForkedProgram]
+) -> None:
     words = ["train", "--env", "guess_number", "--model", "scratch", "trainer.steps=500", *small]
-    program = "import sys; from agentrl.cli import main; main(sys.argv[1:])"
-    with subprocess.Popen(
-        [sys.executable, "-c", program, *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("step 1/"):
-                break
-        process.send_signal(signal.SIGINT)
-        rest = process.stderr.read()
-    assert process.returncode == 130, rest
+    program = start_python(*AGENTRL, *words, folder=tmp_path)
+    for line in program.stderr:
+        if line.startswith("step 1/"):
+            break
+    program.send_signal(signal.SIGINT)
+    code, _, rest = program.wait()
+    assert code == 130, rest
     assert "resume with: agentrl train --resume" in rest
     assert (tmp_path / "runs" / "latest" / "report.html").is_file()
     assert "Traceback" not in rest

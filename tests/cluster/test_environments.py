@@ -62,7 +62,7 @@ def lost_and_found(story):
 def test_a_run_waits_for_its_only_environment_actor(
     number, placed, env_nodes, tiny_run, story, send_signal, monkeypatch
 ):
-    monkeypatch.setattr(environments, "PING_S", 3.0)
+    monkeypatch.setattr(environments, "NODE_PING_S", 3.0)
     told = story(2, lambda: send_signal("EnvironmentActor", number))
     attempts = finished(tiny_run(*words(placed), "cluster.environments=1", "trainer.steps=6"), told)
     lost_and_found(told)

@@ -53,7 +53,7 @@ def test_an_engine_of_a_lost_node_starts_on_another_one(placed, spare_node, tiny
 
 @pytest.mark.timeout(400)
 def test_a_stopped_engine_is_replaced(nodes, placed, tiny_run, story, send_signal, actor_processes, monkeypatch):
-    monkeypatch.setattr(cluster, "PING_S", 2.0)
+    monkeypatch.setattr(cluster, "ACTOR_PING_S", 2.0)
     told = story(1, lambda: send_signal("LocalEngineActor", signal.SIGSTOP))
     finished(tiny_run(*placed, STEPS), told)
     assert any("server-0 was lost" in text and "no answer in 2" in text for text in told.said)
@@ -69,8 +69,8 @@ def test_a_killed_rank_restarts_the_run_from_its_checkpoint(nodes, placed, tiny_
 
 
 def test_a_stopped_rank_restarts_the_run(nodes, placed, tiny_run, story, send_signal, monkeypatch):
-    monkeypatch.setattr(actors, "PING_EVERY_S", 0.5)
-    monkeypatch.setattr(actors, "SILENCE_S", 3.0)
+    monkeypatch.setattr(actors, "RANK_PING_EVERY_S", 0.5)
+    monkeypatch.setattr(actors, "RANK_SILENCE_S", 3.0)
     told = story(3, lambda: send_signal("RankActor", signal.SIGSTOP))
     finished(tiny_run(*placed, "trainer.processes=2", "trainer.steps=6"), told)
     (text,) = [text for text in told.said if "restarts from its newest checkpoint" in text]

@@ -12,6 +12,7 @@ import pytest
 from agentrl.envs.frozen_lake import MOVES, FrozenLake
 from agentrl.envs.puzzles.hanoi import Hanoi
 from agentrl.envs.puzzles.tic_tac_toe import CAREFUL, TicTacToe
+from agentrl.envs.terminal.tasks import errand_of
 
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
@@ -114,6 +115,40 @@ def test_always_the_same_arm_solves_what_is_stated() -> None:
 
 def test_always_standing_wins_what_is_stated() -> None:
     assert abs(success("blackjack", lambda _env, _turn: "stand", 600) - stated("blackjack")) < 0.08
+
+
+def test_a_cycle_of_moves_wins_what_is_stated() -> None:
+    cycle = ("left", "down", "left", "up")
+    assert abs(success("game_2048", lambda _env, turn: cycle[turn % 4]) - stated("game_2048")) < 0.08
+
+
+def solution(name: str, number: int) -> list[str]:
+    """Return the actions of the expert in a training task."""
+    spec = resolve_environment(name)
+    env: Any = spec.make(**spec.options)
+    observation, _ = env.reset(seed=spec.tasks("train")[number].seed)
+    expert, actions, done = env.expert(), list[str](), False
+    while not done:
+        actions.append(expert.act(observation))
+        observation, _, terminated, truncated, _ = env.step(actions[-1])
+        done = terminated or truncated
+    return actions
+
+
+def test_solutions_repeated_without_looking_solve_what_is_stated() -> None:
+    longest = sorted((solution("hanoi", number) for number in range(60)), key=len)[-3:]
+    shares = [success("hanoi", lambda _env, turn, way=way: way[turn % len(way)]) for way in longest]
+    assert abs(max(shares) - stated("hanoi")) < 0.06
+
+
+def test_commands_that_solve_training_errands_solve_no_others() -> None:
+    tasks = {split: resolve_environment("terminal").tasks(split) for split in ("train", "valid", "test")}
+    errands = {split: [errand_of(task.id) for task in found] for split, found in tasks.items()}
+    known = {" ".join(errand.commands) for errand in errands["train"]}
+    assert not any(" ".join(errand.commands) in known for split in ("valid", "test") for errand in errands[split])
+    seen = [{errand.instruction for errand in found} for found in errands.values()]
+    assert not any(one & other for one, other in itertools.combinations(seen, 2))
+    assert min(len(found) for found in seen) > 70
 
 
 def test_the_careful_opponent_completes_its_row_and_blocks_yours() -> None:

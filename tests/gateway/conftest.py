@@ -2,6 +2,8 @@
 
 import sys
 import textwrap
+import time
+from types import SimpleNamespace
 
 import gymnasium
 import pytest
@@ -83,12 +85,16 @@ def renderer():
 class Recording:
     """An engine's script, and the requests that it has answered."""
 
+    newest = None
+
     def __init__(self, renderer, answers):
-        self.requests = []
+        Recording.newest = self
+        self.requests, self.asked_at = [], None
         self._renderer, self._answers = renderer, answers
 
     def __call__(self, request):
         self.requests.append(request)
+        self.asked_at = self.asked_at or time.monotonic()
         answer = self._answers[(len(self.requests) - 1) % len(self._answers)]
         if not isinstance(answer, str):
             return answer
@@ -122,6 +128,17 @@ def run_loop(renderer):
             await runner.close()
 
     return run
+
+
+@pytest.fixture
+def time_from_the_first_request(monkeypatch):
+    """Count the time of external programs from their first request: starting one takes long on a busy machine."""
+
+    def seconds():
+        asked_at = Recording.newest.asked_at
+        return 0.0 if asked_at is None else time.monotonic() - asked_at
+
+    monkeypatch.setattr("agentrl.agent_loops.external.time", SimpleNamespace(monotonic=seconds))
 
 
 @pytest.fixture

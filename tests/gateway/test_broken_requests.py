@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import http.client
 import json
 import logging
 import zlib
@@ -111,6 +112,48 @@ async def test_encoded_bodies_are_read_or_refused(played, caplog, name):
     assert "Traceback" not in caplog.text
 
 
+BROKEN = {
+    "not JSON": ({}, b"{", 400, True),
+    "not gzip": ({"Content-Encoding": "gzip"}, WHOLE, 400, False),
+    "gzip that ends early": ({"Content-Encoding": "gzip"}, gzip.compress(WHOLE)[:-12], 400, True),
+    "unknown coding": ({"Content-Encoding": "br"}, WHOLE, 400, False),
+    "too long": ({"Content-Length": str(65 << 20)}, b"", 413, False),
+    "a broken chunk": ({"Transfer-Encoding": "chunked"}, b"Z\r\n{", 400, False),
+    "foreign key": ({"Authorization": "Bearer other", "Content-Length": "99"}, b"{", 401, False),
+}
+"""Headers, body, expected status, and whether the connection stays open."""
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_a_client_that_keeps_its_connection_learns_when_it_is_closed(played, name):
+    extra, data, expected, stays = BROKEN[name]
+
+    def talk(url, key):
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+        connection.putrequest("POST", CHAT)
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"} | extra
+        if "Content-Length" not in headers and "Transfer-Encoding" not in headers:
+            headers["Content-Length"] = str(len(data))
+        for header, value in headers.items():
+            connection.putheader(header, value)
+        connection.endheaders(data)
+        refusal = connection.getresponse()
+        refusal.read()
+        assert (refusal.status, refusal.will_close) == (expected, not stays)
+        was_kept = connection.sock is not None
+        body, headers = json.dumps(QUESTION), {"Authorization": f"Bearer {key}"}
+        connection.request("POST", CHAT, body, headers)  # connects again if the answer announced the close
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        return was_kept, answer.status
+
+    async def play(gateway, session):
+        assert await asyncio.to_thread(talk, gateway.url, session.key) == (stays, 200)
+
+    await played(play, "it is so")
+
+
 LEAVING = {
     "within the head": b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127",
     "within the body": b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{",
@@ -138,7 +181,7 @@ async def test_clients_that_leave_write_no_traceback(played, caplog, when):
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         writer.write(data)
         if when == "within a stream":
-            assert b"200" in await asyncio.wait_for(reader.readline(), 5)
+            assert b"200" in await asyncio.wait_for(reader.readline(), 60)
         await asyncio.sleep(0.05)
         writer.transport.abort()
         status, _ = await post(gateway.url + CHAT, session.key, QUESTION)

@@ -116,6 +116,7 @@ async def test_a_file_gives_the_reward(run_loop, program):
         ('ask("hm")\nimport time; time.sleep(60)', {"seconds": 2}, Outcome.TRUNCATED_TIME, None),
     ],
 )
+@pytest.mark.usefixtures("time_from_the_first_request")
 async def test_a_program_that_fails_says_whose_fault_it_is(run_loop, program, lines, options, outcome, says):
     trajectory, _ = await run_loop(External(command=program(lines), **options), "42")
     assert trajectory.outcome is outcome
@@ -146,6 +147,7 @@ async def test_the_end_of_a_long_output_is_kept(run_loop, program, monkeypatch):
     assert trajectory.log == "ghij\nxyz\n"
 
 
+@pytest.mark.usefixtures("time_from_the_first_request")
 async def test_waits_for_answers_do_not_count_as_the_programs_time(run_loop, renderer):
     ids = [*renderer.encoder.encode("it is 42"), renderer.boundary.end_id]
     late = ScriptedAnswer(token_ids=ids, first_delay_s=2.2)
@@ -194,13 +196,11 @@ async def test_what_a_program_has_started_ends_with_it(run_loop, program, tmp_pa
     """)
     await run_loop(External(command=command), "42")
     status = Path("/proc") / tmp_path.joinpath("pid").read_text() / "stat"
-    for _ in range(500):
+    for _ in range(6000):
         with suppress(FileNotFoundError):
             if status.read_text().rpartition(")")[2].split()[0] not in "ZX":
                 await asyncio.sleep(0.01)
                 continue
-        return
-        assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"
         return
     pytest.fail("the child lives on")
 
@@ -268,10 +268,11 @@ async def never_ends(task):
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.usefixtures("time_from_the_first_request")
 async def test_a_function_that_swallows_its_cancellation_is_left_running(run_loop, caplog):
     ENDED.clear()
-    async with asyncio.timeout(15):
-        trajectory, _ = await run_loop(External(function=f"{__name__}:never_ends", seconds=2.0), "42")
+    async with asyncio.timeout(60):
+        trajectory, _ = await run_loop(External(function=f"{__name__}:never_ends", seconds=1.0), "42")
     assert trajectory.outcome is Outcome.TRUNCATED_TIME
     assert "the external function did not end when it was cancelled" in caplog.text
     ENDED.set()

@@ -120,6 +120,7 @@ async def test_a_program_reaches_its_own_session_and_nothing_else(run_loop, agen
 
 
 @needs_bubblewrap
+@pytest.mark.usefixtures("time_from_the_first_request")
 @pytest.mark.parametrize(
     ("lines", "options", "outcome", "says"),
     [

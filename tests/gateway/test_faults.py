@@ -21,7 +21,7 @@ from agentrl.serving.scripted import Failure, ScriptedAnswer
 
 HANGS = ScriptedAnswer(token_ids=[1], failure=Failure.HANG)
 FAILS = ScriptedAnswer(token_ids=[1], failure=Failure.RAISE)
-SOON = EpisodeLimits(answer_timeout_s=1.2)
+SOON = EpisodeLimits(answer_timeout_s=3.2)
 
 
 @pytest.fixture
@@ -81,6 +81,7 @@ async def test_what_only_the_gateway_cannot_do_is_not_the_policys_fault(played_b
     assert "response_format" in trajectory.error
 
 
+@pytest.mark.usefixtures("time_from_the_first_request")
 @pytest.mark.parametrize("answer", [FAILS, HANGS])
 @pytest.mark.parametrize("gives_up", [True, False])
 async def test_a_failing_engine_is_never_the_policys_fault(played_by, answer, gives_up):
@@ -93,7 +94,7 @@ async def test_a_failing_engine_is_never_the_policys_fault(played_by, answer, gi
                 raise
         return "41"
 
-    trajectory = await played_by(play, "42", answer, limits=SOON, seconds=1)
+    trajectory = await played_by(play, "42", answer, limits=SOON, seconds=3)
     assert trajectory.outcome is Outcome.ENGINE_ERROR
 
 
@@ -146,6 +147,7 @@ async def test_a_functions_own_timeout_is_an_error_of_its_own(played_by):
     assert "the shop did not answer" in trajectory.error
 
 
+@pytest.mark.usefixtures("time_from_the_first_request")
 async def test_time_in_which_the_engine_computes_is_not_the_programs(played_by):
     async def play(task):
         return await ask(task)
@@ -154,6 +156,7 @@ async def test_time_in_which_the_engine_computes_is_not_the_programs(played_by):
     assert (await played_by(play, slow, seconds=1)).outcome is Outcome.FINISHED
 
 
+@pytest.mark.usefixtures("time_from_the_first_request")
 async def test_a_time_that_is_over_after_an_answer_is_the_policys(played_by):
     async def play(task):
         await ask(task)
@@ -379,6 +382,7 @@ async def test_of_much_output_the_end_is_read_and_kept(run_loop, program):
     assert trajectory.log.endswith("42\n")
 
 
+@pytest.mark.usefixtures("time_from_the_first_request")
 async def test_what_a_program_said_is_kept_when_its_time_is_over(run_loop, program):
     command = program('ask("hm")\nprint("so far", flush=True)\nimport time; time.sleep(60)')
     trajectory, _ = await run_loop(External(command=command, seconds=2), "42")

@@ -30,6 +30,35 @@ def test_large_blocks_are_not_fetched_anew_from_the_kernel():
     assert _faults("kept") * 10 < _faults("as it is")
 
 
+RELEASED = """
+from agentrl.models.memory import FreedMemory, keep_freed_memory, resident_bytes
+keep_freed_memory()
+freed = FreedMemory(most=64 << 20)
+freed.release()
+blocks = [bytearray(16 << 20) for _ in range(20)]
+last = bytearray(1000)
+del blocks
+kept = resident_bytes()
+freed.release()
+print(kept - resident_bytes())
+del last
+"""
+
+
+def test_memory_of_freed_tensors_is_released_between_steps():
+    found = subprocess.run([sys.executable, "-c", RELEASED], capture_output=True, text=True, check=True)
+    assert int(found.stdout) > 300 << 20
+
+
+def test_little_growth_is_not_released(monkeypatch):
+    sizes = iter([10, 12, 15, 15, 12])
+    monkeypatch.setattr(memory, "resident_bytes", lambda: next(sizes))
+    freed = memory.FreedMemory(most=4)
+    freed.release()  # 10, then 12 after it
+    freed.release()  # 15 is little more
+    assert list(sizes) == [15, 12], "nothing was read after a release"
+
+
 def test_the_limit_is_that_of_the_container(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "CGROUP_LIMIT", tmp_path / "memory.max")
     physical = memory.memory_limit()

@@ -9,7 +9,7 @@ from agentrl.models.threads import ThreadWorkers
 
 
 def test_parts_run_together_in_threads_of_their_own_and_in_order():
-    lanes, meeting = ThreadWorkers(3), threading.Barrier(3, timeout=20)
+    lanes, meeting = ThreadWorkers(3), threading.Barrier(3, timeout=60)
     before = torch.get_num_threads()
 
     def compute(part):

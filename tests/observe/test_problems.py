@@ -39,7 +39,7 @@ def evidence_of(*episodes):
 
 def failed(subject, cause, line, file="/home/me/rewards.py"):
     error = RewardFailure(f"{subject} on task 7 failed", got=cause)
-    error.subject, error.place = subject, None if line is None else SourceLocation(file, line)
+    error.subject, error.location = subject, None if line is None else SourceLocation(file, line)
     return error
 
 
@@ -212,6 +212,11 @@ def test_a_reward_function_that_pays_all_solved_episodes_alike_is_no_problem():
     assert "if all answers are right, the tasks are too easy" in unknown.text
 
 
+def test_rewards_that_differ_by_rounding_are_constant():
+    two = evidence_of(*(episode(0.1 + 0.2 if n % 2 else 0.3, False, answer=n) for n in range(20)))
+    assert [problem.kind for problem in reward_problems(two, RULE)] == ["constant_reward"]
+
+
 def test_few_episodes_and_equal_answers_prove_no_constant():
     assert reward_problems(differing(1.0, [False] * 7), RULE) == []
     assert reward_problems(evidence_of(*(episode(1.0, False, answer=4) for _ in range(20))), RULE) == []
@@ -231,6 +236,17 @@ def test_answers_that_are_no_actions_and_budgets():
     assert "5 of 10 answers could not be used as actions, most often: 10 unusable answers" in unusable.text
     assert (tokens.kind, tokens.count, tokens.of) == ("truncated_tokens", 1, 3)
     assert "agent.max_tokens" in tokens.text
+
+
+def test_answers_that_are_cut_off_are_reported_although_the_episodes_finish():
+    episodes = [episode(turns=2) for _ in range(5)]
+    episodes[0].turns[1].stop_reason = "length"
+    assert episode_problems(evidence_of(*episodes)) == []
+    for one in episodes:
+        one.turns[1].stop_reason = "length"
+    (problem,) = episode_problems(evidence_of(*episodes))
+    assert (problem.kind, problem.count, problem.of) == ("answers_cut", 5, 10)
+    assert "5 of 10 answers were cut off before their end: raise agent.max_answer_tokens" in problem.text
 
 
 def test_ordinary_episodes_have_no_problem():

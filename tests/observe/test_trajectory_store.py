@@ -5,7 +5,14 @@ import pytest
 from agentrl.errors import Outcome
 from agentrl.message import ImagePart, Message, TextPart, ToolCall, tool_result, user
 from agentrl.observe.trajectory_record import trajectory_record
-from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories, void_after
+from agentrl.observe.trajectory_store import (
+    GroupEnd,
+    StoredGroup,
+    TrajectoryStore,
+    read_groups,
+    read_trajectories,
+    void_after,
+)
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 
@@ -50,6 +57,24 @@ def test_a_trajectory_is_restored_exactly(tmp_path, branch):
     (stored,) = read_trajectories(tmp_path)
     assert stored.complete
     assert trajectory_record(stored.trajectory) == trajectory_record(trajectory)
+
+
+def test_the_last_record_of_a_group_counts(tmp_path, caplog):
+    store = TrajectoryStore(tmp_path, step=1)
+    store.group("0-a", GroupEnd.LEFT_OVER, ["0-a/0.0"])
+    store.group("1-b", GroupEnd.FAILED, [])
+    store.rotate(2)
+    store.group("0-a", GroupEnd.TRAINED, ["0-a/0.0", "0-a/1.1"])
+    store.close()
+    assert read_groups(tmp_path) == {
+        "0-a": StoredGroup("0-a", GroupEnd.TRAINED, 2, ("0-a/0.0", "0-a/1.1")),
+        "1-b": StoredGroup("1-b", GroupEnd.FAILED, 1, ()),
+    }
+    assert list(read_trajectories(tmp_path)) == []
+    file = tmp_path / "step-000002.jsonl"
+    file.write_bytes(file.read_bytes().replace(b"trained", b"t ained"))
+    assert read_groups(tmp_path)["0-a"].end is GroupEnd.LEFT_OVER
+    assert "skipped 1 damaged record" in caplog.text
 
 
 def test_episodes_interleave_and_cross_files(tmp_path):

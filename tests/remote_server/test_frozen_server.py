@@ -150,7 +150,7 @@ async def test_a_frozen_server_blocks_neither_the_event_loop_nor_the_end_of_the_
     source = await asyncio.to_thread(spec.tasks, "valid")
     source._rows.clear()
     thaw = threading.Event()
-    between.swallows = lambda route: thaw.wait(60) and False
+    between.swallows = lambda route: thaw.wait(200) and False
     try:
         scheduler = scheduler_of(source)
         batch = asyncio.create_task(scheduler.next_batch())
@@ -160,8 +160,8 @@ async def test_a_frozen_server_blocks_neither_the_event_loop_nor_the_end_of_the_
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
         assert not batch.done()
         batch.cancel()
-        await asyncio.wait_for(scheduler.close(), 5)
-        assert longest < 5
+        await asyncio.wait_for(scheduler.close(), 30)
+        assert longest < 30
     finally:
         thaw.set()
 
@@ -175,11 +175,11 @@ async def test_a_server_that_stays_silent_ends_the_run_with_its_address(
     source = await asyncio.to_thread(spec.tasks, "valid", patience_s=0.1)
     source._rows.clear()
     thaw = threading.Event()
-    between.swallows = lambda route: thaw.wait(60) and False
+    between.swallows = lambda route: thaw.wait(200) and False
     scheduler = scheduler_of(source)
     try:
         with pytest.raises(EnvironmentFailure, match=rf"{between.url} is silent: got no answer to GET /v1/tasks/valid"):
-            await asyncio.wait_for(scheduler.next_batch(), 20)
+            await asyncio.wait_for(scheduler.next_batch(), 60)
     finally:
         thaw.set()
         await scheduler.close()

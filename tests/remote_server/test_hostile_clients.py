@@ -218,7 +218,7 @@ def _is_dropped(connection: socket.socket) -> bool:
 
 
 def test_half_requests_and_slow_bodies_are_closed(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "IDLE_S", 0.05)
+    monkeypatch.setattr(listening, "IDLE_CONNECTION_S", 0.05)
     monkeypatch.setattr(listening, "BODY_S", 0.0)
     monkeypatch.setattr(listening, "SLOWEST", 20 * LARGEST_CALL)
     url = serve(STAIRS).url

@@ -299,3 +299,30 @@ def test_special_tokens_besides_the_markup_are_left_out_of_an_answers_text() -> 
     )
     assert answer.raw_text == 'a[TOOL_CALLS]look[ARGS]{"direction": ""}'
     assert answer.text == "a"
+
+
+OLMO = """{%- for message in messages %}
+{%- if message['role'] == 'assistant' %}
+{{- '<|im_start|>assistant\\n' + message['content'] }}
+{{- '<|im_end|>\\n' if not loop.last else eos_token }}
+{%- else %}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}
+{%- endif %}
+{%- if loop.last and add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+{%- endfor %}"""
+"""OLMo 3: the last answer ends with the end of text, and others with the end of a message."""
+
+
+def test_a_template_that_ends_the_last_answer_with_the_end_of_text() -> None:
+    tokenizer = build_tokenizer("qwen2.5")
+    tokenizer.eos_token, tokenizer.chat_template = "<|endoftext|>", OLMO
+    renderer = Renderer(tokenizer)
+    assert {renderer.encoder.decode([end]) for end in renderer.stop_token_ids} == {"<|im_end|>", "<|endoftext|>"}
+    check_template(renderer)
+    assert renderer.answer_text(Message(role="assistant", content="Yes.")) == "Yes."
+    ids = renderer.demonstration("Yes.")
+    assert renderer.encoder.decode(ids) == "Yes.<|im_end|>"
+    after = renderer.suffix([user("And you?")], last_id=ids[-1])
+    assert renderer.encoder.decode(after.ids) == "\n<|im_start|>user\nAnd you?<|im_end|>\n<|im_start|>assistant\n"

@@ -10,7 +10,7 @@ from support.tokenizers import OTHER_TEMPLATES, TOKENIZER_FAMILIES, build_tokeni
 from agentrl.engine import Generation, StopReason
 from agentrl.errors import TemplateError
 from agentrl.message import Message, ToolCall, tool_result, user
-from agentrl.render.check import check_template, template_faults
+from agentrl.render.check import check_template, find_omitted_text, template_faults
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
 from agentrl.render.tool_check import check_calls_shown, check_tools_shown
@@ -109,6 +109,28 @@ def test_an_episode_with_two_calls_goes_on_also_where_its_history_is_rendered_ag
         assert shown.count(f"dust in the {place}") == 1
     assert "dust in the cellar" in shown
     assert "attic" in shown.partition("dust in the cellar")[2].partition("dust in the attic")[0]
+
+
+@pytest.mark.parametrize(("name", "omits"), [("llama3", True), ("mistral_v7", True), ("qwen2.5", False)])
+def test_a_conversation_forks_after_text_that_the_template_leaves_out_and_only_then(name: str, omits: bool) -> None:
+    renderer = renderer_with(name)
+    assert (find_omitted_text(renderer) is not None) == omits
+    renderer.omits_text_beside_calls = omits
+    trajectory = Trajectory(id="t", task_id="t", environment="e", seed=0, group_id="g")
+    conversation = LedgerConversation(renderer, trajectory, [user("start")], tools=[SEARCH], repairs_calls=True)
+    call = renderer.answer_text(
+        Message(role="assistant", tool_calls=(ToolCall(name="search_rooms", arguments={"where": "attic"}),))
+    )
+    counts = []
+    conversation.prepare()
+    for text in ("", "I search. ", ""):
+        answer = conversation.accept(sampled(renderer, text + call))
+        assert (answer.message.text.strip(), len(answer.tool_calls)) == (text.strip(), 1)
+        conversation.add([tool_result(answer.tool_calls[0], "dust")])
+        conversation.render_ahead()
+        shown = renderer.encoder.decode(conversation.prepare())
+        counts.append((len(trajectory.sequences), shown.count("I search."), shown.count("dust")))
+    assert counts == ([(1, 0, 1), (2, 0, 2), (2, 0, 3)] if omits else [(1, 0, 1), (1, 1, 2), (1, 1, 3)])
 
 
 @pytest.mark.parametrize(

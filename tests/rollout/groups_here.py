@@ -7,9 +7,19 @@ import pytest
 from agentrl.errors import Outcome
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
-from agentrl.rollout.waits import RolloutCounters, WaitTracker
+from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitTracker
 from agentrl.task import SeedTasks
 from agentrl.trajectory import TokenSequence, Trajectory, Turn, TurnTimings
+
+
+class GroupEnds(RolloutObserver):
+    """Keeps what became of each group, by its position."""
+
+    def __init__(self):
+        self.ends = {}
+
+    def on_group_end(self, group_id, end, episodes):
+        self.ends[int(group_id.partition("-")[0])] = (end, len(episodes))
 
 
 class Player:
@@ -26,6 +36,7 @@ class Player:
         self.version = 0
         self.waits = WaitTracker()
         self.counters = RolloutCounters()
+        self.observer = GroupEnds()
         self.running = self.most_running = 0
         self.seeds = {}
         self.blocked = None

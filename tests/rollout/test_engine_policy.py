@@ -127,7 +127,7 @@ async def test_an_episode_out_of_time_ends_once_its_request_is_aborted(make_runn
             return found
 
     engine = Slow(script=lambda request: ScriptedAnswer(token_ids=[9], failure=Failure.HANG), vocab_size=400)
-    limits = EpisodeLimits(max_seconds=0.02)
+    limits = EpisodeLimits(max_seconds=0.5)
     trajectory = await play(make_runner(worlds.Corridor, engine=engine, limits=limits))
     assert trajectory.outcome is Outcome.TRUNCATED_TIME
     assert engine.aborted == ("g/0.0/turn-0",)
@@ -242,7 +242,12 @@ def test_a_cut_answer_has_nothing_of_what_was_dropped():
 
 def check(*logprobs, **changes):
     count = len(logprobs)
-    given = {"token_ids": list(range(count)), "logprobs": [*logprobs], "versions": [2] * count, "stop_reason": "stop"}
+    given = {
+        "token_ids": list(range(count)),
+        "logprobs": [*logprobs],
+        "versions": [2] * count,
+        "stop_reason": StopReason.STOP,
+    }
     request = GenerateRequest(
         prompt_ids=[1], params=SamplingParams(max_tokens=4), session_id="s", request_id="r/turn-3"
     )

@@ -38,7 +38,7 @@ def test_by_hand():
             group(1, "a", trajectory(0.0, 2, success=False), trajectory(1.0, 6, success=True), horizon=20),
             group(2, "b", trajectory(0.0, 4, success=False), trajectory(None, 9, outcome=Outcome.ENGINE_ERROR)),
         ],
-        teaches=lambda group: group.position == 1,
+        has_signal=lambda group: group.position == 1,
     )
     assert found["curriculum/turns"] == found["env/a/horizon"] == 20
     assert found["env/b/horizon"] == 10
@@ -51,11 +51,11 @@ def test_by_hand():
 
 
 def test_one_environment_has_no_metrics_of_its_own():
-    assert environment_metrics([group(0, "", trajectory(1.0, 3, success=True))], teaches=bool) == {}
+    assert environment_metrics([group(0, "", trajectory(1.0, 3, success=True))], has_signal=bool) == {}
 
 
 def test_nothing_is_made_up_where_every_episode_failed():
     found = environment_metrics(
-        [group(0, "a", trajectory(None, 3, outcome=Outcome.ENGINE_ERROR))], teaches=lambda group: False
+        [group(0, "a", trajectory(None, 3, outcome=Outcome.ENGINE_ERROR))], has_signal=lambda group: False
     )
     assert found == {"env/a/groups": 1, "env/a/zero_variance": 1, "env/a/token_share": 0}

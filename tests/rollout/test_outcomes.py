@@ -131,7 +131,7 @@ async def test_no_step_is_taken_once_the_time_is_over(make_runner, play, worlds,
             return super().step(action)
 
     engine = make_engine(ScriptedAnswer(token_ids=[11, 12, 13], failure=Failure.HANG))
-    await play(make_runner(Counting, engine=engine, limits=EpisodeLimits(max_seconds=0.02)))
+    await play(make_runner(Counting, engine=engine, limits=EpisodeLimits(max_seconds=0.5)))
     assert Counting.steps == 0
 
 
@@ -172,7 +172,7 @@ async def test_a_hanging_engine_meets_its_deadline(make_runner, play, worlds, ma
 
 async def test_truncated_time_keeps_what_was_sampled(make_runner, play, worlds, make_engine):
     engine = make_engine(ScriptedAnswer(token_ids=[11, 12, 13], failure=Failure.HANG))
-    trajectory = await play(make_runner(worlds.Corridor, engine=engine, limits=EpisodeLimits(max_seconds=0.02)))
+    trajectory = await play(make_runner(worlds.Corridor, engine=engine, limits=EpisodeLimits(max_seconds=0.5)))
     assert trajectory.outcome is Outcome.TRUNCATED_TIME
     assert trajectory.sampled_tokens == 4  # the three, and the stop token that the script appends
     assert trajectory.turns[-1].stop_reason == StopReason.ABORT.value
@@ -320,53 +320,6 @@ async def test_observers_see_final_rewards_turn_by_turn(make_runner, play, world
     await play(make_runner(worlds.Corridor, "forward", observer=recorder))
     assert recorder.starts == ["g/0.0"]
     assert recorder.turns == [("g/0.0", 0, 0.0), ("g/0.0", 1, 0.0), ("g/0.0", 2, 1.0)]
-
-
-async def test_infrastructure_failures_are_tried_again(make_runner, play, worlds, renderer):
-    failures = iter([True, True, False])
-    state = {"fail": True}
-
-    def script(request):
-        if request.request_id.endswith("turn-0"):
-            state["fail"] = next(failures)
-        failure = Failure.RAISE if state["fail"] else Failure.NONE
-        return ScriptedAnswer(token_ids=renderer.encoder.encode("forward"), failure=failure)
-
-    recorder = Recorder()
-    engine = ScriptedEngine(script=script, vocab_size=400)
-    runner = make_runner(worlds.Corridor, engine=engine, retries=2, observer=recorder)
-    trajectory = await play(runner)
-    assert (trajectory.id, trajectory.attempt, trajectory.outcome) == ("g/0.2", 2, Outcome.FINISHED)
-    assert [end for _, end in recorder.ends] == [Outcome.ENGINE_ERROR, Outcome.ENGINE_ERROR, Outcome.FINISHED]
-    assert runner.counters.retries == 2
-
-
-async def test_seconds_of_failed_attempts_are_counted(make_runner, play, worlds, renderer):
-    attempts = []
-
-    def script(request):
-        is_second_turn = request.request_id.endswith("turn-1")
-        attempts.extend([request] if is_second_turn else [])
-        failure = Failure.RAISE if is_second_turn and len(attempts) == 1 else Failure.NONE
-        return ScriptedAnswer(token_ids=renderer.encoder.encode("forward"), failure=failure)
-
-    recorder = Recorder()
-    runner = make_runner(
-        worlds.Corridor, engine=ScriptedEngine(script=script, vocab_size=400), retries=1, observer=recorder
-    )
-    finished = await play(runner)
-    counters = runner.counters
-    assert finished.attempt == 1
-    assert finished.engine_s == sum(turn.timings.engine for turn in finished.turns) > 0
-    assert counters.engine_s == pytest.approx(counters.failed_engine_s + finished.engine_s)
-    assert counters.failed_engine_s > 0
-
-
-async def test_retries_end(make_runner, play, worlds):
-    runner = make_runner(lambda: worlds.Faulty("raise"), "x", retries=2)
-    trajectory = await play(runner)
-    assert (trajectory.attempt, trajectory.outcome) == (2, Outcome.ENVIRONMENT_ERROR)
-    assert runner.counters.outcomes[Outcome.ENVIRONMENT_ERROR] == 3
 
 
 class Judge(Scorer):

@@ -9,7 +9,7 @@ from agentrl.builders.rewards import check_reward_weights
 from agentrl.config import load_config
 from agentrl.config.environment import AgentConfig
 from agentrl.errors import ConfigError, UnknownNameError, UsageError
-from agentrl.rollout.env_pool import ThreadWorker
+from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_functions import check_columns, find_reward
 
 

@@ -1,5 +1,6 @@
 """Reward functions of TRL, verl and verifiers: how they are recognised, and what they are called with."""
 
+import copy
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -8,11 +9,11 @@ import pytest
 from support.rewards import TASK, episode, scored
 
 from agentrl.config.environment import AgentConfig
-from agentrl.errors import ConfigError, EnvironmentFailure, UsageError
+from agentrl.errors import ConfigError, EnvironmentFailure, Outcome, RewardFailure, UsageError
 from agentrl.message import Message, ToolCall, user
-from agentrl.rollout.env_pool import ThreadWorker
+from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_functions import check_columns, find_reward
-from agentrl.trajectory import TokenSequence
+from agentrl.trajectory import TokenSequence, Trajectory, Turn, TurnTimings
 
 
 def of_trl(completions, solution, **kwargs):
@@ -287,6 +288,56 @@ async def test_a_function_for_verifiers_sees_several_turns_and_parses_the_last(n
     assert seen["roles"] == ["assistant", "user", "assistant"]
     assert (seen["turn"], seen["parsed"]) == (2, "Yes, 42")
     assert seen["texts"] == [ANSWER["content"], "Yes, 42"]
+
+
+def timed() -> Trajectory:
+    trajectory = reply(episode())
+    trajectory.outcome = Outcome.TRUNCATED_TURNS
+    turns = trajectory.sequences[0].turns
+    turns[0].timings = TurnTimings(queue=0.5, prefill=0.25, decode=1.0, tool=2.0, env=0.125)
+    turns.append(Turn(index=1, start=4, end=4, timings=TurnTimings(decode=4.0)))
+    return trajectory
+
+
+@pytest.mark.parametrize(
+    ("read", "value"),
+    [
+        (lambda state: state["timing"]["generation_ms"], 7875.0),
+        (lambda state: state["timing"]["total_ms"] + state["timing"].get("scoring_ms"), 7875.0),
+        (lambda state: state["timing"].generation.duration + state["timing"].total, 15.75),
+        (lambda state: state["timing"].model.duration, 5.75),
+        (lambda state: state["timing"].env.duration - state["timing"].scoring.duration, 2.125),
+        (lambda state: copy.deepcopy(state)["timing"].model.duration, 5.75),
+        (lambda state: state["is_completed"] + 2 * state["is_truncated"], 3.0),
+        (lambda state: float(state["example_id"] == "t-1" and state.get("won", "no") == "no"), 1.0),
+        (lambda state: float([state[k] for k in ("error", "reward", "metrics", "advantage")] == [None] * 4), 1.0),
+    ],
+)
+async def test_a_function_for_verifiers_reads_the_usual_keys_of_the_state(named, read, value):
+    named(reading=lambda state: read(state))
+    assert (await scored("reading", timed())).reward == value
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (
+            lambda state: state["timing"]["start_time"],
+            r"state\['timing'\]\['start_time'\] is not .*: its keys are gen",
+        ),
+        (
+            lambda state: state["timing"].start_time,
+            r"state\['timing'\]\.start_time is not .* parts are model, env",
+        ),
+        (lambda state: state["timing"].model.start, "start of a time span is not available.*only its duration is"),
+        (lambda state: state["sandbox_id"], r"state\['sandbox_id'\] is not available.*its keys are prompt, completion"),
+        (lambda state: state["trajectory"][1]["tokens"], r"state\['trajectory'\]\[1\]\['tokens'\] is not available"),
+    ],
+)
+async def test_keys_of_the_state_that_do_not_exist_are_named_with_those_that_do(named, read, message):
+    named(reading=lambda state: read(state))
+    with pytest.raises(RewardFailure, match=message):
+        await scored("reading", timed())
 
 
 @pytest.mark.parametrize(

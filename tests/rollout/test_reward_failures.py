@@ -11,7 +11,7 @@ from support.rewards import TASK, episode, scored
 
 from agentrl.errors import EnvironmentFailure, Outcome, RewardFailure
 from agentrl.reward import Score, Scorer, defined_in
-from agentrl.rollout.env_pool import ThreadWorker
+from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_functions import FunctionReward
 
 

@@ -12,7 +12,7 @@ from support.rewards import TASK, episode, exact, scored, slow_length
 from agentrl.config.environment import AgentConfig
 from agentrl.message import Message, ToolCall
 from agentrl.reward import EnvironmentReward, Score
-from agentrl.rollout.env_pool import ThreadWorker
+from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_functions import find_reward
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory

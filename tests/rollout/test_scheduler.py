@@ -3,11 +3,13 @@
 import asyncio
 import json
 import random
+from collections import Counter
 
 import pytest
 from groups_here import Player, make, positions
 
 from agentrl.errors import EnvironmentFailure, Outcome, TrainingError, UsageError
+from agentrl.observe.trajectory_store import GroupEnd
 from agentrl.rollout.groups import Group, environment_metrics
 from agentrl.rollout.scheduler import LEAST_FAILED_GROUPS, MAX_WASTED_BATCHES
 from agentrl.rollout.task_order import TaskSampler
@@ -453,6 +455,42 @@ async def test_what_is_counted_of_groups_adds_up(make):
     assert min(counters.groups_failed, counters.groups_filtered) > 0
 
 
+async def test_it_is_told_what_became_of_each_group(make):
+    def decide(task_id, member):
+        kind = int(task_id[6:]) % 3
+        failed = kind == 0 and member == 1
+        return (Outcome.ENGINE_ERROR, None) if failed else (Outcome.FINISHED, float(member * (kind == 1)))
+
+    player = Player(decide)
+    scheduler = make(player, batch=2, max_staleness=2, keep=rewards_differ_in, least_members=2)
+    for version in range(1, 4):
+        for group in await scheduler.next_batch():
+            scheduler.record_end(group, GroupEnd.TRAINED)
+        player.version = version
+        scheduler.set_version(version)
+    await scheduler.close()
+    scheduler.record_left_over()
+    ends = player.observer.ends
+    assert ends.keys() == set(range(scheduler.tasks.position)), "every group that was started is named"
+    counts = Counter(end for end, _ in ends.values())
+    assert counts[GroupEnd.TRAINED] == 6
+    assert counts[GroupEnd.FAILED] == player.counters.groups_failed > 0
+    assert counts[GroupEnd.FILTERED] == player.counters.groups_filtered > 0
+    assert {episodes for end, episodes in ends.values() if end is not GroupEnd.LEFT_OVER} == {2}
+
+
+async def test_a_stale_group_is_named(make):
+    player = Player()
+    scheduler = make(player, batch=1, max_staleness=1, batch_order="greedy")
+    await scheduler.next_batch()
+    await asyncio.gather(*scheduler._episodes)
+    for version in (1, 2, 3):
+        scheduler.set_version(version)
+    player.version = 3
+    await scheduler.next_batch()
+    assert GroupEnd.STALE in {end for end, _ in player.observer.ends.values()}
+
+
 def test_the_metrics_of_an_environment_are_of_its_own_groups():
     tasks = TaskSampler({"w": SeedTasks("w"), "other": SeedTasks("other")}, seed=0)
     groups = []
@@ -463,7 +501,7 @@ def test_the_metrics_of_an_environment_are_of_its_own_groups():
             trajectory.outcome, trajectory.reward = Outcome.FINISHED, reward
             group.members[member] = trajectory
         groups.append(group)
-    metrics = environment_metrics(groups, teaches=rewards_differ_in)
+    metrics = environment_metrics(groups, has_signal=rewards_differ_in)
     for label in ("w", "other"):
         own = [group for group in groups if group.draw.environment == label]
         rewards = [t.reward for group in own for t in group.trainable]

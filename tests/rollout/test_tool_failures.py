@@ -177,7 +177,7 @@ async def test_an_answer_after_the_deadline_does_not_count():
 
 
 async def test_a_call_that_never_ends_is_left_behind(monkeypatch):
-    monkeypatch.setattr(foreign, "GRACE_S", 0.01)
+    monkeypatch.setattr(foreign, "CALL_GRACE_S", 0.01)
     released, ended = asyncio.Event(), asyncio.Event()
 
     @agentrl.tool

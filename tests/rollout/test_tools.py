@@ -58,10 +58,10 @@ async def test_parallel_calls_of_a_turn_run_at_the_same_time_and_answer_in_order
 
 async def test_other_calls_wait_for_each_other(make_runner, play, worlds, texts):
     meet = agentrl.tool(Meeting().meet)
-    limits = EpisodeLimits(max_turns=2, tool_timeout_s=0.02)
+    limits = EpisodeLimits(max_turns=2, tool_timeout_s=0.3)
     turn = call("meet", name="Ann") + call("meet", name="Bob")
     runner = make_runner(worlds.Corridor, turn, "x", loop="tool_calling", tools=[meet], limits=limits)
-    assert texts(await play(runner)) == ["Error: meet did not answer in 0.02 s", "Bob met"]
+    assert texts(await play(runner)) == ["Error: meet did not answer in 0.3 s", "Bob met"]
 
 
 async def test_a_tool_that_raises_is_told_with_its_line_once(make_runner, play, worlds, caplog):

@@ -57,9 +57,9 @@ async def test_stalls_are_reported_while_a_block_runs(clock):
     with waits.on(WaitKind.ENGINE, "e", "an answer"):
         clock.now += 10
         with waits.report_stalls(0.01, reports.put_nowait):
-            assert "an answer" in await asyncio.wait_for(reports.get(), 30)
+            assert "an answer" in await asyncio.wait_for(reports.get(), 60)
             (watch,) = watches()
-    watch.join(30)
+    watch.join(60)
     assert not watch.is_alive()
 
 
@@ -90,7 +90,7 @@ async def test_a_blocked_event_loop_is_reported_while_it_is_blocked(is_registere
 async def test_an_event_loop_that_runs_is_not_called_blocked():
     waits, reports = WaitTracker(), asyncio.Queue()
     with waits.on(WaitKind.TRAINER, "step 3", "trainer.step"), waits.report_stalls(0.2, reports.put_nowait):
-        assert (await asyncio.wait_for(reports.get(), 30)).startswith("no progress for 0 s; 1 waiting:")
+        assert (await asyncio.wait_for(reports.get(), 60)).startswith("no progress for 0 s; 1 waiting:")
 
 
 async def test_a_report_that_cannot_be_shown_does_not_end_the_watch(caplog):
@@ -102,7 +102,7 @@ async def test_a_report_that_cannot_be_shown_does_not_end_the_watch(caplog):
 
     with waits.on(WaitKind.ENGINE, "e", "an answer"), waits.report_stalls(0.02, report):
         for _ in range(2):
-            await asyncio.wait_for(shown.get(), 30)
+            await asyncio.wait_for(shown.get(), 60)
     assert "the terminal is gone" in caplog.text
 
 
@@ -160,7 +160,7 @@ async def test_an_engine_in_lockstep_waits_for_all_who_are_at_work_and_for_nobod
     place, question = (waits.on(kind, who, "x") for kind, who in ((WaitKind.CAPACITY, "c"), (WaitKind.ENGINE, "b")))
     for wait in (step, tool, place):
         wait.__enter__()
-    asked = asyncio.create_task(waits.wait_for_callers())
+    asked = asyncio.create_task(waits.wait_for_episodes())
     await asyncio.sleep(0)
     before = waits.changes
     step.__exit__(None, None, None)
@@ -169,13 +169,13 @@ async def test_an_engine_in_lockstep_waits_for_all_who_are_at_work_and_for_nobod
     assert not asked.done()  # the tool of b
     question.__enter__()
     assert waits.changes == before + 2
-    await asyncio.wait_for(asked, timeout=10)
+    await asyncio.wait_for(asked, timeout=60)
     question.__exit__(None, None, None)
-    again = asyncio.create_task(waits.wait_for_callers())
+    again = asyncio.create_task(waits.wait_for_episodes())
     await asyncio.sleep(0)
     assert not again.done()
     tool.__exit__(None, None, None)
-    await asyncio.wait_for(again, timeout=10)
+    await asyncio.wait_for(again, timeout=60)
     place.__exit__(None, None, None)
 
 

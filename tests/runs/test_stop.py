@@ -1,15 +1,32 @@
-"""Stop requests of a run: the user's signals are counted, and foreign code that blocks the loop is interrupted."""
+"""Stop requests: signals are counted, foreign code that blocks the loop is interrupted, and all limits are short."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from agentrl.errors.foreign import await_or_abandon
-from agentrl.runs.stop import BlockedCall, StopRequest
+from agentrl.errors.foreign import CALL_GRACE_S, EPISODE_GRACE_S, INTERRUPTED_CLOSING_S, await_or_abandon
+from agentrl.reward import SCORER_GRACE_S
+from agentrl.runs.stop import (
+    AFTER_ONE_REQUEST,
+    AFTER_TWO_REQUESTS,
+    AGAIN_S,
+    FORCED_EXIT_S,
+    PARTS_CLOSING_S,
+    PHASE_GRACE_S,
+    BlockedCall,
+    StopRequest,
+    forced_exit,
+    run_until_stopped,
+    run_with_stop_event,
+)
 
 SIGNALS = {signal.SIGINT, signal.SIGURG}
 
@@ -31,3 +48,103 @@ async def test_ctrl_c_counts_although_an_interruption_is_pending(is_foreign: boo
         await asyncio.wait({work})
     assert (request.count, type(work.exception())) == (1, BlockedCall if is_foreign else type(None))
     assert signal.getsignal(signal.SIGURG) == before
+
+
+def test_one_request_ends_a_run_within_20_seconds_and_two_within_5() -> None:
+    assert sum(AFTER_ONE_REQUEST.values()) <= 20
+    assert sum(AFTER_TWO_REQUESTS.values()) <= 5
+    assert FORCED_EXIT_S + 2 * AGAIN_S <= 5
+
+
+def test_a_grace_period_is_longer_than_those_that_it_contains() -> None:
+    """Otherwise both run out together, and one call is abandoned and reported twice."""
+    assert CALL_GRACE_S < SCORER_GRACE_S < EPISODE_GRACE_S < PHASE_GRACE_S
+    assert CALL_GRACE_S + EPISODE_GRACE_S / 2 < EPISODE_GRACE_S  # a call, and the close of its environment
+    assert INTERRUPTED_CLOSING_S + CALL_GRACE_S < PARTS_CLOSING_S
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_sets_the_event_of_a_server_and_the_second_cancels_it(number: signal.Signals) -> None:
+    before, seen = signal.getsignal(number), []
+
+    async def serve(stop: asyncio.Event) -> str:
+        signal.raise_signal(number)
+        await stop.wait()
+        seen.append("stopped")
+        if len(seen) == 2:
+            signal.raise_signal(number)
+            await asyncio.Event().wait()
+        return "closed"
+
+    assert run_with_stop_event(serve) == "closed"
+    with pytest.raises(KeyboardInterrupt):
+        run_with_stop_event(serve)
+    assert signal.getsignal(number) == before
+
+
+def test_only_the_program_ends_its_process_after_a_second_request() -> None:
+    with forced_exit(130):
+        assert StopRequest()._exit_code == 130
+    assert StopRequest()._exit_code is None
+
+
+def test_a_request_outlives_the_event_loop_of_its_work() -> None:
+    """A warm start prepares in an event loop and then learns without one."""
+    request = StopRequest()
+
+    async def prepare() -> str:
+        return "data"
+
+    assert run_until_stopped(prepare(), request) == "data"
+    request.raise_if_made()
+    request()
+    with pytest.raises(KeyboardInterrupt):
+        request.raise_if_made()
+    with pytest.raises(KeyboardInterrupt):
+        run_until_stopped(asyncio.sleep(60), request)
+
+
+DEADLOCK = """
+import asyncio, ctypes
+from agentrl.cli.exits import end_despite_foreign_code
+from agentrl.runs.stop import run_until_stopped
+
+async def work():
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    print("blocked", flush=True)
+    libc.pthread_mutex_lock(mutex)  # for ever, whatever signals arrive
+
+with end_despite_foreign_code():
+    run_until_stopped(work())
+"""
+
+
+def test_two_interruptions_end_a_program_that_is_stuck_in_c_code() -> None:
+    """Python runs no signal handler until the C code returns."""
+    with subprocess.Popen([sys.executable, "-c", DEADLOCK], stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"blocked\n"
+        for _ in range(2):
+            program.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                program.wait(1)
+        try:
+            assert program.wait(60) == 130
+        finally:
+            program.kill()
+
+
+async def test_each_signal_counts_once_whoever_hears_it_first() -> None:
+    request = StopRequest()
+    work = asyncio.create_task(asyncio.sleep(3600))
+    with request.bound(asyncio.get_running_loop(), work), request.stops(lambda: None):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert request.count == 1, "the handler has run"
+        await asyncio.sleep(3 * AGAIN_S)
+        assert request.count == 1, "nor has the thread counted it again"
+        request._counted_early += 1  # the thread was first
+        request._counted += 1
+        os.kill(os.getpid(), signal.SIGINT)
+        assert request.count == 1
+    work.cancel()

@@ -121,8 +121,8 @@ async def test_a_sandbox_whose_processes_are_all_stopped_closes(spec: SandboxSpe
 
 
 async def test_a_sandbox_whose_processes_are_all_stopped_keeps_its_limits(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(supervised, "GRACE_S", 0.3)
-    monkeypatch.setattr(supervised, "ANSWER_S", 0.3)
+    monkeypatch.setattr(supervised, "COMMAND_GRACE_S", 0.3)
+    monkeypatch.setattr(supervised, "SUPERVISOR_ANSWER_S", 0.3)
     async with open_sandbox() as sandbox:
         program = await sandbox.spawn("echo ready; exec sleep 989")
         await program.read_line()

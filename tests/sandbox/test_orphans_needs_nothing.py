@@ -28,7 +28,7 @@ def program(code: str = "print(1, flush=True); import time; time.sleep(1000)", *
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_marked_programs_end_and_others_live_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(orphan_guard, "GRACE_S", 0.5)
+    monkeypatch.setattr(orphan_guard, "ORPHAN_GRACE_S", 0.5)
     plain, stopped = program(**{VARIABLE: MARK}), program(**{VARIABLE: MARK})
     stubborn = program(STUBBORN, **{VARIABLE: MARK})
     other = program(**{VARIABLE: f"{MARK}-other"})

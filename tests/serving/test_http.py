@@ -198,7 +198,7 @@ async def test_nothing_at_the_address_of_an_attached_server_is_found_out_early(m
         unused.bind(("127.0.0.1", 0))
         session = HttpSession(url.format(port=unused.getsockname()[1]))
         with pytest.raises(UsageError, match=f"nothing answers at {session.url}: got Client.*expected a running vLLM"):
-            await asyncio.wait_for(session.wait_until_up("/health", "vLLM", deadline_s=600, is_attached=True), 30)
+            await asyncio.wait_for(session.wait_until_up("/health", "vLLM", deadline_s=600, is_attached=True), 60)
         with pytest.raises(ServerLost, match=r"did not become ready in 0\.5 s"):
             await session.wait_until_up("/health", "vLLM", deadline_s=0.5)
         await session.close()
@@ -254,7 +254,7 @@ async def test_cancelling_a_request_hangs_up():
         task = asyncio.ensure_future(session.post("/x", {}, deadline_s=None))
         await begun.wait()
         task.cancel()
-        await asyncio.wait_for(hung_up.wait(), 10)
+        await asyncio.wait_for(hung_up.wait(), 60)
         await session.close()
     assert task.cancelled()
 
@@ -272,7 +272,7 @@ async def test_closing_ends_what_runs_and_what_comes_later_as_engine_errors():
         await begun.wait()
         await session.close()
         with pytest.raises(EngineError, match="closed during a request") as found:
-            await asyncio.wait_for(task, 10)
+            await asyncio.wait_for(task, 60)
         assert not isinstance(found.value, ServerLost)
         with pytest.raises(EngineError, match="is closed"):
             await session.get("/x", deadline_s=10)

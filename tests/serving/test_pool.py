@@ -176,7 +176,7 @@ async def test_a_server_that_hangs_is_lost_and_taken_in_again_when_it_wakes(pool
 
 async def test_long_waits_are_told(pool_of, monkeypatch):
     said = []
-    monkeypatch.setattr("agentrl.serving.pool.group.SAID_EVERY_S", 0.001)
+    monkeypatch.setattr("agentrl.serving.pool.group.WAIT_REPORT_S", 0.001)
     pool, servers = pool_of(1, say=said.append, connect_timeout_s=50)
     servers[0].hang()
     starting = asyncio.create_task(pool.start())
@@ -201,7 +201,7 @@ async def test_closing_ends_requests_of_a_server_that_hangs(pool_of, request_of,
     monkeypatch.setattr(servers[0], "close", never.wait)
     servers[0].hang()
     closing = asyncio.create_task(pool.close())
-    ended, running = await asyncio.wait(tasks, timeout=30)
+    ended, running = await asyncio.wait(tasks, timeout=60)
     assert not running
     for task in ended:
         with pytest.raises(EngineError, match="closed"):
@@ -285,7 +285,7 @@ async def test_a_server_that_cannot_be_started_again_is_given_up_and_then_nothin
 async def test_an_attached_server_that_does_not_return_is_removed_and_the_run_hears_of_it(
     pool_of, request_of, monkeypatch
 ):
-    monkeypatch.setattr("agentrl.serving.pool.group.LOST_SAID_EVERY_S", 0.1)
+    monkeypatch.setattr("agentrl.serving.pool.group.LOST_REPORT_S", 0.1)
     said = []
     pool, servers = pool_of(2, lost_timeout_s=0.4, say=said.append)
     await pool.start()
@@ -362,7 +362,7 @@ async def test_failed_answers_open_the_breaker_and_a_trial_closes_it(pool_of, re
         with pytest.raises(EngineError, match="500"):
             await pool.generate(request_of([1], name, max_tokens=4))
     assert (pool.metrics().details["servers_serving"], state(pool, 0)) == (0, "serving")
-    assert said == ["server local://0 gets no requests for 0.05 s, as its answers fail: 500"]
+    assert said == ["server local://0 gets no requests for 0.05 s because its answers fail: 500"]
     assert len((await pool.generate(request_of([1], "trial", max_tokens=4))).token_ids) == 4
     assert said[1:] == ["server local://0 gets requests again: it answered one"]
     assert pool.metrics().details["concurrency"] == 64

@@ -109,6 +109,18 @@ async def test_the_most_probable_tokens_are_asked_for(engine, answer, key):
             await teacher.score([[4, 3]])
 
 
+@pytest.mark.parametrize("value", [0.5, -3.5e38, None])
+async def test_a_most_probable_token_without_a_log_probability_is_an_error(value):
+    def answer(body):
+        told = vllm(body)
+        told["choices"][0]["prompt_logprobs"][1] |= {"9": {"logprob": value}}
+        return told
+
+    async with server(answer) as (url, _), teacher_of(url, top_k=2) as teacher:
+        with pytest.raises(EngineError, match=r"log-probabilities are invalid: got .* at position 1, expected a f"):
+            await teacher.score([[4, 3]])
+
+
 async def test_another_server_is_asked_when_one_is_lost():
     async with server(vllm, failures=99) as (down, _), server(vllm) as (up, seen), teacher_of(down, up) as teacher:
         found = [word.logp for word in await teacher.score([[4, 2], [3, 2], [5, 2]])]
@@ -135,12 +147,19 @@ async def test_a_refusal_is_not_asked_again():
     assert len(seen) == 1
 
 
+def of_token_2(value):
+    return {"choices": [{"prompt_logprobs": [None, {"2": {"logprob": value}}]}]}
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
         ({"choices": [{"text": "x"}]}, r"does not report log-probabilities.*expected choices\[0\]\.prompt_logprobs"),
         ({"choices": [{"prompt_logprobs": [None]}]}, "does not report log-probabilities"),
         ({"choices": [{"prompt_logprobs": [None, None]}]}, "invalid: got 2 for 2 tokens, 1 missing"),
+        (of_token_2(0.5), r"0 missing, 0\.5, expected a finite number of at most 0"),
+        (of_token_2(1e-5), "0 missing, 1e-05, "),
+        (of_token_2(-3.5e38), r"0 missing, -3\.5e\+38, "),
     ],
 )
 async def test_an_answer_of_no_use_is_an_error(answer, message):

@@ -265,8 +265,6 @@ async def test_new_weights_are_read_while_paused_and_named_last(request_of, tmp_
     [
         ("/collective_rpc", web.Response(status=500, text="no such folder"), "no such folder"),
         ("/reset_prefix_cache", web.Response(text='{"success": false}'), "did not clear the cache of the old weights"),
-        ("/update_weight_version", web.Response(text='{"success": true}'), "did not set the weight version: got 0"),
-        ("/weight_info", web.Response(text="{}"), "does not report its weight version"),
     ],
 )
 async def test_a_failed_update_is_an_engine_error(route, response, message, tmp_path):
@@ -276,6 +274,14 @@ async def test_a_failed_update_is_an_engine_error(route, response, message, tmp_
         await server.pause()
         with pytest.raises(EngineError, match=message):
             await server.load_weights(tmp_path, 7)
+
+
+async def test_a_server_that_does_not_report_its_weight_version_is_an_engine_error():
+    fake = FakeVLLM()
+    fake.answers["/weight_info"] = web.Response(text="{}")
+    async with serving(fake) as server:
+        with pytest.raises(EngineError, match="does not report its weight version"):
+            await server.weight_version()
 
 
 async def test_an_error_of_a_server_that_has_failed_loses_it(request_of):

@@ -1,5 +1,6 @@
 """Fixtures that tests of engines and of whole runs share."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -12,12 +13,17 @@ import torch
 from agentrl.builders import scratch
 from agentrl.config import load_config
 from agentrl.engine import GenerateRequest, SamplingParams
+from agentrl.rollout import env_pool
 from agentrl.runs.start import start_run
+from agentrl.sandbox.orphan_guard import OrphanGuard
+from support.forks import ForkServer
 from support.reference import model_reference
 
 # Sums in the same order everywhere, and as many busy threads as tests that run at the same time.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+scratch.EPISODES = 64  # enough for the tokenizer of a new model
+os.fsync = lambda descriptor: None  # no test cuts the power, and short runs mostly wait for the disk
 
 # How fast this machine is says nothing about the code: no deadline for an example, none for making the first ones.
 hypothesis.settings.register_profile(
@@ -52,7 +58,7 @@ def _own_cache(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def _corpora_are_written_once():
-    """What a new model's tokenizer is trained on takes 512 episodes; many tests have the same world."""
+    """Many tests have the same world, whose episodes the tokenizer of a new model is trained on."""
     write, written = scratch.scratch_corpus, {}
 
     async def corpus(config, say=lambda _: None):
@@ -69,17 +75,77 @@ def _corpora_are_written_once():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_orphan_guard():
+    """Pools of environments start a guard process each; tests make thousands of pools, which share one here."""
+    guard = OrphanGuard()
+
+    class SharedGuard:
+        start = guard.start
+
+        def close(self):
+            """Leave it to the others."""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(env_pool, "OrphanGuard", SharedGuard)
+        yield
+    guard.close()
+
+
+SERVER = pytest.StashKey[ForkServer | None]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item):
+    """Fork the server of Python programs before the first test: nothing has computed with torch yet."""
+    if SERVER not in item.config.stash:
+        is_used = any("fork_server" in getattr(other, "fixturenames", ()) for other in item.session.items)
+        item.config.stash[SERVER] = ForkServer() if is_used else None
+
+
+def pytest_sessionfinish(session):
+    if server := session.config.stash.get(SERVER, None):
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def fork_server(request):
+    """The server of Python programs in forks."""
+    return request.config.stash[SERVER]
+
+
 @pytest.fixture
-def tiny_run(tmp_path, monkeypatch):
-    """Starts the folder of a tiny run with some overrides."""
-    monkeypatch.syspath_prepend(WORLDS)
+def start_python(fork_server):
+    """Start Python programs in forks; those that still run when the test ends are killed."""
+    with contextlib.ExitStack() as programs:
+
+        def start(*words, **options):
+            program = fork_server.start(*words, **options)
+            programs.callback(program.close)
+            return program
+
+        yield start
+
+
+@contextlib.contextmanager
+def tiny_runs(folder):
+    """A function that starts the folder of a tiny run with some overrides."""
 
     def start(*overrides, name="run"):
-        fixed = [f"run.directory={tmp_path / 'runs'}", f"run.name={name}"]
+        fixed = [f"run.directory={folder / 'runs'}", f"run.name={name}"]
         return start_run(load_config(None, [*TINY_RUN, *fixed, *overrides]), kind="test")
 
-    yield start
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(WORLDS)
+        yield start
     sys.modules.pop("letters", None)
+
+
+@pytest.fixture
+def tiny_run(tmp_path):
+    """Start the folder of a tiny run with some overrides."""
+    with tiny_runs(tmp_path) as start:
+        yield start
 
 
 @pytest.fixture

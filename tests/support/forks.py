@@ -1,20 +1,40 @@
-"""Programs in forks of this process, which need not import libraries again.
+"""Python programs in forks of a process that has imported the libraries: importing them again takes seconds.
 
-A fork must not compute with torch: the threads of its libraries do not exist in the fork, which then waits for ever.
+A fork of a process that has computed with torch must not compute with torch: the fork lacks its threads, for which it
+waits for ever. So a server, forked from the tests' process before the first test, forks itself for each program.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
+import pickle
+import runpy
+import shutil
 import signal
+import socket
+import struct
 import sys
+import tempfile
+import threading
+import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
+
+AGENTRL = ("-c", "import sys; from agentrl.cli import main; main(sys.argv[1:])")
+"""Words that start the command line; those of a command follow."""
+RESUME = "import sys; from agentrl.runs import rl, start; rl.train(start.resume_run(sys.argv[1]))"
+"""A program that resumes a run, whose folder is its argument."""
+OWNER_CHECK_S = 2.0
+"""Seconds between two looks whether the process that started the server still exists."""
+NUMBER = struct.Struct("<i")
+"""Format of the process id of a program and of its exit code."""
 
 
 def forked(work: Callable[[], object]) -> int:
@@ -33,12 +53,15 @@ def forked(work: Callable[[], object]) -> int:
         work()
         code = 0
     except SystemExit as end:
-        code = int(end.code or 0)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except BaseException:  # nothing of the tests may go on here
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with contextlib.suppress(OSError):
+                stream.flush()
         os._exit(code)
 
 
@@ -55,52 +78,222 @@ class EndedProgram(NamedTuple):
     err: str
 
 
+class _Order(NamedTuple):
+    """Program to start: the words after ``python``, its environment, and its current folder."""
+
+    words: Sequence[str]
+    variables: Mapping[str, str]
+    folder: str
+
+
+class ForkServer:
+    """A fork of this process that runs Python programs in forks of its own."""
+
+    def __init__(self) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="forks-"))
+        self.address = str(folder / "server")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.address)
+            listener.listen(64)
+            self._process = forked(lambda: _serve(listener, folder))
+
+    def start(
+        self, *words: str, folder: Path | None = None, variables: Mapping[str, str] | None = None
+    ) -> ForkedProgram:
+        """Start a program.
+
+        Args:
+            words: Words that follow ``python`` on a command line: a file, ``-c`` with a program or ``-m`` with a
+                module, and arguments.
+            folder: Its current folder; by default that of this process.
+            variables: Changes of this process's environment.
+        """
+        order = _Order(words, {**os.environ, **(variables or {})}, str(folder or Path.cwd()))
+        return ForkedProgram(self.address, order)
+
+    def command(self, *words: str) -> list[str]:
+        """Return a command that runs a program in a fork, with its own standard streams and variables."""
+        return [sys.executable, "-I", "-S", __file__, self.address, *words]
+
+    def close(self) -> None:
+        """End the server."""
+        os.kill(self._process, signal.SIGTERM)
+        exit_code(self._process)
+
+
 class ForkedProgram:
-    """A program in a fork of this process, with pipes for its outputs, as `subprocess.Popen` has them.
+    """A running program of a `ForkServer`, with pipes for its outputs, as `subprocess.Popen` has them."""
 
-    Args:
-        work: Called in the fork.
-        folder: Its current folder, from which it imports, too.
-        variables: Changes of its environment.
-    """
-
-    def __init__(
-        self, work: Callable[[], object], *, folder: Path | None = None, variables: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, address: str, order: _Order) -> None:
         pipes = [os.pipe(), os.pipe()]
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-
-        def program() -> None:
-            for number, (reading, writing) in enumerate(pipes, start=1):
-                os.close(reading)
-                os.dup2(writing, number)
-                os.close(writing)
-            sys.stdout, sys.stderr = (
-                os.fdopen(number, "w", buffering=1, encoding="utf-8", closefd=False) for number in (1, 2)
-            )
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            warnings.resetwarnings()  # those of the tests are errors
-            warnings.simplefilter("ignore", DeprecationWarning)
-            warnings.simplefilter("ignore", ResourceWarning)
-            os.environ.update(variables or {})
-            if folder is not None:
-                os.chdir(folder)
-                sys.path.insert(0, str(folder))
-                importlib.invalidate_caches()
-            work()
-
-        self.pid = forked(program)
+        with open(os.devnull) as nothing:
+            self.pid, self._ending = _start(address, order, [nothing.fileno(), *(writing for _, writing in pipes)])
         for _, writing in pipes:
             os.close(writing)
         self.stdout, self.stderr = (os.fdopen(reading, encoding="utf-8") for reading, _ in pipes)
+        self._code: int | None = None
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the program, which is still to be waited for."""
-        os.kill(self.pid, number)
+        """Send a signal to the program, unless it has ended."""
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def stop(self) -> None:
+        """Stop the program, and return once all of its threads stand still."""
+        self.send_signal(signal.SIGSTOP)
+        while self.poll() is None and not _stands_still(self.pid):
+            time.sleep(0.001)
+
+    def poll(self) -> int | None:
+        """Return its exit code, or None while it runs."""
+        return self._exit_code(block=False)
 
     def wait(self) -> EndedProgram:
         """Read what it still writes, and wait for its end."""
-        with self.stdout, self.stderr:
-            out, err = self.stdout.read(), self.stderr.read()
-        return EndedProgram(exit_code(self.pid), out, err)
+        out, err = self.stdout.read(), self.stderr.read()
+        code = self._exit_code(block=True)
+        assert code is not None
+        return EndedProgram(code, out, err)
+
+    def kill(self) -> int:
+        """End the program if it still runs, and return its exit code."""
+        self.send_signal(signal.SIGKILL)
+        code = self._exit_code(block=True)
+        assert code is not None
+        return code
+
+    def close(self) -> None:
+        """End the program if it still runs, and close the pipes."""
+        self.kill()
+        self.stdout.close()
+        self.stderr.close()
+        self._ending.close()
+
+    def _exit_code(self, *, block: bool) -> int | None:
+        if self._code is None:
+            self._ending.setblocking(block)
+            with contextlib.suppress(BlockingIOError):
+                self._code = _number(self._ending)
+        return self._code
+
+
+def _stands_still(process: int) -> bool:
+    try:
+        tasks = [file.read_text() for file in Path(f"/proc/{process}/task").glob("*/stat")]
+    except OSError:  # a thread has just ended
+        return False
+    return all(task.rpartition(") ")[2].startswith("T") for task in tasks)
+
+
+def _start(address: str, order: _Order, streams: Sequence[int]) -> tuple[int, socket.socket]:
+    """Start a program; return its process id and a socket that receives its exit code."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(address)
+    socket.send_fds(connection, [b"."], list(streams))
+    with connection.makefile("wb") as channel:
+        pickle.dump(tuple(order), channel)
+    return _number(connection), connection
+
+
+def _number(connection: socket.socket) -> int:
+    return int(NUMBER.unpack(connection.recv(NUMBER.size))[0])
+
+
+def _serve(listener: socket.socket, folder: Path) -> None:
+    """Fork for each connection, until a signal or the end of the process that started the server; remove its folder."""
+    owner = os.getppid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    listener.settimeout(OWNER_CHECK_S)
+    try:
+        while os.getppid() == owner:
+            with contextlib.suppress(TimeoutError):
+                connection, _ = listener.accept()
+                with connection:
+                    forked(lambda connection=connection: _keep(listener, connection))
+            _reap()
+    finally:
+        _reap()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _reap() -> None:
+    """Let the processor time of programs that have ended count as that of the tests."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _keep(listener: socket.socket, connection: socket.socket) -> None:
+    """Fork the program of a connection, wait for it, and send its exit code."""
+    listener.close()
+    connection.setblocking(True)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _, streams, _, _ = socket.recv_fds(connection, 1, 3)
+    with connection.makefile("rb") as channel:
+        order = _Order(*pickle.load(channel))
+    program = forked(lambda: _run(order, streams))
+    for stream in streams:
+        os.close(stream)
+    connection.send(NUMBER.pack(program))
+    threading.Thread(target=_end_with, args=(connection, program), daemon=True).start()
+    code = exit_code(program)
+    with contextlib.suppress(OSError):
+        connection.send(NUMBER.pack(code))
+
+
+def _end_with(connection: socket.socket, program: int) -> None:
+    """Kill a program once the process that ordered it has ended or does not want it any more."""
+    with contextlib.suppress(OSError):
+        connection.recv(1)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(program, signal.SIGKILL)
+
+
+def _run(order: _Order, streams: Sequence[int]) -> None:
+    """Run a program in this process, as ``python`` would."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, encoding="utf-8", closefd=False) for n in (1, 2))
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    warnings.resetwarnings()  # those of the tests are errors
+    for category in (DeprecationWarning, ResourceWarning):
+        warnings.simplefilter("ignore", category)
+    os.environ.clear()
+    os.environ.update(order.variables)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads of tokenizers are not in the fork either
+    os.chdir(order.folder)
+    kind, *words = order.words
+    paths = [path for path in order.variables.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:0] = [order.folder if kind in ("-c", "-m") else str(Path(kind).resolve().parent), *paths]
+    importlib.invalidate_caches()
+    gc.enable()
+    if kind == "-c":
+        sys.argv = ["-c", *words[1:]]
+        sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(words[0], "<string>", "exec"), vars(sys.modules["__main__"]))
+    elif kind == "-m":
+        sys.argv = words
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [kind, *words]
+        runpy.run_path(kind, run_name="__main__")
+
+
+def main() -> None:
+    """Run a program in a fork, with the streams and variables of this process; end as it ends."""
+    address, *words = sys.argv[1:]
+    order = _Order(words, dict(os.environ), str(Path.cwd()))
+    _, ending = _start(address, order, [0, 1, 2])
+    for number in (0, 1, 2):
+        os.close(number)
+    code = _number(ending)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,7 +5,7 @@ import asyncio
 from agentrl.config.environment import AgentConfig
 from agentrl.errors import Outcome
 from agentrl.message import Message, system, user
-from agentrl.rollout.env_pool import ThreadWorker
+from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_functions import find_reward
 from agentrl.task import Task
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import subprocess
 import sys
 from contextlib import contextmanager
 
@@ -54,19 +52,21 @@ else:
 '''
 
 
-PATHS = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-"""Servers get few variables of this process."""
-
-
-def entry_of(program, **options):
-    return {"name": "mcp", "command": [sys.executable, program], "env": PATHS, **options}
-
-
 @pytest.fixture
 def program(tmp_path):
     path = tmp_path / "server.py"
     path.write_text(SERVER)
     return str(path)
+
+
+@pytest.fixture
+def entry_of(fork_server):
+    """Make the entry of a server, whose program need not import the library again."""
+
+    def make(program, **options):
+        return {"name": "mcp", "command": fork_server.command(program), **options}
+
+    return make
 
 
 async def opened(entry):
@@ -78,9 +78,9 @@ async def said(session, tools, name, **arguments):
     return (await session.carry_out(ToolCall(name=name, arguments=arguments), tools)).result.text
 
 
-async def test_a_server_over_standard_input_and_output(program, monkeypatch):
+async def test_a_server_over_standard_input_and_output(program, entry_of, monkeypatch):
     monkeypatch.setenv("MARK_OF_TEST", "!")
-    entry = entry_of(program, env={**PATHS, "SHELF_MARK": "$MARK_OF_TEST"})
+    entry = entry_of(program, env={"SHELF_MARK": "$MARK_OF_TEST"})
     toolset, tools = await opened(entry)
     assert list(tools) == ["add", "keep", "fail", "die"]
     assert tools["add"].rules.parallel
@@ -99,7 +99,7 @@ async def test_a_server_over_standard_input_and_output(program, monkeypatch):
     await toolset.close()
 
 
-async def test_a_server_that_dies_is_a_failure_of_the_machinery(program):
+async def test_a_server_that_dies_is_a_failure_of_the_machinery(program, entry_of):
     toolset, tools = await opened(entry_of(program))
     async with tool_session() as session:
         with pytest.raises(EnvironmentFailure, match=r"the MCP server .*server\.py failed"):
@@ -109,7 +109,7 @@ async def test_a_server_that_dies_is_a_failure_of_the_machinery(program):
     await toolset.close()
 
 
-async def test_some_tools_under_other_names_in_a_session_of_all(program):
+async def test_some_tools_under_other_names_in_a_session_of_all(program, entry_of):
     entry = entry_of(program, tools=["keep"], prefix="shelf_", shared=True)
     toolset, tools = await opened(entry)
     assert list(tools) == ["shelf_keep"]
@@ -120,13 +120,12 @@ async def test_some_tools_under_other_names_in_a_session_of_all(program):
 
 
 @contextmanager
-def serving(program, port):
+def serving(fork_server, program, port):
     """A server over HTTP, that is ready."""
-    with subprocess.Popen([sys.executable, program, str(port)], stderr=subprocess.PIPE, text=True) as process:
-        while "running on" not in process.stderr.readline():
-            assert process.poll() is None
+    with contextlib.closing(fork_server.start(program, str(port))) as running:
+        while "running on" not in running.stderr.readline():
+            assert running.poll() is None
         yield f"http://127.0.0.1:{port}/mcp"
-        process.kill()
 
 
 @pytest.fixture
@@ -137,8 +136,8 @@ def port():
 
 
 @pytest.fixture
-def address(program, port):
-    with serving(program, port) as url:
+def address(fork_server, program, port):
+    with serving(fork_server, program, port) as url:
         yield url
 
 
@@ -150,12 +149,12 @@ async def test_a_server_over_http(address):
 
 
 @pytest.mark.slow
-async def test_a_shared_session_is_opened_again_when_its_server_was_restarted(program, port):
-    with serving(program, port) as url:
+async def test_a_shared_session_is_opened_again_when_its_server_was_restarted(fork_server, program, port):
+    with serving(fork_server, program, port) as url:
         toolset, tools = await opened({"name": "mcp", "url": url, "shared": True})
         async with tool_session() as session:
             assert await said(session, tools, "keep", thing="fern") == "fern"
-    with serving(program, port):
+    with serving(fork_server, program, port):
         async with tool_session() as session:
             with contextlib.suppress(EnvironmentFailure):  # this server does not know the session
                 await said(session, tools, "add", a=1)
@@ -195,7 +194,7 @@ async def test_a_command_that_is_no_server_says_what_it_wrote(program):
         await find_tool({"name": "mcp", "command": ["/nowhere/server"]}).tools()
 
 
-async def test_tools_that_the_server_does_not_have_are_refused(program):
+async def test_tools_that_the_server_does_not_have_are_refused(program, entry_of):
     entry = entry_of(program, tools=["ad"])
     with pytest.raises(UsageError, match="has no such tools: got ad, expected add, keep, fail, die"):
         await find_tool(entry).tools()

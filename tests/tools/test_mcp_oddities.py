@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,30 +21,40 @@ from agentrl.render.tool_parsers.xml_calls import parse_qwen3_coder
 from agentrl.rollout.tools import tool_session
 
 PROGRAM = str(Path(__file__).with_name("mcp_oddities.py"))
-PATHS = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-def entry(*flags, **options):
-    return {"name": "mcp", "command": [sys.executable, PROGRAM, *flags], "env": PATHS, **options}
+@pytest.fixture
+def entry(fork_server):
+    """Make the entry of a server, whose program need not import the library again."""
+
+    def make(*flags, **options):
+        return {"name": "mcp", "command": fork_server.command(PROGRAM, *flags), **options}
+
+    return make
 
 
-@asynccontextmanager
-async def served(*flags, timeout_s=30.0, shared=True, **options):
-    """A session, with a function that calls a tool and returns what came of it.
+@pytest.fixture
+def served(entry):
+    """Open a session, with a function that calls a tool and returns what came of it.
 
     A shared session needs one server process rather than one for the list of tools and one for calls.
     """
-    toolset = find_tool(entry(*flags, shared=shared, **options))
-    tools = {tool.name: tool for tool in await toolset.tools()}
-    try:
-        async with tool_session(timeout_s=timeout_s) as session:
 
-            async def call(name, **arguments):
-                return await session.carry_out(ToolCall(name=name, arguments=arguments), tools)
+    @asynccontextmanager
+    async def opened(*flags, timeout_s=30.0, shared=True, **options):
+        toolset = find_tool(entry(*flags, shared=shared, **options))
+        tools = {tool.name: tool for tool in await toolset.tools()}
+        try:
+            async with tool_session(timeout_s=timeout_s) as session:
 
-            yield tools, call
-    finally:
-        await toolset.close()
+                async def call(name, **arguments):
+                    return await session.carry_out(ToolCall(name=name, arguments=arguments), tools)
+
+                yield tools, call
+        finally:
+            await toolset.close()
+
+    return opened
 
 
 PIECES = """\
@@ -74,13 +83,13 @@ RESULTS = {
 }
 
 
-async def test_each_kind_of_result_is_text_for_the_policy():
+async def test_each_kind_of_result_is_text_for_the_policy(served):
     async with served() as (_, call):
         assert {name: (await call(name)).result.text for name in RESULTS} == RESULTS
         assert (await call("internal")).fault is not None
 
 
-async def test_results_that_break_their_own_schema_are_passed_on_and_reported_once(caplog):
+async def test_results_that_break_their_own_schema_are_passed_on_and_reported_once(served, caplog):
     async with served() as (_, call):
         for _ in range(2):
             called = await call("broken")
@@ -116,7 +125,7 @@ async def test_answers_that_are_no_results_are_errors_for_the_policy():
     await toolset.close()
 
 
-async def test_names_that_models_cannot_write_are_replaced():
+async def test_names_that_models_cannot_write_are_replaced(served):
     async with served(prefix="web.") as (tools, call):
         long = next(name for name in tools if name.startswith("web_a_tool"))
         again = next(name for name in tools if name.startswith("web_shelf_put_one_"))
@@ -128,12 +137,12 @@ async def test_names_that_models_cannot_write_are_replaced():
 
 
 @pytest.mark.parametrize("chosen", ["shelf.put/one", "shelf_put_one"])
-async def test_tools_are_chosen_by_either_name(chosen):
+async def test_tools_are_chosen_by_either_name(served, chosen):
     async with served(tools=[chosen]) as (tools, _):
         assert list(tools) == ["shelf_put_one"]
 
 
-async def test_an_argument_of_any_type_is_written_in_tags_and_stored():
+async def test_an_argument_of_any_type_is_written_in_tags_and_stored(served):
     async with served(tools=["put"]) as (tools, call):
         schemas = {name: tool.schema for name, tool in tools.items()}
         value = "\n[1, {}]\n"
@@ -143,14 +152,14 @@ async def test_an_argument_of_any_type_is_written_in_tags_and_stored():
         assert (await call("put", value=[1, {}])).result.text == "stored [1, {}]"
 
 
-async def test_a_slow_call_is_given_up_and_the_session_goes_on():
+async def test_a_slow_call_is_given_up_and_the_session_goes_on(served):
     async with served(timeout_s=2.0, shared=False) as (_, call):
         assert (await call("structured")).result.text == RESULTS["structured"]
         assert (await call("slow")).result.text == "Error: slow did not answer in 2 s"
         assert (await call("wrapped")).result.text == RESULTS["wrapped"]
 
 
-async def test_a_shared_server_that_died_is_started_again():
+async def test_a_shared_server_that_died_is_started_again(entry):
     toolset = find_tool(entry(shared=True))
     tools = {tool.name: tool for tool in await toolset.tools()}
     for _ in range(2):
@@ -161,21 +170,21 @@ async def test_a_shared_server_that_died_is_started_again():
     await toolset.close()
 
 
-async def test_a_list_without_an_end_is_refused():
+async def test_a_list_without_an_end_is_refused(entry):
     with pytest.raises(EnvironmentFailure, match=r"lists its tools endlessly: got cursor 'again' twice"):
         await find_tool(entry("--endless")).tools()
 
 
-async def test_a_server_without_tools_is_refused():
+async def test_a_server_without_tools_is_refused(entry):
     with pytest.raises(UsageError, match="offers no tools"):
         await find_tool(entry("--none")).tools()
 
 
 @pytest.mark.parametrize(
     ("flag", "deadline", "words"),
-    [("--mute", "START_S", "does not start"), ("--unlisted", "LIST_S", "does not list its tools")],
+    [("--mute", "MCP_START_S", "does not start"), ("--unlisted", "LIST_S", "does not list its tools")],
 )
-async def test_a_server_that_says_nothing_is_given_up(flag, deadline, words, monkeypatch):
+async def test_a_server_that_says_nothing_is_given_up(entry, flag, deadline, words, monkeypatch):
     monkeypatch.setattr(mcp_session, deadline, 0.5)
     with pytest.raises(EnvironmentFailure, match=f"{words}: got no answer in 0.5 s"):
         await find_tool(entry(flag)).tools()

@@ -13,7 +13,7 @@ from agentrl.config.config import Config, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.models.lora import add_adapters, is_adapter
 from agentrl.runs.preferences import check_reward_training
-from agentrl.training.diagnostics.replay import replay
+from agentrl.training.diagnostics.repeated_update import repeat_update
 from agentrl.training.diagnostics.watch import read_dump
 from agentrl.training.distributed import Ranks
 from agentrl.training.preferences import make_pairs, train_preferences
@@ -116,7 +116,7 @@ def test_an_update_of_adapters_is_repeated_by_its_dump(model, trajectories, tmp_
     trainer.watch.write_dumps(tmp_path, json.loads(config.model_dump_json()))
     assert step(trainer, trajectories)["train/updates"] == 0
     (file,) = tmp_path.iterdir()
-    found = replay(read_dump(file))
+    found = repeat_update(read_dump(file))
     assert found.repeats
     assert found.first_forward.startswith("model.layers.1.mlp.down_proj (Linear)")
 

@@ -1,17 +1,19 @@
 """Conversations in a file: the assistant's tokens are learnt, others are read, and mistakes are named by their line."""
 
 import json
+import re
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from support.tokenizers import build_tokenizer
+from support.tokenizers import OTHER_TEMPLATES, build_tokenizer, build_with_other_template
 
 from agentrl.data_file import read_rows
-from agentrl.errors import UsageError
+from agentrl.errors import TemplateError, UsageError
 from agentrl.evaluation.live_traffic import _append
+from agentrl.render.content_guard import unbroken
 from agentrl.render.renderer import Renderer
-from agentrl.training.chat_file import build_sft_dataset, read_chats
+from agentrl.training.chat_file import build_sft_dataset, check_chats, read_chats
 from agentrl.training.sft import _examples
 from agentrl.trajectory import Source
 
@@ -85,6 +87,82 @@ def test_tool_calls_are_learnt_as_the_template_writes_them(tmp_path, renderer):
     assert text.rstrip() == whole.rstrip()
 
 
+HERMES = """{%- if tools %}<|im_start|>system
+<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools><|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role in ("system", "user") or (message.role == "assistant" and message.tool_calls is not defined) %}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+{%- elif message.role == "assistant" %}
+{{- '<|im_start|>' + message.role }}
+{%- for tool_call in message.tool_calls %}
+{{- '\n<tool_call>\n{"name": "' + tool_call.function.name + '", "arguments": ' }}
+{{- tool_call.function.arguments | tojson + '}\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\n' }}
+{%- elif message.role == "tool" %}
+{{- '<|im_start|>tool\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+"""Hermes 2 Pro: the text beside a call is left out."""
+
+
+def renderer_of(name):
+    if name in OTHER_TEMPLATES:
+        return Renderer(build_with_other_template(name))
+    tokenizer = build_tokenizer("qwen2.5" if name == "hermes" else name)
+    if name == "hermes":
+        tokenizer.chat_template = HERMES
+    return Renderer(tokenizer)
+
+
+def with_text(text):
+    rows = [dict(row) for row in CALLING["messages"]]
+    rows[1]["content"] = text
+    return {**CALLING, "messages": rows}
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral_v7"])
+def test_text_beside_a_call_that_the_template_leaves_out_is_refused_with_count_and_place(tmp_path, name):
+    renderer = renderer_of(name)
+    fine = [CALLING, with_text(""), with_text(" \n")]
+    assert len(build_sft_dataset(read_chats(write(tmp_path, *fine)), renderer, max_tokens=4000).trajectories) == 3
+    file = write(tmp_path, CALLING, with_text("I look first."), CALLING, with_text("I look again."))
+    told = (
+        r"leaves out the text of an answer next to tool calls, so the model would not learn it: got 2 of 2 answers "
+        rf"with .*the first in {file} line 2, message 2: .*look.*, expected an answer with the text 'I look first.'.*"
+        r"Set model.chat_template=(chatml|llama3|FILE, .*); or remove what"
+    )
+    with pytest.raises(TemplateError, match=told):
+        check_chats(read_chats(file), renderer)
+    with pytest.raises(TemplateError, match="leaves out the text"):
+        build_sft_dataset(read_chats(file), renderer, max_tokens=4000)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "mistral", "kimi_k2", "deepseek_v3.1", "glm", "minimax_m2"])
+def test_text_beside_a_call_is_learnt_where_the_template_shows_it(tmp_path, name):
+    renderer = renderer_of(name)
+    file = write(tmp_path, with_text("I look <|im_end|> first.\n\n  Then again."))
+    (trajectory,) = build_sft_dataset(read_chats(file), renderer, max_tokens=4000).trajectories
+    said = learnt(trajectory, renderer)[0]
+    assert "".join(unbroken(said).split()).count("Ilook<|im_end|>first.Thenagain.") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("qwen2.5", {"content": "It is shut.", "reasoning_content": "I see."}),
+        ("llama3", {"content": "It is shut.", "reasoning_content": "I see."}),
+        ("deepseek_r1", {"content": "I see.</think>It is shut."}),
+    ],
+)
+def test_thinking_that_the_template_leaves_out_is_refused(tmp_path, name, message):
+    rows = [CALLING["messages"][0], {"role": "assistant", **message}]
+    with pytest.raises(TemplateError, match=r"leaves out the t.* of an answer, so .*got 1 of 1 answers.*message 2"):
+        check_chats(read_chats(write(tmp_path, {"messages": rows})), renderer_of(name))
+
+
 def test_calls_are_numbered_over_the_conversation_where_the_family_numbers_them(tmp_path):
     again = [{**CALLING["messages"][1], "tool_calls": [{**CALL, "id": "c2"}]}, {"role": "tool", "tool_call_id": "c2"}]
     rows = [*CALLING["messages"][:3], *again, CALLING["messages"][3]]
@@ -93,6 +171,21 @@ def test_calls_are_numbered_over_the_conversation_where_the_family_numbers_them(
     first, second, _ = learnt(found.trajectories[0], renderer)
     assert "functions.look:0" in first
     assert "functions.look:1" in second
+    text = renderer.encoder.decode(found.trajectories[0].sequences[0].ids_list())
+    assert [text.count(f"## Return of functions.look:{number}") for number in (0, 1)] == [1, 1]
+
+
+@pytest.mark.parametrize("ids", [("c1", "c2"), ("c2", "c1"), (None, None)])
+def test_results_have_the_ids_with_which_their_calls_are_shown(tmp_path, ids):
+    calls = [{**CALL, "id": given} for given in (("c1", "c2") if ids[0] else ids)]
+    results = [{"role": "tool", "content": f"for {given}", "tool_call_id": given} for given in ids]
+    rows = [CALLING["messages"][0], {**CALLING["messages"][1], "tool_calls": calls}, *results, CALLING["messages"][3]]
+    renderer = renderer_of("mistral_v7")
+    found = build_sft_dataset(read_chats(write(tmp_path, {**CALLING, "messages": rows})), renderer, max_tokens=2000)
+    text = renderer.encoder.decode(found.trajectories[0].sequences[0].ids_list())
+    shown = {"c1": "call00001", "c2": "call00002"}
+    order = [shown[given] for given in ids] if ids[0] else [*shown.values()]
+    assert re.findall(r'"call_id": "(\w+)"', text) == order
 
 
 def test_what_is_spelled_in_a_file_ends_no_message_and_thinking_stays_thinking(tmp_path):

@@ -211,6 +211,14 @@ def test_draws_are_copies_with_sequences_and_trajectories_of_their_own(aggregati
             {"loss": "sft", "advantage": "reinforce", "advantage_options": {"gamma": 0.5}},
             "advantage_options are ignored",
         ),
+        (
+            {"loss": "sft", "loss_options": {"above": 0.5}, "dynamic_sampling": True},
+            r"drops groups with equal rewards, but this run learns from them, too: got algorithm\.loss sft",
+        ),
+        (
+            {"shaping": {"distill": {}}, "teacher": {"path": "a"}, "dynamic_sampling": True},
+            r"drops groups with equal rewards.*got algorithm\.teacher, expected algorithm\.dynamic_sampling=false",
+        ),
         ({"filters": {"k1": {}}}, "k1 needs the option limit"),
         ({"filters": {"k1": {"limit": 1.0, "off": "token"}}}, r"Did you mean 'of'"),
         ({"filters": {"k1": {"limit": 1.0, "of": "turn"}}}, "option of has the wrong type: got 'turn'"),

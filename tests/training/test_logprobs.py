@@ -10,7 +10,7 @@ from agentrl.models.threads import ThreadWorkers
 from agentrl.training.forward.layout import PADDED, Layout
 from agentrl.training.forward.logprobs import score
 from agentrl.training.forward.runner import ModelRunner, RunnerSettings
-from agentrl.training.forward.sequences import micro_batches, pad, padded_places, scored_sequence
+from agentrl.training.forward.sequences import micro_batches, pad, padded_indices, scored_sequence
 from agentrl.training.forward.tree_attention import ATTENTION
 
 PACKED = Layout(packed=True)
@@ -104,4 +104,4 @@ def test_pad():
     two = sequences()[:2]
     assert pad(two, pad_id=0).tolist() == [[5, 6, 7, 8, 9], [3, 4, 0, 0, 0]]
     assert pad(two, pad_id=1, longest=6).tolist() == [[5, 6, 7, 8, 9, 1], [3, 4, 1, 1, 1, 1]]
-    assert [place.tolist() for place in padded_places(two, 6)] == [[0, 1, 2, 3, 4], [6, 7]]
+    assert [place.tolist() for place in padded_indices(two, 6)] == [[0, 1, 2, 3, 4], [6, 7]]

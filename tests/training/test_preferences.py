@@ -119,7 +119,7 @@ def test_pairs_are_the_best_with_the_worst_of_a_task(make_trajectory):
 @pytest.mark.parametrize(("by", "message"), [("rewards", "whose rewards differ"), ("demonstrations", "of one task")])
 def test_where_nobody_is_better_there_is_nothing_to_learn(make_trajectory, by, message):
     rng = random.Random(2)
-    equal = [make_trajectory(rng, "a", member, reward=0.5) for member in range(2)]
+    equal = [make_trajectory(rng, "a", member, reward=reward) for member, reward in enumerate([0.1 + 0.2, 0.3])]
     with pytest.raises(UsageError, match=f"no pairs of episodes.*got 2 episodes of 1 tasks.*{message}"):
         make_pairs(equal, by=by, per_task=1)
 

@@ -32,7 +32,7 @@ def test_each_sequence_sees_exactly_itself(sequences, share):
     tree = AttentionTree(row, torch.device("cpu"))
     expected = torch.zeros_like(tree.mask(None))
     near = expected.clone()
-    for own, place in zip(sequences, row.places, strict=True):
+    for own, place in zip(sequences, row.indices, strict=True):
         assert row.input_ids[place].tolist() == own.input_ids.tolist()
         assert row.depths[place].tolist() == list(range(len(own)))
         causal = torch.ones(len(own), len(own), dtype=torch.bool).tril()

@@ -41,7 +41,7 @@ def test_a_rank_that_still_imports_ends_with_a_killed_trainer(tmp_path, is_stopp
         if is_stopped:
             os.kill(rank, signal.SIGSTOP)
         parent.kill()
-        assert threads.submit(output.read).result(timeout=30) == b""
+        assert threads.submit(output.read).result(timeout=60) == b""
 
 
 def test_a_rank_whose_starter_is_gone_does_not_start():

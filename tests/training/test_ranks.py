@@ -17,7 +17,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from agentrl.builders.workers import serve_launched_rank
 from agentrl.config.config import Config
 from agentrl.training.checkpoint import save_adapter_folder, save_model_folder
-from agentrl.training.diagnostics.replay import replay
+from agentrl.training.diagnostics.repeated_update import repeat_update
 from agentrl.training.diagnostics.watch import read_dump
 from agentrl.training.distributed.launch import open_ranks
 from agentrl.trajectory import Source, TokenSequence, Turn
@@ -452,7 +452,7 @@ def test_gradients_that_are_not_finite_are_found_by_all_and_repeated_by_one(path
         report = parts.trainer.step(module_trajectories, temperature=1.0, pad_id=0)
     assert report.metrics["train/updates_skipped"] == 1
     assert "gradients are not finite in" in report.warnings[0]
-    found = replay(read_dump(tmp_path / "step-000001-update-1.pt"))
+    found = repeat_update(read_dump(tmp_path / "step-000001-update-1.pt"))
     assert found.weights_not_finite == ("model.norm.weight",)
     assert found.first_forward.startswith("model.norm (")
     assert found.now.non_finite == found.recorded.non_finite

@@ -93,6 +93,14 @@ def test_turns_add_up_to_the_scorers_verdict(group):
     assert found.turn_episode.tolist() == [0, 0, 0, 1, 1, 1]
 
 
+def test_large_rewards_of_turns_leave_no_rounding_error_in_the_scorers_rewards(group):
+    members = group("a", [0.3, 0.3], turns=3)
+    for turn, score in zip(members[0].turns, (3e11, 7e10, 0.1), strict=True):
+        turn.reward = score
+    assert RewardShaping({}, max_tokens=100)(members).returns.tolist() == [0.3, 0.3]
+    assert RewardShaping({"format": {"bonus": 0.0}}, max_tokens=100)(members).returns.tolist() == [0.3, 0.3]
+
+
 def test_invalid_turns_are_penalised(group):
     members = group("a", [0.0, 1.0], turns=2)
     members[1].turns[0].valid = False

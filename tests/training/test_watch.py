@@ -11,7 +11,7 @@ from agentrl.cli import main
 from agentrl.config import load_config
 from agentrl.config.trainer import NumericsConfig
 from agentrl.errors import TrainingError, UsageError
-from agentrl.training.diagnostics.replay import replay
+from agentrl.training.diagnostics.repeated_update import repeat_update
 from agentrl.training.diagnostics.watch import (
     CALM,
     FIRST_STEPS,
@@ -63,9 +63,9 @@ def test_an_update_that_is_not_finite_is_repeated_by_its_dump(overflowing, traje
     assert report.metrics["train/updates"] == 0
     assert all(torch.equal(p, before[name]) for name, p in overflowing.named_parameters())
     files = sorted((tmp_path / "numerics").iterdir())
-    assert f"agentrl replay-step {files[0].parent}" in report.warnings[0]
+    assert f"agentrl repeat-update {files[0].parent}" in report.warnings[0]
     for file in files:
-        found = replay(read_dump(file))
+        found = repeat_update(read_dump(file))
         assert found.repeats
         assert found.first_forward.startswith("model.layers.1.mlp.down_proj (Linear): input finite")
         assert found.now.non_finite[0] == "the loss"
@@ -81,7 +81,7 @@ def test_an_update_with_a_critic_on_the_same_trunk_is_not_repeated(overflowing, 
     assert state["values"].keys() == set(names.split())  # as in dumps of earlier versions
     assert state["joins_critic"] is False
     with pytest.raises(UsageError, match=r"cannot be repeated: got trainer\.critic\.kind shared"):
-        replay({**state, "joins_critic": True})
+        repeat_update({**state, "joins_critic": True})
 
 
 def test_an_update_that_fails_in_one_trajectory_names_it(model, trajectories, tmp_path):
@@ -97,7 +97,7 @@ def test_an_update_that_fails_in_one_trajectory_names_it(model, trajectories, tm
     trainer._objective.estimate = broken
     report = run_step(trainer, trajectories)
     (file,) = (tmp_path / "numerics").iterdir()
-    found = replay(read_dump(file))
+    found = repeat_update(read_dump(file))
     assert found.repeats
     assert report.metrics["train/updates_skipped"] == 1
     assert found.first_forward is None
@@ -109,16 +109,16 @@ def test_the_command_shows_what_was_found(overflowing, trajectories, tmp_path, c
     run_step(failing_trainer(overflowing, tmp_path), trajectories)
     (file,) = (tmp_path / "numerics").iterdir()
     with pytest.raises(SystemExit) as end:
-        main(["replay-step", str(file)])
+        main(["repeat-update", str(file)])
     told = capsys.readouterr()
     assert not end.value.code
     assert "first output that is not finite: model.layers.1.mlp.down_proj" in told.out.replace("\n", " ")
     assert "bitwise equal" in told.err
     with pytest.raises(SystemExit):
-        main(["replay-step", str(file), "--json"])
+        main(["repeat-update", str(file), "--json"])
     assert json.loads(capsys.readouterr().out)["repeats"] is True
     with pytest.raises(SystemExit) as end:
-        main(["replay-step", str(file), "--device", "nowhere"])
+        main(["repeat-update", str(file), "--device", "nowhere"])
     assert end.value.code
     assert "nowhere" in capsys.readouterr().err
 
@@ -164,7 +164,7 @@ def test_a_good_update_starts_the_count_anew(model, trajectories):
 def test_without_a_run_nothing_is_written(overflowing, trajectories, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     report = run_step(trainer_of(overflowing, load_config(None, PLAIN)), trajectories)
-    assert "replay-step" not in report.warnings[0]
+    assert "repeat-update" not in report.warnings[0]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -95,7 +95,7 @@ def client_of() -> Iterator[Callable[..., Any]]:
 
     yield make
     for client in clients:
-        client.close("success").result(30)
+        client.close("success").result(60)
 
 
 @pytest.fixture

@@ -358,5 +358,5 @@ def test_a_closed_client_ends_its_runs(serve: Callable[..., Any], client_of: Any
     trainer_of(first)
     with pytest.raises(tinker.BadRequestError, match="no room for another run"):
         trainer_of(second)
-    first.close("success").result(30)
+    first.close("success").result(60)
     assert trainer_of(second).get_info().lora_rank == 4

@@ -32,7 +32,7 @@ class Raw:
     def send(
         self, method: str, path: str, body: bytes = b"", kind: str = JSON, headers: dict[str, str] | None = None
     ) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection(self.address.hostname or "", self.address.port or 0, timeout=30)
+        connection = http.client.HTTPConnection(self.address.hostname or "", self.address.port or 0, timeout=60)
         try:
             connection.request(
                 method, f"/api/v1/{path}", body, {"Content-Type": kind, "X-API-Key": self.key, **(headers or {})}
@@ -130,7 +130,7 @@ def test_one_result_is_fetched_by_many(raw: Raw) -> None:
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
         waiting = [threads.submit(raw.result, later["request_id"]) for _ in range(8)]
         raw.pass_(model, 1)
-        assert len({json.dumps(own.result(30)) for own in waiting}) == 1
+        assert len({json.dumps(own.result(60)) for own in waiting}) == 1
 
 
 def test_two_runs_do_not_mix(raw: Raw) -> None:
@@ -304,7 +304,7 @@ def test_a_session_without_a_sign_of_life_ends(serve: Callable[..., Any], monkey
     served = serve(lease_s=2.0)  # long enough for a slow machine to open a run in
     raw = Raw(served)
     model = raw.run()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while served.server.service._sessions and time.monotonic() < deadline:
         threading.Event().wait(0.05)
     status, answer = raw.pass_(model, 1)

@@ -1,5 +1,9 @@
+import asyncio
+from dataclasses import replace
+
 import pytest
 
+from agentrl.engine.answer_check import InvalidAnswer
 from agentrl.errors import TrainingError
 from agentrl.serving.scripted import ScriptedAnswer, ScriptedEngine
 from agentrl.weights import TOLERANCE, InProcessSync, Probe
@@ -20,11 +24,11 @@ class Source:
         return [self.logprob] * len(answer_ids)
 
 
-def engine(drift=0.0, version=None, token_ids=(5, 6, 7, 8), logprobs=(-0.5,) * 4):
+def engine(drift=0.0, version=None, token_ids=(5, 6, 7, 8), logprobs=(-0.5,) * 4, newest=0):
     def script(request):
         return ScriptedAnswer(token_ids=token_ids, logprobs=logprobs, drift=drift, version=version)
 
-    return ScriptedEngine(script=script, vocab_size=16)
+    return ScriptedEngine(script=script, vocab_size=16, version=newest)
 
 
 PROBE = Probe.random(16, tolerance=1e-3)
@@ -36,7 +40,7 @@ async def test_equal_weights_pass_and_nothing_is_left_behind():
     assert served.metrics().running == 0
 
 
-@pytest.mark.parametrize("drift", [2e-3, -2e-3, float("nan")])
+@pytest.mark.parametrize("drift", [2e-3, -2e-3])
 async def test_a_drifting_engine_is_named(drift):
     with pytest.raises(
         TrainingError, match=r"does not serve the trainer's weights of version 0: log-probability of token"
@@ -46,7 +50,7 @@ async def test_a_drifting_engine_is_named(drift):
 
 async def test_a_difference_need_not_come_from_an_update():
     with pytest.raises(TrainingError, match=r"The engine serves another model, an update did not reach every tensor"):
-        await PROBE.compare(engine(drift=1), Source(), version=0)
+        await PROBE.compare(engine(drift=0.3), Source(), version=0)
 
 
 async def test_a_difference_within_rounding_is_reported_and_passes():
@@ -87,13 +91,49 @@ async def test_recorded_answers_are_compared_up_to_the_first_other_token_and_wit
 
 async def test_the_version_of_every_token_is_compared():
     recorded = (await PROBE.compare(engine(), Source(), version=0)).answers
-    with pytest.raises(TrainingError, match=r"another version after a sync: got \[3\], expected 0"):
-        await PROBE.compare_recorded(engine(version=3), recorded, version=0)
+    with pytest.raises(TrainingError, match=r"another version after a sync: got \[0\], expected 3"):
+        await PROBE.compare_recorded(engine(version=0, newest=3), recorded, version=3)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"token_ids": (99, 6, 7, 8)}, {"drift": float("nan")}, {"version": 7}, {"drift": 2.0}]
+)
+async def test_a_single_wrong_answer_does_not_end_a_run(wrong):
+    """It says nothing about the weights, and the probe asks again."""
+    answers = iter([wrong])
+
+    def script(request):
+        given = {"token_ids": (5, 6, 7, 8), "logprobs": (-0.5,) * 4, **next(answers, {})}
+        return ScriptedAnswer(**given)
+
+    served = ScriptedEngine(script=script, vocab_size=16)
+    assert (await PROBE.compare(served, Source(), version=0)).difference == 0
+    assert served.metrics().running == 0
+
+
+async def test_a_lost_answer_does_not_hang_the_probe(monkeypatch):
+    served, lost = engine(), iter([True])
+    real = served.generate
+
+    async def generate(request):
+        if next(lost, False):
+            await asyncio.Event().wait()
+        return await real(request)
+
+    monkeypatch.setattr(served, "generate", generate)
+    probe = replace(PROBE, answer_timeout_s=0.05)
+    assert (await probe.compare(served, Source(), version=0)).difference == 0
 
 
 async def test_an_engine_that_missed_the_update_is_named():
-    with pytest.raises(TrainingError, match=r"weights of another version after a sync: got \[3\], expected 0"):
-        await PROBE.compare(engine(version=3), Source(), version=0)
+    with pytest.raises(TrainingError, match=r"weights of another version after a sync: got \[0\], expected 3"):
+        await PROBE.compare(engine(version=0, newest=3), Source(), version=3)
+
+
+@pytest.mark.parametrize("wrong", [{"drift": float("nan")}, {"drift": 1.0}, {"version": 3}])
+async def test_an_engine_whose_answers_are_all_invalid_is_named(wrong):
+    with pytest.raises(InvalidAnswer, match="the engine gave an invalid answer to request probe-0-"):
+        await PROBE.compare(engine(**wrong), Source(), version=0)
 
 
 async def test_recorded_answers_stand_for_the_trainer():

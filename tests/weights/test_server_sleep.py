@@ -94,7 +94,7 @@ def test_a_run_puts_its_servers_to_sleep_in_every_step(tiny_run, monkeypatch):
 @pytest.mark.parametrize("where", ["sleep", "wake_up"])
 def test_ctrl_c_ends_a_run_whose_sleeping_server_hangs(tiny_run, monkeypatch, where):
     monkeypatch.setattr("agentrl.runs.rl.SYNC_GRACE_S", 0.2)
-    monkeypatch.setattr("agentrl.errors.foreign.STOP_S", 0.2)
+    monkeypatch.setattr("agentrl.errors.foreign.INTERRUPTED_CLOSING_S", 0.2)
     asked = []
 
     async def hang(server):
@@ -117,7 +117,7 @@ def test_ctrl_c_ends_a_run_whose_sleeping_server_hangs(tiny_run, monkeypatch, wh
     began = time.monotonic()
     result = train(tiny_run("engine={type: vllm, sleep: true}", "trainer.steps=2"))
     assert (result.step, result.interrupted, len(asked)) == (1, True, 2)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
 
 
 async def test_a_server_that_cannot_sleep_is_taken_out_and_comes_back_awake(world_of, until, monkeypatch):

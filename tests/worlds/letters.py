@@ -63,6 +63,33 @@ class Jittering(Letters):
         return super().step(action)
 
 
+class Pausing(Letters):
+    """Steps of the policy take a while."""
+
+    def step(self, action):
+        if action != "aeiou":
+            time.sleep(0.15)
+        return super().step(action)
+
+
+class Changing(Pausing):
+    """Shows something else each time that it is played."""
+
+    def step(self, action):
+        _, *result = super().step(action)
+        return f"More {os.urandom(2).hex()}.", *result
+
+
+class Saving(Changing):
+    """Shows something else each time, but takes snapshots."""
+
+    def snapshot(self):
+        return {"turn": self.turn, "wanted": self.wanted}
+
+    def restore(self, data):
+        self.turn, self.wanted = data["turn"], data["wanted"]
+
+
 class Broken(Letters):
     def step(self, action):
         raise RuntimeError("always")

@@ -18,7 +18,7 @@ from agentrl.builders.ray.connection import Cluster, ClusterPlace, gloo_variable
 from agentrl.errors import AgentRLError, EngineError, RankLost, TrainingError, UsageError
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.group import leave
-from agentrl.training.distributed.launch import END_S, StartedRanks, join_store
+from agentrl.training.distributed.launch import RANK_END_S, StartedRanks, join_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +166,7 @@ Work = Callable[[Ranks], None]
 """Function that a rank runs after it has joined the others."""
 NODE_LOSS_S = 30.0
 """Seconds in which Ray detects a lost node: at once if connections break, otherwise by its health check."""
-CAUSE_S = 10.0
+ROOT_CAUSE_S = 10.0
 """Seconds to wait for another rank's exit, as a rank may fail only because another one has failed."""
 ONE_DEVICE = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 """Variables of a rank in an actor, which sees only its own GPU."""
@@ -174,8 +174,8 @@ ONE_DEVICE = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 
 RANK_CALLS = 2
 """Concurrent calls of a rank: `RankActor.serve` and pings."""
-PING_EVERY_S = 5.0
-SILENCE_S = 60.0
+RANK_PING_EVERY_S = 5.0
+RANK_SILENCE_S = 60.0
 """Seconds for a rank to answer a ping before it counts as lost: its process may be stopped."""
 
 
@@ -274,7 +274,7 @@ class RankActors(StartedRanks):
         causes = {numbers[end]: self._cause(end) for end in ended}
         if running and not any(self._is_root_cause(cause) for cause in causes.values()):
             # a failed collective is caused by another rank, whose exit may not be detected yet
-            ended, _ = ray.wait(running, num_returns=1, timeout=CAUSE_S)
+            ended, _ = ray.wait(running, num_returns=1, timeout=ROOT_CAUSE_S)
             causes |= {numbers[end]: self._cause(end) for end in ended}
         rank = min(causes, key=lambda number: (not self._is_root_cause(causes[number]), number))
         return self._lost_rank(rank, causes[rank])
@@ -287,14 +287,14 @@ class RankActors(StartedRanks):
         return self._cluster.loss(self._place(rank), what, cause, kind=kind, hint=hint)
 
     def _silence(self) -> TrainingError | None:
-        """Ping the ranks; return the error for one that has not answered for `SILENCE_S`, as its process is stopped."""
+        """Ping the ranks; return the error for one whose process is stopped: no answer for `RANK_SILENCE_S`."""
         for rank, actor in list(self._actors.items()):
             now, ping = time.monotonic(), self._pings.get(rank)
             if ping is None or self._cluster.ray.wait([ping.answer], timeout=0)[0]:
-                if ping is None or now - ping.sent > PING_EVERY_S:
+                if ping is None or now - ping.sent > RANK_PING_EVERY_S:
                     self._pings[rank] = Ping(actor.ping.remote(), now)
-            elif now - ping.sent > SILENCE_S:
-                return self._lost_rank(rank, TimeoutError(f"no answer in {SILENCE_S:g} s"))
+            elif now - ping.sent > RANK_SILENCE_S:
+                return self._lost_rank(rank, TimeoutError(f"no answer in {RANK_SILENCE_S:g} s"))
         return None
 
     def _cause(self, end: Any) -> BaseException | None:
@@ -320,6 +320,6 @@ class RankActors(StartedRanks):
         """Wait for ranks that were shut down, and kill the others; idempotent."""
         self._closing.set()
         if self._ends and not at_once:
-            self._cluster.ray.wait(list(self._ends.values()), num_returns=len(self._ends), timeout=END_S)
+            self._cluster.ray.wait(list(self._ends.values()), num_returns=len(self._ends), timeout=RANK_END_S)
         self._kill()
         self._actors = {}

@@ -25,7 +25,7 @@ E = TypeVar("E", bound=AgentRLError)
 RAY = Extra(name="ray", module="ray")
 NODE_LABEL = "ray.io/node-id"
 """Label under which Ray stores the id of a node."""
-POLL_S = 1.0
+RESERVATION_POLL_S = 1.0
 LISTENS_S = 10.0
 """Timeout of the first connection to a Ray cluster."""
 FROM_OUTSIDE = "ray://"
@@ -130,7 +130,7 @@ class Cluster:
         )
         self._groups.append(group)
         until = time.monotonic() + self.section.timeout_s
-        while not group.wait(POLL_S):
+        while not group.wait(RESERVATION_POLL_S):
             if self._has_ended.is_set() or time.monotonic() > until:
                 raise self._no_room(wanted, strategy)
         for index, bundle in enumerate(wanted):
@@ -153,7 +153,7 @@ class Cluster:
         """
         until = time.monotonic() + self.section.timeout_s
         while (node := self._bundle_node(place.group, place.index)) is None:
-            if self._has_ended.wait(POLL_S) or time.monotonic() > until:
+            if self._has_ended.wait(RESERVATION_POLL_S) or time.monotonic() > until:
                 raise self._no_room([place.bundle], self.section.strategy)
         self.places[place.name] = found = replace(place, node=node)
         return found

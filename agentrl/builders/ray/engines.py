@@ -34,7 +34,7 @@ from agentrl.weights import GroupMember
 
 T = TypeVar("T")
 
-CALL_S = 60.0
+ACTOR_CALL_S = 60.0
 """Deadline of calls that a running actor answers at once; its process may be stopped, or its node lost."""
 JOIN_S = 300.0
 """Deadline of joining a process group, as of the other ranks."""
@@ -193,7 +193,7 @@ class ActorServer(InferenceServer):
         self.url = f"actor://{place.node.address}/{place.name}"
         self._cluster, self._actor = cluster, actor
 
-    async def _answer(self, call: Awaitable[T], *, deadline_s: float | None = CALL_S) -> T:
+    async def _answer(self, call: Awaitable[T], *, deadline_s: float | None = ACTOR_CALL_S) -> T:
         return await answer_of(self._cluster, call, self.url, deadline_s=deadline_s)
 
     async def connect(self, *, deadline_s: float) -> None:

@@ -24,17 +24,17 @@ from agentrl.engine import ServerLost
 from agentrl.env import AnyEnv
 from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError, async_boundary
 from agentrl.errors.foreign import run_in_own_thread
-from agentrl.rollout.env_pool import EnvBackend, ProcessWorker
+from agentrl.rollout.env_workers import EnvBackend, ProcessWorker
 
 _log = logging.getLogger(__name__)
 
-CHECK_EVERY_S = 2.0
-PING_S = 30.0
+NODE_CHECK_EVERY_S = 2.0
+NODE_PING_S = 30.0
 """Seconds for an actor to answer a ping before it is replaced: its process may be stopped."""
-RETRY_S = 1.0
+NODE_RETRY_S = 1.0
 """Seconds before the first attempt to replace an actor is repeated; doubled after every failed attempt."""
-LONGEST_RETRY_S = 30.0
-CLOSE_S = 10.0
+LONGEST_NODE_RETRY_S = 30.0
+NODE_CLOSE_S = 10.0
 """Seconds before an actor that does not end its environments is killed, which ends them."""
 
 
@@ -228,13 +228,13 @@ class EnvironmentNode:
     async def _watch(self) -> None:
         while True:
             try:
-                await self._answer(self._actor.handle.ping.remote(), deadline_s=PING_S)
+                await self._answer(self._actor.handle.ping.remote(), deadline_s=NODE_PING_S)
                 self._ready.set()
             except AgentRLError as error:
                 await self._replace(error)
             self._look.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(CHECK_EVERY_S):
+                async with asyncio.timeout(NODE_CHECK_EVERY_S):
                     await self._look.wait()
 
     async def _replace(self, error: AgentRLError) -> None:
@@ -243,7 +243,7 @@ class EnvironmentNode:
         self.alive, self.sandbox_url = set(), ""
         self._gone.set_result(None)
         self._gone = asyncio.get_running_loop().create_future()
-        place, wait_s = self._actor.place, RETRY_S
+        place, wait_s = self._actor.place, NODE_RETRY_S
         loss = self._cluster.loss(place, place.name, error.__cause__ or error, kind=EnvironmentFailure)
         self._say(f"{loss}. It starts again, and its episodes are played again")
         while not self.is_ready:
@@ -253,7 +253,7 @@ class EnvironmentNode:
             except AgentRLError as failure:
                 self._say(f"{place.name} could not be started again: {failure}")
                 await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, LONGEST_RETRY_S)
+                wait_s = min(2 * wait_s, LONGEST_NODE_RETRY_S)
         self._say(f"{place.name} is on {self._actor.place.node} now")
 
     async def close(self) -> None:
@@ -262,7 +262,7 @@ class EnvironmentNode:
             self._monitor.cancel()
             await asyncio.gather(self._monitor, return_exceptions=True)
             with suppress(AgentRLError):
-                await self._answer(self._actor.handle.close.remote(), deadline_s=CLOSE_S)
+                await self._answer(self._actor.handle.close.remote(), deadline_s=NODE_CLOSE_S)
         self._cluster.kill(self._actor.handle)
 
 

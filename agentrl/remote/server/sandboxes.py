@@ -41,6 +41,8 @@ from agentrl.sandbox.spec import NO_NETWORK
 
 KEPT = 64
 """Number of finished answers that are kept for retries."""
+KEPT_NAMES = 1000
+"""Number of names of closed sandboxes that cannot be opened again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +253,6 @@ SANDBOX_METHODS: Mapping[str, SandboxMethod] = {
     "process_kill": _process_kill,
     "cancel": _cancel,
 }
-
-
-KEPT_NAMES = 1000
-"""Number of names of closed sandboxes that cannot be opened again."""
 
 
 class SandboxServer:

@@ -30,6 +30,8 @@ from agentrl.task import Task
 from agentrl.tool import Tool, ToolResult
 
 _NAME = re.compile(r"[\w-]{8,64}", re.ASCII)
+Clock: TypeAlias = Callable[[], float]
+SWEEPS_PER_LEASE = 10
 
 
 def problem_of(error: Exception) -> Problem:
@@ -53,9 +55,6 @@ def message_of(error: Exception) -> str:
 def is_fatal(error: Exception) -> bool:
     """Return True if the environment may be broken and must not be reused."""
     return isinstance(error, EnvironmentFailure) or not isinstance(error, Refusal | AgentRLError)
-
-
-Clock: TypeAlias = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +194,6 @@ class Leasable(Protocol):
 
 
 L = TypeVar("L", bound=Leasable)
-SWEEPS_PER_LEASE = 10
 
 
 class Leases(Generic[L]):

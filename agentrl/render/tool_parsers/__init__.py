@@ -19,6 +19,23 @@ from agentrl.tool.json_schema import as_mapping
 
 ToolSchemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Schemas of the offered tools by name, in the form for chat templates."""
+UNCLOSED_TAG, LISTED, PARAMETERS = "no closing tag", "a list of calls", '"parameters" for "arguments"'
+"""Deviations that inference servers accept."""
+REPAIRS: Mapping[str, str] = {
+    "hermes": "agentrl.render.tool_parsers.json_calls:repair_hermes",
+    "llama3_json": "agentrl.render.tool_parsers.json_calls:repair_llama3_json",
+    "mistral": "agentrl.render.tool_parsers.json_calls:repair_mistral",
+    "pythonic": "agentrl.render.tool_parsers.pythonic:repair_pythonic",
+    "qwen3_coder": "agentrl.render.tool_parsers.xml_calls:repair_qwen3_coder",
+    "glm": "agentrl.render.tool_parsers.xml_calls:repair_glm",
+    "minimax_m2": "agentrl.render.tool_parsers.xml_calls:repair_minimax_m2",
+    "deepseek_v32": "agentrl.render.tool_parsers.xml_calls:repair_deepseek_v32",
+    "deepseek_v3": "agentrl.render.tool_parsers.deepseek:repair_v3",
+    "deepseek_v31": "agentrl.render.tool_parsers.deepseek:repair_v31",
+    "kimi_k2": "agentrl.render.tool_parsers.deepseek:repair_kimi_k2",
+}
+"""References to the repairs, by the registry name of the parser."""
+_FENCE = re.compile(r"^[ \t]*```(?P<language>[^\n]*)$", re.MULTILINE)
 
 
 def parameters_of(name: str, tools: ToolSchemas) -> Mapping[str, Any]:
@@ -41,10 +58,6 @@ class ParsedCalls:
     """Deviations from the model's own notation, for each call with deviations."""
 
 
-UNCLOSED_TAG, LISTED, PARAMETERS = "no closing tag", "a list of calls", '"parameters" for "arguments"'
-"""Deviations that inference servers accept."""
-
-
 class ToolParser(Protocol):
     """Parser of the calls in an answer's text."""
 
@@ -57,22 +70,6 @@ class CallRepair(Protocol):
 
     def __call__(self, text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
         """Return calls, problems and the remaining text; never raise. `is_whole`: the answer was not cut."""
-
-
-REPAIRS: Mapping[str, str] = {
-    "hermes": "agentrl.render.tool_parsers.json_calls:repair_hermes",
-    "llama3_json": "agentrl.render.tool_parsers.json_calls:repair_llama3_json",
-    "mistral": "agentrl.render.tool_parsers.json_calls:repair_mistral",
-    "pythonic": "agentrl.render.tool_parsers.pythonic:repair_pythonic",
-    "qwen3_coder": "agentrl.render.tool_parsers.xml_calls:repair_qwen3_coder",
-    "glm": "agentrl.render.tool_parsers.xml_calls:repair_glm",
-    "minimax_m2": "agentrl.render.tool_parsers.xml_calls:repair_minimax_m2",
-    "deepseek_v32": "agentrl.render.tool_parsers.xml_calls:repair_deepseek_v32",
-    "deepseek_v3": "agentrl.render.tool_parsers.deepseek:repair_v3",
-    "deepseek_v31": "agentrl.render.tool_parsers.deepseek:repair_v31",
-    "kimi_k2": "agentrl.render.tool_parsers.deepseek:repair_kimi_k2",
-}
-"""References to the repairs, by the registry name of the parser."""
 
 
 def repair_of(parser: str | None) -> CallRepair | None:
@@ -111,9 +108,6 @@ def make_call(name: object, arguments: object, tools: ToolSchemas, number: int, 
             f"The arguments of {name} (tool call {number}) must be a JSON object, not {type(arguments).__name__}."
         )
     return ToolCall(name=name, arguments=dict(arguments), id=call_id or f"call_{number}")
-
-
-_FENCE = re.compile(r"^[ \t]*```(?P<language>[^\n]*)$", re.MULTILINE)
 
 
 def shows_example(text: str, mark: str) -> bool:

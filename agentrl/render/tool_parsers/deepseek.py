@@ -21,6 +21,14 @@ from agentrl.render.tool_parsers.tolerant_tags import DAMAGED
 from agentrl.render.tool_parsers.untagged import or_untagged
 from agentrl.render.tool_parsers.values import first_of, read_json, skip_space
 
+_BARE = re.compile(r"([^<{\n]*+)(?:<[^<>{]*+>)?\s*+(?=\{)")
+"""Pattern of a name, and possibly a damaged separator, before the arguments of a call."""
+OPEN, CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL_OPEN, SEPARATOR, CALL_CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_FENCE = re.compile(r"([^\n`]*)\n```json\s*")
+_FENCE_END = "```"
+_ID = re.compile(r"(?:functions\.)?(?P<name>[\w.\-]+):\d+")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionMarks:
@@ -77,10 +85,6 @@ def _read_lone_call(text: str, marks: SectionMarks, read_body: BodyReader, start
     return max(end, start)
 
 
-_BARE = re.compile(r"([^<{\n]*+)(?:<[^<>{]*+>)?\s*+(?=\{)")
-"""Pattern of a name, and possibly a damaged separator, before the arguments of a call."""
-
-
 def _read_section(text: str, marks: SectionMarks, read_body: BodyReader, start: int, found: CollectedCalls) -> int:
     cursor, before = skip_space(text, start), found.number
     while text.startswith(marks.call_open, cursor):
@@ -123,8 +127,6 @@ def _read_call(
     return skip_space(text, end) if found.take(read) else first_of(text, (marks.call_open, marks.close), end)
 
 
-OPEN, CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-CALL_OPEN, SEPARATOR, CALL_CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 V31 = SectionMarks(
     open=OPEN,
     close=CLOSE,
@@ -134,8 +136,6 @@ V31 = SectionMarks(
     form=f"Write {OPEN}{CALL_OPEN}tool{SEPARATOR}{{...}}{CALL_CLOSE}{CLOSE}.",
 )
 V3 = replace(V31, form=f"Write {OPEN}{CALL_OPEN}function{SEPARATOR}tool\n```json\n{{...}}\n```{CALL_CLOSE}{CLOSE}.")
-_FENCE = re.compile(r"([^\n`]*)\n```json\s*")
-_FENCE_END = "```"
 
 
 def parse_v3(text: str, tools: ToolSchemas) -> ParsedCalls:
@@ -192,7 +192,6 @@ MARKS = SectionMarks(
         "<|tool_call_end|><|tool_calls_section_end|>, and count the calls."
     ),
 )
-_ID = re.compile(r"(?:functions\.)?(?P<name>[\w.\-]+):\d+")
 
 
 def parse_kimi_k2(text: str, tools: ToolSchemas) -> ParsedCalls:

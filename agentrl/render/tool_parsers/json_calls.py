@@ -41,6 +41,16 @@ from agentrl.render.tool_parsers.values import after_block, first_of, read_json,
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 HERMES_FORM = f'Write {OPEN}\n{{"name": "tool", "arguments": {{...}}}}\n{CLOSE}.'
+BESIDE_TEXT = "a call next to other text"
+LLAMA3_FORM = 'Answer with {"name": "tool", "parameters": {...}} and nothing else; put ; between several calls.'
+_PYTHON_TAG = "<|python_tag|>"
+_CALL = re.compile(r'\{\s*"name"\s*:')
+MISTRAL_OPEN, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
+MISTRAL_FORM = f"Write {MISTRAL_OPEN}tool{ARGUMENTS}{{...}} for each call."
+MISTRAL_ARRAY_FORM = f'Write {MISTRAL_OPEN} [{{"name": "tool", "arguments": {{...}}}}] with all calls.'
+_ID = re.compile(r"[A-Za-z0-9]{9}")
+_ALONE = re.compile(r"\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[ARGS\]\s*)?(?=\[TOOL_CALLS\]|\Z)")
+_HEAD = re.compile(r"\s*(?P<name>[^\s\[\]{}]*)\s*(?:\[CALL_ID\](?P<id>[A-Za-z0-9]*)\s*)?(?:\[ARGS\]\s*)?(?=\{)")
 
 
 def parse_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
@@ -158,12 +168,6 @@ def _as_intended(item: Any, slips: tuple[str, ...]) -> IntendedCall:
     return IntendedCall(item.get("name"), item.get("arguments", {}), slips)
 
 
-BESIDE_TEXT = "a call next to other text"
-LLAMA3_FORM = 'Answer with {"name": "tool", "parameters": {...}} and nothing else; put ; between several calls.'
-_PYTHON_TAG = "<|python_tag|>"
-_CALL = re.compile(r'\{\s*"name"\s*:')
-
-
 def parse_llama3_json(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Parse an answer that is one call or several separated by ``;``, or ends with calls as servers accept them."""
     strict = _parse_llama3_strictly(text, tools)
@@ -208,14 +212,6 @@ def _parse_llama3_strictly(text: str, tools: ToolSchemas) -> ParsedCalls:
         arguments = call.get("parameters", call.get("arguments", {}))
         found.take(partial(make_call, call.get("name"), arguments, tools, found.number))
     return found.result()
-
-
-MISTRAL_OPEN, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
-MISTRAL_FORM = f"Write {MISTRAL_OPEN}tool{ARGUMENTS}{{...}} for each call."
-MISTRAL_ARRAY_FORM = f'Write {MISTRAL_OPEN} [{{"name": "tool", "arguments": {{...}}}}] with all calls.'
-_ID = re.compile(r"[A-Za-z0-9]{9}")
-_ALONE = re.compile(r"\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[ARGS\]\s*)?(?=\[TOOL_CALLS\]|\Z)")
-_HEAD = re.compile(r"\s*(?P<name>[^\s\[\]{}]*)\s*(?:\[CALL_ID\](?P<id>[A-Za-z0-9]*)\s*)?(?:\[ARGS\]\s*)?(?=\{)")
 
 
 def parse_mistral(text: str, tools: ToolSchemas) -> ParsedCalls:

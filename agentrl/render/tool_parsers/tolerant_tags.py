@@ -27,6 +27,8 @@ from agentrl.tool.json_schema import fits
 DAMAGED = "damaged tags"
 _TWICE = re.compile(r"(<[^<>]+>)\s*\1")
 _BROKEN_END = re.compile(r"</[^<>]*>?\Z")
+ValueReader: TypeAlias = Callable[[re.Match[str], str, str, int], Any]
+"""Function of an argument's opening, its text, the tool's name and the call's number; raises `MalformedCall`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +44,6 @@ class CallTags:
     argument_end: str
     marks: re.Pattern[str]
     """Marks that are not part of the content."""
-
-
-ValueReader: TypeAlias = Callable[[re.Match[str], str, str, int], Any]
-"""Function of an argument's opening, its text, the tool's name and the call's number; raises `MalformedCall`."""
 
 
 def or_tolerantly(strict: ParsedCalls, tags: CallTags, text: str, tools: ToolSchemas, read: ValueReader) -> ParsedCalls:
@@ -64,8 +62,8 @@ def or_tolerantly(strict: ParsedCalls, tags: CallTags, text: str, tools: ToolSch
     text = _TWICE.sub(r"\1", text)
     openings = list(tags.call.finditer(text))
     found.content.append(text[: openings[0].start()] if openings else text)
-    for place, opening in enumerate(openings):
-        following = openings[place + 1].start() if place + 1 < len(openings) else len(text)
+    for index, opening in enumerate(openings):
+        following = openings[index + 1].start() if index + 1 < len(openings) else len(text)
         end = min(first_of(text, tags.ends, opening.end()), following)
         is_last = end == len(text)
         if found.take(partial(_call, text[opening.end() : end], opening[1], tags, tools, found.number, read, is_last)):
@@ -83,8 +81,8 @@ def _call(
     arguments: dict[str, Any] = {}
     after = 0
     openings = list(tags.argument.finditer(body))
-    for place, opening in enumerate(openings):
-        following = openings[place + 1].start() if place + 1 < len(openings) else len(body)
+    for index, opening in enumerate(openings):
+        following = openings[index + 1].start() if index + 1 < len(openings) else len(body)
         end = body.find(tags.argument_end, opening.end(), following)
         if end < 0 and following == len(body) and is_last:
             raise MalformedCall(f"Tool call {number} ends within an argument.")

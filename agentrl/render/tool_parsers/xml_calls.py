@@ -25,6 +25,34 @@ from agentrl.render.tool_parsers.untagged import read_untagged
 from agentrl.render.tool_parsers.values import after_block, first_of, skip_space, typed_value, whole_json
 from agentrl.tool.json_schema import fits
 
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+GLM_FORM = f"Write {OPEN}tool\n<arg_key>argument</arg_key>\n<arg_value>value</arg_value>\n{CLOSE}."
+_NAME = re.compile(r"\s*([^<\n]*)")
+_ARGUMENT = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_NEXT_CALL = re.compile(rf"{CLOSE}\s*{OPEN}")
+_GLM_TAGS = CallTags(
+    call=re.compile(r"<tool_call>\s*([^<\n]*)"),
+    ends=(CLOSE,),
+    argument=re.compile(r"<arg_key>([^<]*)</arg_key>\s*+(?:<arg_value>|(?!<))"),
+    argument_end="</arg_value>",
+    marks=re.compile("</?tool_call>"),
+)
+QWEN3_CODER_FORM = (
+    f"Write {OPEN}\n<function=tool>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n{CLOSE}, "
+    "with one parameter tag per argument."
+)
+_FUNCTION = re.compile(r"\s*<function=([^>\s]*)>(.*)</function>\s*", re.DOTALL)
+_CODER_TAGS = CallTags(
+    call=re.compile(r"<function=([^>\s<]*)>"),
+    ends=("</function>", CLOSE),
+    argument=re.compile(r"<parameter=([^>\s<]*)>"),
+    argument_end="</parameter>",
+    marks=re.compile("</?tool_call>|</function>"),
+)
+_FUNCTION_END = re.compile(rf"</function>\s*{CLOSE}")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\s]*)>")
+_BROKEN_END = re.compile(r"<(?:/[^<>]*)?\Z")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvokeMarks:
@@ -201,20 +229,6 @@ class InvokeTagParser:
         return text if string == "true" else whole_json(text.strip(), f"{key!r} of {name} (tool call {number})")
 
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-GLM_FORM = f"Write {OPEN}tool\n<arg_key>argument</arg_key>\n<arg_value>value</arg_value>\n{CLOSE}."
-_NAME = re.compile(r"\s*([^<\n]*)")
-_ARGUMENT = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-_NEXT_CALL = re.compile(rf"{CLOSE}\s*{OPEN}")
-_GLM_TAGS = CallTags(
-    call=re.compile(r"<tool_call>\s*([^<\n]*)"),
-    ends=(CLOSE,),
-    argument=re.compile(r"<arg_key>([^<]*)</arg_key>\s*+(?:<arg_value>|(?!<))"),
-    argument_end="</arg_value>",
-    marks=re.compile("</?tool_call>"),
-)
-
-
 def parse_glm(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Read every ``<tool_call>`` block; see `agentrl.render.tool_parsers`."""
     if shows_example(text, OPEN):
@@ -261,20 +275,6 @@ def _call(name: str, written: dict[str, str], tools: ToolSchemas, number: int) -
     return make_call(call.name, arguments, tools, number)
 
 
-QWEN3_CODER_FORM = (
-    f"Write {OPEN}\n<function=tool>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n{CLOSE}, "
-    "with one parameter tag per argument."
-)
-_FUNCTION = re.compile(r"\s*<function=([^>\s]*)>(.*)</function>\s*", re.DOTALL)
-_CODER_TAGS = CallTags(
-    call=re.compile(r"<function=([^>\s<]*)>"),
-    ends=("</function>", CLOSE),
-    argument=re.compile(r"<parameter=([^>\s<]*)>"),
-    argument_end="</parameter>",
-    marks=re.compile("</?tool_call>|</function>"),
-)
-_FUNCTION_END = re.compile(rf"</function>\s*{CLOSE}")
-_PARAMETER = re.compile(r"\s*<parameter=([^>\s]*)>")
 _PARAMETER_END = ArgumentEnd(
     tag="</parameter>", before=re.compile(r"\s*(?:<parameter=|\Z)"), opening=re.compile("<parameter=[^>]")
 )
@@ -339,9 +339,6 @@ parse_minimax_m2 = InvokeTagParser(InvokeMarks(block="minimax:tool_call"))
 parse_deepseek_v32 = InvokeTagParser(
     InvokeMarks(block="function_calls", prefix="｜DSML｜", string=' string="true|false"')
 )
-
-
-_BROKEN_END = re.compile(r"<(?:/[^<>]*)?\Z")
 
 
 def _complete_tags(

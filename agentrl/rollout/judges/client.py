@@ -35,6 +35,8 @@ MILLION = 1e6
 CUT = "Your answer was cut off at its end. Write a shorter answer."
 
 _log = logging.getLogger(__name__)
+JUDGE_FILE = "judge.jsonl"
+"""File in the run's folder with the judge's answers and token counts."""
 
 
 class JudgeClient:
@@ -264,10 +266,6 @@ def _find_fault(answer: ChatAnswer, form: VerdictForm) -> str | None:
     except UnreadableAnswer as why:
         return str(why)
     return None
-
-
-JUDGE_FILE = "judge.jsonl"
-"""File in the run's folder with the judge's answers and token counts."""
 
 
 def build_judge(

@@ -24,6 +24,8 @@ from agentrl.registry import load
 EXAMPLE = "agent.judge.verdict={reason: string, score: number 0..10}"
 REASON_CHARS = 400
 """Maximum number of characters of a reason; fewer if the answer may have few tokens."""
+_TYPE = re.compile(r"(number|integer)\s+(-?\d+(?:\.\d+)?)\s*\.\.\s*(-?\d+(?:\.\d+)?)|(boolean)|(string)(?:\s+(\d+))?")
+_KNOWN = frozenset({"type", "minimum", "maximum", "maxLength", "enum", "title", "description"})
 
 
 class UnreadableAnswer(Exception):
@@ -182,8 +184,8 @@ class ModelForm(VerdictForm):
             checked = self._model.model_validate_json(json.dumps(found), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "the object"
-            raise UnreadableAnswer(f"Your answer does not fit the schema: {place}: {first['msg']}.") from error
+            key = ".".join(map(str, first["loc"])) or "the object"
+            raise UnreadableAnswer(f"Your answer does not fit the schema: {key}: {first['msg']}.") from error
         dumped = checked.model_dump(by_alias=True)
         for name, field in self.fields.items():
             if field.is_scored:
@@ -348,9 +350,6 @@ def verdict_weights(config: JudgeConfig, form: FieldsForm | ModelForm) -> FieldW
     return FieldWeights(fields=form.fields, weights=weights)
 
 
-_TYPE = re.compile(r"(number|integer)\s+(-?\d+(?:\.\d+)?)\s*\.\.\s*(-?\d+(?:\.\d+)?)|(boolean)|(string)(?:\s+(\d+))?")
-
-
 def _field(name: str, words: Any) -> VerdictField:
     found = _TYPE.fullmatch(words.strip()) if isinstance(words, str) else None
     if found is None or not re.match(NAME, name):
@@ -366,9 +365,6 @@ def _field(name: str, words: Any) -> VerdictField:
     if low >= high:
         raise ConfigError(f"field {name} of agent.judge.verdict has no range", got=words, expected="number 0..10")
     return VerdictField(name=name, kind="integer" if found[1] == "integer" else "number", low=low, high=high)
-
-
-_KNOWN = frozenset({"type", "minimum", "maximum", "maxLength", "enum", "title", "description"})
 
 
 def _fields_of_schema(schema: Mapping[str, Any], *, strict: bool) -> list[VerdictField]:

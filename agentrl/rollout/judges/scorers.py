@@ -53,6 +53,16 @@ MOST_GROUPS = 10_000
 """Maximum number of groups in the memory of `BudgetFallback`, far more than run at a time."""
 
 _log = logging.getLogger(__name__)
+_ITEMS = TypeAdapter(list[RubricItem])
+Attempt: TypeAlias = tuple[TranscriptPiece, ...]
+Pair: TypeAlias = tuple[int, int]
+TIE = 0.5
+RESULT = {"1": 1.0, "2": 0.0, "tie": TIE}
+PRIOR = 0.1
+"""Prior wins and losses of each episode against an imaginary one of strength 1, which keep all strengths finite."""
+ITERATIONS = 500
+ROUNDS = 3
+"""Default number of listwise comparisons."""
 
 
 def make_judge(
@@ -313,9 +323,6 @@ def _item_field(item: RubricItem) -> VerdictField:
     return VerdictField(name=item.name, kind="number", low=item.scale[0], high=item.scale[1], meaning=item.criterion)
 
 
-_ITEMS = TypeAdapter(list[RubricItem])
-
-
 def _task_items(settings: JudgeConfig, task: Task) -> list[RubricItem]:
     """Return the items in the column ``agent.judge.task_rubric`` of a task: a list, or its JSON.
 
@@ -375,17 +382,6 @@ def requests_per_group(judge: JudgeConfig, size: int) -> int:
     if judge.compare.how == "listwise":
         return judge.compare.rounds or ROUNDS
     return 2 * len(pairs_of(size, judge.compare.opponents, seed=""))
-
-
-Attempt: TypeAlias = tuple[TranscriptPiece, ...]
-Pair: TypeAlias = tuple[int, int]
-TIE = 0.5
-RESULT = {"1": 1.0, "2": 0.0, "tie": TIE}
-PRIOR = 0.1
-"""Prior wins and losses of each episode against an imaginary one of strength 1, which keep all strengths finite."""
-ITERATIONS = 500
-ROUNDS = 3
-"""Default number of listwise comparisons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

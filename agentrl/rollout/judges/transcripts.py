@@ -54,8 +54,8 @@ def pieces_of(trajectory: Trajectory, decode: Decode) -> Iterator[TranscriptPiec
 def _pieces(sequence: TokenSequence, decode: Decode) -> Iterator[TranscriptPiece]:
     ids, sources = sequence.token_ids.tolist(), sequence.sources.tolist()
     own = range(sequence.shared, len(ids))
-    for by_agent, places in groupby(own, key=lambda i: sources[i] in WRITTEN):
-        if text := decode([ids[i] for i in places]).strip():
+    for by_agent, indices in groupby(own, key=lambda i: sources[i] in WRITTEN):
+        if text := decode([ids[i] for i in indices]).strip():
             yield TranscriptPiece(by_agent, text)
 
 

@@ -13,10 +13,13 @@ from typing import Any
 
 from agentrl.errors import UsageError
 from agentrl.sandbox.docker.container_plan import WARM_S, Image, Plan, labels
-from agentrl.sandbox.docker.daemon import EXTRA, TIMEOUT_S, Daemon
+from agentrl.sandbox.docker.daemon import DAEMON_TIMEOUT_S, EXTRA, Daemon
 from agentrl.sandbox.supervised import opening
 
 _ATTACHED = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+_HEAD = struct.Struct(">BxxxI")
+_OUTPUT = 1
+_MAX_ERRORS = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +88,7 @@ def _attach(api: Any, identity: str) -> socket.socket:
     finally:
         getattr(raw, "_response", raw).close()
         raw.close()
-    end.settimeout(TIMEOUT_S)
+    end.settimeout(DAEMON_TIMEOUT_S)
     return end
 
 
@@ -101,11 +104,6 @@ def _start_error(error: BaseException, plan: Plan) -> BaseException:
             "machine (options.readable)",
         )
     return error
-
-
-_HEAD = struct.Struct(">BxxxI")
-_OUTPUT = 1
-_MAX_ERRORS = 4000
 
 
 class Frames:

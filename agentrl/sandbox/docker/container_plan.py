@@ -18,6 +18,26 @@ from agentrl.sandbox.spec import ANY_NETWORK, MIB, Limits, SandboxSpec
 from agentrl.sandbox.supervised import BOOT
 
 DEFAULT_IMAGE = "python:3.12-slim"
+FOLDER = "/work"
+WARM_S = 600.0
+"""Seconds that an unused container waits for a sandbox before it ends itself."""
+_CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN")
+"""Capabilities that the supervisor needs to run commands as a user without capabilities, and to kill them."""
+_SHARED_MEMORY = 64 * MIB
+_RESERVE = 32 * MIB
+"""Memory that files cannot use, so that the supervisor can still start processes."""
+_SUPERVISORS = 64
+"""Maximum processes of the supervisor, in addition to those of commands: one for each running command."""
+_ULIMITS = {"core": 0, "msgqueue": 0}
+_PODMAN_ULIMITS = {"nofile": 1024, "nproc": 4096}
+"""Limits that Podman would otherwise raise to the kernel's maximum, for which it may lack the rights."""
+_FIRST_USER, _FIRST_MAPPED_USER = 1_000_000_000, 10_000
+_ANSWERS = 1
+"""File descriptor for the supervisor's answers: standard output."""
+OWNER, UNTIL = "agentrl.owner", "agentrl.until"
+"""Labels with the owning process, and the time (seconds since 1970) at which the container will have ended itself."""
+SLACK_S = 60.0
+"""Maximum difference between the clocks of machines, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,24 +109,6 @@ def read_options(spec: SandboxSpec) -> DockerOptions:
             raise UsageError(f"option {name} of docker sandboxes is invalid", got=repr(value), expected=expected)
     lists = {name: tuple(value) for name, value in spec.options.items() if isinstance(value, list)}
     return DockerOptions(**{**spec.options, **lists})
-
-
-FOLDER = "/work"
-WARM_S = 600.0
-"""Seconds that an unused container waits for a sandbox before it ends itself."""
-_CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN")
-"""Capabilities that the supervisor needs to run commands as a user without capabilities, and to kill them."""
-_SHARED_MEMORY = 64 * MIB
-_RESERVE = 32 * MIB
-"""Memory that files cannot use, so that the supervisor can still start processes."""
-_SUPERVISORS = 64
-"""Maximum processes of the supervisor, in addition to those of commands: one for each running command."""
-_ULIMITS = {"core": 0, "msgqueue": 0}
-_PODMAN_ULIMITS = {"nofile": 1024, "nproc": 4096}
-"""Limits that Podman would otherwise raise to the kernel's maximum, for which it may lack the rights."""
-_FIRST_USER, _FIRST_MAPPED_USER = 1_000_000_000, 10_000
-_ANSWERS = 1
-"""File descriptor for the supervisor's answers: standard output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +191,7 @@ def plan(spec: SandboxSpec, options: DockerOptions, image: Image, traits: Traits
         UsageError: a readable folder is inside a writable one.
     """
     for path in options.readable:
-        if any(_is_below(path, place) for place in (image.folder, *options.writable, "/tmp")):
+        if any(_is_below(path, folder) for folder in (image.folder, *options.writable, "/tmp")):
             raise UsageError("a readable folder of a docker sandbox is inside a writable one", got=path)
     config = {
         "Image": image.id,
@@ -251,12 +253,6 @@ def _room(limits: Limits) -> int:
 
 def _is_below(path: str, folder: str) -> bool:
     return f"{path.rstrip('/')}/".startswith(f"{folder}/")
-
-
-OWNER, UNTIL = "agentrl.owner", "agentrl.until"
-"""Labels with the owning process, and the time (seconds since 1970) at which the container will have ended itself."""
-SLACK_S = 60.0
-"""Maximum difference between the clocks of machines, in seconds."""
 
 
 def this_owner() -> str:

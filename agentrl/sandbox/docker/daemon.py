@@ -25,7 +25,7 @@ from agentrl.sandbox.docker.container_plan import (
 
 _log = logging.getLogger(__name__)
 EXTRA = Extra(name="docker", module="docker")
-TIMEOUT_S = 60.0
+DAEMON_TIMEOUT_S = 60.0
 """Timeout of each answer of the daemon."""
 _PLAIN = ("unix://", "tcp://", "http://")
 _PROGRESS_EVERY_S = 5.0
@@ -69,7 +69,7 @@ class Daemon:
         """Connect to the daemon; its errors become a `SandboxError` of the operation `doing`."""
         sdk = EXTRA.load()
         with boundary(SandboxError, doing):
-            api = sdk.APIClient(base_url=self.url, version=self._version or "1.40", timeout=TIMEOUT_S)
+            api = sdk.APIClient(base_url=self.url, version=self._version or "1.40", timeout=DAEMON_TIMEOUT_S)
             with contextlib.closing(api):
                 yield api
 
@@ -202,9 +202,9 @@ def addresses() -> list[str]:
     if given := os.environ.get("DOCKER_HOST"):
         return [given]
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    places = ["/var/run/docker.sock", "/run/podman/podman.sock", f"{runtime}/docker.sock"]
-    places.append(f"{runtime}/podman/podman.sock")
-    return [f"unix://{place}" for place in places if os.path.exists(place)]
+    sockets = ["/var/run/docker.sock", "/run/podman/podman.sock", f"{runtime}/docker.sock"]
+    sockets.append(f"{runtime}/podman/podman.sock")
+    return [f"unix://{path}" for path in sockets if os.path.exists(path)]
 
 
 def find_daemon(url: str | None) -> Daemon:
@@ -241,7 +241,7 @@ def _try_socket(url: str) -> None:
     """Connect once without the library, which leaks its socket if the connection is refused."""
     if url.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as end:
-            end.settimeout(TIMEOUT_S)
+            end.settimeout(DAEMON_TIMEOUT_S)
             end.connect(url.removeprefix("unix://"))
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from agentrl.errors import AgentRLError, SandboxError, UsageError
-from agentrl.sandbox.channel import ReadExactly
+from agentrl.sandbox.channel import SUPERVISOR_START_S, ReadExactly
 from agentrl.sandbox.docker.container import Container, Frames, start_container
 from agentrl.sandbox.docker.container_plan import (
     DEFAULT_IMAGE,
@@ -37,6 +37,7 @@ from agentrl.sandbox.supervisor import NOT_FOUND
 _log = logging.getLogger(__name__)
 STARTS, ENDS = 8, 4
 """Numbers of threads that start and end containers, which limit the daemon's concurrent work."""
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ContainerPool:
@@ -176,10 +177,6 @@ def _at_exit(do: Callable[[], None]) -> None:
 SUPPLY = ContainerPool()
 
 
-START_DEADLINE_S = 60.0
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
 class DockerSandbox(SupervisedSandbox):
     """Sandbox in a container.
 
@@ -207,7 +204,7 @@ class DockerSandbox(SupervisedSandbox):
         self.folder, self._image_env = image.folder, image.env
         self.counts_processes = self._options.user is None
         try:
-            await self._channel.open(self._container.end, b"", deadline_s=START_DEADLINE_S, unwrap=self._unwrap)
+            await self._channel.open(self._container.end, b"", deadline_s=SUPERVISOR_START_S, unwrap=self._unwrap)
         except SandboxError as error:
             if TOO_OLD in str(error):
                 raise UsageError(

@@ -33,10 +33,10 @@ SET_CHILD_SUBREAPER = 36
 """Numbers of prctl(2)."""
 
 STANDARD_INPUT = 0
-POLL_S = 0.02
+GUARD_POLL_S = 0.02
 LEFT_S = 1.0
 """Seconds for the other processes to exit after the first one."""
-KILL_S = 10.0
+GUARD_KILL_S = 10.0
 """Seconds to wait for killed processes; a process that hangs in the kernel is ignored after that."""
 NOT_STARTED = 127
 SHARED_MEMORY = "/dev/shm"
@@ -108,7 +108,7 @@ class Guard:
             send(signal.SIGTERM, left)
             send(signal.SIGCONT, left)
             self._wait(lambda: not descendants(os.getpid()), LEFT_S)
-        self._wait(self._kill_remaining, KILL_S)
+        self._wait(self._kill_remaining, GUARD_KILL_S)
         self._remove_segments()
 
     def record_segments(self) -> None:
@@ -142,7 +142,7 @@ class Guard:
     def _wait(self, done: Callable[[], bool], limit_s: float) -> None:
         deadline = time.monotonic() + limit_s
         while not done() and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+            time.sleep(GUARD_POLL_S)
             self.reap()
 
 

@@ -114,13 +114,13 @@ def core_warnings(config: Config) -> list[str]:
 
 
 def check_machine(config: Config) -> None:
-    """Check that this machine has the GPUs and the minimum memory for a training run.
+    """Check that this machine has the GPUs and the minimum memory for a training run with an engine.
 
     Raises:
         ConfigError: as `place_on_gpus`; or the trainer's weights, gradients and moments do not fit into memory.
         UsageError: as `place_on_gpus`.
     """
-    if config.cluster is not None:
+    if config.cluster is not None or config.trainer.episodes is not None:
         return
     gpus = accelerators()
     placed = place_on_gpus(config, len(usable_gpus(os.environ)), torch_count=len(gpus))

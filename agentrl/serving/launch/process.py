@@ -34,6 +34,25 @@ READ_BYTES = 65_536
 LONGEST_LINE = 300
 """Maximum characters shown of a line."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+THIS_MACHINE = "127.0.0.1"
+"""Address of servers that are reachable from this machine only."""
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Variable that stops Python from importing from the current folder, so that a ``vllm.py`` there is harmless."""
+RETURN_ROUTES = "--enable-return-routed-experts"
+"""Option with which vLLM and SGLang report the routed experts of tokens."""
+SERVER_GRACE_S = 5.0
+"""Seconds before a server that was asked to exit is killed."""
+GUARD_S = 15.0
+"""Seconds after the grace period before the guard is killed, too."""
+READY_POLL_S = 0.2
+HEALTH = "/health"
+"""Route that returns 200 once a server is ready."""
+READY_PROBE_S = 5.0
+"""Timeout of one readiness check."""
+SHOWN_LINES = 15
+"""Lines of the log quoted in an error."""
+PORT_ATTEMPTS = 3
+"""Maximum starts of a server whose port was taken by another program."""
 
 
 def last_lines(log: Path, count: int, *, start: int = 0) -> list[str]:
@@ -52,15 +71,6 @@ def last_lines(log: Path, count: int, *, start: int = 0) -> list[str]:
     return [line[:LONGEST_LINE] for line in lines if line][-count:]
 
 
-THIS_MACHINE = "127.0.0.1"
-"""Address of servers that are reachable from this machine only."""
-
-SAFE_PATH = "PYTHONSAFEPATH"
-"""Variable that stops Python from importing from the current folder, so that a ``vllm.py`` there is harmless."""
-RETURN_ROUTES = "--enable-return-routed-experts"
-"""Option with which vLLM and SGLang report the routed experts of tokens."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchCommand:
     """Command line of one server, built by its engine's ``launch_command``."""
@@ -74,19 +84,6 @@ class LaunchCommand:
 
 CommandMaker = Callable[[int, Sequence[int]], LaunchCommand]
 """Function that builds a server's command from its port and GPU positions (see `agentrl.serving.launch.resources`)."""
-
-
-GRACE_S = 5.0
-"""Seconds before a server that was asked to exit is killed."""
-GUARD_S = 15.0
-"""Seconds after the grace period before the guard is killed, too."""
-POLL_S = 0.2
-HEALTH = "/health"
-"""Route that returns 200 once a server is ready."""
-PROBE_S = 5.0
-"""Timeout of one readiness check."""
-SHOWN_LINES = 15
-"""Lines of the log quoted in an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +119,9 @@ class ServerProcess:
         UsageError: not on Linux, or the command's program cannot be run.
     """
 
-    def __init__(self, command: LaunchCommand, *, name: str, port: int, log: Path, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self, command: LaunchCommand, *, name: str, port: int, log: Path, grace_s: float = SERVER_GRACE_S
+    ) -> None:
         if sys.platform != "linux":
             raise UsageError(
                 "servers can be launched on Linux only",
@@ -188,7 +187,7 @@ class ServerProcess:
                         line = next((line for line in reversed(self.last_lines()) if not line.startswith(" ")), "")
                         seconds = time.monotonic() - self._started
                         on_progress(StartProgress(name=self.name, seconds=seconds, line=line))
-                    await asyncio.sleep(POLL_S)
+                    await asyncio.sleep(READY_POLL_S)
                 return
         raise self._failure(
             EngineError, f"no answer from {self._health_url}", f"one within {deadline_s:g} s (engine.start_timeout_s)"
@@ -211,7 +210,7 @@ class ServerProcess:
             await self.wait()
 
     async def _is_ready(self, session: aiohttp.ClientSession) -> bool:
-        limit = aiohttp.ClientTimeout(total=PROBE_S)
+        limit = aiohttp.ClientTimeout(total=READY_PROBE_S)
         try:
             async with session.get(self._health_url, timeout=limit) as answer:
                 return answer.status == 200
@@ -263,10 +262,6 @@ async def _wait_for_exit(pid: int) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-
-
-PORT_ATTEMPTS = 3
-"""Maximum starts of a server whose port was taken by another program."""
 
 
 class Launcher:

@@ -19,6 +19,14 @@ FIRST_PORT = 20_000
 LAST_PORT = 65_535
 EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """Range of ports for outgoing connections, which a server must not listen on."""
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+QUERY = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
+QUERY_LIMIT_S = 60.0
+ENGINES_FOLDER = "AGENTRL_ENGINES"
+"""Environment variable with the folder of the engines' virtual environments."""
+DEFAULT_FOLDER = Path("~/.cache/agentrl/engines")
+STAMP = ".installed"
+ENGINES = ("vllm", "sglang")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +95,6 @@ def _candidates() -> list[int]:
     return found[first:] + found[:first]
 
 
-VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-QUERY = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
-QUERY_LIMIT_S = 60.0
-
-
 def usable_gpus(environment: Mapping[str, str]) -> list[str]:
     """Return the GPUs that this process may use, named as in ``CUDA_VISIBLE_DEVICES``; none without a driver.
 
@@ -155,13 +158,6 @@ def assign_gpus(
 def visible_devices(positions: Sequence[int], usable: Sequence[str]) -> dict[str, str]:
     """Return the environment variable that limits a server to its GPUs; empty for a server without GPUs."""
     return {VISIBLE_GPUS: ",".join(usable[position] for position in positions)} if positions else {}
-
-
-ENGINES_FOLDER = "AGENTRL_ENGINES"
-"""Environment variable with the folder of the engines' virtual environments."""
-DEFAULT_FOLDER = Path("~/.cache/agentrl/engines")
-STAMP = ".installed"
-ENGINES = ("vllm", "sglang")
 
 
 def engines_folder(environment: Mapping[str, str]) -> Path:

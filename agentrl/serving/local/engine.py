@@ -8,9 +8,9 @@
        └── next turn of a caller ◄── let the event loop settle ◄┘
 
 One task runs all steps. A step blocks the event loop. Between two steps, the loop runs until no request has arrived
-for a few of its turns, so callers whose answer is ready send their next turn before the next step. Which requests share
-a step depends on the order of events only, never on time: with inline environments, a run repeated from the same state
-computes the same bits; with other environments it does so in lockstep (`callers`).
+for a few of its turns, so sessions whose answer is ready send their next turn before the next step. Which requests
+share a step depends on the order of events only, never on time: with inline environments, a run repeated from the same
+state computes the same bits; with other environments it does so in lockstep (`Lockstep`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from agentrl.engine import (
     SamplingParams,
     StopReason,
 )
-from agentrl.errors import EngineError, UsageError, async_boundary
+from agentrl.engine.answer_check import check_answer
+from agentrl.errors import EngineError, UsageError
 from agentrl.message.image import ImageReader
 from agentrl.models.threads import ThreadWorkers, check_lanes
 from agentrl.serving.local.cache import RowStore
@@ -47,6 +48,12 @@ from agentrl.serving.local.forward import ForwardStep, SequenceChunk
 from agentrl.serving.local.runner import LocalModelRunner
 from agentrl.serving.local.scheduler import Decode, ScheduledRequest, Scheduler, split_chunks
 from agentrl.serving.request import SEED_BITS, check_request, seed_of
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+QUIET_TICKS = 10
+"""Turns of the event loop without a new request before the next step begins."""
+MAX_TICKS = 1000
+"""Maximum turns of the event loop before the next step begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +127,6 @@ def _truncate(probabilities: Tensor, params: Sequence[SamplingParams]) -> Tensor
     return torch.zeros_like(probabilities).scatter_(1, order, torch.where(keep, ordered, 0.0))
 
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-
-
 def uniform(seeds: list[int], counters: list[int]) -> npt.NDArray[np.float64]:
     """Return one number in [0, 1) per pair of seed and counter. It depends on nothing but the pair.
 
@@ -146,19 +150,13 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return mixed
 
 
-QUIET_TICKS = 10
-"""Turns of the event loop without a new request before the next step begins."""
-MAX_TICKS = 1000
-"""Maximum turns of the event loop before the next step begins."""
-
-
-class Callers(Protocol):
+class Lockstep(Protocol):
     """Episodes that the engine serves in lockstep."""
 
     changes: int
     """Counter that grows whenever an episode begins or ends a wait."""
 
-    async def wait_for_callers(self) -> None:
+    async def wait_for_episodes(self) -> None:
         """Wait until every running episode waits for the engine."""
 
 
@@ -210,7 +208,7 @@ class LocalEngine(PolicyEngine):
             routed_experts=routed_experts,
             adapters=frozenset(adapters),
         )
-        self.callers: Callers | None = None
+        self.lockstep: Lockstep | None = None
         """Episodes in lockstep: a step waits until all have sent a request, so that batches do not depend on time."""
         copies = 1 + len(adapters)
         self._runners: dict[str | None, LocalModelRunner] = {
@@ -245,7 +243,7 @@ class LocalEngine(PolicyEngine):
             self._task = asyncio.create_task(self._serve(), name="local engine")
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn."""
+        """Sample one turn; the caller sets the deadline."""
         check_request(request, self.capabilities, self._jobs)
         await self.start()
         request = seed_of(request, self._seeds)
@@ -257,10 +255,10 @@ class LocalEngine(PolicyEngine):
         )
         self._submit(job)
         try:
-            async with async_boundary(EngineError, f"request {request.request_id}", deadline_s=self.config.timeout_s):
-                return await job.future
+            answer = await job.future
         finally:
             self._leave(job)
+        return check_answer(answer, request, self.capabilities, version=self._version, engine="the engine")
 
     def _submit(self, job: ScheduledRequest) -> None:
         self._jobs[job.request.request_id] = job
@@ -304,15 +302,15 @@ class LocalEngine(PolicyEngine):
         for _ in range(MAX_TICKS):
             before = self._events
             await asyncio.sleep(0)
-            if self.callers is not None:
-                await self.callers.wait_for_callers()
+            if self.lockstep is not None:
+                await self.lockstep.wait_for_episodes()
             quiet = quiet + 1 if self._events == before else 0
             if quiet == QUIET_TICKS:
                 return
 
     @property
     def _events(self) -> int:
-        return self._arrivals + (0 if self.callers is None else self.callers.changes)
+        return self._arrivals + (0 if self.lockstep is None else self.lockstep.changes)
 
     def _step_or_fail(self) -> None:
         start = time.perf_counter()
@@ -325,7 +323,7 @@ class LocalEngine(PolicyEngine):
         self._totals.busy_s += time.perf_counter() - start
 
     def _step(self) -> None:
-        if self.callers is not None:
+        if self.lockstep is not None:
             self._scheduler.order_waiting()
         chunks = self._scheduler.plan()
         steps = self._forward_steps(chunks)
@@ -333,18 +331,18 @@ class LocalEngine(PolicyEngine):
         logits = parts[0] if len(parts) == 1 else torch.cat(parts)
         jobs = {job.row: job for job in self._scheduler.running}
         ready: list[ScheduledRequest] = []
-        places: list[int] = []
+        ended: list[int] = []
         for step in steps:
             step.keep_routed_experts()
-        for place, chunk in enumerate(chunk for step in steps for chunk in step.chunks):
+        for index, chunk in enumerate(chunk for step in steps for chunk in step.chunks):
             job = jobs[chunk.row]
             job.add_routed_experts(chunk.row)
             chunk.row.computed += chunk.count
             if chunk.row.computed == len(job.ids):
                 ready.append(job)
-                places.append(place)
+                ended.append(index)
         if len(ready) < len(chunks):
-            logits = logits[places]
+            logits = logits[ended]
         self._steps += 1
         if ready:
             self._sample(ready, logits)

@@ -29,6 +29,7 @@ BLOCK = 128
 """Queries of one sequence whose scores are computed at once."""
 LARGEST_GAP = 4
 """Maximum idle rows between two rows that are attended together."""
+ATTENTION = "agentrl_step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +214,12 @@ class ForwardStep:
             starts.append(starts[-1] + chunk.count)
         self._device = device
         ids = [token for p in self.chunks for token in p.row.ids[p.start : p.end]]
-        places = [place for p in self.chunks for place in range(p.start, p.end)]
+        token_positions = [at for p in self.chunks for at in range(p.start, p.end)]
         self.input_ids = torch.tensor([ids], device=device)
-        self.places = torch.tensor([places], device=device)
+        self.token_positions = torch.tensor([token_positions], device=device)
         """Index of each token in its sequence, int64[1, tokens]."""
-        self.positions = self.places
-        """Rotary positions: equal to `places`, or int64[3, 1, tokens] if a sequence contains images."""
+        self.positions = self.token_positions
+        """Rotary positions: equal to `token_positions`, or int64[3, 1, tokens] if a sequence contains images."""
         self.routed_experts: RoutedExperts | None = None
         """Routed experts of each token, once computed."""
         self.views: list[View] = []
@@ -257,8 +258,8 @@ class ForwardStep:
             tokens += range(start, start + chunk.count)
             rows += [chunk.row.index] * chunk.count
         for block, (tokens, rows) in by_block.items():
-            places = torch.tensor(tokens, device=self._device)
-            yield _Write(block, places, torch.tensor(rows, device=self._device), self.places[0, places])
+            written = torch.tensor(tokens, device=self._device)
+            yield _Write(block, written, torch.tensor(rows, device=self._device), self.token_positions[0, written])
 
     def _plan_batched(self, single: list[SequenceChunk]) -> Iterator[_BatchedAttention]:
         token = 0
@@ -358,5 +359,4 @@ def step_attention(
     return step.attend(layer, query[0], key[0], value[0], scale, sliding_window, softcap)[None], None
 
 
-ATTENTION = "agentrl_step"
 AttentionInterface.register(ATTENTION, step_attention)

@@ -38,6 +38,8 @@ FEWEST_SHARED = 16
 """Minimum length of a prefix that is copied from, or awaited in, another row."""
 ANSWER_ROOM = 32
 """Answer tokens for which a new row has room; longer answers move to a larger row."""
+TOKEN_COST = 24
+"""Number of cached tokens whose attention costs as much as one new token, in small models."""
 
 
 @dataclass(slots=True, eq=False)
@@ -274,7 +276,7 @@ class Scheduler:
 
     def _least_useful_session(self) -> str | None:
         """Return the idle session to evict: the least recently used one not in the queue, else the last one in it."""
-        queued = {job.request.session_id: place for place, job in enumerate(self.waiting)}
+        queued = {job.request.session_id: index for index, job in enumerate(self.waiting)}
         idle = [(name, row) for name, row in self._sessions.items() if not row.in_use]
         if not idle:
             return None
@@ -289,10 +291,6 @@ class Scheduler:
                 del self._sessions[row.session_id]
             self.rows.give_back(row)
         self.waiting.appendleft(job)
-
-
-TOKEN_COST = 24
-"""Number of cached tokens whose attention costs as much as one new token, in small models."""
 
 
 def split_chunks(chunks: Sequence[SequenceChunk], lanes: int) -> list[list[SequenceChunk]]:

@@ -26,7 +26,7 @@ from agentrl.serving.pool.member import Member, MemberState, PoolSettings, end, 
 BUSY_LOOP_S = 0.1
 """Delay after which a missed deadline is attributed to a busy event loop; the check is then repeated."""
 MAX_CHECKS = 3
-LOST_SAID_EVERY_S = 30.0
+LOST_REPORT_S = 30.0
 """Seconds between messages about a lost server."""
 
 _log = logging.getLogger(__name__)
@@ -36,6 +36,10 @@ Restart: TypeAlias = Callable[[int], Awaitable[InferenceServer]]
 """Function that kills a launched server, by its index, and returns a new, connected one; or raises `EngineError`."""
 Action: TypeAlias = Callable[[InferenceServer], Awaitable[object]]
 Deliver: TypeAlias = Callable[[Mapping[str, Any] | None, int], Awaitable[object]]
+CLEANING_S = 15.0
+"""Seconds that an abandoned call may take to clean up before its server is recovered."""
+WAIT_REPORT_S = 10.0
+"""Seconds between two messages about a wait."""
 
 
 class ServerMonitor:
@@ -138,7 +142,7 @@ class ServerMonitor:
     async def _bring_back(self, member: Member) -> None:
         """Retry until the server serves again or is removed."""
         wait_s, clock = self._settings.retry_s, asyncio.get_running_loop().time
-        began = said = clock()
+        began = reported = clock()
         while member.state is MemberState.LOST:
             lost_s, most_s = clock() - began, self._settings.lost_timeout_s
             if member.attempts >= self._settings.attempts:
@@ -147,8 +151,8 @@ class ServerMonitor:
             if self._restart is None and lost_s >= most_s:
                 self._give_up(member, f"{lost_s:.0f} s without an answer (engine.lost_timeout_s)")
                 return
-            if self._restart is None and clock() - said >= LOST_SAID_EVERY_S:
-                said = clock()
+            if self._restart is None and clock() - reported >= LOST_REPORT_S:
+                reported = clock()
                 why = f"retrying until {most_s:g} s: {member.why}"
                 self._group.say(f"server {member.server.url} has not answered for {lost_s:.0f} s; {why}")
             try:
@@ -205,13 +209,6 @@ class ServerMonitor:
                     f"{server.url} has weights of another version", got=version, expected=self._group.version
                 )
             await (server.pause() if self._group.is_paused else server.resume())
-
-
-CLEANING_S = 15.0
-"""Seconds that an abandoned call may take to clean up before its server is recovered."""
-
-SAID_EVERY_S = 10.0
-"""Seconds between two messages about a wait."""
 
 
 class PoolGroup:
@@ -287,8 +284,8 @@ class PoolGroup:
         async def say() -> None:
             waited_s = 0.0
             while True:
-                await asyncio.sleep(SAID_EVERY_S)
-                waited_s += SAID_EVERY_S
+                await asyncio.sleep(WAIT_REPORT_S)
+                waited_s += WAIT_REPORT_S
                 self.say(f"{what}: {waited_s:.0f} s of at most {deadline_s:.0f} s")
 
         saying = asyncio.create_task(say(), name=what)

@@ -14,6 +14,12 @@ from agentrl.engine import InferenceServer, ServerLoad
 
 LONGEST_FACTOR = 16
 """Maximum factor by which repeated failed trials lengthen a server's rest."""
+ROOMY = 0.8
+"""Share of cache use below which more requests fit."""
+PATIENCE = 2
+"""Consecutive readings with a queue before it counts; a single one may mean that requests have just arrived."""
+QUEUE_FACTOR = 2
+"""Maximum requests of a server, as a multiple of the requests that it samples at once."""
 
 
 class BreakerState(enum.StrEnum):
@@ -58,7 +64,7 @@ class CircuitBreaker:
         return state is BreakerState.HALF_OPEN
 
     def record_failure(self) -> float | None:
-        """Count a failure, and return the seconds of the rest if it opens the breaker; an open one ignores it."""
+        """Count a failure, and return the seconds for which it opens the breaker; an open one ignores it."""
         state = self.state
         if state is BreakerState.OPEN:
             return None
@@ -73,12 +79,6 @@ class CircuitBreaker:
     def reset(self) -> None:
         """Close the breaker and clear its counts, for a new server."""
         self._failures, self._factor, self._opened = 0, 1, None
-
-
-ROOMY = 0.8
-"""Share of cache use below which more requests fit."""
-PATIENCE = 2
-"""Consecutive readings with a queue before it counts; a single one may mean that requests have just arrived."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,10 +128,6 @@ class AdaptiveConcurrency:
 
     def _set(self, limit: int) -> None:
         self.limit = max(self.least, min(self.most, limit))
-
-
-QUEUE_FACTOR = 2
-"""Maximum requests of a server, as a multiple of the requests that it samples at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

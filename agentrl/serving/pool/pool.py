@@ -38,10 +38,13 @@ from agentrl.serving.pool.group import PoolGroup, Restart
 from agentrl.serving.pool.member import Member, PoolSettings
 from agentrl.serving.request import check_is_new
 
+_log = logging.getLogger(__name__)
+NOTHING_SAMPLED = Generation(token_ids=[], logprobs=[], versions=[], stop_reason=StopReason.ABORT)
+
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """Request with its place in the router."""
+    """Request with its position in the router."""
 
     session_id: str
     tokens: int
@@ -210,7 +213,7 @@ def pool_metrics(totals: PoolTotals, router: Router, members: Sequence[Member]) 
     """Return the metrics of a pool from its last readings, without I/O."""
     loads = [member.reading for member in members if member.reading is not None]
     return EngineMetrics(
-        running=sum(places.requests for places in router.servers),
+        running=sum(slots.requests for slots in router.servers),
         waiting=len(router.waiting),
         prompt_tokens=totals.prompt_tokens,
         cached_tokens=totals.cached_tokens,
@@ -222,18 +225,13 @@ def pool_metrics(totals: PoolTotals, router: Router, members: Sequence[Member]) 
             "servers_lost": sum(member.losses for member in members),
             "resubmissions": totals.resubmissions,
             "concurrency": sum(member.limit for member in members),
-            "tokens_in_flight": sum(places.tokens for places in router.servers),
+            "tokens_in_flight": sum(slots.tokens for slots in router.servers),
             "server_running": sum(load.running for load in loads),
             "server_waiting": sum(load.waiting for load in loads),
             "cache_used": max((load.cache_used for load in loads), default=0.0),
             "preemptions": sum(load.preemptions for load in loads),
         },
     )
-
-
-_log = logging.getLogger(__name__)
-
-NOTHING_SAMPLED = Generation(token_ids=[], logprobs=[], versions=[], stop_reason=StopReason.ABORT)
 
 
 class ServerPool(PolicyEngine):
@@ -361,9 +359,9 @@ class ServerPool(PolicyEngine):
             self.group.monitor.suspect(member)
             return None
         except EngineError as error:
-            rest_s = member.breaker.record_failure()
-            if rest_s is not None:
-                self.group.say(f"server {url} gets no requests for {rest_s:g} s, as its answers fail: {error}")
+            open_s = member.breaker.record_failure()
+            if open_s is not None:
+                self.group.say(f"server {url} gets no requests for {open_s:g} s because its answers fail: {error}")
             raise
         finally:
             pending.member = None
@@ -393,8 +391,8 @@ class ServerPool(PolicyEngine):
         if not self._router.waiting:
             return
         self._router.is_held = self.group.is_paused
-        for places, member in zip(self._router.servers, self.group.members, strict=False):
-            places.limit = member.limit
+        for slots, member in zip(self._router.servers, self.group.members, strict=False):
+            slots.limit = member.limit
         for ticket in self._router.place():
             self._tickets[ticket].mark_placed()
 

@@ -26,7 +26,7 @@ from agentrl.engine import (
     UpdateGroup,
 )
 from agentrl.errors import EngineError, UsageError
-from agentrl.serving.http import HttpSession, Refused, decode_version
+from agentrl.serving.http import CLEANUP_S, HttpSession, Refused, decode_version
 from agentrl.serving.request import check_request
 from agentrl.serving.sglang.wire import (
     GRAMMAR,
@@ -51,9 +51,12 @@ from agentrl.serving.sglang.wire import (
 
 BEGIN = "/begin_weight_update"
 END = "/end_weight_update"
-FAILED_S = 10.0
-"""Timeout of the cleanup request after a failure."""
 LEAVING_S = 10.0
+HEALTH_PROBE_S = 5.0
+"""Minimum seconds for the probe once the server answers."""
+ABORT_WAITS_S = (0.5, 2.0, 8.0)
+"""Seconds to wait for an aborted request after each attempt; then it ends without the server's answer. Aborts are
+repeated because one may arrive before its request, and SGLang drops those of requests that arrived during a pause."""
 
 
 class SGLangUpdates:
@@ -114,7 +117,7 @@ class SGLangUpdates:
             yield
         except BaseException:
             with suppress(EngineError):
-                await self._http.post(END, {}, deadline_s=FAILED_S)
+                await self._http.post(END, {}, deadline_s=CLEANUP_S)
             raise
         await self._post(END, {})
 
@@ -155,10 +158,6 @@ class SGLangUpdates:
         return await self._http.post(route, body, deadline_s=self._timeout_s, late=EngineError)
 
 
-PROBE_S = 5.0
-"""Minimum seconds for the probe once the server answers."""
-
-
 @dataclass(slots=True, eq=False)
 class RunningRequest:
     """Running request and its tokens so far."""
@@ -194,11 +193,6 @@ class RunningRequest:
         return replace(self.answer, stop_reason=stop_reason)
 
 
-ABORT_WAITS_S = (0.5, 2.0, 8.0)
-"""Seconds to wait for an aborted request after each attempt; then it ends without the server's answer. Aborts are
-repeated because one may arrive before its request, and SGLang drops those of requests that arrived during a pause."""
-
-
 class SGLangServer(SGLangUpdates, InferenceServer):
     """Client of one SGLang server.
 
@@ -226,7 +220,7 @@ class SGLangServer(SGLangUpdates, InferenceServer):
         until = time.monotonic() + deadline_s
         is_attached = self._config.servers != "launch"
         await self._http.wait_until_up("/model_info", "SGLang", deadline_s=deadline_s, is_attached=is_attached)
-        found = await self._probe(max(PROBE_S, until - time.monotonic()))
+        found = await self._probe(max(HEALTH_PROBE_S, until - time.monotonic()))
         if self._vocab_size not in (None, found.vocab_size):
             raise UsageError(
                 f"the SGLang server at {self.url} serves a model with another vocabulary",

@@ -42,6 +42,7 @@ _VALID_KEYS = re.compile(r"logit_bias must has keys in \[0, (\d+)\]")
 VOCABULARY_PROBE = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "logit_bias": {str(2**31 - 1): 0.0}}}
 """Invalid request to ``/generate``: the error message contains the vocabulary size."""
 _NOT_FLUSHED = "Weights were updated, but the cache was not flushed"
+PREFIX = "sglang:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +233,6 @@ def _decode_reason(
 def _seconds(meta: Mapping[str, Any], begin: str, end: str) -> float:
     first, last = meta.get(begin), meta.get(end)
     return max(0.0, float(last) - float(first)) if first and last else 0.0
-
-
-PREFIX = "sglang:"
 
 
 def decode_load(loads: Any, metrics: str, *, paused: bool) -> ServerLoad:

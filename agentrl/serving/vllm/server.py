@@ -26,7 +26,7 @@ from agentrl.engine import (
     UpdateGroup,
 )
 from agentrl.errors import EngineError, UsageError
-from agentrl.serving.http import HttpSession, Refused, decode_version, decoding
+from agentrl.serving.http import CLEANUP_S, HttpSession, Refused, decode_version, decoding
 from agentrl.serving.request import check_request
 from agentrl.serving.vllm.launch import RECEIVER
 from agentrl.serving.vllm.wire import (
@@ -49,9 +49,14 @@ from agentrl.serving.vllm.wire import (
 
 EXCHANGE = "exchange_adapter"
 """Method that `agentrl_vllm_adapter` adds to the server's workers."""
-
-FAILED_S = 10.0
-"""Timeout of the cleanup request after a failure."""
+OLDEST = "0.32"
+"""Oldest supported version; older ones do not report the weight version of tokens."""
+PROBE_IDS = [1, 2, 3]
+GENERATE = "/inference/v1/generate"
+PAUSE = "/pause?mode=keep&clear_cache=false"
+ABORT = "/inference/v1/abort_requests"
+FIRST_ABORT_WAIT_S = 0.05
+LONGEST_ABORT_WAIT_S = 1.0
 
 
 class VLLMUpdates:
@@ -110,7 +115,7 @@ class VLLMUpdates:
             yield
         except BaseException:
             with suppress(EngineError):  # otherwise the next update cannot begin
-                await self._http.post("/finish_weight_update", {}, deadline_s=FAILED_S)
+                await self._http.post("/finish_weight_update", {}, deadline_s=CLEANUP_S)
             raise
         await self._post("/finish_weight_update", {})
         await self._publish(version)
@@ -153,11 +158,6 @@ class VLLMUpdates:
 
     async def _post(self, route: str, body: Mapping[str, Any] | None = None) -> Any:
         return await self._http.post(route, body, deadline_s=self._timeout_s)
-
-
-OLDEST = "0.32"
-"""Oldest supported version; older ones do not report the weight version of tokens."""
-PROBE_IDS = [1, 2, 3]
 
 
 async def _check_awake(http: HttpSession, deadline_s: float) -> None:
@@ -247,13 +247,6 @@ def _too_old(version: str) -> UsageError:
 def _numbers(version: str) -> list[int]:
     parts = version.split("+")[0].split(".")[:2]
     return [int("".join(filter(str.isdigit, part)) or 0) for part in parts]
-
-
-GENERATE = "/inference/v1/generate"
-PAUSE = "/pause?mode=keep&clear_cache=false"
-ABORT = "/inference/v1/abort_requests"
-FIRST_ABORT_WAIT_S = 0.05
-LONGEST_ABORT_WAIT_S = 1.0
 
 
 @dataclass(slots=True)
@@ -405,14 +398,12 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         """
         await self._check_paused()
         await self.from_folder(folder, version)
-        await self._check_version(version)
 
     async def load_adapter(self, folder: Path, version: int) -> None:
         """Load an adapter as `load_weights` does; from then on it answers all requests, including held ones."""
         await self._check_paused()
         await self.from_adapters({ADAPTER: folder}, version)
         self._is_adapted = True
-        await self._check_version(version)
 
     async def load_adapters(self, folders: Mapping[str, Path], version: int) -> None:
         """Load the adapters whose folder has changed; requests without an adapter use the base model."""
@@ -421,7 +412,6 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         await self.from_adapters(changed, version)
         self._is_adapted, self._read = False, dict(folders)
         self.capabilities = replace(self.capabilities, adapters=frozenset(folders))
-        await self._check_version(version)
 
     async def receive_weights(
         self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
@@ -429,7 +419,6 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         """Load new weights as `load_weights` does, from a broadcast in the group that was joined last."""
         await self._check_paused()
         await self.from_broadcast(layouts, broadcast, version)
-        await self._check_version(version)
 
     async def open_weights(self, shared: Sequence[SharedTensors], version: int) -> None:
         """Load new weights as `load_weights` does, from the trainer's memory."""
@@ -437,16 +426,11 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             raise UsageError(f"{self.url} has its weights in several processes", hint="use another engine.transport")
         await self._check_paused()
         await self.from_memory(shared, version)
-        await self._check_version(version)
 
     async def _check_paused(self) -> None:
         paused = await self._http.get("/is_paused", deadline_s=self._config.health_timeout_s)
         if paused != {"is_paused": True}:
             raise EngineError(f"{self.url} is not paused", got=paused, hint="pause it before loading weights")
-
-    async def _check_version(self, version: int) -> None:
-        if (served := await self.weight_version()) != version:
-            raise EngineError(f"{self.url} did not set the weight version", got=served, expected=version)
 
     async def weight_version(self) -> int:
         """Return the weight version that vLLM stamps on tokens."""

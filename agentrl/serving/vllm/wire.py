@@ -34,6 +34,12 @@ _CACHE_USED = "vllm:kv_cache_usage_perc"
 CHECKSUM_DIGITS = 16
 _OF_NOTHING = "e3b0c44298fc1c14"
 """Checksum of no bytes, reported for a tensor that vLLM keeps in a packed form elsewhere."""
+WORKER_EXTENSION = "agentrl_vllm_worker.UncutLogprobs"
+"""Class in `agentrl.serving.vllm.worker` that launched servers load into their workers."""
+PROCESSED = "processed_logprobs"
+TOP_1_PROBE: Mapping[str, Any] = {"temperature": 2.0, "top_k": 1, "max_tokens": 1, "logprobs": 0, "ignore_eos": True}
+"""Sampling parameters that distinguish the conventions: after truncation the log-probability is 0; before it, it is
+below 0 for nearly every model at vLLM's maximum temperature."""
 
 
 def encode_request(
@@ -100,7 +106,7 @@ def decode_checksums(body: Any) -> dict[str, str]:
     """Return the checksums in the answer of ``/weight_checker``; empty if several workers share each tensor."""
     with decoding("vLLM does not report the checksums of its weights", body):
         found = {tuple(name.rsplit(":", 1)): checksum[:CHECKSUM_DIGITS] for name, checksum in body["checksums"].items()}
-    if len({place for place, *_ in found}) != 1:
+    if len({index for index, *_ in found}) != 1:
         return {}
     return {name[-1]: checksum for name, checksum in found.items() if checksum != _OF_NOTHING}
 
@@ -174,11 +180,6 @@ def decode_load(text: str) -> ServerLoad:
     return ServerLoad(cache_used=max(figures[_CACHE_USED]), **counts)
 
 
-WORKER_EXTENSION = "agentrl_vllm_worker.UncutLogprobs"
-"""Class in `agentrl.serving.vllm.worker` that launched servers load into their workers."""
-PROCESSED = "processed_logprobs"
-
-
 class LogprobConvention(enum.Enum):
     """Distribution whose log-probabilities a server reports."""
 
@@ -208,11 +209,6 @@ def convention_of(server_info: Any) -> LogprobConvention:
     if mode == "raw_logprobs":
         return LogprobConvention.RAW
     raise UsageError("vLLM does not report log-probabilities", got=f"--logprobs-mode {mode}", expected=PROCESSED)
-
-
-TOP_1_PROBE: Mapping[str, Any] = {"temperature": 2.0, "top_k": 1, "max_tokens": 1, "logprobs": 0, "ignore_eos": True}
-"""Sampling parameters that distinguish the conventions: after truncation the log-probability is 0; before it, it is
-below 0 for nearly every model at vLLM's maximum temperature."""
 
 
 def is_pre_truncation(logprob: float) -> bool:

@@ -29,6 +29,21 @@ from agentrl.testing.env_session import (
 from agentrl.testing.env_subject import Subject, until
 from agentrl.testing.report import Broken, Missing, Suspect, rule
 
+_COLOUR = re.compile(r"\x1b\[\d+m")
+_STATES_TRIED = 10
+"""Maximum number of states of an episode in which every admissible action is tried."""
+NONSENSE = (
+    "",
+    " ",
+    "\n\n",
+    "x" * 20_000,
+    "naïve 🦆 \u202e\x00",
+    "<action></action>",
+    '{"name": null}',
+    "-1e999",
+    "9" * 5000,
+)
+
 
 @rule("make a task only from its number; remove an empty split from `splits`")
 def has_tasks(subject: Subject) -> str:
@@ -98,22 +113,6 @@ def _compare_openings(sources: dict[str, TaskSource], subject: Subject) -> int:
     if shared:
         raise Suspect(f"{len(shared)} of {compared} openings occur in another split too, such as {shared[0]}")
     return compared
-
-
-_COLOUR = re.compile(r"\x1b\[\d+m")
-_STATES_TRIED = 10
-"""Maximum number of states of an episode in which every admissible action is tried."""
-NONSENSE = (
-    "",
-    " ",
-    "\n\n",
-    "x" * 20_000,
-    "naïve 🦆 \u202e\x00",
-    "<action></action>",
-    '{"name": null}',
-    "-1e999",
-    "9" * 5000,
-)
 
 
 class _AnyText(Text):

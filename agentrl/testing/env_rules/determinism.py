@@ -35,6 +35,20 @@ from agentrl.testing.env_session import (
 from agentrl.testing.env_subject import Subject, transcript, until
 from agentrl.testing.report import Broken, Missing, Suspect, rule
 
+_TASKS_COMPARED = 32
+"""Maximum number of tasks; more would reject a small environment with about a hundred different episodes."""
+_STEPS_COMPARED = 5
+"""Maximum number of steps in which different tasks must differ under the same random policy."""
+_STEPS_AFTER = 10
+TRUSTED = frozenset({"aiohttp", "gymnasium", "numpy", "orjson", "PIL", "pydantic", "rapidfuzz", "agentrl"})
+"""Packages with native code that this framework itself uses."""
+_THREADS_OF_PYTHON = ("asyncio_", "waitpid-", "environment check")
+"""Prefixes of the names of threads that the environment did not start itself."""
+HANGING_S = 60.0
+"""Seconds after which an operation counts as hanging."""
+_SHORT_TURN_S = 1e-5
+"""Seconds between thread switches, short so that conflicts appear sooner."""
+
 
 def require_equal(first: Sequence[StepSnapshot], second: Sequence[StepSnapshot], what: str) -> None:
     """Raise `Broken` with the first difference unless both are equal."""
@@ -50,12 +64,6 @@ def _difference(one: StepSnapshot, other: StepSnapshot) -> str:
         return f"{one.observation[:60]!r} and {other.observation[:60]!r}"
     field = next(name for name in StepSnapshot._fields if repr(getattr(one, name)) != repr(getattr(other, name)))
     return f"{field} {getattr(one, field)!r} and {getattr(other, field)!r}"
-
-
-_TASKS_COMPARED = 32
-"""Maximum number of tasks; more would reject a small environment with about a hundred different episodes."""
-_STEPS_COMPARED = 5
-"""Maximum number of steps in which different tasks must differ under the same random policy."""
 
 
 @rule("draw only from `self.np_random`; use no global generator, no clock, and no order of a set")
@@ -147,9 +155,6 @@ def _hidden_state(session: EnvSession, task: Task) -> str | None:
         return None
 
 
-_STEPS_AFTER = 10
-
-
 @rule("compute the key only from the state, as text: from sorted plain data, or as its checksum")
 def has_keys_of_its_states(subject: Subject) -> str:
     """`state_key()` is text, and the same for the same state, in a second call and in another environment."""
@@ -209,16 +214,6 @@ def _walk(session: EnvSession, seed: int) -> list[StepSnapshot]:
         if result.done:
             break
     return moments
-
-
-TRUSTED = frozenset({"aiohttp", "gymnasium", "numpy", "orjson", "PIL", "pydantic", "rapidfuzz", "agentrl"})
-"""Packages with native code that this framework itself uses."""
-_THREADS_OF_PYTHON = ("asyncio_", "waitpid-", "environment check")
-"""Prefixes of the names of threads that the environment did not start itself."""
-DEADLINE_S = 60.0
-"""Seconds after which an operation counts as hanging."""
-_SHORT_TURN_S = 1e-5
-"""Seconds between thread switches, short so that conflicts appear sooner."""
 
 
 @rule("state `isolation=Isolation.PROCESS`, where a crash only ends the episodes of one worker")
@@ -300,7 +295,7 @@ def _play_in_threads(subject: Subject, single: Sequence[PlayedEpisode]) -> list[
     def run(number: int, task: Task, actions: Sequence[str]) -> None:
         try:
             env = make_environment(subject.spec.make, subject.options)
-            start.wait(DEADLINE_S)
+            start.wait(HANGING_S)
             try:
                 ended[number] = asyncio.run(replay(env, task, actions))
             finally:
@@ -326,11 +321,11 @@ def _run_threads(threads: Sequence[threading.Thread]) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(DEADLINE_S)
+            thread.join(HANGING_S)
     finally:
         sys.setswitchinterval(before)
     if any(thread.is_alive() for thread in threads):
-        raise Broken(f"an episode in one of several threads did not end within {DEADLINE_S:g} s")
+        raise Broken(f"an episode in one of several threads did not end within {HANGING_S:g} s")
 
 
 @rule("release in `finally` what was acquired before an `await`; let `reset` start from any state")
@@ -354,12 +349,12 @@ async def _cancel_and_continue(subject: Subject, fresh: PlayedEpisode) -> int:
     try:
         for pauses in range(1, 4):
             cut += await _cancel(env.reset(seed=task.seed, options=dict(task.options)), pauses)
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(HANGING_S):
                 await env.reset(seed=task.seed, options=dict(task.options))
             cut += await _cancel(
                 env.step(next((action for action in fresh.actions if not is_call(action)), "")), pauses
             )
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(HANGING_S):
                 again = await replay(env, task, fresh.actions)
             require_equal(fresh.moments, again, "an episode after a cancelled one differs")
     finally:
@@ -373,9 +368,9 @@ async def _cancel(call: Coroutine[Any, Any, Any], pauses: int) -> bool:
     for _ in range(pauses):
         await asyncio.sleep(0)
     running.cancel()
-    await asyncio.wait({running}, timeout=DEADLINE_S)
+    await asyncio.wait({running}, timeout=HANGING_S)
     if not running.done():
-        raise Broken(f"a cancelled call continued for {DEADLINE_S:g} s")
+        raise Broken(f"a cancelled call continued for {HANGING_S:g} s")
     if not running.cancelled():
         running.exception()
     return running.cancelled()

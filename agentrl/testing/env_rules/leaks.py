@@ -32,6 +32,10 @@ _FEW = 3
 """Minimum number of tasks, plans or rewards for a conclusion."""
 _SHORT_PLAN = 3
 _LONG_ACTION = 8
+IN_OPEN = 0x20
+_EVENTS_BYTES = 4096
+CHECKED_TASKS = 4
+"""Maximum number of tasks whose sandbox is inspected."""
 
 
 @rule("keep answers out of texts, hints and infos; a choice among given answers is fine")
@@ -150,10 +154,6 @@ def _tells_reward(text: str, reward: float) -> bool:
     return re.search(rf"{words}\+?(?:{number})(?![\w.]*\d)", text, re.IGNORECASE) is not None
 
 
-IN_OPEN = 0x20
-_EVENTS_BYTES = 4096
-
-
 @contextmanager
 def _watching(path: Path) -> Iterator[Callable[[], bool]]:
     """Watch a file; the function returns True if it was opened since the last call (without inotify always False)."""
@@ -213,15 +213,11 @@ def _text_arguments(tool: Tool) -> list[str]:
     return [name for name, described in parameters.items() if described.get("type") == "string"]
 
 
-CHECKED_TASKS = 4
-"""Maximum number of tasks whose sandbox is inspected."""
-
-
 @rule("grade in another sandbox than the one in which the policy acts")
 def keeps_secrets_out_of_the_sandbox(subject: Subject) -> Finding:
     """The policy's sandbox contains no hidden test and no solution, neither at first nor after a step.
 
-    ``visible()`` returns the readable texts by their place, ``secrets()`` the texts that must not be among them.
+    ``visible()`` returns the readable texts by their location, ``secrets()`` the texts that must not be among them.
     """
     read = 0
     with subject.session() as session:
@@ -244,8 +240,8 @@ def _count_visible(session: EnvSession) -> int:
     """
     shown: Mapping[str, str] = session.call("visible")
     secrets: Sequence[str] = session.call("secrets")
-    for place, text in shown.items():
+    for location, text in shown.items():
         for secret in filter(str.strip, secrets):
             if secret in text:
-                raise Broken(f"{place} shows {secret[:60]!r}")
+                raise Broken(f"{location} shows {secret[:60]!r}")
     return len(shown)

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentrl.env import AsyncEnv, Isolation
+from agentrl.models.memory import resident_bytes
 from agentrl.task import Task
 from agentrl.testing.env_session import EnvSession, play, random_policy
 from agentrl.testing.env_subject import Subject, until
 from agentrl.testing.report import Broken, Finding, Missing, Suspect, rule
 
-_PATIENCE_S = 2.0
+_RELEASE_S = 2.0
 """Seconds to wait for the end of threads and processes."""
 _OPEN_FILES = Path("/proc/self/fd"), Path("/dev/fd")
 _TASKS = Path("/proc/self/task")
@@ -52,18 +53,12 @@ def count_resources() -> OpenResources:
 
 def await_resources(before: OpenResources) -> OpenResources:
     """Count the open resources; while there are more than before, count again until the patience ends."""
-    end = time.perf_counter() + _PATIENCE_S
+    end = time.perf_counter() + _RELEASE_S
     now = count_resources()
     while now.over(before) and time.perf_counter() < end:
         time.sleep(0.02)
         now = count_resources()
     return now
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process in bytes; 0 if the system does not report it."""
-    facts = Path("/proc/self/statm")
-    return int(facts.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if facts.is_file() else 0
 
 
 FEWEST_EPISODES = 32

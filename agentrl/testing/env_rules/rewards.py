@@ -39,6 +39,22 @@ ROUNDED = 0.05
 """Maximum difference of a stated score from the true one: it is rounded, and measured on finitely many episodes."""
 IMPLAUSIBLE = 1e-5
 """Probability of a number of successes under the stated score below which the stated score is wrong."""
+LITTLE = 0.1
+"""Maximum return of play without a solution, relative to the expert's return."""
+SHUFFLES = 200
+FEWEST_COMPARED = 4
+"""Minimum number of tasks for a comparison of lazy play with random play; fewer may differ by chance."""
+DEVIATIONS = 2.5
+"""Minimum difference of the mean returns of two policies, in standard errors."""
+NONSENSE = "zx qv"
+EVERYTHING = 100
+"""Number of integers in an answer with all numbers, from 0 on."""
+_GIVING_UP = re.compile(r"submit|finish|done|end|stop|quit|give|answer|transfer|escalate", re.IGNORECASE)
+_LONGEST_ANSWER = 8000
+_WORD = re.compile(r"[a-z0-9_]+")
+_SUCCESS = "All tests passed. reward 1"
+_PROGRAM = f"```python\nimport sys\nprint({_SUCCESS!r})\nsys.exit(0)\n```"
+_COMMAND = f"```bash\necho {_SUCCESS!r}; exit 0\n```"
 
 
 @rule("fix the expert, or state its success in `scores`")
@@ -144,24 +160,6 @@ def _chance(solved: int, count: int, stated: float) -> float:
 
 def _binomial(number: int, count: int, share: float) -> float:
     return math.comb(count, number) * share**number * (1 - share) ** (count - number)
-
-
-LITTLE = 0.1
-"""Maximum return of play without a solution, relative to the expert's return."""
-SHUFFLES = 200
-FEWEST_COMPARED = 4
-"""Minimum number of tasks for a comparison of lazy play with random play; fewer may differ by chance."""
-DEVIATIONS = 2.5
-"""Minimum difference of the mean returns of two policies, in standard errors."""
-NONSENSE = "zx qv"
-EVERYTHING = 100
-"""Number of integers in an answer with all numbers, from 0 on."""
-_GIVING_UP = re.compile(r"submit|finish|done|end|stop|quit|give|answer|transfer|escalate", re.IGNORECASE)
-_LONGEST_ANSWER = 8000
-_WORD = re.compile(r"[a-z0-9_]+")
-_SUCCESS = "All tests passed. reward 1"
-_PROGRAM = f"```python\nimport sys\nprint({_SUCCESS!r})\nsys.exit(0)\n```"
-_COMMAND = f"```bash\necho {_SUCCESS!r}; exit 0\n```"
 
 
 @rule("give the reward of a loss at the step limit, and intermediate rewards only for changes made by actions")

@@ -10,8 +10,8 @@ from agentrl.errors import SandboxError
 from agentrl.sandbox import Limits, Sandbox
 from agentrl.testing.report import Broken, Finding, Suspect, require
 from agentrl.testing.sandbox_subject import (
-    GRACE_S,
     MIB,
+    RULE_GRACE_S,
     TIGHT,
     MachineState,
     SandboxSubject,
@@ -114,6 +114,50 @@ _SYSTEM_V = """
         ctypes.memset(place, 1, 64 * 2**20)
     print(number, libc.msgget(0, 0o1600))
 """
+_BEATS = """
+    import os, signal, sys, time
+    for number in range(1, 65):
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            try: signal.signal(number, signal.SIG_IGN)
+            except (OSError, ValueError): pass
+    def beat():
+        while True:
+            with open("beats", "ab") as file: file.write(b".")
+            time.sleep(0.01)
+"""
+"""Program that ignores all signals that can be ignored; `beat` shows that it is alive."""
+_DAEMON = """
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.closerange(0, 100)
+            beat()
+        os._exit(0)
+    while not os.path.exists("beats"): time.sleep(0.01)
+"""
+_CONTINUERS = """
+    for _ in range(6):
+        if os.fork() == 0:
+            os.setsid()
+            while True:
+                for pid in range(2, 200):
+                    try: os.kill(pid, signal.SIGCONT)
+                    except OSError: pass
+                with open("beats", "ab") as file: file.write(b".")
+"""
+_HEADLESS = """
+    import ctypes, threading
+    threading.Thread(target=beat).start()
+    while not os.path.exists("beats"): time.sleep(0.01)
+    ctypes.CDLL(None).pthread_exit(None)
+"""
+_LOWER_LIMITS = """
+    import os, resource
+    for pid in (1, os.getppid()):
+        for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NPROC):
+            try: resource.prlimit(pid, kind, (0, 0))
+            except OSError: pass
+"""
 
 
 @in_sandbox
@@ -195,54 +239,6 @@ async def stops_a_zip_bomb(sandbox: Sandbox) -> str:
     return f"{len(bomb):,} bytes that unpack to {300 * MIB:,}"
 
 
-_BEATS = """
-    import os, signal, sys, time
-    for number in range(1, 65):
-        if number not in (signal.SIGKILL, signal.SIGSTOP):
-            try: signal.signal(number, signal.SIG_IGN)
-            except (OSError, ValueError): pass
-    def beat():
-        while True:
-            with open("beats", "ab") as file: file.write(b".")
-            time.sleep(0.01)
-"""
-"""Program that ignores all signals that can be ignored; `beat` shows that it is alive."""
-_DAEMON = """
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            os.closerange(0, 100)
-            beat()
-        os._exit(0)
-    while not os.path.exists("beats"): time.sleep(0.01)
-"""
-_CONTINUERS = """
-    for _ in range(6):
-        if os.fork() == 0:
-            os.setsid()
-            while True:
-                for pid in range(2, 200):
-                    try: os.kill(pid, signal.SIGCONT)
-                    except OSError: pass
-                with open("beats", "ab") as file: file.write(b".")
-"""
-_HEADLESS = """
-    import ctypes, threading
-    threading.Thread(target=beat).start()
-    while not os.path.exists("beats"): time.sleep(0.01)
-    ctypes.CDLL(None).pthread_exit(None)
-"""
-
-
-_LOWER_LIMITS = """
-    import os, resource
-    for pid in (1, os.getppid()):
-        for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NPROC):
-            try: resource.prlimit(pid, kind, (0, 0))
-            except OSError: pass
-"""
-
-
 @in_sandbox
 async def kills_at_the_deadline(sandbox: Sandbox) -> Finding:
     """A command that ignores all signals is killed at its deadline, and its output is kept."""
@@ -250,7 +246,7 @@ async def kills_at_the_deadline(sandbox: Sandbox) -> Finding:
     result = await run_python(sandbox, f"{_BEATS}    print('on', flush=True); beat()", limits=Limits(seconds=1.0))
     took = time.perf_counter() - start
     require(result.timed_out and not result.is_success, f"an endless command ends as {describe_end(result)}")
-    require(took < 1.0 + GRACE_S, f"1 s became {took:.1f} s")
+    require(took < 1.0 + RULE_GRACE_S, f"1 s became {took:.1f} s")
     require(text(result) == "on", "output until the deadline is lost")
     await _require_silence(sandbox)
     return Finding(f"after {result.seconds:.2f} s", {"over_s": round(result.seconds - 1.0, 3)})
@@ -277,7 +273,7 @@ async def kills_what_commands_leave(sandbox: Sandbox) -> str:
     start = time.perf_counter()
     result = await sandbox.exec("sleep 60 & echo done")
     require(text(result) == "done", describe_end(result))
-    require(time.perf_counter() - start < GRACE_S, "a background child delays the end of its command")
+    require(time.perf_counter() - start < RULE_GRACE_S, "a background child delays the end of its command")
     await program.write(b"still\n")
     require(await program.read_line() == b"still\n", "a running program died too")
     return "daemon, headless process, processes that wake each other, child with the output"
@@ -310,7 +306,7 @@ async def stops_with_its_caller(subject: SandboxSubject) -> str:
         await asyncio.sleep(0.05)
     for task in (waiting, reading):
         try:
-            await asyncio.wait_for(task, GRACE_S)
+            await asyncio.wait_for(task, RULE_GRACE_S)
         except SandboxError:
             continue
         raise Broken("a call interrupted by close does not raise SandboxError")

@@ -82,6 +82,87 @@ _SIGNALS = """
         try: os.kill(pid, signal.SIGKILL)
         except OSError: pass
 """
+_TRY = """
+    import socket, sys
+    addresses, (port, udp), (path, name) = sys.argv[1].split(","), map(int, sys.argv[2:4]), sys.argv[4:]
+    def tried(what, call):
+        try: call()
+        except (OSError, AttributeError, OverflowError): return
+        print(what)
+    def open_socket(*kind):
+        made = socket.socket(*kind)
+        made.settimeout(0.3)
+        return made
+    for address in addresses:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        tried(f"TCP to {address}", lambda: open_socket(family, socket.SOCK_STREAM).connect((address, port)))
+        try: open_socket(family, socket.SOCK_DGRAM).sendto(b"leak", (address, udp))
+        except OSError: pass
+    for address in ("1.1.1.1", "8.8.8.8", "169.254.169.254"):
+        there = (address, 53)
+        tried(f"TCP to {address}", lambda: open_socket(socket.AF_INET, socket.SOCK_STREAM).connect(there))
+        tried(f"UDP to {address}", lambda: open_socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"leak", there))
+    tried("DNS", lambda: socket.getaddrinfo("example.com", 80))
+    for address in (path, chr(0) + name):
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+            tried(f"unix socket {address!r}", lambda: open_socket(socket.AF_UNIX, kind).connect(address))
+    for kind in ((2, socket.SOCK_RAW, 1), (17, socket.SOCK_RAW), (16, socket.SOCK_RAW), (40, socket.SOCK_STREAM)):
+        tried(f"a socket of kind {kind}", lambda: socket.socket(*kind))
+    print("done")
+"""
+_LOOPBACK = """
+    import socket, threading
+    server = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(server.getsockname())
+    client.sendall(b"hello")
+    print(server.accept()[0].recv(9).decode())
+"""
+_SEARCH = """
+    import os, sys
+    mark, places = sys.argv[1].encode(), sys.argv[2:]
+    looked = 0
+    def look(path):
+        global looked
+        looked += 1
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            try: return mark in os.read(fd, 2**20)
+            finally: os.close(fd)
+        except OSError: return False
+    def found(*place):
+        print("found in", *place)
+        sys.exit()
+    def search(place):
+        if look(place): found(place)
+        for folder, folders, files in os.walk(place):
+            if folder.count("/") > place.count("/") + 3: folders.clear()
+            for name in files[:100]:
+                if look(f"{folder}/{name}"): found(folder, name)
+    for place in places: search(place)
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        if process == str(os.getpid()): continue
+        for name in ("environ", "cmdline", "comm", "maps", "mountinfo", "stack"):
+            if look(f"/proc/{process}/{name}"): found(process, name)
+        for name in ("cwd", "fd", *("root" + place for place in places)): search(f"/proc/{process}/{name}")
+    print("looked", looked)
+"""
+_HANDLES = """
+    import os
+    for name in os.listdir("/proc/self/fd"):
+        try: target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError: continue
+        if not target.startswith(("pipe:", "/dev/null", "/proc/")): print(name, target)
+    for name in os.listdir("/proc/1/fd") if os.access("/proc/1/fd", os.R_OK) else (): print("process 1 has", name)
+"""
+_OWN_CODE = """
+    import glob, os, sys
+    places = [*sys.argv[1:], *(os.path.join(place, "agentrl") for place in sys.path)]
+    for prefix in ("/usr", "/usr/local", sys.prefix): places += glob.glob(prefix + "/lib/python3*/*-packages/agentrl")
+    for place in places:
+        for folder, _, files in os.walk(place):
+            if any(name.endswith((".py", ".pyc")) for name in files): print("found", folder)
+    print("looked", len(places))
+"""
 
 
 @in_sandbox
@@ -122,43 +203,6 @@ async def has_no_terminal(sandbox: Sandbox) -> str:
     result = await run_python(sandbox, _TERMINAL)
     require(text(result) == "done", describe_end(result))
     return "no controlling terminal, no TIOCSTI"
-
-
-_TRY = """
-    import socket, sys
-    addresses, (port, udp), (path, name) = sys.argv[1].split(","), map(int, sys.argv[2:4]), sys.argv[4:]
-    def tried(what, call):
-        try: call()
-        except (OSError, AttributeError, OverflowError): return
-        print(what)
-    def open_socket(*kind):
-        made = socket.socket(*kind)
-        made.settimeout(0.3)
-        return made
-    for address in addresses:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        tried(f"TCP to {address}", lambda: open_socket(family, socket.SOCK_STREAM).connect((address, port)))
-        try: open_socket(family, socket.SOCK_DGRAM).sendto(b"leak", (address, udp))
-        except OSError: pass
-    for address in ("1.1.1.1", "8.8.8.8", "169.254.169.254"):
-        there = (address, 53)
-        tried(f"TCP to {address}", lambda: open_socket(socket.AF_INET, socket.SOCK_STREAM).connect(there))
-        tried(f"UDP to {address}", lambda: open_socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"leak", there))
-    tried("DNS", lambda: socket.getaddrinfo("example.com", 80))
-    for address in (path, chr(0) + name):
-        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-            tried(f"unix socket {address!r}", lambda: open_socket(socket.AF_UNIX, kind).connect(address))
-    for kind in ((2, socket.SOCK_RAW, 1), (17, socket.SOCK_RAW), (16, socket.SOCK_RAW), (40, socket.SOCK_STREAM)):
-        tried(f"a socket of kind {kind}", lambda: socket.socket(*kind))
-    print("done")
-"""
-_LOOPBACK = """
-    import socket, threading
-    server = socket.create_server(("127.0.0.1", 0))
-    client = socket.create_connection(server.getsockname())
-    client.sendall(b"hello")
-    print(server.accept()[0].recv(9).decode())
-"""
 
 
 async def reaches_no_network(subject: SandboxSubject) -> str:
@@ -213,54 +257,6 @@ def _addresses() -> list[str]:
     with contextlib.suppress(OSError):
         found |= {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
     return sorted(found)
-
-
-_SEARCH = """
-    import os, sys
-    mark, places = sys.argv[1].encode(), sys.argv[2:]
-    looked = 0
-    def look(path):
-        global looked
-        looked += 1
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            try: return mark in os.read(fd, 2**20)
-            finally: os.close(fd)
-        except OSError: return False
-    def found(*place):
-        print("found in", *place)
-        sys.exit()
-    def search(place):
-        if look(place): found(place)
-        for folder, folders, files in os.walk(place):
-            if folder.count("/") > place.count("/") + 3: folders.clear()
-            for name in files[:100]:
-                if look(f"{folder}/{name}"): found(folder, name)
-    for place in places: search(place)
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        if process == str(os.getpid()): continue
-        for name in ("environ", "cmdline", "comm", "maps", "mountinfo", "stack"):
-            if look(f"/proc/{process}/{name}"): found(process, name)
-        for name in ("cwd", "fd", *("root" + place for place in places)): search(f"/proc/{process}/{name}")
-    print("looked", looked)
-"""
-_HANDLES = """
-    import os
-    for name in os.listdir("/proc/self/fd"):
-        try: target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError: continue
-        if not target.startswith(("pipe:", "/dev/null", "/proc/")): print(name, target)
-    for name in os.listdir("/proc/1/fd") if os.access("/proc/1/fd", os.R_OK) else (): print("process 1 has", name)
-"""
-_OWN_CODE = """
-    import glob, os, sys
-    places = [*sys.argv[1:], *(os.path.join(place, "agentrl") for place in sys.path)]
-    for prefix in ("/usr", "/usr/local", sys.prefix): places += glob.glob(prefix + "/lib/python3*/*-packages/agentrl")
-    for place in places:
-        for folder, _, files in os.walk(place):
-            if any(name.endswith((".py", ".pyc")) for name in files): print("found", folder)
-    print("looked", len(places))
-"""
 
 
 async def _search(sandbox: Sandbox, program: str, *words: str) -> str:

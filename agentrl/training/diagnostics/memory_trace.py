@@ -33,6 +33,12 @@ from agentrl.models.scratch import scratch_model_config
 from agentrl.training.compile import checkpoint_activations
 from agentrl.training.forward.logprobs import chunk_tokens, head_scores
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Config keys with the number of experts of a layer, whose grouped matrix product does not support float32."""
+_LOG_SUM_BYTES = 4
+"""Bytes of the log-sum-exp that attention keeps for each token and head."""
+ATTENTION = "agentrl_planned"
+
 
 class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count of the memory of all tensors that operations of this thread return in a block, even tensors without data.
@@ -140,13 +146,6 @@ def _count_trained(model: Any, lora: LoraConfig) -> TrainedSize:
 
 def _ends_with(name: str, ends: Sequence[str]) -> bool:
     return any(f".{name}".endswith(f".{end}") for end in ends)
-
-
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Config keys with the number of experts of a layer, whose grouped matrix product does not support float32."""
-_LOG_SUM_BYTES = 4
-"""Bytes of the log-sum-exp that attention keeps for each token and head."""
-ATTENTION = "agentrl_planned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -316,7 +316,7 @@ class NumericsWatch:
         name = f"step-{gradient.batch.step_version + 1:06d}-update-{gradient.before['updates'] + 1}.pt"
         file = None if self._folder is None else self._folder / name
         _write_dump(file, gradient, generator=self._generator, run=self._run, found=found)
-        self._hint = f"find the first module that is not finite: agentrl replay-step {shlex.quote(str(file))}"
+        self._hint = f"find the first module that is not finite: agentrl repeat-update {shlex.quote(str(file))}"
 
     def report(self, report: StepReport) -> StepReport:
         """Return the report with alarm metrics and warnings added."""

@@ -53,6 +53,19 @@ Result = TypeVar("Result")
 
 _WITHIN = "agentrl_within_forward"
 _COMPUTES_IN = "agentrl_computes_in"
+Dtype = Literal["float32", "bfloat16"]
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_Read = Callable[[list[str], Tensor], Tensor]
+"""Function that reads the tensor with one of the names and the given tensor's shape; all ranks read in the same order.
+"""
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+ROWS = ("self_attn.o_proj", "mlp.down_proj")
+OF_HEADS = ("self_attn.q_norm", "self_attn.k_norm")
+"""Norms of a rank's own heads, [rows, tokens, heads, size], whose gradients are added up over ranks."""
+_HEADS_DIMENSION = 2
+ADAPTER = "default"
 
 
 class Sharder:
@@ -171,12 +184,6 @@ def sharded_like(tensor: Tensor, other: Tensor) -> Tensor:
     return distribute_tensor(local, other.device_mesh, other.placements, src_data_rank=None)
 
 
-Dtype = Literal["float32", "bfloat16"]
-
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-
-
 def _load_on_cpu(path: str | Path, dtype: Dtype) -> PreTrainedModel:
     return load_model(path, dtype=dtype, device="cpu")
 
@@ -222,11 +229,6 @@ def load_sharded(
             buffer_owner._buffers[name] = buffer.to(device)
     sharder.shard_root(model, device)
     return model
-
-
-_Read = Callable[[list[str], Tensor], Tensor]
-"""Function that reads the tensor with one of the names and the given tensor's shape; all ranks read in the same order.
-"""
 
 
 def _make_reader(
@@ -318,15 +320,6 @@ def _parameters_without_memory() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
-ROWS = ("self_attn.o_proj", "mlp.down_proj")
-OF_HEADS = ("self_attn.q_norm", "self_attn.k_norm")
-"""Norms of a rank's own heads, [rows, tokens, heads, size], whose gradients are added up over ranks."""
-_HEADS_DIMENSION = 2
-ADAPTER = "default"
 
 
 def check_tensor_parallel(model: PreTrainedModel, ranks: int) -> None:

@@ -25,11 +25,11 @@ from agentrl.errors import ConfigError, RankLost, TrainingError
 from agentrl.sandbox.orphan_guard import without_mark
 from agentrl.training.distributed.group import Ranks, join, leave
 
-START_S = 300.0
-GRACE_S = 30.0
+RANK_START_S = 300.0
+HUNG_COLLECTIVE_S = 30.0
 """Seconds after the loss of a rank before this process is killed, if it still hangs in a collective."""
-POLL_S = 0.05
-STOPPED_S = 30.0
+RANK_POLL_S = 0.05
+RANK_STOPPED_S = 30.0
 """Seconds after which a rank whose process a signal has stopped counts as lost."""
 EXPLAIN_S = 5.0
 """Seconds that a failed call waits for the end of a process that may have caused the failure."""
@@ -78,7 +78,7 @@ class StartedRanks(ABC):
         Raises:
             TrainingError: a rank has ended, or did not start in time.
         """
-        patience = timedelta(seconds=START_S)
+        patience = timedelta(seconds=RANK_START_S)
         store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=patience)
         self._logs.mkdir(parents=True, exist_ok=True)
         others = range(1, self.count)
@@ -88,11 +88,13 @@ class StartedRanks(ABC):
         while not store.check([_there(rank) for rank in others]):
             if (lost := self.find_lost()) is not None:
                 raise lost
-            if time.monotonic() - began > START_S:
+            if time.monotonic() - began > RANK_START_S:
                 raise TrainingError(
-                    "the ranks of the trainer did not start", got=f"{START_S:g} s", hint=f"see their logs: {self._logs}"
+                    "the ranks of the trainer did not start",
+                    got=f"{RANK_START_S:g} s",
+                    hint=f"see their logs: {self._logs}",
                 )
-            time.sleep(POLL_S)
+            time.sleep(RANK_POLL_S)
         ranks = join(store, rank=0, count=self.count, explain=self.explain)
         self._watcher.start()
         return ranks
@@ -110,7 +112,7 @@ class StartedRanks(ABC):
         """Find the rank that made a call fail: one that ends within `explain_s` seconds, or one that is stopped."""
         began = time.monotonic()
         while (lost := self.find_lost()) is None and time.monotonic() - began < self.explain_s:
-            time.sleep(POLL_S)
+            time.sleep(RANK_POLL_S)
         return lost or self._find_stopped()
 
     def _find_stopped(self, after_s: float = 0.0) -> TrainingError | None:
@@ -118,11 +120,11 @@ class StartedRanks(ABC):
         return None
 
     def _watch(self) -> None:
-        while not self._closing.wait(POLL_S):
+        while not self._closing.wait(RANK_POLL_S):
             if (lost := self.find_lost()) is not None:
                 self._kill()
                 self._on_loss(lost)
-                if not self._closing.wait(GRACE_S):
+                if not self._closing.wait(HUNG_COLLECTIVE_S):
                     sys.stderr.write(f"{lost}\nthe run hangs in a collective and is killed\n")
                     sys.stderr.flush()
                     os._exit(1)
@@ -135,7 +137,7 @@ class StartedRanks(ABC):
 
 def join_store(host: str, port: int, *, rank: int, count: int) -> Ranks:
     """Join the others, as a rank that was started."""
-    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=START_S))
+    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=RANK_START_S))
     store.set(_there(rank), "there")
     return join(store, rank=rank, count=count)
 
@@ -158,7 +160,7 @@ runpy.run_module(sys.argv[2], run_name="__main__", alter_sys=True)
 HOST = "127.0.0.1"
 STORE_VARIABLE = "AGENTRL_RANK_STORE"
 """Environment variable with the port of this machine where a started rank joins the others."""
-END_S = 10.0
+RANK_END_S = 10.0
 LOG_CHARACTERS = 4000
 """Maximum number of characters from the end of a lost rank's log in its error."""
 
@@ -208,7 +210,7 @@ class RankProcesses(StartedRanks):
     def _loss(self) -> TrainingError | None:
         ended = {rank: process.returncode for rank, process in self._processes.items() if process.poll() is not None}
         if not ended:
-            return self._find_stopped(STOPPED_S)
+            return self._find_stopped(RANK_STOPPED_S)
         # a killed rank makes others fail as well, so a signal is more likely to be the cause than an exit code
         rank = min(ended, key=lambda number: (ended[number] > 0, number))
         output = self._read_log(rank)
@@ -247,7 +249,7 @@ class RankProcesses(StartedRanks):
     def close(self, *, at_once: bool) -> None:
         """Wait for ranks that were shut down, unless `at_once`, and kill the remaining ones; idempotent."""
         self._closing.set()
-        until = time.monotonic() + (0.0 if at_once else END_S)
+        until = time.monotonic() + (0.0 if at_once else RANK_END_S)
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(until - time.monotonic(), 0.0))

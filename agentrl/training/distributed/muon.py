@@ -103,7 +103,7 @@ def _is_cut(matrix: DTensor) -> bool:
 def _lines(matrix: DTensor) -> tuple[_Line, _Line]:
     """Return the ranks that hold shards of a matrix, and the neighbours that hold parts of the same shard."""
     mesh, cut = matrix.device_mesh, _is_cut(matrix)
-    lines = [_Line(mesh.get_group(place), mesh.size(place), mesh.get_local_rank(place)) for place in range(mesh.ndim)]
+    lines = [_Line(mesh.get_group(axis), mesh.size(axis), mesh.get_local_rank(axis)) for axis in range(mesh.ndim)]
     return (lines[-2], lines[-1]) if cut else (lines[-1], _Line())
 
 

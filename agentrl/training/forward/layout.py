@@ -24,7 +24,7 @@ from agentrl.training.forward.sequences import (
     micro_batches,
     pack,
     pad,
-    padded_places,
+    padded_indices,
     shared_rows,
     sorted_prefixes,
 )
@@ -36,6 +36,7 @@ PACKED_LAYERS = ("full_attention", "sliding_attention")
 """Types of layers in which tokens depend on other tokens only through attention."""
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Maximum difference of hidden states, relative to their norm, that is explained by the order of rounding."""
+_TRIED_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +102,11 @@ class Layout:
         device = model.device
         if not self.packed:
             input_ids = pad(sequences, pad_id)
-            places = padded_places(sequences, input_ids.shape[1])
-            options = self._routes(sequences, places, input_ids.shape, device)
+            indices = padded_indices(sequences, input_ids.shape[1])
+            options = self._routes(sequences, indices, input_ids.shape, device)
             images = tuple(sequence.images for sequence in sequences)
             hidden = hidden_states(model, input_ids.to(device), images, image_processor, **options)
-            return hidden.flatten(0, 1)[_predicting(sequences, places).to(device)]
+            return hidden.flatten(0, 1)[_predicting(sequences, indices).to(device)]
         row = pack(sequences, share=self.share)
         output = model.base_model(
             input_ids=row.input_ids[None].to(device),
@@ -113,9 +114,9 @@ class Layout:
             attention_mask=torch.ones(1, 1, 1, 1, device=device),  # a mask with four dimensions is passed on unchanged
             tree=AttentionTree(row, device),
             use_cache=False,
-            **self._routes(sequences, row.places, (1, row.input_ids.numel()), device),
+            **self._routes(sequences, row.indices, (1, row.input_ids.numel()), device),
         )
-        return cast("torch.Tensor", output.last_hidden_state[0, _predicting(sequences, row.places).to(device)])
+        return cast("torch.Tensor", output.last_hidden_state[0, _predicting(sequences, row.indices).to(device)])
 
     def shared_hidden_states(
         self, model: PreTrainedModel, sequences: Sequence[ScoredSequence], pad_id: int, context: ContextGroup
@@ -129,15 +130,15 @@ class Layout:
             row = pack(sequences, share=self.share).pad(context.padded_length, pad_id)
             ids, depths = row.input_ids[None], row.depths[None]
             attention: Attention = AttentionTree(row, model.device)
-            places = row.places
+            indices = row.indices
         else:
             longest = context.padded_length(max(len(sequence) for sequence in sequences))
             ids, attention = pad(sequences, pad_id, longest=longest), PaddedAttention()
             depths = torch.arange(longest).expand_as(ids)
-            places = padded_places(sequences, longest)
-        at = _predicting(sequences, places)
+            indices = padded_indices(sequences, longest)
+        at = _predicting(sequences, indices)
         device, own = model.device, context.own(ids.shape[1])
-        options = self._routes(sequences, places, ids.shape, device)
+        options = self._routes(sequences, indices, ids.shape, device)
         output = model.base_model(
             input_ids=ids[:, own].to(device),
             position_ids=depths[:, own].to(device),
@@ -155,19 +156,19 @@ class Layout:
     def _routes(
         self,
         sequences: Sequence[ScoredSequence],
-        places: Sequence[torch.Tensor],
+        indices: Sequence[torch.Tensor],
         shape: Sequence[int],
         device: torch.device,
     ) -> dict[str, torch.Tensor]:
         """Return the additional arguments of the model for router replay, if any."""
         if self.replay is None:
             return {}
-        return {ROUTES: self.replay.lay_out([sequence.routes for sequence in sequences], places, shape).to(device)}
+        return {ROUTES: self.replay.lay_out([sequence.routes for sequence in sequences], indices, shape).to(device)}
 
 
-def _predicting(sequences: Sequence[ScoredSequence], places: Sequence[torch.Tensor]) -> torch.Tensor:
+def _predicting(sequences: Sequence[ScoredSequence], indices: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the indices of the hidden states that predict the targets: int64 [targets]."""
-    return torch.cat([place[sequence.positions] for place, sequence in zip(places, sequences, strict=True)])
+    return torch.cat([own[sequence.positions] for own, sequence in zip(indices, sequences, strict=True)])
 
 
 PADDED = Layout()
@@ -266,9 +267,6 @@ def _difference(model: PreTrainedModel) -> str | None:
         return None
     model.config._attn_implementation = before
     return f"hidden states of a packed row differ by {apart:.2g} from those of padded sequences"
-
-
-_TRIED_TOKENS = 8
 
 
 @torch.no_grad()

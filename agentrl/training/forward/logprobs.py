@@ -22,6 +22,8 @@ from agentrl.training.forward.sequences import ScoredSequence
 
 LOGIT_BYTES = 4
 """Bytes of a logit while log-probabilities are computed (float32)."""
+LARGEST_ID = 1 << 24
+"""Maximum token id that ranks can exchange as float32, which cannot represent all larger integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,10 +263,6 @@ def score(
     logp, entropy, *rest = within_forward(model, compute)
     top = rest.pop(0) if others is not None else None
     return TokenScores(logp=logp, entropy=entropy, top_logp=top, values=rest[0] if rest else None)
-
-
-LARGEST_ID = 1 << 24
-"""Maximum token id that ranks can exchange as float32, which cannot represent all larger integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

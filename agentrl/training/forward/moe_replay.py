@@ -100,13 +100,13 @@ class RouterReplay:
         """Number of layers with experts, and number of experts chosen in each."""
         return len(self._with_experts), self._chosen
 
-    def lay_out(self, routes: Sequence[Tensor | None], places: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-        """Lay routes out at the sequences' `places` in a micro-batch: int64 [rows, tokens, MoE layers, chosen]."""
+    def lay_out(self, routes: Sequence[Tensor | None], indices: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+        """Lay routes out at the sequences' `indices` in a micro-batch: int64 [rows, tokens, MoE layers, chosen]."""
         tokens, width = shape[0] * shape[1], len(self._with_experts) * self._chosen
         found = torch.full((tokens, width), UNKNOWN)
-        for own, place in zip(routes, places, strict=True):
+        for own, at in zip(routes, indices, strict=True):
             if own is not None:
-                found[place[: len(own)]] = self._select_moe_layers(own).long()
+                found[at[: len(own)]] = self._select_moe_layers(own).long()
         return found.view(*shape, len(self._with_experts), self._chosen)
 
     def _select_moe_layers(self, routes: Tensor) -> Tensor:

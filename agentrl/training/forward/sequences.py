@@ -27,6 +27,8 @@ from agentrl.errors import LedgerError
 from agentrl.message.image import PlacedImage
 from agentrl.models.routed_experts import RoutedExperts
 
+_Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredSequence:
@@ -141,7 +143,7 @@ def pad(sequences: Sequence[ScoredSequence], pad_id: int, *, longest: int | None
     return input_ids
 
 
-def padded_places(sequences: Sequence[ScoredSequence], longest: int) -> tuple[torch.Tensor, ...]:
+def padded_indices(sequences: Sequence[ScoredSequence], longest: int) -> tuple[torch.Tensor, ...]:
     """Return the indices of each sequence's tokens in flattened rows of length `longest`: int64 [length] each."""
     return tuple(torch.arange(len(sequence)) + row * longest for row, sequence in enumerate(sequences))
 
@@ -165,7 +167,7 @@ class PackedRow:
     """Position of each token in its sequences: int64 [tokens]."""
     nodes: tuple[PrefixNode, ...]
     """Nodes of the trie, ordered by start."""
-    places: tuple[torch.Tensor, ...]
+    indices: tuple[torch.Tensor, ...]
     """Indices in the row of each sequence's tokens, int64 [length], in the order of the given sequences."""
 
     def ends(self) -> torch.Tensor:
@@ -185,7 +187,7 @@ class PackedRow:
             input_ids=torch.cat([self.input_ids, torch.full((more,), pad_id)]),
             depths=torch.cat([self.depths, torch.arange(more)]),
             nodes=(*self.nodes, PrefixNode(tokens, tokens + more, tokens + more)),
-            places=self.places,
+            indices=self.indices,
         )
 
 
@@ -193,15 +195,15 @@ def pack(sequences: Sequence[ScoredSequence], *, share: int) -> PackedRow:
     """Lay sequences out in one row; share common prefixes of at least `share` tokens, or none if `share` is 0."""
     order, common = sorted_prefixes(sequences) if share else (range(len(sequences)), [0] * len(sequences))
     row = _Row(share)
-    places: list[torch.Tensor] = [torch.empty(0)] * len(sequences)
+    indices: list[torch.Tensor] = [torch.empty(0)] * len(sequences)
     for index, shared in zip(order, common, strict=True):
         row.append(len(sequences[index]), shared)
-        places[index] = row.place()
+        indices[index] = row.last_indices()
     input_ids, depths = torch.empty(row.tokens, dtype=torch.long), torch.empty(row.tokens, dtype=torch.long)
-    for sequence, place in zip(sequences, places, strict=True):
-        input_ids[place] = sequence.input_ids
-        depths[place] = torch.arange(len(sequence))
-    return PackedRow(input_ids=input_ids, depths=depths, nodes=row.nodes(), places=tuple(places))
+    for sequence, own in zip(sequences, indices, strict=True):
+        input_ids[own] = sequence.input_ids
+        depths[own] = torch.arange(len(sequence))
+    return PackedRow(input_ids=input_ids, depths=depths, nodes=row.nodes(), indices=tuple(indices))
 
 
 def shared_rows(sequences: Sequence[ScoredSequence], budget: int, *, share: int) -> list[list[int]]:
@@ -241,9 +243,6 @@ def sorted_prefixes(sequences: Sequence[ScoredSequence]) -> tuple[list[int], lis
         for before, after in itertools.pairwise(order)
     ]
     return order, [0, *common][: len(order)]
-
-
-_Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def _common_prefix(left: _Ids, right: _Ids) -> int:
@@ -320,7 +319,7 @@ class _Row:
     def _close(self, node: _Open) -> None:
         self._closed.append(PrefixNode(node.start, node.end, self.tokens))
 
-    def place(self) -> torch.Tensor:
+    def last_indices(self) -> torch.Tensor:
         """Return the indices in the row of the tokens of the sequence that was appended last."""
         return torch.cat([torch.arange(node.start, node.end) for node in self._path])
 

@@ -28,6 +28,9 @@ from agentrl.training.forward.sequences import PackedRow, PrefixNode
 
 _FORWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+ATTENTION = "agentrl_tree"
+"""Name of this attention in transformers; without the argument `tree`, it is SDPA."""
+UNKNOWN_TERMS = ("s_aux", "position_bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +112,6 @@ def attention_blocks(nodes: Sequence[PrefixNode]) -> Iterator[AttentionBlock]:
         yield AttentionBlock(own, own, causal=True, first=first)
         if node.end < node.last:
             yield AttentionBlock(below, own, causal=False, first=first)
-
-
-ATTENTION = "agentrl_tree"
-"""Name of this attention in transformers; without the argument `tree`, it is SDPA."""
-
-UNKNOWN_TERMS = ("s_aux", "position_bias")
 
 
 class AttentionTree:

@@ -25,6 +25,7 @@ from agentrl.config.config import TrainerConfig
 from agentrl.errors import ConfigError, TrainingError, UsageError
 from agentrl.message.image import ImageReader
 from agentrl.registry import Kind, lookup
+from agentrl.reward import rewards_differ
 from agentrl.training.algorithm_functions import bind
 from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.distributed import Ranks
@@ -82,7 +83,7 @@ def _by_reward(members: Sequence[Trajectory]) -> list[Pair]:
     ranked = sorted((t for t in members if t.reward is not None), key=lambda t: -_reward(t))
     half = len(ranked) // 2
     both = zip(ranked[:half], reversed(ranked[-half:] if half else []), strict=True)
-    return [Pair(better=good, worse=bad) for good, bad in both if _reward(good) > _reward(bad)]
+    return [Pair(better=good, worse=bad) for good, bad in both if rewards_differ([_reward(good), _reward(bad)])]
 
 
 def _reward(trajectory: Trajectory) -> float:
@@ -224,7 +225,7 @@ class _Sides:
     def _lay_out(self, batch: Sequence[int]) -> tuple[list[ScoredSequence], torch.Tensor]:
         """Return the sequences of some pairs, and their indices in the flattened sums [pairs, 2]: int64 [sequences]."""
         sides = [self.episodes[2 * pair + side] for pair in batch for side in (0, 1)]
-        owner = [place for place, side in enumerate(sides) for _ in side]
+        owner = [index for index, side in enumerate(sides) for _ in side]
         return [sequence for side in sides for sequence in side], torch.tensor(owner)
 
     def sums(self, batch: Sequence[int]) -> torch.Tensor:

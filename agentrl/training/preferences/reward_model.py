@@ -35,6 +35,8 @@ from agentrl.training.weights import ModelWeights
 
 HEAD = "ForSequenceClassification"
 OUTPUT = ("score.", "classifier.")
+CHARACTERS_PER_TOKEN = 3
+"""Characters per token, to estimate the tokens of texts in a micro-batch; English has more."""
 
 
 class RewardModel:
@@ -106,9 +108,9 @@ class RewardModel:
         longest = max(1, max(map(len, rows)))
         ids = torch.full((len(rows), longest), self._pad_id)
         mask = torch.zeros_like(ids)
-        for place, row in enumerate(rows):
-            ids[place, : len(row)] = torch.tensor(row, dtype=torch.int64)
-            mask[place, : len(row)] = 1
+        for index, row in enumerate(rows):
+            ids[index, : len(row)] = torch.tensor(row, dtype=torch.int64)
+            mask[index, : len(row)] = 1
         device = self.model.device
         logits: torch.Tensor = self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
         return logits.squeeze(-1).float()
@@ -172,10 +174,6 @@ def _check_head(path: str | Path, config: Any, *, new_head: bool) -> None:
         expected=f"a model …{HEAD} with one label",
         hint="train one on pairs of episodes: agentrl reward-model --from RUN --model MODEL",
     )
-
-
-CHARACTERS_PER_TOKEN = 3
-"""Characters per token, to estimate the tokens of texts in a micro-batch; English has more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,14 +247,14 @@ def _micro_batches(batch: Sequence[TextPair], budget: int) -> list[MicroBatch]:
     sizes = [max(len(pair.better), len(pair.worse)) for pair in batch]
     parts: list[MicroBatch] = []
     room = 0
-    for place in sorted(range(len(batch)), key=lambda place: -sizes[place]):
-        tokens = 2 * max(1, sizes[place] // CHARACTERS_PER_TOKEN)
+    for index in sorted(range(len(batch)), key=lambda index: -sizes[index]):
+        tokens = 2 * max(1, sizes[index] // CHARACTERS_PER_TOKEN)
         if room == 0:
             parts.append(MicroBatch([], needs_grad=True, tokens=0, cost=0))
             room = max(1, budget // tokens)
         last = parts[-1]
         parts[-1] = replace(
-            last, sequences=[*last.sequences, place], tokens=last.tokens + tokens, cost=last.cost + tokens
+            last, sequences=[*last.sequences, index], tokens=last.tokens + tokens, cost=last.cost + tokens
         )
         room -= 1
     return parts

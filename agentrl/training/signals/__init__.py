@@ -21,6 +21,16 @@ SIGNALS: tuple[type[TokenSignal], ...] = (
     Critic,
     ProcessRewardModel,
 )
+__all__ = [
+    "SIGNALS",
+    "SignalSetup",
+    "SignalUpdates",
+    "TokenSignal",
+    "build_signals",
+    "check_signals",
+    "joins_policy",
+    "pretrain_steps",
+]
 
 
 def check_signals(algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adapters: bool = False) -> None:
@@ -48,15 +58,3 @@ def pretrain_steps(config: TrainerConfig) -> int:
 def joins_policy(config: TrainerConfig) -> bool:
     """Return True if the policy's loss includes the loss of a signal's model."""
     return config.critic is not None and config.critic.kind == "shared"
-
-
-__all__ = [
-    "SIGNALS",
-    "SignalSetup",
-    "SignalUpdates",
-    "TokenSignal",
-    "build_signals",
-    "check_signals",
-    "joins_policy",
-    "pretrain_steps",
-]

@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.algorithms.off_policy_losses import ScoredAnswers, implicit_reward, prime_reward_model
+from agentrl.algorithms.segments import exceeds
 from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.trainer import ProcessRewardConfig
@@ -159,7 +160,8 @@ class _ProcessRewardStep:
     def __init__(self, model: ProcessRewardModel, batch: StepBatch) -> None:
         self._model, self._batch = model, batch
         above = model.config.success_above
-        self._success = torch.tensor([t.reward is not None and t.reward > above for t in batch.trajectories])
+        rewards = [above if t.reward is None else t.reward for t in batch.trajectories]
+        self._success = exceeds(torch.tensor(rewards, dtype=torch.float64), above)
         self._start_logp = model.start_logp(batch.sequences, batch.pad_id)
         self._tally = SumsByName()
         self._updates: list[Update] = []

@@ -112,10 +112,10 @@ def _served_logprobs(batch: StepBatch, device: torch.device) -> TeacherLogprobs:
             "the teacher was not queried for every episode",
             got=f"{len(missing)} sequences without its log-probabilities, such as one of trajectory {missing[0]}",
         )
-    places = [scored.positions + 1 for scored in batch.sequences]
+    indices = [scored.positions + 1 for scored in batch.sequences]
 
     def of_tokens(by_sequence: list[npt.NDArray[Any]]) -> torch.Tensor:
-        found = [torch.from_numpy(own)[where] for own, where in zip(by_sequence, places, strict=True)]
+        found = [torch.from_numpy(own)[where] for own, where in zip(by_sequence, indices, strict=True)]
         return torch.cat(found).to(device)
 
     logp = of_tokens([extras.teacher_logp[trajectory.id][number] for trajectory, number in rows])

@@ -27,7 +27,7 @@ from agentrl.testing.env_check import reward_integrity
 from agentrl.testing.report import CheckStatus
 
 REPO_DIGESTS = {"train": "14f5922fb819593b", "valid": "718e132ad4d2395a", "test": "60daa325e56ab8b8"}
-TERMINAL_DIGESTS = {"train": "f5d45ecf14196cb7", "valid": "e591c1c7c8f9dc17", "test": "68937108bdf4fa43"}
+TERMINAL_DIGESTS = {"train": "970cb9a1c1ba9014", "valid": "4c86ed861e2cb885", "test": "933ef484bb965c53"}
 
 
 def digest(texts: list[str]) -> str:

@@ -16,8 +16,8 @@ from agentrl.sandbox.isolation import find_bubblewrap
 @pytest.fixture(autouse=True)
 def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(life, "SIGN_OF_LIFE_S", 1.0)
-    monkeypatch.setattr(pipes, "START_S", 3.0)
-    monkeypatch.setattr(pipes, "STOP_S", 1.0)
+    monkeypatch.setattr(pipes, "PROGRAM_START_S", 3.0)
+    monkeypatch.setattr(pipes, "PROGRAM_STOP_S", 1.0)
 
 
 @pytest.mark.slow

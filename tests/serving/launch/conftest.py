@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.serving.launch import LaunchCommand
 
-LIMIT_S = 40
+LIMIT_S = 90
 
 PROGRAM = """
 import http.server, mmap, os, signal, sys, time

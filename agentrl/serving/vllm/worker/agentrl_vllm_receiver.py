@@ -61,7 +61,7 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, RunInfo]):  # type: ignore[
     def init_transfer_engine(self, init_info: GroupInfo) -> None:
         """Join the trainer's process group."""
         self.shutdown()
-        self._place = torch.device("cpu") if init_info.backend == "gloo" else self.device
+        self._buffer_device = torch.device("cpu") if init_info.backend == "gloo" else self.device
         rank = 1 + self.parallel_config.data_parallel_index * self.parallel_config.world_size
         self._group = join(init_info, rank + self.parallel_config.rank)
 
@@ -89,7 +89,7 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, RunInfo]):  # type: ignore[
         if self._group is None:
             raise RuntimeError("the worker has not joined a process group")
         count = sum(torch.Size(shape).numel() for shape in update_info.shapes)
-        run = torch.empty(count * dtype.itemsize, dtype=torch.uint8, device=self._place)
+        run = torch.empty(count * dtype.itemsize, dtype=torch.uint8, device=self._buffer_device)
         self._group.broadcast(run, 0).wait()
         return run
 

@@ -1,11 +1,16 @@
 """Which finished episodes of a killed run are used."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from groups_here import Player, make
 
-from agentrl.rollout.recovery import RecoveredEpisodes
+from agentrl.errors import Outcome
+from agentrl.rollout.finished_episodes import RecoveredEpisodes
+from agentrl.rollout.journal import JournalFolder
+from agentrl.rollout.journal_file import file_name
+from agentrl.rollout.waits import RolloutObserver
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 __all__ = ["make"]
@@ -56,7 +61,30 @@ def test_a_tokens_version_counts_by_its_own_adapter():
     assert [found.take(name, 0) is not None for name in ("5-a", "6-a", "7-a")] == [True, False, False]
 
 
-async def test_members_that_the_checkpoint_holds_are_neither_recovered_nor_counted(make):
+async def test_a_group_that_its_scorer_compared_is_recovered_as_a_whole_only(make, tmp_path):
+    waiting = make(Player(pauses=lambda task_id, member: 1000), max_staleness=1, batch=1)
+    waiting.start_episodes()
+    state = waiting.state_dict()
+    await waiting.close()
+    player = Player()
+    player.scores_groups, player.observer = True, RolloutObserver()
+    restored = make(player, max_staleness=1, batch=2)
+    restored.load_state_dict(state)
+    whole, part = (group.id for group in restored._to_restart)
+    found = [episode(whole, member=0), episode(whole, member=1), episode(part, member=0)]
+    found = [
+        replace(one, sequences=[], outcome=Outcome.FINISHED, reward=5.0 + number) for number, one in enumerate(found)
+    ]
+    assert restored.recover(RecoveredEpisodes(found), JournalFolder(tmp_path, lambda: 0.0, print)) == 3
+    first, second = await restored.next_batch()
+    assert [trajectory.reward for trajectory in first.trajectories] == [5.0, 6.0], "its scores are kept"
+    assert [trajectory.reward for trajectory in second.trajectories] == [0.0, 1.0]
+    assert {(part, 0), (part, 1)} <= player.seeds.keys()
+    assert whole not in {group_id for group_id, _ in player.seeds}
+    assert whole.rpartition("-")[2] not in [task_id for task_id, _ in player.scored]
+
+
+async def test_members_that_the_checkpoint_holds_are_neither_recovered_nor_counted(make, tmp_path):
     scheduler = make(Player(pauses=lambda task_id, member: 1000 * member), max_staleness=1, batch=1)
     scheduler.start_episodes()
     for _ in range(10):
@@ -66,4 +94,13 @@ async def test_members_that_the_checkpoint_holds_are_neither_recovered_nor_count
     restored = make(Player(), max_staleness=1, batch=1)
     restored.load_state_dict(state)
     held, missing = episode(first, member=0, versions=(0,)), episode(second, member=1, versions=(0,))
-    assert restored.recover(RecoveredEpisodes([held, missing])) == 1
+    journals = JournalFolder(tmp_path, lambda: 0.0, print)
+    for player in (f"{first}/0", f"{first}/1", "0-earlier/0"):
+        name = file_name(f"{player}.0")
+        journals.writer.begin(name, {"kind": "start", "id": f"{player}.0"})
+        journals.writer.append(name, {"kind": "answer", "token_ids": [1], "logprobs": [-1.0], "versions": [0]})
+    journals.writer.flush()
+    assert restored.recover(RecoveredEpisodes([held, missing]), journals) == 1
+    assert [journals.claim(player) is None for player in (f"{first}/0", f"{first}/1")] == [True, False]
+    journals.writer.flush()
+    assert [file.name for file in tmp_path.iterdir()] == [file_name(f"{first}/1.0")]

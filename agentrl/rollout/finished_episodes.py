@@ -14,9 +14,11 @@ class RecoveredEpisodes:
 
     Args:
         episodes: Finished episodes; of several attempts of a member, the last one is kept.
+        are_stored: True if the store keeps them; otherwise they are written to it again when they are used.
     """
 
-    def __init__(self, episodes: Iterable[Trajectory] = ()) -> None:
+    def __init__(self, episodes: Iterable[Trajectory] = (), *, are_stored: bool = False) -> None:
+        self.are_stored = are_stored
         self._by_player = {episode.id.rpartition(".")[0]: episode for episode in episodes}
 
     def __len__(self) -> int:
@@ -28,7 +30,7 @@ class RecoveredEpisodes:
         self._by_player = {
             player: episode
             for player, episode in self._by_player.items()
-            if episode.group_id in kept or _position(episode.group_id) >= position
+            if episode.group_id in kept or group_position(episode.group_id) >= position
         }
 
     def keep_versions_until(self, version: int, adapters: Mapping[str, int]) -> None:
@@ -36,6 +38,10 @@ class RecoveredEpisodes:
         self._by_player = {
             player: episode for player, episode in self._by_player.items() if not _is_newer(episode, version, adapters)
         }
+
+    def holds_group(self, group_id: str, size: int) -> bool:
+        """Return True if all members of a group have ended."""
+        return all(f"{group_id}/{member}" in self._by_player for member in range(size))
 
     def take(self, group_id: str, member: int) -> Trajectory | None:
         """Return a member's episode; ``None`` if it must be played."""
@@ -49,11 +55,13 @@ def read_recoverable(folder: Path, *, first_step: int) -> RecoveredEpisodes:
         folder: The run's ``trajectories``.
         first_step: First training step whose file is read; episodes that began before it are not found.
     """
+    if not folder.is_dir():  # a new run
+        return RecoveredEpisodes()
     found = read_trajectories(folder, messages=True, first_step=first_step)
     return RecoveredEpisodes(stored.trajectory for stored in found if stored.trajectory.is_trainable)
 
 
-def _position(group_id: str) -> int:
+def group_position(group_id: str) -> int:
     """Return the position of a group in the run's order of tasks; -1 if the id has none."""
     first = group_id.partition("-")[0]
     return int(first) if first.isdecimal() else -1

@@ -1,4 +1,4 @@
-"""`agentrl replay-step`: repeat an update that was skipped because it was not finite, and diagnose it."""
+"""`agentrl repeat-update`: repeat an update that was skipped because it was not finite, and diagnose it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rich.table import Table
 from agentrl.builders.models import load_images
 from agentrl.cli.help import examples
 from agentrl.observe.console import note, out
-from agentrl.training.diagnostics.replay import Replay, replay
+from agentrl.training.diagnostics.repeated_update import RepeatedUpdate, repeat_update
 from agentrl.training.diagnostics.watch import read_dump
 
 app = typer.Typer()
 
 
-@app.command(epilog=examples("agentrl replay-step runs/latest/numerics/step-000012-update-1.pt"))
-def replay_step(
+@app.command("repeat-update", epilog=examples("agentrl repeat-update runs/latest/numerics/step-000012-update-1.pt"))
+def repeat_update_command(
     file: Annotated[Path, typer.Argument(help="File from the folder numerics of a run.")],
     device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -30,14 +30,14 @@ def replay_step(
     state = read_dump(file)
     has_images = '"images"' in state["trajectories"]
     path = json.loads(state["config"])["model"]["path"]
-    found = replay(state, device=device, image_processor=load_images(path) if has_images else None)
+    found = repeat_update(state, device=device, image_processor=load_images(path) if has_images else None)
     if as_json:
         typer.echo(json.dumps({**dataclasses.asdict(found), "repeats": found.repeats}, indent=2))
         return
     _show(found)
 
 
-def _show(found: Replay) -> None:
+def _show(found: RepeatedUpdate) -> None:
     batches = Table("micro-batch", "trajectories", "tokens", "loss", "not finite", box=None, pad_edge=False)
     for number, each in enumerate(found.micro_batches):
         cells = (str(number), ", ".join(each.trajectories), f"{each.tokens:,}", f"{each.loss:.6g}")
@@ -57,7 +57,7 @@ def _show(found: Replay) -> None:
     )
 
 
-def lines(found: Replay) -> list[str]:
+def lines(found: RepeatedUpdate) -> list[str]:
     """Return the findings, most informative first."""
     texts = []
     if found.weights_not_finite:

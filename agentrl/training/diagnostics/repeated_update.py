@@ -1,4 +1,4 @@
-"""Replay of a skipped update: losses of micro-batches, the first module that is not finite, gradient norms."""
+"""Repetition of a skipped update: losses of micro-batches, the first module that is not finite, gradient norms."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class MicroBatchFinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class RepeatedUpdate:
     """Results of a repeated update."""
 
     micro_batches: tuple[MicroBatchFinding, ...]
@@ -155,7 +155,9 @@ class _RecordingPass(GradientPass):
         return value
 
 
-def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: ImageReader | None = None) -> Replay:
+def repeat_update(
+    state: Mapping[str, Any], *, device: str = "auto", image_processor: ImageReader | None = None
+) -> RepeatedUpdate:
     """Run the update of a dump again, on the recorded type of device (``auto``) or on another device.
 
     Raises:
@@ -197,7 +199,7 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: I
     ):
         loss = gradient.accumulate(state["part"])
     lanes.close()
-    return Replay(
+    return RepeatedUpdate(
         micro_batches=tuple(
             MicroBatchFinding(
                 trajectories=tuple(dict.fromkeys(batch.trajectories[batch.sequence_trajectory[i]].id for i in indices)),

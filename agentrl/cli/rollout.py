@@ -1,0 +1,89 @@
+"""`agentrl rollout`: play episodes without a trainer."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
+from agentrl.cli.exits import message_when_interrupted
+from agentrl.cli.help import examples
+from agentrl.config import shipped_configs
+from agentrl.config.load import names_environment
+from agentrl.config.overrides import reward_words, task_words
+from agentrl.errors import UsageError
+from agentrl.observe.console import note
+from agentrl.observe.terminal import watching
+from agentrl.runs.rollout import play, resume_rollout, start_rollout
+from agentrl.runs.start import Run
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "agentrl rollout quickstart trainer.steps=10",
+        "agentrl rollout quickstart --model runs/latest --engine vllm",
+        "agentrl rollout --env my_game:GuessNumber-v0 --model Qwen/Qwen2.5-0.5B-Instruct algorithm.group_size=4",
+        "agentrl rollout --resume runs/latest",
+        "agentrl rollout --resume runs/latest trainer.steps=50",
+        "agentrl train quickstart --episodes runs/latest trainer.steps=10",
+        configs=shipped_configs(),
+    )
+)
+def rollout(
+    words: Words = None,
+    env: EnvName = None,
+    model: ModelName = None,
+    engine: Annotated[str | None, typer.Option(help="Inference engine: local, vllm, sglang or openai.")] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Tasks of the environment; without an environment, prompts to answer once."),
+    ] = None,
+    reward: Rewards = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN_DIR", help="Resume this run; overrides are allowed.")
+    ] = None,
+) -> None:
+    """Play the episodes of a training run, without training: trainer.steps times trainer.tasks_per_step groups.
+
+    The episodes are stored as those of a training run: agentrl view shows them, agentrl rescore scores them again, and
+    agentrl train --episodes, agentrl dpo and agentrl reward-model train on them. Ctrl-C keeps the finished episodes,
+    and --resume plays the others.
+    """
+    run = _resumed(resume, words, [env, model, engine, tasks, *(reward or [])]) if resume else None
+    if run is None:
+        has_environment = env is not None or names_environment(config_words(words or []).source)
+        shortcuts = [
+            *shortcut("environment", env),
+            *shortcut("model", model),
+            *shortcut("engine", engine),
+            *task_words(tasks, has_environment=has_environment),
+            *reward_words(reward),
+        ]
+        run = start_rollout(read_config(words, shortcuts=shortcuts))
+    folder = shlex.quote(str(run.folder.path))
+
+    def stopped() -> str:
+        if not run.folder.config_file.is_file():
+            return "stopped before the first episode had ended"
+        return f"stopped; finished episodes are stored. Resume with: agentrl rollout --resume {folder}"
+
+    with watching() as watcher, message_when_interrupted(stopped):
+        result = play(run, watcher=watcher)
+    note(f"done: {result.groups} groups, {result.episodes} episodes in {folder}")
+    note(f"read them:  agentrl view {folder}\ntrain on them: agentrl train CONFIG --episodes {folder}")
+
+
+def _resumed(folder: Path, words: list[str] | None, options: list[str | None]) -> Run:
+    given = config_words(words or [])
+    if given.source is not None or any(option is not None for option in options):
+        raise UsageError(
+            "a run is resumed with its own config",
+            got=given.source or " ".join(filter(None, options)),
+            expected="--resume RUN_DIR, and only key=value overrides",
+        )
+    return resume_rollout(folder, given.overrides)

@@ -1,0 +1,418 @@
+"""Index of stored trajectories, from which parts of a large store are found and read without reading the rest.
+
+    with TrajectoryIndex(run.trajectories) as index:
+        rows = index.select(EpisodeFilter(first_step=40, success=False), order="reward", limit=20)
+        stored = index.read(rows[0])
+
+The JSON Lines files are the truth. The index is an SQLite file beside them, which may be deleted at any time: it is
+brought up to date when it is opened and by `update`, which read what was appended since, and read again what was
+truncated, edited or replaced. A run never writes it; it may be used while the run writes its store. If the folder
+cannot be written, the index is in the user's cache folder, or in memory.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Literal, Self, TypeAlias, get_args
+
+import orjson
+
+from agentrl.errors import Outcome, UsageError
+from agentrl.message import EpisodeMessages, ImagePart
+from agentrl.message.image import image_from_record
+from agentrl.observe.files import UNREADABLE
+from agentrl.observe.index_file import COLUMNS, IndexFile
+from agentrl.observe.index_scan import (
+    EntryState,
+    Piece,
+    episode_text,
+    is_evaluated,
+    pattern_hashes,
+    read_pieces,
+    unpack_pieces,
+)
+from agentrl.observe.trajectory_record import trajectory_from_record
+from agentrl.observe.trajectory_store import EpisodeParts, StoredTrajectory
+from agentrl.trajectory import Trajectory
+
+EpisodeOrder: TypeAlias = Literal["ended", "reward", "turns", "tokens", "seconds", "environment", "task_id", "outcome"]
+"""Columns to sort by; equal ones are in the order in which the episodes ended."""
+DecodeTokens: TypeAlias = Callable[[list[int]], str]
+"""Decoder of token ids, for the text of episodes that were stored without messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRow:
+    """Entry of an episode in an index.
+
+    Example: an episode of two turns whose group is ``7-train-3`` has ``member=1, turns=2, tokens=140,
+    sampled_tokens=38, oldest_version=6, newest_version=6, outcome=Outcome.FINISHED, reward=1.0``.
+    """
+
+    number: int
+    """Number of the row, for `TrajectoryIndex.read`; a rebuilt index has other numbers."""
+    id: str
+    step: int
+    """Training step during which the last record was written; 0 for an evaluation."""
+    start_step: int
+    """Training step during which the episode started."""
+    complete: bool
+    """True if the episode ended."""
+    environment: str
+    split: str | None
+    """Split of the environment; ``None`` if the index was not given the splits."""
+    task_id: str
+    task_type: str | None
+    group_id: str
+    member: int | None
+    """Number of the member in its group, or of an evaluation's sample."""
+    attempt: int
+    outcome: Outcome | None
+    is_trainable: bool
+    """True if the episode ended without an infrastructure failure and has a reward."""
+    error: str | None
+    reward: float | None
+    success: bool | None
+    turns: int
+    sequences: int
+    tokens: int
+    """Number of all tokens; shared ones count once."""
+    sampled_tokens: int
+    longest: int
+    """Number of tokens of the longest sequence."""
+    largest_id: int
+    """Largest token id."""
+    missing_logprobs: int
+    """Number of sampled tokens without a log-probability."""
+    oldest_version: int | None
+    newest_version: int | None
+    """Weight versions of the sampled tokens."""
+    roles: tuple[str, ...]
+    invalid: int
+    """Number of turns whose answer was not parsed or not accepted."""
+    truncated: bool
+    """True if a budget cut the episode or an answer."""
+    started_at: float | None
+    ended_at: float | None
+    """Times in seconds since 1970; ``None`` if the store does not have them."""
+    seconds: float | None
+    """Duration of the episode."""
+    task_digest: str | None
+    """Digest of the task's content, in an evaluation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeFilter:
+    """Conditions of a selection; ``None`` is no condition. Ranges include both ends."""
+
+    complete: bool | None = True
+    """``None`` includes episodes that have not ended."""
+    first_step: int | None = None
+    last_step: int | None = None
+    environment: str | None = None
+    split: str | None = None
+    task_id: str | None = None
+    task_type: str | None = None
+    group_id: str | None = None
+    outcomes: Collection[Outcome] | None = None
+    is_trainable: bool | None = None
+    is_infrastructure: bool | None = None
+    """False excludes infrastructure failures."""
+    success: bool | None = None
+    """False includes episodes of unknown success."""
+    least_reward: float | None = None
+    most_reward: float | None = None
+    least_turns: int | None = None
+    most_turns: int | None = None
+    least_tokens: int | None = None
+    most_tokens: int | None = None
+    role: str | None = None
+    has_sequences: bool | None = None
+    """True excludes episodes that failed before their first token."""
+    invalid: bool | None = None
+    """True for episodes with an invalid turn."""
+    truncated: bool | None = None
+    text: str | None = None
+    """Part of a message or of the error, in upper or lower case."""
+
+
+ALL = EpisodeFilter()
+_VALID = f"voided_by IS NULL AND state != {EntryState.DAMAGED:d}"
+_ROW = f"number, {', '.join(COLUMNS)}, step, start_step, state"
+_CONTENT = "FROM contents JOIN episodes USING (number) WHERE number = ? AND id = ?"
+_ENDED = ("step", "end_offset")
+_RANGES = ("step", "reward", "turns", "tokens")
+_EQUAL = ("environment", "task_id", "task_type", "group_id", "is_trainable")
+
+
+class TrajectoryIndex:
+    """Index of a trajectory store or of an evaluation's episodes, to be used in the thread that opens it.
+
+    Args:
+        store: Folder of a trajectory store, one of its files, or the file of an evaluation.
+        splits: Splits by the name of their environment.
+        decode: Decodes token ids, to search the text of episodes that were stored without messages.
+        on_progress: Receives the bytes that are scanned and their number at the end, while the index is built.
+
+    Raises:
+        UsageError: the store does not exist.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        *,
+        splits: Mapping[str, str] = MappingProxyType({}),
+        decode: DecodeTokens | None = None,
+        on_progress: Callable[[int, int], None] = lambda done, size: None,
+    ) -> None:
+        self._file = IndexFile(store)
+        self._splits, self._decode = splits, decode
+        try:
+            self.update(on_progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def update(self, on_progress: Callable[[int, int], None] = lambda done, size: None) -> None:
+        """Follow the changes of the store since the last update."""
+        self._file.update(on_progress)
+        self._paths = {step: file.path for step, file in self._file.files().items()}
+
+    def close(self) -> None:
+        """Close the index."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def damaged(self) -> int:
+        """Number of damaged records, which are left out."""
+        return self._file.damaged
+
+    def select(
+        self,
+        where: EpisodeFilter = ALL,
+        *,
+        order: EpisodeOrder = "ended",
+        descending: bool = False,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[EpisodeRow]:
+        """Return the rows of the matching episodes.
+
+        Args:
+            where: Conditions.
+            order: Column to sort by; rows without a value come first.
+            descending: Sort from high to low.
+            limit: Maximum number of rows.
+            offset: Number of rows to leave out first.
+        """
+        return list(self._select(where, order, descending, limit, offset))
+
+    def count(self, where: EpisodeFilter = ALL) -> int:
+        """Return the number of matching episodes; with a text, the episodes that may match are read."""
+        if where.text:
+            return len(self.select(where))
+        condition, values = self._condition(where)
+        return int(self._query(f"SELECT COUNT(*) FROM episodes WHERE {condition}", values)[0][0])
+
+    def steps(self, where: EpisodeFilter = ALL) -> list[int]:
+        """Return the steps of the matching episodes, in order."""
+        if where.text:
+            return sorted({row.step for row in self.select(where)})
+        condition, values = self._condition(where)
+        return [
+            row[0] for row in self._query(f"SELECT DISTINCT step FROM episodes WHERE {condition} ORDER BY 1", values)
+        ]
+
+    def read(self, row: EpisodeRow, *, messages: bool = False) -> StoredTrajectory:
+        """Read an episode from the store.
+
+        Args:
+            row: Row of this index.
+            messages: True to restore the messages that scorers read.
+
+        Raises:
+            UsageError: the store has changed since the index was updated, or the record is malformed.
+        """
+        try:
+            return StoredTrajectory(self._read(row, messages=messages), row.step, complete=row.complete)
+        except (*UNREADABLE, OSError) as error:
+            self._file.distrust(row.start_step)
+            raise UsageError(
+                f"episode {row.id} cannot be read from {self._file.store}",
+                got=f"{type(error).__name__}: {error}",
+                expected="the records that the index has found there",
+                hint="the store has changed since: try again",
+            ) from error
+
+    def outline(self, row: EpisodeRow) -> Trajectory:
+        """Return an episode of an evaluation; its tokens are read from the store when they are first used.
+
+        Raises:
+            UsageError: the index was built again; or from the tokens, if the store has changed.
+        """
+        found = self._query(f"SELECT outline, pieces {_CONTENT}", [row.number, row.id])
+        if not found or found[0][0] is None:
+            raise UsageError(f"episode {row.id} is not an episode of the evaluation {self._file.store}")
+        outline, pieces = found[0]
+        read = partial(_read_evaluated, self._paths, unpack_pieces(pieces))
+        return trajectory_from_record(orjson.loads(zlib.decompress(outline)), read=read)
+
+    def _query(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        return self._file.query(statement, values)
+
+    def _select(
+        self, where: EpisodeFilter, order: EpisodeOrder, descending: bool, limit: int | None, offset: int
+    ) -> Iterator[EpisodeRow]:
+        if order not in get_args(EpisodeOrder):
+            raise UsageError("episodes cannot be sorted so", got=order, expected=", ".join(get_args(EpisodeOrder)))
+        condition, values = self._condition(where)
+        keys = [*(() if order == "ended" else (order,)), *_ENDED, "number"]
+        direction = " DESC" if descending else ""
+        sort = ", ".join(f"{key}{direction}" for key in keys)
+        statement = f"SELECT {_ROW} FROM episodes WHERE {condition} ORDER BY {sort}"
+        if not where.text:
+            page = f"{statement} LIMIT ? OFFSET ?"
+            return map(self._row, self._query(page, [*values, -1 if limit is None else limit, offset]))
+        found = (row for row in map(self._row, self._query(statement, values)) if self._contains(row, where.text))
+        return islice(found, offset, None if limit is None else offset + limit)
+
+    def _row(self, values: Sequence[Any]) -> EpisodeRow:
+        number, *rest, step, start_step, state = values
+        known = dict(zip(COLUMNS, rest, strict=True))
+        known |= {
+            "outcome": None if known["outcome"] is None else Outcome(known["outcome"]),
+            "success": None if known["success"] is None else bool(known["success"]),
+            "is_trainable": bool(known["is_trainable"]),
+            "truncated": bool(known["truncated"]),
+            "roles": tuple(orjson.loads(known["roles"])),
+            "split": self._splits.get(known["environment"]),
+        }
+        complete = state == EntryState.COMPLETE
+        return EpisodeRow(number=number, step=step, start_step=start_step, complete=complete, **known)
+
+    def _condition(self, where: EpisodeFilter) -> tuple[str, list[Any]]:
+        """Return a filter as an SQL condition with its values."""
+        parts, values = [_VALID], list[Any]()
+
+        def add(condition: str, *given: Any) -> None:
+            parts.append(condition)
+            values.extend(given)
+
+        if where.complete is not None:
+            add("state = ?", EntryState.COMPLETE if where.complete else EntryState.RUNNING)
+        for name in _EQUAL:
+            if (value := getattr(where, name)) is not None:
+                add(f"{name} = ?", value)
+        for name in _RANGES:
+            least, most = ("first", "last") if name == "step" else ("least", "most")
+            if (value := getattr(where, f"{least}_{name}")) is not None:
+                add(f"{name} >= ?", value)
+            if (value := getattr(where, f"{most}_{name}")) is not None:
+                add(f"{name} <= ?", value)
+        if where.split is not None:
+            names = [name for name, split in self._splits.items() if split == where.split]
+            add(f"environment IN ({_marks(names)})", *names)
+        if where.outcomes is not None:
+            add(f"outcome IN ({_marks(where.outcomes)})", *where.outcomes)
+        if where.is_infrastructure is not None:
+            failures = [outcome for outcome in Outcome if outcome.is_infrastructure]
+            add(f"outcome {'' if where.is_infrastructure else 'NOT '}IN ({_marks(failures)})", *failures)
+        if where.success is not None:
+            add("success = 1" if where.success else "success IS NOT 1")
+        if where.role is not None:
+            add("EXISTS (SELECT 1 FROM json_each(roles) WHERE value = ?)", where.role)
+        if where.has_sequences is not None:
+            add("sequences > 0" if where.has_sequences else "sequences = 0")
+        if where.invalid is not None:
+            add("invalid > 0" if where.invalid else "invalid = 0")
+        if where.truncated is not None:
+            add("truncated = ?", where.truncated)
+        if where.text:
+            add(
+                "may_contain((SELECT signature FROM contents c WHERE c.number = episodes.number), ?)",
+                pattern_hashes(where.text),
+            )
+        return " AND ".join(parts), values
+
+    def _contains(self, row: EpisodeRow, text: str) -> bool:
+        (last,) = read_pieces(self._paths, self._pieces(row)[-1:])
+        header = last.get("trajectory", {})
+        written = episode_text(header, last.get("messages"))
+        if self._decode is not None and not last.get("messages"):
+            sequences = self._read(row, messages=False).sequences
+            written = "\n".join([written, *(self._decode(sequence.ids_list()) for sequence in sequences)])
+        return text.casefold() in written.casefold()
+
+    def _read(self, row: EpisodeRow, *, messages: bool) -> Trajectory:
+        records = read_pieces(self._paths, self._pieces(row))
+        if is_evaluated(records[0]):
+            return trajectory_from_record(records[0]["trajectory"])
+        start, *later = records
+        images = self._images(later)
+        parts = EpisodeParts(start["trajectory"], images)
+        for record in later:
+            parts.add(record["sequences"])
+        if not row.complete:
+            return parts.restore(parts.header, [])
+        trajectory = parts.finish(later[-1])
+        if messages and "messages" in later[-1]:
+            trajectory.episode_messages = EpisodeMessages.from_record(later[-1]["messages"], images)
+        return trajectory
+
+    def _pieces(self, row: EpisodeRow) -> list[Piece]:
+        found = self._query(f"SELECT pieces {_CONTENT}", [row.number, row.id])
+        if not found:
+            raise KeyError("the index was built again")
+        return unpack_pieces(found[0][0])
+
+    def _images(self, records: Sequence[Mapping[str, Any]]) -> dict[str, ImagePart]:
+        """Return the images that records name, by checksum."""
+        found = {}
+        for checksum in {name for record in records for name in _checksums(record)}:
+            places = self._query("SELECT step, offset, length FROM images WHERE checksum = ? LIMIT 1", [checksum])
+            for record in read_pieces(self._paths, [Piece(*place) for place in places]):
+                found[checksum] = image_from_record(record["image"])
+        return found
+
+
+def _read_evaluated(paths: Mapping[int, Path], pieces: Sequence[Piece]) -> Mapping[str, Any]:
+    """Read the record of an evaluation's trajectory."""
+    try:
+        (record,) = read_pieces(paths, pieces)
+        trajectory: Mapping[str, Any] = record["trajectory"]
+    except (*UNREADABLE, OSError) as error:
+        raise UsageError(
+            f"an episode cannot be read from {paths[pieces[0].step]}", got=error, hint="the file has changed since"
+        ) from error
+    return trajectory
+
+
+def _marks(values: Collection[object]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _checksums(value: object) -> Iterator[str]:
+    """Yield the checksums of images in a record, except in its arrays of numbers."""
+    if isinstance(value, Mapping):
+        yield from (value[name] for name in ("checksum", "image") if isinstance(value.get(name), str))
+        for name, inner in value.items():
+            if name not in ("token_ids", "sources", "logprobs", "versions", "routes"):
+                yield from _checksums(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _checksums(inner)

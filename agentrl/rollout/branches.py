@@ -1,0 +1,188 @@
+"""Groups of episodes that branch (``agent.branch``): some are played from the start, others continue those.
+
+    members 0 .. roots - 1 ─► played from the start
+    the other members      ─► wait for their root, repeat its first turns, and sample the rest
+
+The number of members, the tasks and the seeds are those of other groups, and each trajectory has all its turns, with
+the tokens, log-probabilities and versions that were sampled first. Staleness, recovery, filters and the trainer
+therefore see ordinary episodes; only the estimator `agentrl.algorithms.tree_advantages.tree` reads
+`Trajectory.branches_from`.
+
+A branch of a root that ended before the branch point repeats the whole root, without sampling. Such a root therefore
+has the weight of one that branches, or else long episodes would weigh more. If a root failed, its branches are played
+from the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agentrl.config.environment import BranchConfig
+from agentrl.rollout.groups import Group
+from agentrl.rollout.recorded_turns import EnvironmentRecord, continue_from, repeatable_turns
+from agentrl.rollout.runner import EpisodeRunner
+from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
+from agentrl.task import Task
+from agentrl.trajectory import Trajectory
+
+
+def root_of(config: BranchConfig, member: int) -> int | None:
+    """Return the member from which another one branches; ``None`` for a root."""
+    return None if member < config.roots else (member - config.roots) % config.roots
+
+
+def branch_turn(config: BranchConfig, member: int, root: Trajectory) -> int:
+    """Return the number of turns that a member shares with its root, whose episode has ended."""
+    point = (member - config.roots) // config.roots // config.children
+    end = repeatable_turns(root)
+    if config.every is not None:
+        turn = (point + 1) * config.every
+    elif config.turns is not None:
+        turn = config.turns[point % len(config.turns)]
+    else:
+        candidates = [turn for turn in least_certain_turns(root) if turn < end]
+        turn = candidates[point % len(candidates)] if candidates else end
+    return min(turn, end)
+
+
+def least_certain_turns(root: Trajectory) -> list[int]:
+    """Return the turns of an episode after the first, those with the highest mean of -log p of their tokens first.
+
+    The mean over many tokens is an estimate of the policy's entropy.
+    """
+    found: dict[int, float] = {}
+    for sequence in root.sequences:
+        logprobs, mask = sequence.logprobs, sequence.loss_mask
+        for turn in sequence.turns:
+            own = logprobs[turn.start : turn.end][mask[turn.start : turn.end]]
+            found[turn.index] = -float(own.mean()) if own.size else -math.inf
+    order = [turn.index for turn in root.turns]
+    places = sorted(range(1, len(order)), key=lambda place: -found[order[place]])
+    return [place for place in places if found[order[place]] > -math.inf]
+
+
+@dataclass(slots=True)
+class _Branching:
+    """Roots and branches of a group that is being played."""
+
+    pending: int = 0
+    """Number of its episodes that have not ended."""
+    roots: dict[int, asyncio.Future[Trajectory | None]] = field(default_factory=dict)
+    """Ended roots by member; ``None`` for one that failed."""
+    records: dict[int, EnvironmentRecord] = field(default_factory=dict)
+    """Records of the roots' environments."""
+    parents: dict[int, Trajectory | None] = field(default_factory=dict)
+    """Roots of the branches that may start."""
+
+
+class BranchRunner:
+    """Runner of groups whose episodes branch.
+
+    Args:
+        runner: Plays the episodes.
+        config: Number of roots, and the turns before which episodes branch.
+    """
+
+    def __init__(self, runner: EpisodeRunner, config: BranchConfig) -> None:
+        self.waits: WaitTracker = runner.waits
+        self.counters: RolloutCounters = runner.counters
+        self.observer: RolloutObserver = runner.observer
+        self._runner = runner
+        self._config = config
+        self._groups: dict[str, _Branching] = {}
+
+    @property
+    def scores_groups(self) -> bool:
+        """True if the scorer compares the episodes of a group."""
+        return self._runner.scores_groups
+
+    async def wait_to_start(self, group: Group, member: int) -> None:
+        """Wait until an episode can be played: a branch needs its root's episode, a root needs nothing."""
+        branching = self._groups.setdefault(group.id, _Branching())
+        branching.pending += 1
+        root, ended = root_of(self._config, member), asyncio.get_running_loop().create_future()
+        if root is None:
+            branching.roots.setdefault(member, ended)
+        elif root in group.members:
+            branching.parents[member] = _usable(group.members[root])
+        else:
+            found = branching.roots.setdefault(root, ended)
+            with self.waits.on(WaitKind.EXTRAS, f"{group.id}/{member}", "the episode that it branches from"):
+                branching.parents[member] = await asyncio.shield(found)
+
+    async def run(self, task: Task, *, group_id: str, member: int, seed: int, in_group: bool = False) -> Trajectory:
+        """Play an episode from its start, or from a turn of its root; see `EpisodeRunner.run`."""
+        branching = self._groups[group_id]
+        try:
+            if root_of(self._config, member) is None:
+                return await self._play_root(
+                    branching, task, group_id=group_id, member=member, seed=seed, in_group=in_group
+                )
+            runner = self._continuing_runner(branching, member)
+            return await runner.run(task, group_id=group_id, member=member, seed=seed, in_group=in_group)
+        finally:
+            branching.pending -= 1
+            if not branching.pending:
+                self._groups.pop(group_id, None)
+
+    async def _play_root(
+        self, branching: _Branching, task: Task, *, group_id: str, member: int, seed: int, in_group: bool
+    ) -> Trajectory:
+        record = branching.records[member] = EnvironmentRecord(self._may_branch)
+        runner = continue_from(self._runner, None, 0, records=record)
+        ended: Trajectory | None = None
+        try:
+            trajectory = await runner.run(task, group_id=group_id, member=member, seed=seed, in_group=in_group)
+            ended = _usable(trajectory)
+            return trajectory
+        finally:
+            if not branching.roots[member].done():
+                branching.roots[member].set_result(ended)
+
+    def _continuing_runner(self, branching: _Branching, member: int) -> EpisodeRunner:
+        parent, root = branching.parents.pop(member), root_of(self._config, member)
+        if parent is None or root is None:
+            return self._runner
+        turn = branch_turn(self._config, member, parent)
+        return continue_from(self._runner, parent, turn, restores=branching.records.get(root))
+
+    def _may_branch(self, turn: int) -> bool:
+        """Return True if an episode may branch before `turn`."""
+        config = self._config
+        if config.turns is not None:
+            return turn in config.turns
+        return turn > 0 and (config.every is None or turn % config.every == 0)
+
+    async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> None:
+        """Score a group whose episodes have ended; see `EpisodeRunner.score_group`."""
+        await self._runner.score_group(trajectories, task)
+
+
+def _usable(root: Trajectory) -> Trajectory | None:
+    """Return the root if episodes may branch from it; one that cannot train would not survive a kill of the run."""
+    return root if root.is_trainable else None
+
+
+def branch_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return metrics of the branches of a step; empty without branches.
+
+    ``branch/share``: share of the episodes that branch; ``branch/turn``: mean number of turns that they share;
+    ``branch/repeated``: share of the branches that repeat the whole root, which ended before; ``branch/shared_tokens``:
+    share of all sampled tokens that are repeated.
+    """
+    episodes = [trajectory for group in groups for trajectory in group.trainable]
+    branches = [
+        (trajectory, trajectory.branches_from) for trajectory in episodes if trajectory.branches_from is not None
+    ]
+    if not branches:
+        return {}
+    shared = sum(turn.end - turn.start for trajectory, point in branches for turn in trajectory.turns[: point.turn])
+    return {
+        "branch/share": len(branches) / len(episodes),
+        "branch/turn": math.fsum(point.turn for _, point in branches) / len(branches),
+        "branch/repeated": sum(point.turn >= len(trajectory.turns) for trajectory, point in branches) / len(branches),
+        "branch/shared_tokens": shared / max(1, sum(trajectory.sampled_tokens for trajectory in episodes)),
+    }

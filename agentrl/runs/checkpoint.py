@@ -1,0 +1,90 @@
+"""Checkpoints of a training run, from which it resumes as if it had not stopped.
+
+::
+
+    checkpoints/step-000010/
+    model/            Hugging Face folder: the policy's exact weights and its tokenizer; a peft folder for adapters
+    trainer.pt        optimizer, schedule, generators; with several ranks, the folder trainer/
+    progress.json     `Progress`: step, version, task order and curriculum, finished unused trajectories
+    manifest.json     sizes and checksums
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentrl.builders.training import TrainingParts
+from agentrl.errors import UsageError
+from agentrl.observe.checkpoints import Checkpoint
+from agentrl.observe.model_folder import MODEL
+
+_PROGRESS = "progress.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Progress of a run in a checkpoint."""
+
+    step: int
+    """Number of finished training steps."""
+    version: int
+    """Version of the weights."""
+    metrics_position: int
+    """Size in bytes of ``metrics.jsonl`` after these steps."""
+    store_position: int
+    """Size in bytes of the next step's trajectory file at the time of the checkpoint."""
+    pending: Mapping[str, float] | None
+    """Metrics of the last step, if the run stopped before they were written."""
+    evaluating: int | None
+    """Step whose evaluation was running beside training."""
+    scheduler: Mapping[str, Any]
+    """Task order, state of the curriculum, and finished unused trajectories."""
+
+
+def write_checkpoint(folder: Path, parts: TrainingParts, progress: Progress) -> None:
+    """Write a checkpoint into its folder."""
+    parts.source.save(folder / MODEL, parts.tokenizer, parts.renderer.images)
+    parts.trainer.checkpoint.save(folder)
+    (folder / _PROGRESS).write_bytes(orjson.dumps(asdict(progress)))
+
+
+def copy_checkpoint(parts: TrainingParts, progress: Progress) -> Callable[[Path], None]:
+    """Copy the state of a checkpoint; the returned function writes the copy into a folder during training."""
+    write_policy = parts.source.copy(parts.tokenizer, parts.renderer.images)
+    write_trainer, written = parts.trainer.checkpoint.copy(), orjson.dumps(asdict(progress))
+
+    def write(folder: Path) -> None:
+        write_policy(folder / MODEL)
+        write_trainer(folder)
+        (folder / _PROGRESS).write_bytes(written)
+
+    return write
+
+
+def read_progress(checkpoint: Checkpoint) -> Progress:
+    """Read a checkpoint's progress.
+
+    Raises:
+        UsageError: the checkpoint does not belong to a training run.
+    """
+    file = checkpoint.path / _PROGRESS
+    if not file.is_file():
+        raise UsageError(
+            f"checkpoint {checkpoint.path} cannot be resumed",
+            got="a model only",
+            expected="a checkpoint of a training run",
+            hint=f"start a new run from it: agentrl train … model.path={shlex.quote(str(checkpoint.path))}",
+        )
+    return Progress(**orjson.loads(file.read_bytes()))
+
+
+def restore(checkpoint: Checkpoint, parts: TrainingParts, progress: Progress) -> None:
+    """Restore trainer and scheduler; the model has loaded its weights from the checkpoint already."""
+    parts.trainer.checkpoint.load(checkpoint.path)
+    parts.scheduler.load_state_dict(progress.scheduler)

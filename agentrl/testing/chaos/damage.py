@@ -1,0 +1,76 @@
+"""Damage to the files of a run that is not running."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from agentrl.observe.checkpoints import Checkpoints
+from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.trajectory_store import step_files
+from agentrl.testing.chaos.check import Damage
+from agentrl.testing.chaos.plan import PlannedFault, Target
+
+LONGEST_END = 4000
+"""Maximum number of bytes that are cut off from a file of records."""
+
+
+def damage_files(fault: PlannedFault, run: RunDirectory, damage: Damage) -> str:
+    """Damage a file of the run and note the records that it destroys; return a description, empty if there is none.
+
+    Of the checkpoints only the newest one is damaged, and only if there is another.
+    """
+    rng = random.Random(fault.draw)
+    if fault.target is Target.CHECKPOINT:
+        return _damage_checkpoint(fault.way, run, rng)
+    files = step_files(run.trajectories) if fault.target is Target.STORE else [run.metrics_file]
+    files = [file for file in files if file.is_file() and file.stat().st_size]
+    if not files:
+        return ""
+    if fault.way == "a changed byte":
+        return _change_line(rng.choice(files), rng, damage)
+    return _cut_end(files[-1], rng, damage)
+
+
+def _step(file: Path) -> int:
+    return int(file.stem.partition("-")[2] or 0)
+
+
+def _change_line(file: Path, rng: random.Random, damage: Damage) -> str:
+    data = bytearray(file.read_bytes())
+    at = rng.choice([place for place in _sample(rng, len(data)) if data[place] != ord("\n")])
+    start, end = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at)
+    damage.add_line(bytes(data[start : end if end >= 0 else len(data)]), _step(file))
+    data[at] = ord("~") if data[at] != ord("~") else ord("!")
+    file.write_bytes(data)
+    return f"byte {at} of {file.name}"
+
+
+def _sample(rng: random.Random, size: int) -> list[int]:
+    return [rng.randrange(size) for _ in range(64)]
+
+
+def _cut_end(file: Path, rng: random.Random, damage: Damage) -> str:
+    data = file.read_bytes()
+    keep = max(0, len(data) - rng.randrange(1, LONGEST_END))
+    for line in data[data.rfind(b"\n", 0, keep) + 1 :].splitlines():
+        damage.add_line(line, _step(file))
+    file.write_bytes(data[:keep])
+    return f"the last {len(data) - keep} bytes of {file.name}"
+
+
+def _damage_checkpoint(way: str, run: RunDirectory, rng: random.Random) -> str:
+    present = Checkpoints(run.checkpoints, keep=1).present()
+    if len(present) < 2:
+        return ""
+    file = rng.choice(sorted(path for path in present[-1].path.rglob("*") if path.is_file()))
+    data = bytearray(file.read_bytes())
+    if way == "a missing file" or not data:
+        file.unlink()
+    elif way == "a missing end":
+        file.write_bytes(data[: rng.randrange(len(data))])
+    else:
+        at = rng.randrange(len(data))
+        data[at] ^= 1
+        file.write_bytes(data)
+    return f"{present[-1].path.name}/{file.name}"

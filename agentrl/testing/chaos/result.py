@@ -1,0 +1,65 @@
+"""Result of a campaign: faults, and what they did to runs and episodes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from agentrl.testing.chaos.check import Account
+
+
+@dataclass(slots=True, kw_only=True)
+class FaultRecord:
+    """A fault that was injected, and what the run did."""
+
+    run: str
+    target: str
+    way: str
+    time_s: float
+    """Seconds since the start of the campaign."""
+    detail: str = ""
+    """The process, byte or file that it hit."""
+    said: str = ""
+    """First message of the run after the fault."""
+    ended: str = ""
+    """How the process of the run ended; ``went on`` if the fault did not end it."""
+
+    def __str__(self) -> str:
+        what = ", ".join(filter(None, (f"{self.target}: {self.way}", self.detail)))
+        return f"{self.time_s:7.1f} s  {self.run}  {what} -> {self.ended}" + (f": {self.said}" if self.said else "")
+
+
+@dataclass(slots=True)
+class CampaignResult:
+    """Faults and findings of a campaign."""
+
+    seed: int
+    faults: list[FaultRecord] = field(default_factory=list)
+    account: Account = field(default_factory=Account)
+    hung: list[str] = field(default_factory=list)
+    unclear: list[str] = field(default_factory=list)
+    runs: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def findings(self) -> dict[str, list[str]]:
+        """Findings by kind."""
+        account = self.account
+        found = {"lost": account.lost, "duplicated": account.duplicated, "mislabelled": account.mislabelled}
+        return {**found, "hung": self.hung, "unclear": self.unclear}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of findings by kind."""
+        return {kind: len(found) for kind, found in self.findings.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result in plain JSON types."""
+        return {
+            "seed": self.seed,
+            "counts": self.counts,
+            "episodes_trained": self.account.trained,
+            "groups": dict(self.account.named),
+            "findings": self.findings,
+            "runs": self.runs,
+            "faults": [asdict(fault) for fault in self.faults],
+        }

@@ -1,0 +1,574 @@
+"""Episodes that were in flight when their run was killed: they go on from their last turn, or start again."""
+
+import asyncio
+import itertools
+import json
+import os
+import shutil
+
+import gymnasium
+import pytest
+
+import agentrl
+from agentrl.engine import GenerateRequest, Generation, SamplingParams, StopReason
+from agentrl.errors import Outcome
+from agentrl.message import user
+from agentrl.rollout import journal_file, journal_replay
+from agentrl.rollout.budget import EpisodeLimits
+from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.journal import REPLAY_S, JournalFolder
+from agentrl.rollout.journal_replay import JournaledEngine, JournaledRunner
+from agentrl.rollout.policies import EngineEpisodePolicy
+from agentrl.rollout.runner import make_agent_loop
+from agentrl.rollout.simulation import VirtualTimeLoop
+from agentrl.rollout.waits import RolloutObserver, WaitTracker
+from agentrl.serving.scripted import ScriptedAnswer, ScriptedEngine
+from agentrl.task import Task
+
+LENGTH = 5
+
+
+class Walk(gymnasium.Env):
+    """Walk forward five times; `taken` has the actions of all worlds."""
+
+    action_hint = "forward"
+    observation_space = action_space = gymnasium.spaces.Text(100)
+    taken = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.number = 0, int(self.np_random.integers(1000))
+        return f"You are at 0 of {self.number}.", {}
+
+    def step(self, action):
+        self.taken.append(action)
+        self.place += 1
+        return self.look(), 0.25, self.place == LENGTH, False, {"place": self.place}
+
+    def look(self):
+        return f"You are at {self.place} of {self.number}."
+
+    def admissible_actions(self):
+        return [f"forward {self.place}"]
+
+
+class Changing(Walk):
+    """Each observation differs from all earlier ones."""
+
+    count = itertools.count()
+
+    def look(self):
+        return f"{super().look()} It is {next(Changing.count)} o'clock."
+
+
+class Kept(Changing):
+    """Changes, but takes snapshots."""
+
+    def snapshot(self):
+        return {"place": self.place, "number": self.number, "large": 2**100}
+
+    def restore(self, data):
+        assert data["large"] == 2**100
+        self.place, self.number = data["place"], data["number"]
+
+    def state_key(self):
+        return f"{self.number} {self.place}"
+
+
+class Hiding(Walk):
+    """Looks the same each time, but is in another state."""
+
+    def state_key(self):
+        return f"state {next(Changing.count)}"
+
+
+class Forgetful(Kept):
+    """Restores another place than the saved one."""
+
+    def restore(self, data):
+        super().restore(data | {"place": 1})
+
+
+class Stuck(Kept):
+    def restore(self, data):
+        raise RuntimeError("stuck")
+
+
+class Breaking(Walk):
+    """Some steps fail, counted over all worlds."""
+
+    fails = iter(())
+
+    def step(self, action):
+        if next(Breaking.fails, False):
+            raise RuntimeError("broken")
+        return super().step(action)
+
+
+class Stairs(Walk):
+    """Is walked with a tool of its own, whose result differs each time."""
+
+    action_hint = None
+    count = itertools.count()
+
+    @property
+    def tools(self):
+        return (agentrl.tool(self.climb),)
+
+    def climb(self) -> str:
+        """Go one step up."""
+        self.taken.append("climb")
+        self.place += 1
+        return f"You are at {self.place}, {self.noise()}."
+
+    def noise(self):
+        return "as always"
+
+
+class KeptStairs(Stairs):
+    def noise(self):
+        return next(Stairs.count)
+
+    snapshot, restore = Kept.snapshot, Kept.restore
+
+
+class Process:
+    """What one process plays: an episode whose journal is copied before request number `kill_at` of the engine."""
+
+    def __init__(self, path, world, parts, *, kill_at=None, version=0, answers=("forward",), clock=None, **options):
+        renderer, make_spec = parts
+        self.path, self.kill_at, self.answers, self.renderer = path, kill_at, answers, renderer
+        self.copy = path.with_name(f"{path.name}-killed")
+        self.stamps = None
+        self.told, self.requests, self.taken, self.ended = [], [], [], []
+        waits = WaitTracker(clock) if clock else WaitTracker()
+        self.journals = JournalFolder(path, waits.clock, self.told.append)
+        engine = ScriptedEngine(script=self._script, vocab_size=400, version=version)
+        policy = EngineEpisodePolicy(JournaledEngine(engine, self.journals), renderer, SamplingParams())
+        self.observer = Ends(self.ended, self.journals)
+        if kill_at == "end":
+            self.observer.before_end = self._copy
+        self.pool = EnvPool(
+            make_spec(type(world.__name__, (world,), {"taken": self.taken})), waits=waits, step_timeout_s=10_000.0
+        )
+        loop, loop_options = options.pop("loop", "react_text"), options.pop("loop_options", {"format": "plain"})
+        self.runner = JournaledRunner(
+            pool=self.pool,
+            loop=make_agent_loop(loop, loop_options) if isinstance(loop, str) else loop,
+            policy=policy,
+            journals=self.journals,
+            observer=self.observer,
+            **options,
+        )
+
+    def _script(self, request):
+        turn = int(request.request_id.rpartition("-")[2])
+        self.requests.append(turn)
+        if turn == self.kill_at:
+            self.kill_at = None
+            self._copy()
+        ids = self.renderer.encoder.encode(self.answers[turn % len(self.answers)])
+        return ScriptedAnswer(token_ids=ids, version=self.stamps[turn] if self.stamps else None)
+
+    def _copy(self):
+        self.journals.writer.flush()
+        shutil.copytree(self.path, self.copy)
+
+    async def play(self, group_id="4-t"):
+        task = Task(id="t", environment="world", seed=5)
+        trajectory = await self.runner.run(task, group_id=group_id, member=1, seed=1)
+        await self.runner.close()
+        self.journals.writer.flush()
+        return trajectory
+
+
+class Ends(RolloutObserver):
+    def __init__(self, ended, journals):
+        self.ended, self.journals = ended, journals
+        self.before_end = lambda: None
+
+    def on_start(self, trajectory):
+        self.journals.begin(trajectory.id)
+
+    def on_end(self, trajectory):
+        self.before_end()
+        self.journals.end_replay(trajectory)
+        self.ended.append((trajectory.id, trajectory.outcome))
+        self.journals.end(trajectory)
+
+
+@pytest.fixture
+def parts(renderer, make_spec):
+    return renderer, make_spec
+
+
+@pytest.fixture
+def play_twice(parts, tmp_path):
+    """Play an episode that is killed before a request, and again what its journal has, with newer weights."""
+
+    async def play(world, kill_at, *, checkpoint=0, stamps=None, change=lambda path: None, **options):
+        first = Process(tmp_path / "inflight", world, parts, kill_at=kill_at, version=9 if stamps else 0, **options)
+        first.stamps = stamps
+        before = await first.play()
+        assert not list(first.path.iterdir()), "the journal of a stored episode is removed"
+        change(first.copy)
+        second = Process(first.copy, world, parts, version=max(3, checkpoint), **options)
+        second.journals.read(checkpoint)
+        with second.journals:
+            after = await second.play()
+        assert not second.path.exists()
+        return first, before, second, after
+
+    return play
+
+
+def sampled(trajectory):
+    """Tokens, log-probabilities and versions of each turn."""
+    (sequence,) = trajectory.sequences
+    arrays = sequence.token_ids, sequence.logprobs, sequence.versions
+    return [[array[turn.start : turn.end].tolist() for array in arrays] for turn in sequence.turns]
+
+
+def versions(trajectory):
+    return [set(turn[2]) for turn in sampled(trajectory)]
+
+
+OTHER = "the environment returned a different observation or state"
+CONTINUED = "continued 1 episodes in flight after their last turn ({} turns)"
+RESTARTED = "restarted 1 episodes in flight: 1 because {}"
+
+
+@pytest.mark.parametrize("kill_at", [1, 2, 4])
+async def test_actions_are_replayed_and_the_ledger_is_rebuilt(play_twice, kill_at):
+    first, before, second, after = await play_twice(Walk, kill_at)
+    assert second.told == [CONTINUED.format(kill_at)]
+    assert first.requests == list(range(LENGTH))
+    assert second.requests == list(range(kill_at, LENGTH)), "recorded answers are not sampled again"
+    assert second.taken == ["forward"] * LENGTH
+    assert sampled(after)[:kill_at] == sampled(before)[:kill_at]
+    assert versions(after) == [{0}] * kill_at + [{3}] * (LENGTH - kill_at)
+    assert after.sequences[0].token_ids.tolist() == before.sequences[0].token_ids.tolist()
+    assert after.sequences[0].sources.tolist() == before.sequences[0].sources.tolist()
+    assert [turn.reward for turn in after.turns] == [0.25] * LENGTH
+    assert (after.id, after.outcome, after.success) == (before.id, before.outcome, before.success)
+    assert after.metrics["seconds"] > 0
+    assert second.ended == [("4-t/1.0", Outcome.FINISHED)]
+
+
+@pytest.mark.parametrize(("world", "taken"), [(Walk, LENGTH), (Kept, 0)])
+async def test_an_episode_whose_group_was_not_scored_yet_is_not_sampled_again(play_twice, world, taken):
+    _, before, second, after = await play_twice(world, "end")
+    assert second.told == [CONTINUED.format(LENGTH)]
+    assert (second.requests, len(second.taken)) == ([], taken)
+    assert sampled(after) == sampled(before)
+    assert (after.outcome, after.reward) == (before.outcome, before.reward)
+
+
+async def test_a_snapshot_is_restored_instead(play_twice):
+    _, before, second, after = await play_twice(Kept, 3)
+    assert second.told == [CONTINUED.format(3)]
+    assert second.requests == [3, 4]
+    assert second.taken == ["forward"] * 2, "only the actions after the snapshot are taken"
+    assert versions(after) == [{0}] * 3 + [{3}] * 2
+    start = after.sequences[0].turns[3].start
+    assert after.sequences[0].token_ids.tolist()[:start] == before.sequences[0].token_ids.tolist()[:start]
+    assert [turn.state_key for turn in after.turns] == [turn.state_key for turn in before.turns]
+    assert after.outcome is Outcome.FINISHED
+    assert sum(turn.reward for turn in after.turns) == 0.25 * LENGTH
+
+
+@pytest.mark.parametrize("world", [Walk, Kept])
+async def test_loops_that_list_actions_read_them_again(play_twice, world):
+    _, _, second, after = await play_twice(world, 3, loop_options={"format": "plain", "list_actions": True})
+    assert second.told == [CONTINUED.format(3)]
+    assert after.outcome is Outcome.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        (Changing, OTHER),
+        (Hiding, OTHER),
+        (Forgetful, "the restored environment had a different state"),
+        (Stuck, "their environment could not be restored"),
+    ],
+)
+async def test_an_environment_that_differs_makes_the_episode_start_again(play_twice, world, reason):
+    _, before, second, after = await play_twice(world, 3)
+    assert second.told == [RESTARTED.format(reason)]
+    assert second.requests == list(range(LENGTH)), "everything is sampled again"
+    assert versions(after) == [{3}] * LENGTH
+    assert (after.id, after.seed, after.task_id, after.outcome) == (before.id, before.seed, "t", Outcome.FINISHED)
+    assert second.ended == [("4-t/1.0", Outcome.CANCELLED), ("4-t/1.0", Outcome.FINISHED)]
+
+
+async def test_a_replay_that_fails_makes_the_episode_start_again(play_twice, monkeypatch):
+    monkeypatch.setattr(Breaking, "fails", iter([False] * (LENGTH + 1) + [True]))
+    _, _, second, after = await play_twice(Breaking, 3)
+    assert second.told == [RESTARTED.format("the environment failed during the replay")]
+    assert versions(after) == [{3}] * LENGTH
+
+
+@pytest.mark.parametrize(("world", "again"), [(Stairs, 4), (KeptStairs, 1)])
+async def test_the_environments_own_tools(play_twice, world, again):
+    call = f"<tool_call>\n{json.dumps({'name': 'climb', 'arguments': {}})}\n</tool_call>"
+    options = {"answers": [call], "loop": "tool_calling", "loop_options": {}, "limits": EpisodeLimits(max_turns=4)}
+    _, before, second, after = await play_twice(world, 3, **options)
+    assert second.told == [CONTINUED.format(3)]
+    assert second.taken == ["climb"] * again, "a restored environment's tools are not called again"
+    start = after.sequences[0].turns[3].start
+    assert after.sequences[0].token_ids.tolist()[:start] == before.sequences[0].token_ids.tolist()[:start]
+    assert after.outcome is Outcome.TRUNCATED_TURNS
+
+
+@agentrl.tool
+class Tally:
+    """Count the calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self) -> str:
+        """Count one more call."""
+        self.calls += 1
+        return f"{self.calls} calls"
+
+
+@agentrl.tool
+def draw() -> str:
+    """Draw a number."""
+    return f"{os.urandom(8).hex()}"
+
+
+@pytest.mark.parametrize(
+    ("tool", "told"),
+    [(Tally, CONTINUED.format(2)), (draw, RESTARTED.format("the tool draw returned a different result"))],
+)
+async def test_configured_tools_are_called_again(play_twice, tool, told):
+    calls = [{"name": tool.name, "arguments": {}}, {"name": "act", "arguments": {"action": "forward"}}]
+    answer = "".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
+    options = {"answers": [answer], "loop": "tool_calling", "loop_options": {}, "tools": [tool]}
+    _, _, second, after = await play_twice(Walk, 2, **options)
+    assert second.told == [told]
+    assert after.outcome is Outcome.FINISHED
+
+
+@pytest.mark.parametrize(("checkpoint", "kept"), [(9, 4), (2, 2), (1, 1)])
+async def test_turns_of_newer_weights_than_the_checkpoints_are_sampled_again(play_twice, checkpoint, kept):
+    _, _, second, after = await play_twice(Walk, 4, checkpoint=checkpoint, stamps=[1, 2, 3, 4, 5])
+    assert second.told == [CONTINUED.format(kept)]
+    newest = max(3, checkpoint)
+    assert versions(after) == [{1}, {2}, {3}, {4}][:kept] + [{newest}] * (LENGTH - kept)
+
+
+async def test_an_episode_of_newer_weights_is_named(play_twice):
+    _, _, second, _ = await play_twice(Walk, 3, checkpoint=-1)
+    assert second.told == [RESTARTED.format("all their turns were sampled by weights that the checkpoint lacks")]
+
+
+def cut(path):
+    """Leave half of the last line, as a killed writer does."""
+    (file,) = path.iterdir()
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+def damage(path):
+    (file,) = path.iterdir()
+    file.write_bytes(b"x" + file.read_bytes())
+
+
+async def test_a_torn_record_is_left_out(play_twice):
+    _, _, second, after = await play_twice(Walk, 3, change=cut)
+    assert second.told == [CONTINUED.format(3)], "the step after the third answer was lost, not the answer"
+    assert after.outcome is Outcome.FINISHED
+
+
+async def test_a_damaged_journal_is_named(play_twice):
+    _, _, second, _ = await play_twice(Walk, 3, change=damage)
+    assert second.told == [RESTARTED.format("their journals are damaged")]
+
+
+async def test_a_large_journal_is_given_up(play_twice, monkeypatch):
+    monkeypatch.setattr(journal_file, "LARGEST_JOURNAL", 100)
+    _, _, second, after = await play_twice(Walk, 3)
+    assert second.told == [RESTARTED.format("their journals became too large")]
+    assert after.outcome is Outcome.FINISHED
+
+
+async def test_large_states_are_not_recorded_but_replayed(play_twice, monkeypatch):
+    monkeypatch.setattr(journal_replay, "LARGEST_STATE", 10)
+    monkeypatch.setattr(Kept, "look", Walk.look)
+    _, _, second, _ = await play_twice(Kept, 3)
+    assert second.told == [CONTINUED.format(3)]
+    assert second.taken == ["forward"] * LENGTH
+
+
+class Chatty(agentrl.AgentLoop):
+    """Greets differently each time."""
+
+    is_deterministic = True
+    count = itertools.count()
+
+    async def run(self, episode):
+        await episode.reset()
+        conversation = episode.open([user(f"Hello {next(Chatty.count)}.")])
+        while True:
+            result = await episode.step((await conversation.generate()).text)
+            if result.done:
+                return
+            conversation.add(user(str(result.observation)))
+
+
+class Careless(Chatty):
+    """Goes on after an error that loops must not catch."""
+
+    async def run(self, episode):
+        try:
+            await super().run(episode)
+        except Exception:
+            return
+
+
+class OtherActions(Chatty):
+    async def run(self, episode):
+        await episode.reset()
+        conversation = episode.open([user("Hello.")])
+        while True:
+            await conversation.generate()
+            result = await episode.step(f"{next(Chatty.count)}")
+            if result.done:
+                return
+            conversation.add(user("Go on."))
+
+
+class External(Chatty):
+    is_deterministic = False
+
+
+@pytest.mark.parametrize(
+    ("loop", "reason"),
+    [
+        (Chatty, "the agent loop made a different request"),
+        (Careless, "the agent loop made a different request"),
+        (OtherActions, "the agent loop took a different action"),
+        (External, "the agent loop External cannot be replayed"),
+    ],
+)
+async def test_a_loop_that_differs_makes_the_episode_start_again(play_twice, loop, reason):
+    _, _, second, after = await play_twice(Walk, 3, loop=loop())
+    assert second.told == [RESTARTED.format(reason)]
+    assert versions(after) == [{3}] * LENGTH
+    assert after.outcome is Outcome.FINISHED
+
+
+class Slow(agentrl.AsyncEnv):
+    """A step takes a minute at first, and an hour each in a replay."""
+
+    taken = None
+    seconds = 60.0
+
+    async def reset(self, *, seed=None, options=None):
+        self.place = 0
+        return "You are at 0.", {}
+
+    async def step(self, action):
+        await asyncio.sleep(Slow.seconds)
+        self.place += 1
+        return f"You are at {self.place}.", 0.0, self.place == LENGTH, False, {}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(70.0, CONTINUED.format(3)), (100.0, RESTARTED.format("their replay took too long"))]
+)
+def test_a_replay_takes_hardly_longer_than_the_episode(parts, tmp_path, monkeypatch, seconds, told):
+    """In virtual time: three steps of a minute, which may take a minute longer when they are replayed."""
+    limits = EpisodeLimits(max_seconds=330.0)
+
+    async def play():
+        clock = asyncio.get_running_loop().time
+        first = Process(tmp_path / "inflight", Slow, parts, kill_at=3, clock=clock, limits=limits)
+        await first.play()
+        monkeypatch.setattr(Slow, "seconds", seconds)
+        second = Process(first.copy, Slow, parts, clock=clock, limits=limits)
+        second.journals.read(0)
+        began = clock()
+        trajectory = await second.play()
+        return clock() - began, trajectory, second.told
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        took, trajectory, messages = runner.run(play())
+    assert messages == [told]
+    if seconds == 70.0:  # the budget counts three steps before the kill and two after it, but not the replay
+        assert (took, trajectory.metrics["seconds"]) == (pytest.approx(5 * 70), pytest.approx(180 + 140))
+        assert trajectory.outcome is Outcome.FINISHED
+    else:
+        assert (took, trajectory.metrics["seconds"]) == (pytest.approx(180 + REPLAY_S + 400), pytest.approx(400))
+        assert trajectory.outcome is Outcome.TRUNCATED_TIME
+
+
+def test_a_cancelled_episode_keeps_its_journal(parts, tmp_path):
+    async def play():
+        process = Process(tmp_path / "inflight", Slow, parts, clock=asyncio.get_running_loop().time)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(130):
+                await process.play()
+        with process.journals:
+            await process.runner.close()
+        return process
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        process = runner.run(play())
+    assert len(list(process.path.iterdir())) == 1
+    again = JournalFolder(process.path, lambda: 0.0, process.told.append)
+    again.read(0)
+    again.keep_groups_from(5, [])
+    again.writer.flush()
+    assert not list(process.path.iterdir()), "its group is not played again"
+
+
+async def test_a_journal_that_cannot_be_written_does_not_stop_the_run(parts, tmp_path, caplog):
+    path = tmp_path / "inflight"
+    path.write_text("a file in its place")
+    process = Process(path, Walk, parts)
+    assert (await process.play()).outcome is Outcome.FINISHED
+    process.journals.writer.flush()
+    assert caplog.text.count("cannot be written") == 1
+
+
+async def test_turns_of_named_adapters_are_not_recorded(parts, tmp_path):
+    process = Process(tmp_path / "inflight", Walk, parts)
+    process.journals.begin("4-t/1.0")
+    params = SamplingParams()
+    request = GenerateRequest(
+        prompt_ids=[1], params=params, session_id="4-t/1.0/0", request_id="4-t/1.0/turn-0", adapter="planner"
+    )
+    answer = Generation(token_ids=[2], logprobs=[-1.0], versions=[0], stop_reason=StopReason.STOP)
+    process.journals.active["4-t/1.0"].add_answer(request, answer)
+    process.journals.writer.flush()
+    again = JournalFolder(process.path, lambda: 0.0, process.told.append)
+    again.read(0)
+    assert again.claim("4-t/1") is None
+    assert process.told == [RESTARTED.format("named adapters sampled their turns")]
+
+
+async def test_a_disk_that_is_too_slow_ends_the_journals(parts, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(journal_file, "MOST_QUEUED", 3)
+    monkeypatch.setattr(journal_file, "FLUSH_S", 1000)
+    process = Process(tmp_path / "inflight", Walk, parts)
+    assert (await process.play()).outcome is Outcome.FINISHED
+    assert caplog.text.count("the disk does not keep up") == 1
+    assert not process.path.exists()
+
+
+async def test_the_newest_attempt_counts(parts, tmp_path):
+    process = Process(tmp_path / "inflight", Walk, parts)
+    answer = {"kind": "answer", "token_ids": [1], "logprobs": [-1.0], "versions": [0]}
+    for number in (0, 1):
+        name = journal_file.file_name(f"4-t/1.{number}")
+        process.journals.writer.begin(name, {"kind": "start", "id": f"4-t/1.{number}"})
+        process.journals.writer.append(name, answer)
+    process.journals.writer.flush()
+    process.journals.read(0)
+    assert [file.name for file in process.path.iterdir()] == [name]
+    assert process.journals.claim("4-t/1").attempt == 1
+    assert process.journals.claim("4-t/1") is None
