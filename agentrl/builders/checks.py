@@ -21,6 +21,7 @@ from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.rollout.roles.environment_roles import roles_of_environment
 from agentrl.serving.engine_checks import check_images
+from agentrl.serving.launch.placement import check_cores
 from agentrl.tool import Tool
 from agentrl.training.algorithm_functions import check_sampling
 from agentrl.training.mixture import check_mixture
@@ -73,6 +74,7 @@ FEATURE_CHECKS: tuple[Callable[[Config], None], ...] = (
     check_branches,
     check_mixture,
     check_deadlines,
+    check_cores,
 )
 """Checks of a training run's config by feature, in order."""
 

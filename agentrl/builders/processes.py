@@ -10,6 +10,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from agentrl.builders.adapter_checks import sends_adapters
@@ -75,7 +76,7 @@ async def open_processes(
     """
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(open_cluster(config, folder.path, say=say))
-        starter = RankProcesses if cluster is None else cluster.ranks
+        starter = partial(RankProcesses, cpus=config.trainer.cpus) if cluster is None else cluster.ranks
         count = config.trainer.processes
         ranks = stack.enter_context(open_ranks(count, logs=folder.logs, on_loss=on_loss, starter=starter))
         served = base_path if sends_adapters(config.engine) else model_path

@@ -307,6 +307,8 @@ class TrainerConfig(Section):
     processes: int = Field(1, ge=1, le=4096)
     """Processes (ranks) that share the model's parameters and the work of a step, each with its own GPU if there are
     any; see docs/distributed.md."""
+    cpus: list[int] | None = None
+    """Cores for training, in equal parts for the ``processes``; any if not set. See docs/asynchronous.md."""
     restarts: int = Field(3, ge=0)
     """Maximum number of restarts from the newest checkpoint after a rank was killed, stopped, or lost with its node,
     without a new finished step in between; 0 ends the run instead."""

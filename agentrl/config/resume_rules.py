@@ -97,7 +97,7 @@ RULES: Mapping[str, ResumeRule] = {
         _PLACE,
     ),
     **dict.fromkeys(
-        (f"trainer.{name}" for name in ("gradient_checkpointing", "deterministic", "processes")),
+        (f"trainer.{name}" for name in ("gradient_checkpointing", "deterministic", "processes", "cpus")),
         _PLACE,
     ),
     "trainer.restarts": _PLACE,

@@ -24,7 +24,7 @@ from agentrl.rollout.loop_choice import select_default_loop
 from agentrl.rollout.task_source import task_source
 from agentrl.runs.start import StartCheck, check_tasks
 from agentrl.serving.launch import usable_gpus
-from agentrl.serving.launch.placement import core_warnings, gpu_rows
+from agentrl.serving.launch.placement import check_cores_exist, core_warnings, gpu_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +44,11 @@ def training_rows(config: Config, *, gpus: int | None = None, step_s: float | No
         step_s: Seconds of a training step, if known.
 
     Raises:
-        ConfigError: the run cannot be placed on the GPUs, or the staleness drops episodes of the allowed length.
+        ConfigError: the run cannot be placed on the GPUs or cores, or the staleness drops long episodes that it allows.
         UsageError: there are too few GPUs.
     """
+    if gpus is None:
+        check_cores_exist(config)
     placed = gpu_rows(config, len(usable_gpus(os.environ)) if gpus is None else gpus)
     late = [] if step_s is None else check_staleness(config, step_s)
     return [*rows(config), *late, *branch_rows(config), *rate_rows(config), *judge_rows(config), *placed]

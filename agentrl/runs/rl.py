@@ -52,6 +52,8 @@ from agentrl.errors.foreign import (
     run_in_own_thread,
 )
 from agentrl.evaluation.periodic import AT_STEP, PeriodicEvaluations
+from agentrl.models.cores import divide_cores
+from agentrl.models.threads import compute_on
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.diagnosis import RunDiagnosis, save_problems
 from agentrl.observe.learning import steps_without_learning
@@ -78,7 +80,6 @@ from agentrl.weights import SyncReport
 T = TypeVar("T")
 SYNC_GRACE_S = 6.0
 """Seconds in which a weight sync may finish after a stop was requested; a resumed run repeats one that did not."""
-_THREAD = DaemonThreads("agentrl-trainer")
 _log = logging.getLogger(__name__)
 
 
@@ -114,6 +115,8 @@ class Orchestrator:
         self._trackers: Trackers | None = None
         self._waits = WaitTracker()
         """Table of the run's waits."""
+        self._threads = DaemonThreads("agentrl-trainer")
+        self._cores = divide_cores(run.config.trainer.cpus, run.config.trainer.processes)[0]
         self._stop = asyncio.Event()
         self._failure: TrainingError | None = None
         self._lost: ServersLost | None = None
@@ -434,7 +437,8 @@ class Orchestrator:
         with self._waits.on(kind, f"step {self.step + 1}", "trainer.step"):
             if self._parts.idle_while_training:
                 return step()
-            return await call_in_thread(_THREAD, step, "the training step")
+            step = functools.partial(compute_on, self._cores, step)
+            return await call_in_thread(self._threads, step, "the training step")
 
     async def _finish_step(self) -> None:
         """Evaluate if due, write the step's metrics, and save a checkpoint if due."""
