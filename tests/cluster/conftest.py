@@ -6,11 +6,13 @@ import socket
 import threading
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from agentrl.observe.progress import RunWatcher
+from agentrl.serving.launch.guard import descendants
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-cluster")
 
@@ -96,16 +98,41 @@ def story():
     return Story
 
 
+def node_of(nodes, told, name):
+    """The node of an actor, by the actor's name in a story."""
+    (node,) = [node for node in nodes.list_all_nodes() if f"({node.node_id[:8]})" in told.places()[name]]
+    return node
+
+
 @pytest.fixture
 def remove_node_of(nodes):
     """Remove the node of an actor, by the actor's name in a story; return the beginning of the node's id."""
 
     def remove(told, name):
-        (node,) = [node for node in nodes.list_all_nodes() if f"({node.node_id[:8]})" in told.places()[name]]
+        node = node_of(nodes, told, name)
         nodes.remove_node(node, allow_graceful=False)
         return node.node_id[:8]
 
     return remove
+
+
+@pytest.fixture
+def stop_node_of(nodes):
+    """Stop all processes of the node of an actor, as if its machine hung; return the beginning of the node's id."""
+    stopped = []
+
+    def stop(told, name):
+        node = node_of(nodes, told, name)
+        for (process,) in node.all_processes.values():
+            stopped.extend([process.process.pid, *descendants(process.process.pid)])
+        for process in stopped:
+            os.kill(process, signal.SIGSTOP)
+        return node.node_id[:8]
+
+    yield stop
+    for process in stopped:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 def pids_of(kind):

@@ -78,12 +78,12 @@ def test_a_stopped_rank_restarts_the_run(nodes, placed, tiny_run, story, send_si
 
 
 def test_a_rank_of_a_lost_node_restarts_on_another_one(nodes, spare_node, tiny_run, story, remove_node_of):
-    """Both ranks and the engine have nodes of their own; a fourth node is left for the rank."""
+    """Both ranks and the engine have nodes of their own, the engine the second one; a fourth is left for the rank."""
     for _ in range(2):
         spare_node()
     removed = []
     told = story(3, lambda: removed.append(remove_node_of(told, "rank 1")))
-    settings = f"address: '{nodes.address}', strategy: strict_spread, timeout_s: 120"
+    settings = f"address: '{nodes.address}', strategy: strict_spread, engine: {{CPU: 1, engine: 1}}, timeout_s: 120"
     finished(tiny_run(f"cluster={{{settings}}}", "trainer.processes=2", "trainer.steps=5"), told)
     assert any("restarts from its newest checkpoint" in text for text in told.said)
     assert f"({removed[0]})" not in told.places()["rank 1"]
