@@ -90,6 +90,11 @@ class TurnTimings:
     tool: float = 0.0
     env: float = 0.0
 
+    @property
+    def engine(self) -> float:
+        """Seconds of the answer: queue, prefill and decode."""
+        return self.queue + self.prefill + self.decode
+
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
@@ -459,6 +464,11 @@ class Trajectory:
     def turns(self) -> list[Turn]:
         """All turns, in order."""
         return sorted((t for s in self.sequences for t in s.turns), key=lambda turn: turn.index)
+
+    @property
+    def engine_s(self) -> float:
+        """Seconds in which the engine answered, summed over all turns."""
+        return math.fsum(turn.timings.engine for sequence in self.sequences for turn in sequence.turns)
 
     @property
     def sampled_tokens(self) -> int:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.errors import ConfigError, TrainingError
+from agentrl.errors import ConfigError, RankLost, TrainingError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.progress import RunWatcher
 from agentrl.runs.rl import train
 from agentrl.runs.start import resume_run
+from agentrl.training.distributed import launch
 from agentrl.training.distributed.launch import RankProcesses, open_ranks
 
 DEADLINE_S = 60
@@ -32,17 +33,21 @@ def ranks_of_this_process():
 
 
 class Killer(RunWatcher):
-    """Kills a rank after a step."""
+    """Kills or stops a rank once after a step, and remembers what the run says."""
 
-    def __init__(self, step):
-        self.step = step
+    def __init__(self, step, number=signal.SIGKILL):
+        self.step, self.number = step, number
         self.killed_at = None
+        self.said = []
 
     def on_step(self, step, metrics):
-        if step == self.step:
+        if step == self.step and self.killed_at is None:
             (rank,) = ranks_of_this_process()
-            os.kill(rank, signal.SIGKILL)
+            os.kill(rank, self.number)
             self.killed_at = time.monotonic()
+
+    def on_message(self, text):
+        self.said.append(text)
 
 
 @pytest.mark.slow
@@ -62,14 +67,32 @@ def test_a_run_of_two_processes_trains_dies_with_one_and_goes_on_with_one(tiny_r
     }
 
     killer = Killer(step=3)
-    with pytest.raises(TrainingError, match=r"rank 1 of the trainer ended \(process \d+\): got signal 9 \(SIGKILL\)"):
-        train(resume_run(folder.path, ["trainer.steps=4"]), watcher=killer)
+    with pytest.raises(RankLost, match=r"rank 1 of the trainer ended \(process \d+\): got signal 9 \(SIGKILL\)"):
+        train(resume_run(folder.path, ["trainer.steps=4", "trainer.restarts=0"]), watcher=killer)
     assert time.monotonic() - killer.killed_at < DEADLINE_S
     assert ranks_of_this_process() == []
 
     assert train(resume_run(folder.path, ["trainer.processes=1"])).step == 4
     assert len(read_metrics(folder.metrics_file)) == 4
     assert (folder.checkpoints / "step-000004" / "trainer.pt").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_run_restarts_from_its_checkpoint_after_the_loss_of_a_rank(number, tiny_run, monkeypatch):
+    monkeypatch.setattr(launch, "RANK_STOPPED_S", 1.0)
+    undisturbed = tiny_run("trainer.processes=2", name="undisturbed")
+    train(undisturbed)
+    run, killer = tiny_run("trainer.processes=2", name="killed"), Killer(step=3, number=number)
+    assert train(run, watcher=killer).step == 4
+    assert ranks_of_this_process() == []
+    (reason,) = [text for text in killer.said if "restarts from its newest checkpoint" in text]
+    assert "rank 1 of the trainer" in reason
+    assert "(1 of 3: trainer.restarts)" in reason
+    for here, there in zip(*(read_metrics(one.folder.metrics_file) for one in (undisturbed, run)), strict=True):
+        assert [here[name] for name in ("step", "reward/mean", "train/loss")] == [
+            there[name] for name in ("step", "reward/mean", "train/loss")
+        ]
 
 
 def test_what_a_rank_failed_of_is_shown_with_its_number(tmp_path, monkeypatch):

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from agentrl.builders.adapter_checks import check_adapter_sync, check_adapters, check_role_adapters
 from agentrl.builders.branches import check_branches
 from agentrl.builders.cluster import check_cluster
+from agentrl.builders.deadlines import check_deadlines
+from agentrl.builders.environment_nodes import check_environment_nodes
 from agentrl.builders.episodes import build_loop
 from agentrl.builders.evaluation_engine import check_evaluation_engine
 from agentrl.builders.rewards import check_comparison, check_reward_weights
@@ -19,6 +21,7 @@ from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.rollout.roles.environment_roles import roles_of_environment
 from agentrl.serving.engine_checks import check_images
+from agentrl.serving.launch.placement import check_cores
 from agentrl.tool import Tool
 from agentrl.training.algorithm_functions import check_sampling
 from agentrl.training.mixture import check_mixture
@@ -58,6 +61,7 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
 FEATURE_CHECKS: tuple[Callable[[Config], None], ...] = (
     check_images,
     check_cluster,
+    check_environment_nodes,
     check_sampling,
     check_teacher,
     check_adapters,
@@ -69,6 +73,8 @@ FEATURE_CHECKS: tuple[Callable[[Config], None], ...] = (
     check_evaluation_engine,
     check_branches,
     check_mixture,
+    check_deadlines,
+    check_cores,
 )
 """Checks of a training run's config by feature, in order."""
 

@@ -27,14 +27,13 @@ from agentrl.builders.ray import (
     ClusterPlace,
     GpuReservation,
     LocalEngineActor,
+    PlacedActor,
     RankActors,
     ServerActor,
     answer_of,
-    check_actor,
     connect,
     gloo_variables,
     set_variables,
-    watch_actors,
 )
 from agentrl.builders.servers import (
     SERVED_MODEL,
@@ -46,10 +45,10 @@ from agentrl.builders.servers import (
 from agentrl.builders.workers import serve
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.config import Config
-from agentrl.config.derived import HEAD, engine_bundles, rank_bundles
+from agentrl.config.derived import HEAD, engine_bundles, environment_bundles, rank_bundles
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import InferenceServer, ServerLost
-from agentrl.errors import ConfigError, TrainingError, UsageError
+from agentrl.errors import ConfigError, EngineError, TrainingError, UsageError
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.models.load import load_model, use_gpu
 from agentrl.render.tokenizers import load_tokenizer
@@ -66,7 +65,7 @@ MEMORY_HINT = "set engine.transport=collective, disk, or (SGLang) tensor: shared
 ACTOR_CLOSE_S = 10.0
 """Seconds before an actor that does not end its server is killed; the server's guard then ends the server."""
 ACTOR_PING_S = 30.0
-"""Seconds for the actor of a lost server to answer before it counts as lost: its process may be stopped."""
+"""Seconds for the actor of a lost server to answer before it is replaced: its process may be stopped."""
 START_MARGIN_S = 60.0
 """Seconds in addition to ``engine.start_timeout_s`` before the start of a server's actor fails."""
 OnLoss = Callable[[TrainingError], None]
@@ -193,14 +192,19 @@ async def _open_in_thread(work: Any) -> Cluster:
 
 
 def _connect(config: Config, section: ClusterConfig) -> Cluster:
-    bundles = [*rank_bundles(config, section, gpus=False), *engine_bundles(config, section, gpus=False)]
+    bundles = [
+        *rank_bundles(config, section, gpus=False),
+        *engine_bundles(config, section, gpus=False),
+        *environment_bundles(section),
+    ]
     return connect(section, cpus=sum(bundle.resources.get("CPU", 0) for bundle in bundles))
 
 
 def _place(cluster: Cluster, config: Config, section: ClusterConfig, say: Callable[[str], None]) -> None:
     gpus = cluster.has_gpus
     bundles = [*rank_bundles(config, section, gpus=gpus), *engine_bundles(config, section, gpus=gpus)]
-    cluster.reserve(bundles, say=say)
+    cluster.reserve(bundles, strategy=section.strategy, say=say)
+    cluster.reserve(environment_bundles(section), strategy="spread", say=say)
 
 
 @contextmanager
@@ -242,26 +246,26 @@ def _mark_memory(config: Config) -> Iterator[dict[str, str]]:
 
 @asynccontextmanager
 async def open_placed_pool(
-    run: RunCluster, model: ServedModel, *, version: int, say: Callable[[str], None], on_loss: OnLoss
+    run: RunCluster, model: ServedModel, *, version: int, say: Callable[[str], None]
 ) -> AsyncIterator[ServerPool]:
     """Start the engines of a run on its cluster; they end with the block.
+
+    An engine whose actor or node is lost starts again on a node with its resources.
 
     Args:
         run: Cluster of the run.
         model: Model to serve.
         version: Weight version that the first sync will send.
         say: Called with messages about the engines' state.
-        on_loss: Called from a thread when an engine exits unexpectedly.
 
     Raises:
         UsageError: a node has no interpreter with the engine, or does not see a shared file or folder.
         EngineError: a server does not start.
     """
-    engines = _PlacedEngines(run, model)
+    engines = _PlacedEngines(run, model, say)
     try:
         servers, settings = await engines.start()
         async with AsyncExitStack() as stack:
-            stack.enter_context(watch_actors(run.cluster, engines.actors, on_loss))
             pool = ServerPool(servers, settings, restart=engines.restart, version=version, say=say)
             stack.push_async_callback(pool.close)
             await pool.start()
@@ -273,11 +277,11 @@ async def open_placed_pool(
 class _PlacedEngines:
     """Actors of a run's engines."""
 
-    def __init__(self, run: RunCluster, model: ServedModel) -> None:
-        self._run, self._model = run, model
+    def __init__(self, run: RunCluster, model: ServedModel, say: Callable[[str], None]) -> None:
+        self._run, self._model, self._say = run, model, say
         self._cluster, self._engine = run.cluster, run.config.engine
-        self._places = [place for name, place in run.places.items() if name.startswith("server")]
-        self.actors: list[tuple[Any, ClusterPlace]] = []
+        self._shared: dict[str, str] = {}
+        self.actors: list[PlacedActor] = []
 
     async def start(self) -> tuple[list[InferenceServer], PoolSettings]:
         """Start all engines; launched servers are ready when this returns."""
@@ -286,16 +290,18 @@ class _PlacedEngines:
                 untie_embeddings, self._model.path, self._run.folder / SERVED_MODEL, dtype=self._model.dtype
             )
             self._model = replace(self._model, path=str(served))
-        shared = {**self._run.shared, **_folder_of(self._model)}
-        for place in self._places:
-            log = place.name if isinstance(self._engine, LocalEngineConfig) else f"{place.name}-actor"
-            setting = self._run.setting(place.name, log, shared=shared)
-            actor = self._cluster.actor(place, self._kind, setting, self._make(place), calls=MOST_CALLS)
-            self.actors.append((actor, place))
-        for actor, place in self.actors:
-            await run_in_own_thread(check_actor, self._cluster, actor, shared, place)
-        started = await asyncio.gather(*(self._serve(actor, place) for actor, place in self.actors))
+        self._shared = {**self._run.shared, **_folder_of(self._model)}
+        places = [place for name, place in self._run.places.items() if name.startswith("server")]
+        self.actors = [PlacedActor(self._cluster, place, self._make_actor) for place in places]
+        for actor in self.actors:
+            await run_in_own_thread(actor.check, self._shared)
+        started = await asyncio.gather(*map(self._serve, self.actors))
         return list(started), self._settings
+
+    def _make_actor(self, place: ClusterPlace) -> Any:
+        log = place.name if isinstance(self._engine, LocalEngineConfig) else f"{place.name}-actor"
+        setting = self._run.setting(place.name, log, shared=self._shared)
+        return self._cluster.actor(place, self._kind, setting, self._make(place), calls=MOST_CALLS)
 
     @property
     def _kind(self) -> type:
@@ -330,35 +336,43 @@ class _PlacedEngines:
             names=[place.name],
         )
 
-    async def _serve(self, actor: Any, place: ClusterPlace) -> InferenceServer:
+    async def _serve(self, actor: PlacedActor) -> InferenceServer:
         if isinstance(self._engine, LocalEngineConfig):
-            return ActorServer(self._cluster, actor, place)
+            return ActorServer(self._cluster, actor.handle, actor.place)
         assert isinstance(self._engine, ServerEngineConfig)
         deadline_s = self._engine.start_timeout_s + START_MARGIN_S
-        url = await answer_of(self._cluster, actor.start.remote(), place.name, deadline_s=deadline_s)
+        url = await answer_of(self._cluster, actor.handle.start.remote(), actor.name, deadline_s=deadline_s)
         return make_server(self._engine, url, self._model.vocab_size)
 
     async def restart(self, index: int) -> InferenceServer:
-        """Restart the server of an actor; the loss of the actor ends the run."""
-        actor, place = self.actors[index]
+        """Restart the server of an actor; replace the actor if it is lost.
+
+        Raises:
+            EngineError: the actor or its server does not start.
+            UsageError: no node has the resources of the actor.
+        """
+        actor = self.actors[index]
         patience_s = min(ACTOR_PING_S, self._settings.connect_timeout_s / 2)  # the pool retries after connect_timeout_s
         try:
-            await answer_of(self._cluster, actor.ping.remote(), place.name, deadline_s=patience_s)
-            server = await self._serve(actor, place)
-            await server.connect(deadline_s=self._settings.connect_timeout_s)
+            await answer_of(self._cluster, actor.handle.ping.remote(), actor.name, deadline_s=patience_s)
         except ServerLost as error:
-            raise self._cluster.loss(place, place.name, error.__cause__ or error) from error
+            loss = self._cluster.loss(actor.place, actor.name, error.__cause__ or error, kind=EngineError)
+            self._say(f"{loss}. It starts again")
+            await run_in_own_thread(actor.start_again, self._shared)
+            self._say(f"{actor.name} is on {actor.place.node} now")
+        server = await self._serve(actor)
+        await server.connect(deadline_s=self._settings.connect_timeout_s)
         return server
 
     async def close(self) -> None:
         """End the servers and the actors; an actor that does not answer is killed."""
         closing = [
-            answer_of(self._cluster, actor.close.remote(), place.name, deadline_s=ACTOR_CLOSE_S)
-            for actor, place in self.actors
+            answer_of(self._cluster, actor.handle.close.remote(), actor.name, deadline_s=ACTOR_CLOSE_S)
+            for actor in self.actors
         ]
         await asyncio.gather(*closing, return_exceptions=True)
-        for actor, _ in self.actors:
-            self._cluster.kill(actor)
+        for actor in self.actors:
+            self._cluster.kill(actor.handle)
         self.actors = []
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from agentrl.agent_loop import AgentLoop
 from agentrl.builders.rewards import build_scorer
@@ -23,7 +24,7 @@ from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.errors.foreign import close_limit
 from agentrl.rollout.budget import EpisodeLimits
-from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.env_pool import EnvPool, EnvWorker
 from agentrl.rollout.few_shot import FewShotExamples
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.journal_replay import JournaledRunner
@@ -39,15 +40,34 @@ from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.task_source import task_source
 from agentrl.rollout.tools import ToolLimits
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitTracker
+from agentrl.sandbox import Sandbox
 from agentrl.tool import Toolset
 
 TRAIN = "train"
 
 
-def build_env_pool(config: Config, *, spec: EnvironmentSpec | None = None, waits: WaitTracker | None = None) -> EnvPool:
+class EnvironmentPlaces(Protocol):
+    """Other machines for the environments and sandboxes of a run."""
+
+    def workers(self, count: int) -> EnvWorker:
+        """Return the workers of an environment pool, `count` processes on each machine."""
+
+    @property
+    def make_sandbox(self) -> Callable[[], Sandbox] | None:
+        """Function that opens a sandbox on a machine; ``None`` if sandboxes do not run there."""
+
+
+def build_env_pool(
+    config: Config,
+    *,
+    spec: EnvironmentSpec | None = None,
+    waits: WaitTracker | None = None,
+    nodes: EnvironmentPlaces | None = None,
+) -> EnvPool:
     """Build the environment pool of a run from the ``environment`` section."""
     environment = config.sole_environment
-    return EnvPool.from_config(spec or resolve_environment(environment.name), environment, waits=waits)
+    worker = None if nodes is None else nodes.workers(environment.workers)
+    return EnvPool.from_config(spec or resolve_environment(environment.name), environment, waits=waits, worker=worker)
 
 
 def build_runner(
@@ -61,10 +81,13 @@ def build_runner(
     retries: int | None = None,
     judge: JudgeClient | None = None,
     journals: JournalFolder | None = None,
+    make_sandbox: Callable[[], Sandbox] | None = None,
 ) -> EpisodeRunner:
     """Build an episode runner from the ``agent`` section; its loop, tools, roles and judge are closed with the pool.
 
     With `journals`, the runner continues the episodes that were in flight when the run was killed.
+
+    `make_sandbox` opens the sandboxes of tools elsewhere than ``agent.sandbox`` says.
 
     Raises:
         ConfigError: see `build_loop`.
@@ -100,7 +123,7 @@ def build_runner(
         limits=limits,
         tools=tools,
         tool_limits=tool_limits,
-        make_sandbox=sandbox_maker(config.agent),
+        make_sandbox=make_sandbox or sandbox_maker(config.agent),
         few_shot=_few_shot(config, pool.spec),
         scorer=scorer,
         system_prompt=config.agent.system_prompt,
@@ -184,6 +207,7 @@ def build_run_environments(
     folder: Path | None = None,
     waits: WaitTracker | None = None,
     journals: JournalFolder | None = None,
+    nodes: EnvironmentPlaces | None = None,
 ) -> tuple[RunEnvironment, ...]:
     """Build the environments of a run, in the order of the config; they share wait tracker, counters and judge.
 
@@ -194,6 +218,7 @@ def build_run_environments(
         folder: Folder of the run, where a judge stores its answers.
         waits: Table of the run's waits; a new one by default.
         journals: Journals of the episodes in flight, in asynchronous training.
+        nodes: Nodes of a cluster for environments and sandboxes; this machine by default.
 
     Raises:
         UsageError: an environment does not exist.
@@ -206,7 +231,7 @@ def build_run_environments(
     judge = build_judge(config.agent, folder=folder, counters=counters)
     for part in per_environment_configs(config):
         spec = resolve_environment(part.config.sole_environment.name)
-        pool = build_env_pool(part.config, spec=spec, waits=waits)
+        pool = build_env_pool(part.config, spec=spec, waits=waits, nodes=nodes)
         runner = build_runner(
             part.config,
             pool,
@@ -215,6 +240,7 @@ def build_run_environments(
             counters=counters,
             tool_limits=tool_limits,
             judge=judge,
+            make_sandbox=None if nodes is None else nodes.make_sandbox,
             journals=journals,
         )
         environments.append(

@@ -40,6 +40,12 @@ def check_evaluation_engine(config: Config) -> None:
             expected="local, or vllm or sglang with the addresses of running servers",
             hint="start a server with agentrl serve, and set evaluation.engine.servers=[ADDRESS]",
         )
+    if isinstance(engine, LocalEngineConfig) and engine.cpus is not None:
+        raise ConfigError(
+            "evaluation.engine.cpus has no effect",
+            got="an engine in this process",
+            hint="remove it, or set engine.cpus",
+        )
     if isinstance(engine, ServerEngineConfig):
         _check_servers(config, engine)
     check_images(other)

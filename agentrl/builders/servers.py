@@ -197,6 +197,7 @@ def make_launcher(
     return Launcher(
         _command_maker(section, model, folder, dtype=dtype, host=host),
         gpus=server_gpus(section, len(usable_gpus(os.environ)), trainer_gpus),
+        cpus=section.cpus,
         logs=folder / LOGS,
         start_timeout_s=section.start_timeout_s,
         on_progress=StartupLog(say),

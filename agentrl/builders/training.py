@@ -15,6 +15,7 @@ from agentrl.builders.adapters import adapter_transport, build_adapters
 from agentrl.builders.branches import branch_starts, build_branch_runners
 from agentrl.builders.checks import check_training
 from agentrl.builders.episodes import (
+    EnvironmentPlaces,
     RunEnvironment,
     build_run_environments,
     build_task_sampler,
@@ -28,6 +29,7 @@ from agentrl.builders.trainers import LearningParts, build_on_ranks, build_train
 from agentrl.config.config import Config
 from agentrl.config.derived import evaluation_engine_config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
+from agentrl.config.estimate import engine_slots
 from agentrl.engine import PolicyEngine
 from agentrl.errors.foreign import close_in_time
 from agentrl.render.renderer import Renderer
@@ -124,6 +126,7 @@ def build_training(
     observer: RolloutObserver,
     waits: WaitTracker,
     pool: ServerPool | None = None,
+    nodes: EnvironmentPlaces | None = None,
     evaluation_pool: ServerPool | None = None,
     ranks: Ranks | None = None,
     folder: Path | None = None,
@@ -140,6 +143,7 @@ def build_training(
         observer: Observer of turns and episode ends.
         waits: Table of the run's waits.
         pool: Engine, if the config uses servers or engines on a cluster.
+        nodes: Nodes of a cluster for environments and sandboxes; this machine by default.
         evaluation_pool: Engine of the evaluations, if ``evaluation.engine`` has servers.
         ranks: Ranks that train together.
         folder: Folder of the run, where a judge stores its answers.
@@ -168,8 +172,9 @@ def build_training(
     engine, trainer = learning.engine, learning.trainer
     policy = _build_policy(config, learning, journals, renderer)
     environments = build_run_environments(
-        config, policy, observer=observer, folder=folder, waits=waits, journals=journals
+        config, policy, observer=observer, folder=folder, waits=waits, nodes=nodes, journals=journals
     )
+    waits.engine_use.slots = engine_slots(config)
     is_lockstep = config.rollout.is_synchronous and isinstance(engine, LocalEngine)
     if config.trainer.deterministic and is_lockstep and isinstance(engine, LocalEngine):
         engine.lockstep = waits

@@ -36,6 +36,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "plan": CommandEntry("agentrl.cli.plan", "Estimate the memory of a run without running it.", RUNS),
     "sft": CommandEntry("agentrl.cli.learn", "Warm-start a model on an environment's expert.", RUNS),
     "train": CommandEntry("agentrl.cli.train", "Train an agent by reinforcement learning.", RUNS),
+    "launch": CommandEntry(
+        "agentrl.cli.launch", "Train on Slurm, Kubernetes (KubeRay) or a cloud (SkyPilot).", RUNS, is_group=True
+    ),
     "rollout": CommandEntry("agentrl.cli.rollout", "Play and store episodes without training.", RUNS),
     "eval": CommandEntry("agentrl.cli.evaluate", "Measure a policy on fixed tasks, with confidence intervals.", RUNS),
     "dpo": CommandEntry("agentrl.cli.learn", "Train on pairs of better and worse episodes of a run.", RUNS),

@@ -22,10 +22,10 @@ from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note
 from agentrl.observe.terminal import watching
-from agentrl.runs.dry_run import training_rows
+from agentrl.runs.dry_run import measured_step_s, training_rows
 from agentrl.runs.rl import idle_steps
 from agentrl.runs.rl import train as train_run
-from agentrl.runs.start import Run, RunResult, resume_run, start_run
+from agentrl.runs.start import Run, RunResult, StartCheck, resume_run, start_run
 from agentrl.runs.stored_training import start_check
 from agentrl.serving.launch.placement import check_machine
 
@@ -37,6 +37,7 @@ app = typer.Typer()
         "agentrl train quickstart",
         "agentrl train quickstart trainer.steps=10 run.seed=1 --dry-run",
         "agentrl train tasks/math hardware/qwen2.5-7b_8gpu_vllm --dry-run --gpus 8",
+        "agentrl train household/async agent.max_seconds=300 --dry-run --step-seconds 60",
         "agentrl train --env my_game:GuessNumber-v0 --model Qwen/Qwen2.5-0.5B-Instruct",
         "agentrl train quickstart --engine vllm",
         "agentrl train --tasks prompts.jsonl --reward my_rewards:exact --model Qwen/Qwen2.5-0.5B-Instruct",
@@ -69,6 +70,10 @@ def train(
     gpus: Annotated[
         int | None, typer.Option(min=0, help="With --dry-run: show the placement on this number of GPUs.")
     ] = None,
+    step_seconds: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="With --dry-run: expected seconds per step, to check rollout.max_staleness."),
+    ] = None,
 ) -> None:
     """Train an agent by reinforcement learning.
 
@@ -89,21 +94,37 @@ def train(
         *reward_words(reward),
         *shortcut("trainer.episodes", None if episodes is None else episodes.resolve()),
     ]
+    if not dry_run:
+        _check_dry_run_options(gpus, step_seconds)
     if resume is not None:
-        _finish(_resume(resume, words, shortcuts))
+        run = _resume(resume, words, shortcuts)
+        if dry_run:
+            step_seconds = measured_step_s(run.folder) if step_seconds is None else step_seconds
+            _print_dry_run(run.config, start_check(run.config), gpus=gpus, step_s=step_seconds)
+        else:
+            _finish(run)
         return
     config = read_config(words, shortcuts=shortcuts)
     check_training(config)
     check = start_check(config)
     if dry_run:
-        print_dry_run(config, training_rows(config, gpus=gpus), check=check)
-        for warning in rate_warnings(config):
-            note(f"warning: {warning}")
+        _print_dry_run(config, check, gpus=gpus, step_s=step_seconds)
         return
-    if gpus is not None:
-        raise UsageError("--gpus needs --dry-run", hint="CUDA_VISIBLE_DEVICES limits the GPUs of a real run")
     check_machine(config)
     _finish(start_run(config, kind=config.algorithm.advantage, check=check))
+
+
+def _check_dry_run_options(gpus: int | None, step_seconds: float | None) -> None:
+    if gpus is not None:
+        raise UsageError("--gpus needs --dry-run", hint="CUDA_VISIBLE_DEVICES limits the GPUs of a real run")
+    if step_seconds is not None:
+        raise UsageError("--step-seconds needs --dry-run", hint="a run measures its steps itself")
+
+
+def _print_dry_run(config: Config, check: StartCheck, *, gpus: int | None, step_s: float | None) -> None:
+    print_dry_run(config, training_rows(config, gpus=gpus, step_s=step_s), check=check)
+    for warning in rate_warnings(config):
+        note(f"warning: {warning}")
 
 
 def print_run(result: RunResult, config: Config) -> None:

@@ -1,4 +1,4 @@
-"""Settings of a cluster: placement and resources of a run's ranks and engines."""
+"""Settings of a cluster: placement and resources of a run's ranks, engines and environments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Resources: TypeAlias = Annotated[dict[str, float], AfterValidator(_checked_resou
 
 
 class ClusterConfig(Section):
-    """Ranks and engines as actors on the nodes of a cluster (extra ``agentrl[ray]``); this process controls the run."""
+    """Ranks, engines and environments as actors on the nodes of a cluster (extra ``agentrl[ray]``)."""
 
     type: Literal["ray"] = "ray"
     """Cluster framework."""
@@ -50,6 +50,11 @@ class ClusterConfig(Section):
     engines: int = Field(1, ge=1)
     """Number of engines for ``engine: local``, each an actor with a copy of the model; for servers set
     ``engine.replicas``."""
+    environments: int = Field(0, ge=0, le=1024)
+    """Number of actors for environments and for the sandboxes of tools, spread over the nodes, each with
+    ``environment.workers`` worker processes; 0 to run them on this machine."""
+    environment: Resources | None = None
+    """Resources of each of these actors. If not set, one CPU."""
     strategy: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
     """Placement of ranks and engines: on as few nodes as possible (``pack``) or on as many (``spread``); the strict
     strategies fail instead of approximating."""

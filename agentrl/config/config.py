@@ -34,6 +34,8 @@ class RunConfig(Section):
     """Folder that holds the run folders."""
     seed: int = 0
     """Seed of task order, sampling and initialisation."""
+    price_per_hour: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Price of an hour of all machines of the run, in any currency, for the metrics ``time/cost/…``."""
 
 
 class ScratchModelConfig(Section):
@@ -305,6 +307,11 @@ class TrainerConfig(Section):
     processes: int = Field(1, ge=1, le=4096)
     """Processes (ranks) that share the model's parameters and the work of a step, each with its own GPU if there are
     any; see docs/distributed.md."""
+    cpus: list[int] | None = None
+    """Cores for training, in equal parts for the ``processes``; any if not set. See docs/asynchronous.md."""
+    restarts: int = Field(3, ge=0)
+    """Maximum number of restarts from the newest checkpoint after a rank was killed, stopped, or lost with its node,
+    without a new finished step in between; 0 ends the run instead."""
     context_parallel: int = Field(1, ge=1)
     """Processes that share the tokens of every row, for sequences that are too long for one process."""
     tensor_parallel: int = Field(1, ge=1)

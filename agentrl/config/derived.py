@@ -148,6 +148,8 @@ def agent_loop_class(name: str) -> type[AgentLoop]:
 
 HEAD = "rank 0"
 """Name of the rank that is this process."""
+ENVIRONMENTS = "environments-"
+"""Prefix of the names of actors that run environments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,12 @@ def engine_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> lis
     return [ResourceBundle(f"server-{number}", resources) for number in range(count)]
 
 
+def environment_bundles(section: ClusterConfig) -> list[ResourceBundle]:
+    """Return the bundle of each actor that runs environments."""
+    resources = section.environment if section.environment is not None else _default(0)
+    return [ResourceBundle(f"{ENVIRONMENTS}{number}", resources) for number in range(section.environments)]
+
+
 def _default(gpus: int) -> dict[str, float]:
     return {"CPU": 1, "GPU": gpus} if gpus else {"CPU": 1}
 
@@ -221,6 +229,8 @@ def placement_words(config: Config) -> list[tuple[str, str, str]]:
     if engines:
         resources = _describe_resources(engines, section.engine)
         words.append((_names(engines), f"an actor each, with {resources}", "cluster.engine"))
+    if environments := environment_bundles(section):
+        words.append((_names(environments), f"an actor each, with {environments[0].in_words}", "cluster.environment"))
     return words
 
 

@@ -28,6 +28,8 @@ class LocalEngineConfig(Section):
     lanes: int = Field(1, ge=1)
     """Groups of running sequences that are computed in parallel, each on its share of torch's threads; on the CPU, for
     models whose operations are too small to use several cores. Each lane needs at least 8 of `max_num_seqs`."""
+    cpus: list[int] | None = None
+    """Cores of this process, except for training, which then needs ``trainer.cpus``; any if not set."""
     timeout_s: float = Field(600.0, gt=0)
     """Seconds before an answer times out."""
 
@@ -102,6 +104,8 @@ class ServerEngineConfig(Section):
     """GPUs per launched server."""
     gpus: list[int] | None = None
     """GPUs of the launched servers, ``tensor_parallel`` for each; all GPUs of this machine if not set."""
+    cpus: list[int] | None = None
+    """Cores of the launched servers, in equal parts; any if not set. See docs/asynchronous.md."""
     max_context: int | None = Field(None, ge=1)
     """Maximum number of tokens in a sequence; the model's limit if not set."""
     max_num_seqs: int = Field(64, ge=1)
@@ -196,7 +200,7 @@ class ServerEngineConfig(Section):
             return self
         if not self.servers:
             raise ValueError("engine.servers is empty: list addresses, or set it to launch")
-        for name in ("replicas", "python", "arguments", "tensor_parallel", "gpus"):
+        for name in ("replicas", "python", "arguments", "tensor_parallel", "gpus", "cpus"):
             if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
                 raise ValueError(f"engine.{name} is ignored with addresses in engine.servers: remove it, or use launch")
         return self

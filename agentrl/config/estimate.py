@@ -238,11 +238,9 @@ def derive(config: Config) -> RunEstimate:
     """
     trainer, agent = config.trainer, config.agent
     episodes = trainer.tasks_per_step * config.algorithm.group_size
-    admitted = (config.rollout.max_staleness + 1) * episodes
     evaluations = trainer.steps // config.evaluation.every if config.evaluation.every else 0
     per_mini_batch = math.ceil(episodes / trainer.mini_batches)
     parts = per_environment_configs(config)
-    environments = [part.config.sole_environment for part in parts]
     agents = [part.config.agent for part in parts]
     sequences = max(map(_sequences, agents))
     most_tokens = sequences * agent.max_tokens
@@ -251,22 +249,43 @@ def derive(config: Config) -> RunEstimate:
         groups_per_step=trainer.tasks_per_step,
         episodes_per_step=episodes,
         episodes=episodes * trainer.steps,
-        episodes_in_flight=min(
-            config.rollout.max_concurrent, sum(environment.max_concurrent for environment in environments), admitted
-        ),
+        episodes_in_flight=most_episodes_in_flight(config),
         sequences_per_episode=sequences,
         most_tokens_per_episode=most_tokens,
         most_sampled_tokens_per_episode=min(most_tokens, max(a.max_turns * a.max_answer_tokens for a in agents)),
         most_tokens_per_step=episodes * most_tokens,
         most_micro_batches=_micro_batches(per_mini_batch * sequences, agent.max_tokens, trainer.tokens_per_micro_batch),
         optimizer_steps=trainer.epochs * trainer.mini_batches * trainer.steps,
-        admitted_ahead=admitted,
+        admitted_ahead=_admitted(config),
         evaluation_episodes=evaluations * len(parts) * config.evaluation.tasks * config.evaluation.samples,
         checkpoints=math.ceil(trainer.steps / config.checkpoint.every),
         model=size,
         critic_parameters=None if size is None else _critic_parameters(config, size),
         memory=None if size is None else _memory(config, size),
     )
+
+
+def most_episodes_in_flight(config: Config) -> int:
+    """Return the maximum number of concurrent episodes: limits of the run and its environments, and admission."""
+    environments = [part.config.sole_environment for part in per_environment_configs(config)]
+    own = sum(environment.max_concurrent for environment in environments)
+    return min(config.rollout.max_concurrent, own, _admitted(config))
+
+
+def _admitted(config: Config) -> int:
+    episodes = config.trainer.tasks_per_step * config.algorithm.group_size
+    return (config.rollout.max_staleness + 1) * episodes
+
+
+def engine_slots(config: Config) -> int:
+    """Return the number of answers that the engine samples at once when it is fully used, at least 1."""
+    engine, places = config.engine, 1
+    if isinstance(engine, LocalEngineConfig):
+        places = engine.max_num_seqs * (1 if config.cluster is None else config.cluster.engines)
+    elif isinstance(engine, ServerEngineConfig):
+        servers = engine.replicas if engine.servers == "launch" else len(engine.servers)
+        places = engine.max_num_seqs * servers
+    return min(places, most_episodes_in_flight(config))
 
 
 def _sequences(agent: AgentConfig) -> int:

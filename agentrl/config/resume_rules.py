@@ -46,6 +46,7 @@ _WATCH = ResumeRule(True, "measurements, checkpoints and output")
 
 RULES: Mapping[str, ResumeRule] = {
     "run": _FOLDER,
+    "run.price_per_hour": _WATCH,
     "model": _MODEL,
     "model.device": _PLACE,
     "environment": _TASKS,
@@ -96,9 +97,10 @@ RULES: Mapping[str, ResumeRule] = {
         _PLACE,
     ),
     **dict.fromkeys(
-        (f"trainer.{name}" for name in ("gradient_checkpointing", "deterministic", "processes")),
+        (f"trainer.{name}" for name in ("gradient_checkpointing", "deterministic", "processes", "cpus")),
         _PLACE,
     ),
+    "trainer.restarts": _PLACE,
     "trainer.context_parallel": _PLACE,
     "trainer.tensor_parallel": _PLACE,
     "trainer.numerics": _WATCH,

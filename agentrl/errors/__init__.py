@@ -151,6 +151,10 @@ class TrainingError(AgentRLError):
     """An error after which training cannot continue: non-finite numbers, a failed weight sync, no data left."""
 
 
+class RankLost(TrainingError):
+    """The loss of a rank's process or node, after which a run restarts from its newest checkpoint."""
+
+
 class ResumableError(TrainingError):
     """An error that ends the run with a checkpoint: it can be resumed when the cause is gone."""
 

@@ -1,4 +1,4 @@
-"""Lanes: threads that compute parts of a batch at the same time.
+"""Numbers of torch's threads, and lanes: threads that compute parts of a batch at the same time.
 
 The operations of a small model are too short to be divided among several cores, but whole sequences can be: each lane
 runs some of them through the model. The division depends only on the work, so that a repeated run computes the same
@@ -7,8 +7,9 @@ bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from threading import Barrier
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.errors import UsageError
+from agentrl.models.cores import pinned_thread
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -84,3 +86,28 @@ class ThreadWorkers:
 def _take_share(threads: int) -> None:
     torch.get_num_threads()  # a thread's first call resets its number to the process's
     torch.set_num_threads(threads)
+
+
+def compute_on(cores: Sequence[int], work: Callable[[], Result]) -> Result:
+    """Call `work` on `cores`, with one of torch's threads on each; on any if empty.
+
+    The calling thread must not have used torch before: torch's threads stay on the cores on which they started.
+    """
+    if not cores:
+        return work()
+    with pinned_thread(cores), torch_threads(len(cores)):
+        return work()
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let operations of the calling thread use `count` threads during the block; no change if 0."""
+    if not count:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -12,12 +12,12 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from agentrl.config.environment import EnvironmentConfig
-from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
 from agentrl.errors import (
     AgentRLError,
     EnvironmentFailure,
@@ -107,6 +107,21 @@ class EnvHandle:
             return await self.backend.call(method, *arguments, deadline_s=deadline_s, what=what)
 
 
+class EnvWorker(Protocol):
+    """Place in which environments run: a thread, a process, or processes on other machines."""
+
+    async def make(
+        self, factory: Callable[..., AnyEnv], options: Mapping[str, Any], *, what: str, deadline_s: float
+    ) -> EnvBackend:
+        """Make an environment; failures are `EnvironmentFailure` and name `what` failed."""
+
+    async def drain(self, patience_s: float) -> None:
+        """Wait until every call has ended; abandon those that nothing awaits after `patience_s` seconds."""
+
+    async def close(self) -> None:
+        """Release the worker; nothing may be running."""
+
+
 class EnvPool:
     """Pool that makes, lends, reuses and closes the environments of one run.
 
@@ -120,6 +135,7 @@ class EnvPool:
         reset_timeout_s: Deadline for making or resetting an environment.
         step_timeout_s: Deadline for every other call.
         waits: Registers the waits of episodes; a new tracker by default.
+        worker: Runs all environments, on other machines, instead of `isolation` and `workers`.
     """
 
     def __init__(
@@ -133,6 +149,7 @@ class EnvPool:
         reset_timeout_s: float = 60.0,
         step_timeout_s: float = 30.0,
         waits: WaitTracker | None = None,
+        worker: EnvWorker | None = None,
     ) -> None:
         self.spec = spec
         self.waits = waits or WaitTracker()
@@ -148,16 +165,23 @@ class EnvPool:
         self._idle: list[EnvHandle] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._turn = itertools.count()
-        self._guard = None if isolation is Isolation.PROCESS else OrphanGuard()
-        self._workers: list[ThreadWorker] | list[ProcessWorker] = []
-        if isolation is Isolation.THREAD:
+        self._guard = None if isolation is Isolation.PROCESS or worker is not None else OrphanGuard()
+        self._workers: Sequence[EnvWorker] = []
+        if worker is not None:
+            self._workers = [worker]
+        elif isolation is Isolation.THREAD:
             self._workers = [ThreadWorker() for _ in range(workers)]
         elif isolation is Isolation.PROCESS:
             self._workers = [ProcessWorker() for _ in range(workers)]
 
     @classmethod
     def from_config(
-        cls, spec: EnvironmentSpec, config: EnvironmentConfig, *, waits: WaitTracker | None = None
+        cls,
+        spec: EnvironmentSpec,
+        config: EnvironmentConfig,
+        *,
+        waits: WaitTracker | None = None,
+        worker: EnvWorker | None = None,
     ) -> EnvPool:
         """Make the pool that the config's ``environment`` section describes."""
         return cls(
@@ -169,6 +193,7 @@ class EnvPool:
             reset_timeout_s=config.reset_timeout_s,
             step_timeout_s=config.step_timeout_s,
             waits=waits,
+            worker=worker,
         )
 
     @asynccontextmanager

@@ -75,6 +75,11 @@ class Group:
         """Episodes that can be trained on: scored, and without an infrastructure failure."""
         return [trajectory for trajectory in self.trajectories if trajectory.is_trainable]
 
+    @property
+    def engine_s(self) -> float:
+        """Seconds in which the engine answered in the trainable episodes."""
+        return math.fsum(trajectory.engine_s for trajectory in self.trainable)
+
     def staleness(self, version: int, adapters: Mapping[str, int]) -> int | None:
         """Return how many versions the group's oldest token is behind; versions are counted per adapter."""
         ages = [age for trajectory in self.trainable if (age := trajectory.staleness(version, adapters)) is not None]

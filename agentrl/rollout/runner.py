@@ -245,6 +245,9 @@ class EpisodeRunner:
     def _announce_end(self, trajectory: Trajectory) -> None:
         if trajectory.outcome is not None:
             self.counters.outcomes[trajectory.outcome] += 1
+            seconds = trajectory.engine_s
+            self.counters.engine_s += seconds
+            self.counters.failed_engine_s += seconds if trajectory.outcome.is_infrastructure else 0.0
         self.observer.on_end(trajectory)
 
     async def _classify(self, trajectory: Trajectory, task: Task, seed: int) -> None:

@@ -349,11 +349,13 @@ class GroupScheduler:
             self._outcomes.append(group.outcome())
         if len(group.trainable) < self._least_members or group.failed_extras:
             counters.groups_failed += 1
+            counters.discarded_engine_s += group.engine_s
             self._measure(group, trained=False)
             self.record_end(group, GroupEnd.FAILED)
             self._note_failed(group)
         elif not self._keep(group):
             counters.groups_filtered += 1
+            counters.discarded_engine_s += group.engine_s
             self.record_end(group, GroupEnd.FILTERED)
             self._note_filtered()
         else:
@@ -406,6 +408,7 @@ class GroupScheduler:
         age = group.staleness(self.version, self._adapter_versions())
         if age is not None and age > self.max_staleness:
             self._measure(group, trained=False)
+            self._counters.discarded_engine_s += group.engine_s
             self.record_end(group, GroupEnd.STALE)
             self._note_stale(age)
             return False

@@ -120,11 +120,75 @@ class Wait:
         self.table.end(self)
 
 
+class EngineUse:
+    """Use of the engine's capacity over time, from the waits of episodes.
+
+    At a moment with ``slots`` answers that the engine could sample at once, a of which it samples while b episodes are
+    elsewhere, a second counts as a / slots seconds of use and up to b / slots seconds lost to tools and environments.
+    """
+
+    def __init__(self, began: float) -> None:
+        self.slots = 1
+        """Number of answers that the engine samples at once when it is fully used."""
+        self._asking = 0
+        self._elsewhere: Counter[str] = Counter()
+        """Number of waits outside the engine, by episode."""
+        self._since = began
+        self._used_s = self._elsewhere_s = 0.0
+
+    def change(self, kind: WaitKind, who: str, now: float, by: int) -> None:
+        """Note that a wait began (`by` is 1) or ended (-1)."""
+        if kind is WaitKind.ENGINE:
+            self._advance(now)
+            self._asking += by
+        elif kind in AT_WORK:
+            self._advance(now)
+            self._elsewhere[who] += by
+            if not self._elsewhere[who]:
+                del self._elsewhere[who]
+
+    def _advance(self, now: float) -> None:
+        seconds, self._since = now - self._since, now
+        asking = min(self._asking, self.slots)
+        self._used_s += seconds * asking / self.slots
+        self._elsewhere_s += seconds * min(len(self._elsewhere), self.slots - asking) / self.slots
+
+    def read(self, now: float) -> EngineSeconds:
+        """Return the seconds until now."""
+        self._advance(now)
+        return EngineSeconds(whole=now, used=self._used_s, elsewhere=self._elsewhere_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSeconds:
+    """Seconds of an engine; differences of two readings of `EngineUse` are those between them.
+
+    Example: 4 slots, 10 s with 2 answers and one episode in a tool: ``whole=10, used=5, elsewhere=2.5``.
+    """
+
+    whole: float
+    used: float
+    elsewhere: float
+    """Seconds lost because episodes were in their tools, environments or scorers."""
+
+    def __sub__(self, other: EngineSeconds) -> EngineSeconds:
+        """Return the seconds between two readings."""
+        return EngineSeconds(
+            whole=self.whole - other.whole, used=self.used - other.used, elsewhere=self.elsewhere - other.elsewhere
+        )
+
+    @property
+    def empty(self) -> float:
+        """Seconds lost because there were not enough episodes."""
+        return self.whole - self.used - self.elsewhere
+
+
 class WaitTracker:
     """Table of all current waits, and the seconds spent waiting so far. Only the event loop's thread changes it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
+        self.engine_use = EngineUse(clock())
         self.seconds: defaultdict[WaitKind, float] = defaultdict(float)
         """Seconds waited by kind, summed over episodes."""
         self.changes = 0
@@ -147,6 +211,7 @@ class WaitTracker:
         if not self._open:
             self._last_progress = wait.began
         self._open[id(wait)] = self._latest = wait
+        self.engine_use.change(wait.kind, wait.who, wait.began, 1)
         self._note_change()
 
     def end(self, wait: Wait) -> None:
@@ -155,6 +220,7 @@ class WaitTracker:
         self._latest = None
         self.seconds[wait.kind] += wait.seconds
         self._last_progress = wait.began + wait.seconds
+        self.engine_use.change(wait.kind, wait.who, self._last_progress, -1)
         self._note_change()
 
     async def wait_for_episodes(self) -> None:
@@ -322,6 +388,12 @@ class RolloutCounters:
     """Number of groups with too few trainable episodes or a failed extra rollout."""
     groups_stale: int = 0
     groups_filtered: int = 0
+    engine_s: float = 0.0
+    """Seconds of answers, summed over the turns of all attempts that have ended."""
+    failed_engine_s: float = 0.0
+    """Part of `engine_s` of attempts with infrastructure failures."""
+    discarded_engine_s: float = 0.0
+    """Part of `engine_s` of complete episodes whose groups were dropped: failed, too stale, or filtered out."""
     judge_requests: int = 0
     """Number of answers of a judge's service."""
     judge_cached: int = 0

@@ -6,22 +6,25 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from agentrl.builders.branches import branch_rows
+from agentrl.builders.deadlines import check_staleness
 from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import EnvironmentConfigs, environment_algorithms, per_environment_configs
 from agentrl.config.estimate import EstimateRow, rows
 from agentrl.config.usual_learning_rate import rate_rows
 from agentrl.env.lookup import resolve_environment
-from agentrl.observe.metrics import check_trackers
+from agentrl.observe.metrics import TIMING_PREFIX, check_trackers, read_metrics
 from agentrl.observe.model_folder import find_model
+from agentrl.observe.run_folder import RunDirectory
 from agentrl.rollout.environment_probe import check_environments
 from agentrl.rollout.judges import judge_rows
 from agentrl.rollout.loop_choice import select_default_loop
 from agentrl.rollout.task_source import task_source
 from agentrl.runs.start import StartCheck, check_tasks
 from agentrl.serving.launch import usable_gpus
-from agentrl.serving.launch.placement import core_warnings, gpu_rows
+from agentrl.serving.launch.placement import check_cores_exist, core_warnings, gpu_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +35,30 @@ class DryRun:
     rows: list[EstimateRow]
 
 
-def training_rows(config: Config, *, gpus: int | None = None) -> list[EstimateRow]:
+def training_rows(config: Config, *, gpus: int | None = None, step_s: float | None = None) -> list[EstimateRow]:
     """Return the estimates of a training run: sizes, learning rate, judge and placement.
 
     Args:
         config: Config of the run.
         gpus: Number of GPUs; those of this machine by default.
+        step_s: Seconds of a training step, if known.
 
     Raises:
-        ConfigError: the run cannot be placed on the GPUs.
+        ConfigError: the run cannot be placed on the GPUs or cores, or the staleness drops long episodes that it allows.
         UsageError: there are too few GPUs.
     """
+    if gpus is None:
+        check_cores_exist(config)
     placed = gpu_rows(config, len(usable_gpus(os.environ)) if gpus is None else gpus)
-    return [*rows(config), *branch_rows(config), *rate_rows(config), *judge_rows(config), *placed]
+    late = [] if step_s is None else check_staleness(config, step_s)
+    return [*rows(config), *late, *branch_rows(config), *rate_rows(config), *judge_rows(config), *placed]
+
+
+def measured_step_s(run: RunDirectory) -> float | None:
+    """Return the median seconds of a run's training steps; ``None`` before the first one."""
+    name = f"{TIMING_PREFIX}step_s"
+    found = [line[name] for line in read_metrics(run.metrics_file) if line.get(name) is not None]
+    return median(found) if found else None
 
 
 def describe_run(

@@ -16,7 +16,7 @@ from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore
 from agentrl.rollout.branches import branch_metrics
 from agentrl.rollout.groups import Group, environment_metrics, extra_rollout_metrics
 from agentrl.rollout.journal import JournalFolder
-from agentrl.rollout.waits import MEASURED, RolloutObserver, Wait, WaitKind, WaitTracker
+from agentrl.rollout.waits import MEASURED, EngineSeconds, RolloutObserver, Wait, WaitKind, WaitTracker
 from agentrl.runs.start import Run
 from agentrl.training.report import StepReport
 from agentrl.trajectory import Trajectory, Turn
@@ -175,6 +175,7 @@ class UpdateLog:
 
 
 _COUNTED = ("groups_failed", "groups_stale", "groups_filtered", "retries")
+_ENGINE = ("engine_s", "failed_engine_s", "discarded_engine_s")
 _JUDGE = ("requests", "cached", "unreadable", "without", "pairs", "agreeing", "tokens", "cost", "seconds")
 
 
@@ -183,21 +184,28 @@ class StepClock:
 
     Args:
         parts: Parts of the run, whose waits, counters and engine are read.
+        price_per_hour: Price of the run's machines.
     """
 
-    def __init__(self, parts: TrainingParts) -> None:
+    def __init__(self, parts: TrainingParts, *, price_per_hour: float | None = None) -> None:
         self._parts = parts
+        self._price_per_hour = price_per_hour
         self._began = self._phase_began = time.perf_counter()
+        self._use_before = self._read_use()
+        self._use: dict[str, EngineSeconds] = {}
         self._seconds: dict[str, float] = {}
         self._waits_before = dict(parts.waits.seconds)
         self._counts_before = self._counts()
         self._busy_before = parts.engine.metrics().busy_s
 
+    def _read_use(self) -> EngineSeconds:
+        return self._parts.waits.engine_use.read(self._parts.waits.clock())
+
     def phase_ended(self, name: str) -> None:
         """Record the end of the phase `name` and begin the next one."""
-        now = time.perf_counter()
-        self._seconds[name] = now - self._phase_began
-        self._phase_began = now
+        now, use = time.perf_counter(), self._read_use()
+        self._seconds[name], self._use[name] = now - self._phase_began, use - self._use_before
+        self._phase_began, self._use_before = now, use
 
     def metrics(
         self, groups: Sequence[Group], report: StepReport, sync: SyncReport | None, *, version: int
@@ -227,7 +235,7 @@ class StepClock:
 
     def _counts(self) -> dict[str, float]:
         counters = self._parts.counters
-        names = (*_COUNTED, *(f"judge_{name}" for name in _JUDGE))
+        names = (*_COUNTED, *_ENGINE, *(f"judge_{name}" for name in _JUDGE))
         return {name: float(getattr(counters, name)) for name in names}
 
     def _judge_metrics(self) -> dict[str, float]:
@@ -262,8 +270,50 @@ class StepClock:
             "step_s": whole,
             "tokens_per_s": sampled / whole,
             "engine_busy_s": self._parts.engine.metrics().busy_s - self._busy_before,
+            **self._engine_seconds(),
+            **unit_costs(trajectories, whole, self._price_per_hour),
         }
         return {TIMING_PREFIX + name: value for name, value in timings.items()}
+
+    def _engine_seconds(self) -> dict[str, float]:
+        """Return the engine's useful and lost seconds in the phases of the step, which they add up to."""
+        counts = self._counts()
+        ended, failed, discarded = (counts[name] - self._counts_before[name] for name in _ENGINE)
+        failed_share = failed / ended if ended else 0.0
+        discarded_share = min(discarded / ended, 1 - failed_share) if ended else 0.0
+        use, sync = dict(self._use), self._use.get("sync")
+        use.pop("sync", None)
+        used = sum(phase.used for phase in use.values())
+        return {
+            "engine/useful_s": used * (1 - failed_share - discarded_share),
+            "engine/lost/retries_s": used * failed_share,
+            "engine/lost/discarded_s": used * discarded_share,
+            "engine/lost/tools_s": sum(phase.elsewhere for phase in use.values()),
+            "engine/lost/tails_s": use["rollout"].empty if "rollout" in use else 0.0,
+            "engine/lost/trainer_s": use["train"].empty if "train" in use else 0.0,
+            "engine/lost/syncs_s": 0.0 if sync is None else sync.whole,
+        }
+
+
+def unit_costs(trajectories: Sequence[Trajectory], step_s: float, price_per_hour: float | None) -> dict[str, float]:
+    """Return seconds, and the cost if there is a price, per trained episode and per success.
+
+    Example: 4 trained episodes, 2 of them successful, in a step of 36 s at 100 per hour: 9 s and 0.25 per episode, 18 s
+    and 0.5 per success.
+
+    Args:
+        trajectories: Episodes of the step; a success is one whose environment reports it.
+        step_s: Seconds of the step.
+        price_per_hour: Price of the run's machines.
+    """
+    trained = [trajectory for trajectory in trajectories if trajectory.is_trainable]
+    counts = {"episode": len(trained), "success": sum(trajectory.success is True for trajectory in trained)}
+    seconds = {f"per_{name}": step_s / count for name, count in counts.items() if count}
+    found = {f"{name}_s": value for name, value in seconds.items()}
+    if price_per_hour is not None:
+        price_per_s = price_per_hour / 3600
+        found |= {f"cost/{name}": value * price_per_s for name, value in {"step": step_s, **seconds}.items()}
+    return found
 
 
 def group_metrics(

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -39,7 +40,7 @@ from agentrl.config.config import Config
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
-from agentrl.errors import ResumableError, ServersLost, TrainingError, UsageError, described_error
+from agentrl.errors import RankLost, ResumableError, ServersLost, TrainingError, UsageError, described_error
 from agentrl.errors.foreign import (
     CALL_GRACE_S,
     CLOSING_S,
@@ -51,6 +52,8 @@ from agentrl.errors.foreign import (
     run_in_own_thread,
 )
 from agentrl.evaluation.periodic import AT_STEP, PeriodicEvaluations
+from agentrl.models.cores import divide_cores
+from agentrl.models.threads import compute_on
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.diagnosis import RunDiagnosis, save_problems
 from agentrl.observe.learning import steps_without_learning
@@ -77,7 +80,6 @@ from agentrl.weights import SyncReport
 T = TypeVar("T")
 SYNC_GRACE_S = 6.0
 """Seconds in which a weight sync may finish after a stop was requested; a resumed run repeats one that did not."""
-_THREAD = DaemonThreads("agentrl-trainer")
 _log = logging.getLogger(__name__)
 
 
@@ -91,12 +93,13 @@ class Orchestrator:
     Args:
         run: Folder and config; the run resumes from the newest checkpoint in the folder.
         watcher: Receives the progress.
+        reason: Message about the reason for a restart.
     """
 
-    def __init__(self, run: Run, *, watcher: RunWatcher | None = None) -> None:
+    def __init__(self, run: Run, *, watcher: RunWatcher | None = None, reason: str | None = None) -> None:
         self.config = run.config
         self.folder = run.folder
-        self._changes = run.changes
+        self._changes, self._reason = run.changes, reason
         self.status = RunStatus(steps=run.config.trainer.steps)
         self.step = 0
         self._watcher = watcher or RunWatcher()
@@ -112,6 +115,8 @@ class Orchestrator:
         self._trackers: Trackers | None = None
         self._waits = WaitTracker()
         """Table of the run's waits."""
+        self._threads = DaemonThreads("agentrl-trainer")
+        self._cores = divide_cores(run.config.trainer.cpus, run.config.trainer.processes)[0]
         self._stop = asyncio.Event()
         self._failure: TrainingError | None = None
         self._lost: ServersLost | None = None
@@ -136,6 +141,8 @@ class Orchestrator:
         """
         with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
             self._watcher.on_start(self.folder.path, self.status)
+            if self._reason is not None:
+                self._say(self._reason)
             for change in self._changes:
                 self._say(f"changed: {change} ({rule_of(change.key).why})")
             async with AsyncExitStack() as stack:
@@ -212,6 +219,7 @@ class Orchestrator:
                 version=version,
                 pool=processes.pool,
                 evaluation_pool=processes.evaluation_pool,
+                nodes=processes.nodes,
                 observer=recorder,
                 waits=self._waits,
                 ranks=processes.ranks,
@@ -360,7 +368,7 @@ class Orchestrator:
         return False
 
     async def _run_step(self) -> None:
-        parts, clock = self._parts, StepClock(self._parts)
+        parts, clock = self._parts, StepClock(self._parts, price_per_hour=self.config.run.price_per_hour)
         self._enter(Phase.ROLLOUT)
         groups = await self._unless_stopped(parts.scheduler.next_batch())
         clock.phase_ended("rollout")
@@ -429,7 +437,8 @@ class Orchestrator:
         with self._waits.on(kind, f"step {self.step + 1}", "trainer.step"):
             if self._parts.idle_while_training:
                 return step()
-            return await call_in_thread(_THREAD, step, "the training step")
+            step = functools.partial(compute_on, self._cores, step)
+            return await call_in_thread(self._threads, step, "the training step")
 
     async def _finish_step(self) -> None:
         """Evaluate if due, write the step's metrics, and save a checkpoint if due."""
@@ -520,6 +529,7 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
     """Train a run, on new or on stored episodes; the calling thread must not have a running event loop.
 
     Ctrl-C and SIGTERM stop the run with a checkpoint; a second signal stops it within seconds, whatever still runs.
+    After the loss of a rank, the run restarts from its newest checkpoint, up to ``trainer.restarts`` times.
 
     Args:
         run: Folder and config.
@@ -530,9 +540,27 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
         UsageError: the user must change something.
         TrainingError: training cannot continue.
     """
-    interruption = interruption or StopRequest()
-    is_stored = run.config.trainer.episodes is not None
-    loop = StoredTraining(run, watcher=watcher) if is_stored else Orchestrator(run, watcher=watcher)
+    interruption, watcher = interruption or StopRequest(), watcher or RunWatcher()
+    kind = Orchestrator if run.config.trainer.episodes is None else StoredTraining
+    restarts, reached, reason = 0, 0, None
+    while True:
+        loop = kind(run, watcher=watcher, reason=reason)
+        try:
+            return _run_loop(loop, interruption)
+        except RankLost as error:
+            if loop.step > reached:
+                restarts, reached = 0, loop.step
+            most = run.config.trainer.restarts
+            if interruption.count or restarts >= most:
+                raise
+            restarts += 1
+            reason = f"{error}. The run restarts from its newest checkpoint ({restarts} of {most}: trainer.restarts)"
+        run = Run(run.folder, run.config)
+        del loop  # frees the model
+        gc.collect()
+
+
+def _run_loop(loop: Orchestrator | StoredTraining, interruption: StopRequest) -> RunResult:
     try:
         return run_until_stopped(_train(loop, interruption), interruption)
     except SystemExit as error:

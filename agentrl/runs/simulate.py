@@ -93,7 +93,7 @@ def read_measured_run(run: RunDirectory) -> MeasuredRun:
 def _plan_episode(trajectory: Trajectory) -> PlannedEpisode:
     """Return the durations of an episode's turns; the last one includes what no turn measured: reset and scoring."""
     timings = [turn.timings for turn in trajectory.turns]
-    engine = [timing.queue + timing.prefill + timing.decode for timing in timings]
+    engine = [timing.engine for timing in timings]
     outside = [timing.tool + timing.env for timing in timings]
     outside[-1] += max(0.0, trajectory.metrics.get("seconds", 0.0) - sum(engine) - sum(outside))
     return PlannedEpisode(

@@ -84,13 +84,14 @@ class StoredTraining:
     Args:
         run: Folder and config; the run resumes from the newest checkpoint in the folder.
         watcher: Receives the progress.
+        reason: Message about the reason for a restart.
     """
 
-    def __init__(self, run: Run, *, watcher: RunWatcher | None = None) -> None:
+    def __init__(self, run: Run, *, watcher: RunWatcher | None = None, reason: str | None = None) -> None:
         self.config, self.folder = run.config, run.folder
         self.status = RunStatus(steps=run.config.trainer.steps)
         self.step = 0
-        self._changes = run.changes
+        self._changes, self._reason = run.changes, reason
         self._watcher = watcher or RunWatcher()
         self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
         self._saved: Checkpoint | None = None
@@ -114,6 +115,8 @@ class StoredTraining:
         """
         with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
             self._watcher.on_start(self.folder.path, self.status)
+            if self._reason is not None:
+                self._say(self._reason)
             for change in self._changes:
                 self._say(f"changed: {change} ({rule_of(change.key).why})")
             async with AsyncExitStack() as stack:

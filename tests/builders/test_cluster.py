@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from agentrl.builders.checks import check_training
+from agentrl.builders.environment_nodes import check_environment_nodes
 from agentrl.builders.ray.actors import check_shared
 from agentrl.builders.ray.connection import ClusterNode, ClusterPlace, gloo_variables, interface_of
 from agentrl.config import dump_config, load_config
@@ -88,11 +89,28 @@ def test_a_dry_run_shows_where_everything_will_be():
     assert found["rank 1 to rank 2"][0].startswith("an actor each, with CPU 1")
     assert found["server-0"] == ("an actor each, with CPU 2, engine 1", "cluster.engine")
     assert "cluster" not in {name for name, _, _ in rows(quickstart())}
+    spread = {name: value for name, value, _ in rows(quickstart("cluster.environments=2"))}
+    assert spread["environments-0 to environments-1"] == "an actor each, with CPU 1"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("cluster.environments=1", "environment.isolation=thread"),
+            r"environment\.isolation contradicts cluster\.environments: got thread",
+        ),
+        (("cluster.environment={CPU: 2}",), r"cluster\.environment is ignored without cluster\.environments"),
+    ],
+)
+def test_environments_that_cannot_be_placed_are_refused(words, said):
+    with pytest.raises(ConfigError, match=said):
+        check_environment_nodes(quickstart("cluster=ray", *words))
 
 
 def test_what_a_node_does_not_see_is_refused(tmp_path):
     place = ClusterPlace(
-        bundle=ResourceBundle("rank 1", {"CPU": 1}), index=1, node=ClusterNode("abcdef0123", "10.0.0.2")
+        bundle=ResourceBundle("rank 1", {"CPU": 1}), index=1, node=ClusterNode("abcdef0123", "10.0.0.2"), group=None
     )
     mark = str(tmp_path / ".cluster-0")
     check_shared({mark: "share it"}, place, [])

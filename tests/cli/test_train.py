@@ -226,3 +226,22 @@ def test_an_environment_that_always_exits_ends_the_command_with_a_reason(
     assert ended.code == 1, ended.err
     assert "groups in a row have no episode to train on" in ended.err
     assert "SystemExit: 0" in ended.err
+
+
+def test_a_dry_run_refuses_staleness_that_drops_allowed_episodes(agentrl: Cli, workplace: Path) -> None:
+    words = ["agent.max_seconds=300", "rollout={max_staleness: 1, batch_order: greedy}", "--dry-run"]
+    ended = agentrl("train", "quickstart", *words, "--step-seconds", "60")
+    assert ended.code != 0
+    assert "rollout.max_staleness contradicts agent.max_seconds" in " ".join(ended.err.split())
+    shown = agentrl("train", "quickstart", *words, "--step-seconds", "200")
+    assert re.search(r"2 steps +400 s", shown.out)
+    missing = agentrl("train", "quickstart", "--step-seconds", "60")
+    assert "--step-seconds needs --dry-run" in missing.err
+
+
+def test_a_dry_run_of_a_resumed_run_uses_its_measured_steps(agentrl: Cli, trained_run: Path) -> None:
+    before = (trained_run / "metrics.jsonl").read_bytes()
+    shown = agentrl("train", "--resume", str(trained_run), "trainer.steps=99", "--dry-run")
+    assert shown.code == 0, shown.err
+    assert re.search(r"\nstep +[\d.e-]+ s +rollout.max_staleness \+ 1, of [\d.e-]+ s each", shown.out)
+    assert (trained_run / "metrics.jsonl").read_bytes() == before

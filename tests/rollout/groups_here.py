@@ -9,7 +9,7 @@ from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitTracker
 from agentrl.task import SeedTasks
-from agentrl.trajectory import TokenSequence, Trajectory, Turn
+from agentrl.trajectory import TokenSequence, Trajectory, Turn, TurnTimings
 
 
 class GroupEnds(RolloutObserver):
@@ -79,7 +79,7 @@ class Player:
         )
         sequence = TokenSequence()
         sequence.extend_sampled([1, 2], logprobs=[-1.0, -1.0], versions=[version, version + 1])
-        sequence.turns.append(Turn(index=0, start=0, end=2))
+        sequence.turns.append(Turn(index=0, start=0, end=2, timings=TurnTimings(decode=2.0, tool=9.0)))
         trajectory.sequences.append(sequence)
         trajectory.outcome, trajectory.reward = outcome, reward
         return trajectory

@@ -102,6 +102,7 @@ async def test_a_failed_or_filtered_group_is_not_waited_for(make):
     player.held[1].set()
     assert await waiting == [4, 5]
     assert (player.counters.groups_failed, player.counters.groups_filtered) == (1, 1)
+    assert player.counters.discarded_engine_s == 2.0, "the failed episode counts as a failed attempt"
 
 
 async def test_a_resumed_scheduler_waits_for_the_groups_that_were_due(make):

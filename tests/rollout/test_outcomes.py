@@ -322,32 +322,6 @@ async def test_observers_see_final_rewards_turn_by_turn(make_runner, play, world
     assert recorder.turns == [("g/0.0", 0, 0.0), ("g/0.0", 1, 0.0), ("g/0.0", 2, 1.0)]
 
 
-async def test_infrastructure_failures_are_tried_again(make_runner, play, worlds, renderer):
-    failures = iter([True, True, False])
-    state = {"fail": True}
-
-    def script(request):
-        if request.request_id.endswith("turn-0"):
-            state["fail"] = next(failures)
-        failure = Failure.RAISE if state["fail"] else Failure.NONE
-        return ScriptedAnswer(token_ids=renderer.encoder.encode("forward"), failure=failure)
-
-    recorder = Recorder()
-    engine = ScriptedEngine(script=script, vocab_size=400)
-    runner = make_runner(worlds.Corridor, engine=engine, retries=2, observer=recorder)
-    trajectory = await play(runner)
-    assert (trajectory.id, trajectory.attempt, trajectory.outcome) == ("g/0.2", 2, Outcome.FINISHED)
-    assert [end for _, end in recorder.ends] == [Outcome.ENGINE_ERROR, Outcome.ENGINE_ERROR, Outcome.FINISHED]
-    assert runner.counters.retries == 2
-
-
-async def test_retries_end(make_runner, play, worlds):
-    runner = make_runner(lambda: worlds.Faulty("raise"), "x", retries=2)
-    trajectory = await play(runner)
-    assert (trajectory.attempt, trajectory.outcome) == (2, Outcome.ENVIRONMENT_ERROR)
-    assert runner.counters.outcomes[Outcome.ENVIRONMENT_ERROR] == 3
-
-
 class Judge(Scorer):
     def __init__(self, verdict, components=None):
         self.verdict, self.components = verdict, components or {"judge": 1.0}

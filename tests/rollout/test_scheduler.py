@@ -95,6 +95,7 @@ async def test_filtered_groups_are_replaced_by_the_same_ones_in_any_order(make, 
     odd = [position for position in range(40) if int(cursor.next().id[6:]) % 2]
     assert kept == odd[:3]
     assert player.counters.groups_filtered == odd[2] + 1 - 3
+    assert player.counters.discarded_engine_s == 2 * 2.0 * player.counters.groups_filtered
 
 
 async def test_seeds_follow_from_the_run_and_the_place(make):
@@ -175,6 +176,7 @@ async def test_groups_that_waited_too_long_are_dropped(make):
     groups = await scheduler.next_batch()
     assert positions(groups) == [4, 5]
     assert player.counters.groups_stale == 2
+    assert player.counters.discarded_engine_s == 2 * 2.0
     assert [oldest_version(group) for group in groups] == [2, 2]
 
 

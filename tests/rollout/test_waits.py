@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from agentrl.rollout.waits import WaitKind, WaitTracker
+from agentrl.rollout.waits import EngineSeconds, WaitKind, WaitTracker
 
 
 class Clock:
@@ -177,3 +177,24 @@ async def test_an_engine_in_lockstep_waits_for_all_who_are_at_work_and_for_nobod
     tool.__exit__(None, None, None)
     await asyncio.wait_for(again, timeout=60)
     place.__exit__(None, None, None)
+
+
+def test_seconds_of_the_engine_by_hand(clock):
+    """Four slots: 10 s with two answers and an episode in two tools, 4 s with six answers, 2 s with nothing."""
+    waits = WaitTracker(clock)
+    waits.engine_use.slots = 4
+    began = waits.engine_use.read(clock.now)
+    asking = [waits.on(WaitKind.ENGINE, f"e{number}", "an answer") for number in range(6)]
+    tools = [waits.on(WaitKind.TOOL, "e7", name) for name in ("search", "fetch")]
+    with contextlib.ExitStack() as stack:
+        for wait in (*asking[:2], *tools):
+            stack.enter_context(wait)
+        with waits.on(WaitKind.CAPACITY, "e8", "a slot"):
+            clock.now += 10
+        for wait in asking[2:]:
+            stack.enter_context(wait)
+        clock.now += 4
+    clock.now += 2
+    found = waits.engine_use.read(clock.now) - began
+    assert found == EngineSeconds(whole=16, used=5 + 4, elsewhere=2.5)
+    assert found.empty == 4.5

@@ -7,8 +7,8 @@ import pytest
 from agentrl.config import load_config, shipped_configs
 from agentrl.config.estimate import derive
 from agentrl.errors import ConfigError, UsageError
-from agentrl.runs.dry_run import describe_run
-from agentrl.serving.launch.placement import check_machine, core_warnings, gpu_rows, place_on_gpus
+from agentrl.runs.dry_run import describe_run, training_rows
+from agentrl.serving.launch.placement import check_cores, check_machine, core_warnings, gpu_rows, place_on_gpus
 
 QWEN_7B = {
     "model_type": "qwen2",
@@ -134,3 +134,50 @@ def test_more_processes_than_cores_are_warned_of(monkeypatch, count, is_warned):
     assert (
         core_warnings(load_config("quickstart", ["trainer.lanes=1", f"trainer.processes={count}", "cluster={}"])) == []
     )
+
+
+ASYNC = ("rollout.max_staleness=1", "trainer.cpus=[0]")
+
+
+@pytest.fixture
+def eight_cores(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)), raising=False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("trainer.cpus=[0]",), "trainer.cpus needs asynchronous training"),
+        ((*ASYNC, "cluster={}"), "trainer.cpus has no effect: got cluster"),
+        ((*ASYNC, "engine.cpus=[0, 1]"), r"name cores twice: got \[0\]"),
+        (("rollout.max_staleness=1", "engine.cpus=[1]"), "engine.cpus of a local engine needs trainer.cpus"),
+        ((*ASYNC, "trainer.processes=2"), r"too few cores: got \[0\], expected at least 2, as trainer.processes is 2"),
+        ((*ASYNC, "engine=vllm", "engine.replicas=2", "engine.cpus=[1]"), "engine.replicas is 2"),
+        (("rollout.max_staleness=1", "trainer.cpus=[]"), "too few cores"),
+    ],
+)
+def test_cores_that_engine_and_trainer_cannot_have_are_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        check_cores(config_of(*overrides))
+
+
+def test_torchrun_and_cores_contradict_each_other(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    with pytest.raises(ConfigError, match=r"trainer.cpus has no effect: got torchrun"):
+        check_cores(config_of(*ASYNC))
+
+
+def test_cores_that_do_not_exist_are_refused(eight_cores):
+    config = config_of(*ASYNC, "engine=vllm", "engine.cpus=[5, 8, 9]")
+    with pytest.raises(ConfigError, match=r"engine.cpus names cores .*: got 8, 9, expected cores among 0 to 7"):
+        check_machine(config)
+    with pytest.raises(ConfigError, match=r"engine.cpus names cores"):
+        training_rows(config)
+    assert training_rows(config, gpus=2), "the placement on another machine"
+
+
+def test_the_rows_show_the_cores(eight_cores):
+    config = config_of(*ASYNC, "engine=vllm", "engine.cpus=[1, 2, 3, 5]")
+    rows = {name: (value, how) for name, value, how in gpu_rows(config, 0)}
+    assert rows["trainer cores"] == ("0", "trainer.cpus")
+    assert rows["engine cores"] == ("1, 2, 3, 5", "engine.cpus")

@@ -68,3 +68,18 @@ def test_a_stopped_rank_is_named(tmp_path, monkeypatch):
     finally:
         ranks.close(at_once=True)
     assert ranks.find_lost() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ranks_share_the_cores_of_the_trainer(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentrl.training.distributed.launch.PROGRAM", "slow_rank")
+    (tmp_path / "slow_rank.py").write_text(SLOW_RANK)
+    monkeypatch.syspath_prepend(tmp_path)
+    cores = sorted(os.sched_getaffinity(0))
+    ranks = RankProcesses(2, logs=tmp_path, cpus=[*cores, *cores][:2])
+    try:
+        ranks._start_rank(1, port=0)
+        assert os.sched_getaffinity(ranks.pids[1]) == {[*cores, *cores][1]}
+    finally:
+        ranks.close(at_once=True)
+    assert os.sched_getaffinity(0) == set(cores)

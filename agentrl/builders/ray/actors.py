@@ -1,4 +1,4 @@
-"""Ray actors: their environment, a monitor that detects their exit, and the trainer's ranks as actors.
+"""Ray actors: their environment, their start, and the trainer's ranks as actors.
 
 Before its work, an actor sets up module paths, variables and its log, and checks that it sees the shared files.
 """
@@ -7,21 +7,15 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-from collections.abc import (
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.builders.ray.connection import Cluster, ClusterPlace, gloo_variables
-from agentrl.errors import AgentRLError, TrainingError, UsageError
+from agentrl.errors import AgentRLError, EngineError, RankLost, TrainingError, UsageError
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.group import leave
 from agentrl.training.distributed.launch import RANK_END_S, StartedRanks, join_store
@@ -106,89 +100,91 @@ def check_shared(shared: Mapping[str, str], place: ClusterPlace, missing: Iterab
         )
 
 
-def check_actor(cluster: Cluster, actor: Any, shared: Mapping[str, str], place: ClusterPlace) -> None:
+def check_actor(
+    cluster: Cluster, actor: Any, shared: Mapping[str, str], place: ClusterPlace, *, kind: type[AgentRLError]
+) -> None:
     """Wait until an actor has started, and check that it sees the shared files and folders.
 
     Raises:
         UsageError: it does not see all of them.
-        TrainingError: it did not start.
+        AgentRLError: of this kind: it did not start.
     """
     ray = cluster.ray
     try:
         missing = ray.get(actor.missing.remote(), timeout=cluster.section.timeout_s)
     except ray.exceptions.RayError as error:
-        raise cluster.loss(place, place.name, error) from error
+        raise cluster.loss(place, place.name, error, kind=kind) from error
     check_shared(shared, place, missing)
 
 
-ACTOR_POLL_S = 0.5
-
-
-class ActorMonitor:
-    """Monitor that reports the first exit of an actor.
+class PlacedActor:
+    """Actor at a place, which can be replaced after its loss.
 
     Args:
-        cluster: Cluster of the actors.
-        lives: Calls that never return, with the places of their actors.
-        on_loss: Called once, from a thread, when an actor has exited.
+        cluster: Cluster of the actor.
+        place: Place of the actor.
+        make: Creates the actor at a place.
     """
 
-    def __init__(
-        self, cluster: Cluster, lives: Mapping[Any, ClusterPlace], on_loss: Callable[[TrainingError], None]
-    ) -> None:
-        self._cluster, self._lives, self._on_loss = cluster, lives, on_loss
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="actors", daemon=True)
-        self._thread.start()
+    def __init__(self, cluster: Cluster, place: ClusterPlace, make: Callable[[ClusterPlace], Any]) -> None:
+        self._cluster, self._make = cluster, make
+        self.place, self.handle = place, make(place)
 
-    def _watch(self) -> None:
-        ray = self._cluster.ray
-        while not self._closing.is_set():
-            ended, _ = ray.wait(list(self._lives), num_returns=1, timeout=ACTOR_POLL_S)
-            if ended and not self._closing.is_set():
-                self._on_loss(self._loss(ended[0]))
+    @property
+    def name(self) -> str:
+        """Name of the place."""
+        return self.place.name
+
+    def check(self, shared: Mapping[str, str]) -> None:
+        """Wait until the actor has started, and check that it sees the shared files; see `check_actor`.
+
+        Raises:
+            UsageError: it does not see all of them.
+            EngineError: it did not start.
+        """
+        check_actor(self._cluster, self.handle, shared, self.place, kind=EngineError)
+
+    def start_again(self, shared: Mapping[str, str]) -> None:
+        """Replace the actor by a new one, on another node if its node is lost, and check it.
+
+        Raises:
+            UsageError: no node has the resources, or the new one does not see all files.
+            EngineError: the new actor did not start.
+        """
+        self._cluster.kill(self.handle)
+        place = self._cluster.find_place(self.place)
+        while True:
+            self.place, self.handle = place, self._make(place)
+            self.check(shared)
+            place = self._cluster.find_place(place)
+            if place.node == self.place.node:
                 return
-
-    def _loss(self, life: Any) -> TrainingError:
-        place = self._lives[life]
-        try:
-            self._cluster.ray.get(life)
-        except self._cluster.ray.exceptions.RayError as error:
-            return self._cluster.loss(place, place.name, error)
-        return self._cluster.loss(place, place.name, None)
-
-    def close(self) -> None:
-        """Ignore actor exits from now on."""
-        self._closing.set()
-        self._thread.join(CAUSE_S)
-
-
-@contextmanager
-def watch_actors(
-    cluster: Cluster, actors: Sequence[tuple[Any, ClusterPlace]], on_loss: Callable[[TrainingError], None]
-) -> Iterator[None]:
-    """Monitor actors of engines during the block.
-
-    Args:
-        cluster: Cluster of the actors.
-        actors: Handles and places of the actors.
-        on_loss: Called once, from a thread, when an actor has exited.
-    """
-    losses = ActorMonitor(cluster, {actor.live.remote(): place for actor, place in actors}, on_loss)
-    try:
-        yield
-    finally:
-        losses.close()
+            self._cluster.kill(self.handle)  # Ray has moved the place after it noticed the loss of the node
 
 
 Work = Callable[[Ranks], None]
 """Function that a rank runs after it has joined the others."""
 NODE_LOSS_S = 30.0
 """Seconds in which Ray detects a lost node: at once if connections break, otherwise by its health check."""
-CAUSE_S = 10.0
+ROOT_CAUSE_S = 10.0
 """Seconds to wait for another rank's exit, as a rank may fail only because another one has failed."""
 ONE_DEVICE = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 """Variables of a rank in an actor, which sees only its own GPU."""
+
+
+RANK_CALLS = 2
+"""Concurrent calls of a rank: `RankActor.serve` and pings."""
+RANK_PING_EVERY_S = 5.0
+RANK_SILENCE_S = 60.0
+"""Seconds for a rank to answer a ping before it counts as lost: its process may be stopped."""
+
+
+class Ping(NamedTuple):
+    """Ping of an actor."""
+
+    answer: Any
+    """Ray's reference to the answer."""
+    sent: float
 
 
 class RankActor(NodeActor):
@@ -208,6 +204,9 @@ class RankActor(NodeActor):
         os.environ.update({**ONE_DEVICE, **gloo_variables(own)})
         work(join_store(host, port, rank=rank, count=count))
         leave()
+
+    def ping(self) -> None:
+        """Return at once, also during `serve`, which shows that the actor's process runs."""
 
 
 class RankActors(StartedRanks):
@@ -240,6 +239,7 @@ class RankActors(StartedRanks):
         self._cluster, self._setting, self._work = cluster, setting, work
         self._actors: dict[int, Any] = {}
         self._ends: dict[int, Any] = {}
+        self._pings: dict[int, Ping] = {}
 
     def start(self) -> Ranks:
         """Start the ranks and join them as rank 0.
@@ -249,9 +249,11 @@ class RankActors(StartedRanks):
             TrainingError: a rank exited, or did not join in time.
         """
         for rank in range(1, self.count):
-            self._actors[rank] = self._cluster.actor(self._place(rank), RankActor, self._setting(rank))
+            setting = self._setting(rank)
+            self._actors[rank] = self._cluster.actor(self._place(rank), RankActor, setting, calls=RANK_CALLS)
         for rank, actor in self._actors.items():
-            check_actor(self._cluster, actor, self._setting(rank).shared, self._place(rank))
+            check_actor(self._cluster, actor, self._setting(rank).shared, self._place(rank), kind=TrainingError)
+            self._cluster.find_place(self._place(rank))  # Ray may have moved it from a node that was lost just before
         return super().start()
 
     def _place(self, rank: int) -> ClusterPlace:
@@ -268,14 +270,32 @@ class RankActors(StartedRanks):
         numbers = {end: rank for rank, end in self._ends.items()}
         ended, running = ray.wait(list(numbers), num_returns=len(numbers), timeout=0)
         if not ended:
-            return None
+            return self._silence()
         causes = {numbers[end]: self._cause(end) for end in ended}
         if running and not any(self._is_root_cause(cause) for cause in causes.values()):
             # a failed collective is caused by another rank, whose exit may not be detected yet
-            ended, _ = ray.wait(running, num_returns=1, timeout=CAUSE_S)
+            ended, _ = ray.wait(running, num_returns=1, timeout=ROOT_CAUSE_S)
             causes |= {numbers[end]: self._cause(end) for end in ended}
         rank = min(causes, key=lambda number: (not self._is_root_cause(causes[number]), number))
-        return self._cluster.loss(self._place(rank), f"rank {rank} of the trainer", causes[rank])
+        return self._lost_rank(rank, causes[rank])
+
+    def _lost_rank(self, rank: int, cause: BaseException | None) -> TrainingError:
+        """Return the error for a rank; a run can restart unless the rank's own code failed."""
+        own_code = isinstance(cause, AgentRLError | self._cluster.ray.exceptions.RayTaskError)
+        what, kind = f"rank {rank} of the trainer", TrainingError if own_code else RankLost
+        hint = "resume from the newest checkpoint with agentrl train --resume"
+        return self._cluster.loss(self._place(rank), what, cause, kind=kind, hint=hint)
+
+    def _silence(self) -> TrainingError | None:
+        """Ping the ranks; return the error for one whose process is stopped: no answer for `RANK_SILENCE_S`."""
+        for rank, actor in list(self._actors.items()):
+            now, ping = time.monotonic(), self._pings.get(rank)
+            if ping is None or self._cluster.ray.wait([ping.answer], timeout=0)[0]:
+                if ping is None or now - ping.sent > RANK_PING_EVERY_S:
+                    self._pings[rank] = Ping(actor.ping.remote(), now)
+            elif now - ping.sent > RANK_SILENCE_S:
+                return self._lost_rank(rank, TimeoutError(f"no answer in {RANK_SILENCE_S:g} s"))
+        return None
 
     def _cause(self, end: Any) -> BaseException | None:
         try:

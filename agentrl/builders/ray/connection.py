@@ -11,14 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.derived import HEAD, ResourceBundle
-from agentrl.errors import TrainingError, UsageError
+from agentrl.errors import AgentRLError, UsageError
 from agentrl.registry import Extra
+
+E = TypeVar("E", bound=AgentRLError)
 
 RAY = Extra(name="ray", module="ray")
 NODE_LABEL = "ray.io/node-id"
@@ -46,16 +48,18 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlace:
-    """Place of a rank or an engine on a cluster."""
+    """Place of a rank, an engine or environments on a cluster."""
 
     bundle: ResourceBundle
     index: int
     """Index of the bundle in the placement group."""
     node: ClusterNode
+    group: Any = field(repr=False)
+    """Placement group of the bundle."""
 
     @property
     def name(self) -> str:
-        """Name of the rank or engine, such as ``rank 1`` or ``server-0``."""
+        """Name, such as ``rank 1``, ``server-0`` or ``environments-0``."""
         return self.bundle.name
 
 
@@ -73,7 +77,7 @@ class Cluster:
         self.section = section
         self.places: dict[str, ClusterPlace] = {}
         self._leaves = leaves
-        self._group: Any = None
+        self._groups: list[Any] = []
         self._has_ended = threading.Event()
 
     @property
@@ -100,11 +104,12 @@ class Cluster:
             if found["Alive"]
         }
 
-    def reserve(self, bundles: Sequence[ResourceBundle], *, say: Callable[[str], None]) -> None:
+    def reserve(self, bundles: Sequence[ResourceBundle], *, strategy: str, say: Callable[[str], None]) -> None:
         """Reserve the resources of all bundles at once, those of rank 0 on the node of this process.
 
         Args:
-            bundles: Bundles of ranks and engines; rank 0 is skipped if this process is not on a node.
+            bundles: Bundles to place together; rank 0 is skipped if this process is not on a node.
+            strategy: Placement on few nodes or on many, as ``cluster.strategy``.
             say: Called with a message if the reservation has to wait.
 
         Raises:
@@ -115,23 +120,43 @@ class Cluster:
             return
         if too_large := [bundle.name for bundle in wanted if not self._fits(bundle)]:
             if self.section.address is None:
-                raise self._no_room(wanted)
+                raise self._no_room(wanted, strategy)
             say(f"no node of the cluster has the resources of {', '.join(too_large)}; waiting for one")
         own = "" if self.is_from_outside else self.own_node.id
-        util = RAY.load("ray.util")
-        self._group = util.placement_group(
+        group = RAY.load("ray.util").placement_group(
             [dict(bundle.resources) for bundle in wanted],
-            strategy=self.section.strategy.upper(),
+            strategy=strategy.upper(),
             bundle_label_selector=[{NODE_LABEL: own} if bundle.name == HEAD else {} for bundle in wanted],
         )
+        self._groups.append(group)
         until = time.monotonic() + self.section.timeout_s
-        while not self._group.wait(RESERVATION_POLL_S):
+        while not group.wait(RESERVATION_POLL_S):
             if self._has_ended.is_set() or time.monotonic() > until:
-                raise self._no_room(wanted)
-        ids = util.placement_group_table(self._group)["bundles_to_node_id"]
-        nodes = {node.id: node for node in self._nodes()}
+                raise self._no_room(wanted, strategy)
         for index, bundle in enumerate(wanted):
-            self.places[bundle.name] = ClusterPlace(bundle=bundle, index=index, node=nodes[ids[index]])
+            found = self._bundle_node(group, index)
+            if found is None:
+                raise self._no_room(wanted, strategy)
+            self.places[bundle.name] = ClusterPlace(bundle=bundle, index=index, node=found, group=group)
+
+    def _bundle_node(self, group: Any, index: int) -> ClusterNode | None:
+        """Return the node of a bundle; ``None`` while Ray moves it from a lost node."""
+        table = RAY.load("ray.util").placement_group_table(group)
+        nodes = {node.id: node for node in self._nodes()}
+        return nodes.get(table["bundles_to_node_id"].get(index)) if table["state"] == "CREATED" else None
+
+    def find_place(self, place: ClusterPlace) -> ClusterPlace:
+        """Wait until the resources of a place are reserved again, as Ray moves them from a lost node to another one.
+
+        Raises:
+            UsageError: no node has had the resources in time.
+        """
+        until = time.monotonic() + self.section.timeout_s
+        while (node := self._bundle_node(place.group, place.index)) is None:
+            if self._has_ended.wait(RESERVATION_POLL_S) or time.monotonic() > until:
+                raise self._no_room([place.bundle], self.section.strategy)
+        self.places[place.name] = found = replace(place, node=node)
+        return found
 
     def _fits(self, bundle: ResourceBundle) -> bool:
         nodes = self._nodes()
@@ -141,14 +166,14 @@ class Cluster:
             all(has.get(name, 0) >= amount for name, amount in bundle.resources.items()) for has in nodes.values()
         )
 
-    def _no_room(self, wanted: Sequence[ResourceBundle]) -> UsageError:
+    def _no_room(self, wanted: Sequence[ResourceBundle], strategy: str) -> UsageError:
         on_own = f" on {self.own_node}, where this process runs" if wanted[0].name == HEAD else ""
         requested = [f"{bundle.name}: {bundle.in_words}" for bundle in wanted]
         requested[0] += on_own
         return UsageError(
             "the cluster does not have the resources for the run",
             got="; ".join(f"{node}: {_in_words(has)}" for node, has in self._nodes().items()),
-            expected=f"{'; '.join(requested)} (cluster.strategy {self.section.strategy}), free within "
+            expected=f"{'; '.join(requested)} (strategy {strategy}), free within "
             f"{self.section.timeout_s:g} s (cluster.timeout_s)",
             hint="lower cluster.rank and cluster.engine, add nodes, or end other programs on them: ray status",
         )
@@ -171,7 +196,7 @@ class Cluster:
             "max_restarts": 0,
             "max_concurrency": calls,
             "scheduling_strategy": strategies.PlacementGroupSchedulingStrategy(
-                placement_group=self._group, placement_group_bundle_index=place.index
+                placement_group=place.group, placement_group_bundle_index=place.index
             ),
         }
         return self.ray.remote(kind).options(**options).remote(*arguments)
@@ -185,32 +210,42 @@ class Cluster:
         """Kill an actor and its child processes, without waiting."""
         self.ray.kill(actor)
 
-    def loss(self, place: ClusterPlace, what: str, error: BaseException | None) -> TrainingError:
+    def loss(
+        self,
+        place: ClusterPlace,
+        what: str,
+        error: BaseException | None,
+        *,
+        kind: type[E],
+        hint: str | None = None,
+    ) -> E:
         """Return the error for an actor that exited unexpectedly, or whose node was lost.
 
         Args:
             place: Place of the actor.
             what: Name of the actor for the message.
             error: Error from Ray.
+            kind: Type of the error.
+            hint: Next step.
         """
         alive = {node.id for node in self._nodes()}
         cause = f"{type(error).__name__}: {error}" if error is not None else "an unexpected exit"
-        return TrainingError(
+        return kind(
             f"{what} was lost on {place.node}",
             got=f"{_shorten(cause)}" if place.node.id in alive else "a node that left the cluster",
-            hint="resume from the newest checkpoint with agentrl train --resume",
+            hint=hint,
         )
 
     def give_up(self) -> None:
-        """Stop `reserve` in another thread."""
+        """Stop `reserve` and `find_place` in other threads."""
         self._has_ended.set()
 
     def close(self) -> None:
         """Release the resources and disconnect. This ends the actors, and a cluster that was started here."""
-        if self._group is not None:
+        groups, self._groups = self._groups, []
+        for group in groups:
             with suppress(ConnectionError, self.ray.exceptions.RayError):  # the cluster may be lost
-                RAY.load("ray.util").remove_placement_group(self._group)
-            self._group = None
+                RAY.load("ray.util").remove_placement_group(group)
         if self._leaves:
             self._leaves = False
             self.ray.shutdown()

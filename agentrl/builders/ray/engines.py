@@ -43,10 +43,6 @@ JOIN_S = 300.0
 class EngineHost(NodeActor):
     """Base class of actors with an engine."""
 
-    async def live(self) -> None:
-        """Never return, so that a caller which waits for it detects the exit of the actor."""
-        await asyncio.Event().wait()
-
     async def ping(self) -> None:
         """Return at once, which shows that the actor's process runs."""
 

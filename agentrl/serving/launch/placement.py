@@ -1,4 +1,4 @@
-"""Placement of a run on one machine: GPUs for the trainer's processes and the launched servers, and memory.
+"""Placement of a run on one machine: GPUs and cores of the trainer's processes and the launched servers, and memory.
 
 Process k of the trainer uses GPU k. Servers get the following GPUs, unless ``engine.gpus`` names others or too few
 are left; then servers share the trainer's GPUs. A cluster places processes and servers itself.
@@ -7,16 +7,20 @@ are left; then servers share the trainer's GPUs. A cluster places processes and 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl.config.config import Config
-from agentrl.config.engines import ServerEngineConfig
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.estimate import EstimateRow, derive, shown_bytes
 from agentrl.errors import ConfigError
+from agentrl.models.cores import usable_cores
 from agentrl.models.load import accelerators
 from agentrl.models.memory import memory_limit
 from agentrl.serving.launch.resources import assign_gpus, usable_gpus
+
+TRAINER_CORES, ENGINE_CORES = "trainer.cpus", "engine.cpus"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +105,86 @@ def server_gpus(section: ServerEngineConfig, count: int, trainer: Sequence[int] 
     return assign_gpus(section.replicas, section.tensor_parallel, names, chosen)
 
 
+def check_cores(config: Config) -> None:
+    """Check that engine and trainer can be pinned to the cores that the config names; see `check_cores_exist`.
+
+    Raises:
+        ConfigError: the cores overlap or are too few, or the run has no use for them.
+    """
+    chosen = _chosen_cores(config)
+    if not chosen:
+        return
+    for key in chosen:
+        if reason := _reason_against_cores(config, key):
+            raise ConfigError(f"{key} has no effect", got=reason, hint=f"remove {key}")
+    if config.rollout.is_synchronous:
+        raise ConfigError(
+            f"{next(iter(chosen))} needs asynchronous training",
+            got="rollout.max_staleness 0, with which engine and trainer take turns and can use the same cores",
+            expected="rollout.max_staleness of at least 1",
+        )
+    if isinstance(config.engine, LocalEngineConfig) and chosen.keys() == {ENGINE_CORES}:
+        raise ConfigError(
+            "engine.cpus of a local engine needs trainer.cpus",
+            got="a trainer in the same process without cores of its own",
+            expected="trainer.cpus: [other cores]",
+        )
+    everything = [core for cores in chosen.values() for core in cores]
+    if repeated := sorted({core for core in everything if everything.count(core) > 1}):
+        raise ConfigError(f"{' and '.join(chosen)} name cores twice", got=repeated, expected="different cores")
+    replicas = config.engine.replicas if isinstance(config.engine, ServerEngineConfig) else 1
+    counts = {
+        TRAINER_CORES: ("trainer.processes", config.trainer.processes),
+        ENGINE_CORES: ("engine.replicas", replicas),
+    }
+    for key, cores in chosen.items():
+        name, count = counts[key]
+        if len(cores) < count:
+            raise ConfigError(
+                f"{key} names too few cores", got=cores, expected=f"at least {count}, as {name} is {count}"
+            )
+
+
+def check_cores_exist(config: Config) -> None:
+    """Check that this process may use the cores that the config names.
+
+    Raises:
+        ConfigError: it may not, or the system cannot pin threads to cores.
+    """
+    usable = usable_cores()
+    for key, cores in _chosen_cores(config).items():
+        if not hasattr(os, "sched_setaffinity"):
+            raise ConfigError(f"{key} needs Linux", got=sys.platform, hint=f"remove {key}")
+        if missing := sorted(set(cores) - usable):
+            raise ConfigError(
+                f"{key} names cores that this process cannot use",
+                got=_format_positions(missing),
+                expected=f"cores among {_format_positions(sorted(usable))}",
+            )
+
+
+def _chosen_cores(config: Config) -> dict[str, list[int]]:
+    """Return the cores of trainer and engine that the config names, by key."""
+    engine = config.engine
+    cores = engine.cpus if isinstance(engine, LocalEngineConfig | ServerEngineConfig) else None
+    chosen = {TRAINER_CORES: config.trainer.cpus, ENGINE_CORES: cores}
+    return {key: cores for key, cores in chosen.items() if cores is not None}
+
+
+def _reason_against_cores(config: Config, key: str) -> str | None:
+    """Return the reason for which a run cannot pin its processes to cores."""
+    if config.cluster is not None:
+        return "cluster, whose bundles reserve cores: cluster.rank and cluster.engine"
+    if config.trainer.episodes is not None:
+        return "training on stored episodes, without an engine"
+    if key == TRAINER_CORES and "TORCHELASTIC_RUN_ID" in os.environ:
+        return "torchrun, which starts the ranks"
+    return None
+
+
 def core_warnings(config: Config) -> list[str]:
     """Return a warning if the trainer has more processes than this machine has CPU cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(usable_cores())
     count = int(os.environ.get("LOCAL_WORLD_SIZE", config.trainer.processes))  # torchrun may use several machines
     if config.cluster is not None or count <= cores:
         return []
@@ -122,6 +203,7 @@ def check_machine(config: Config) -> None:
     """
     if config.cluster is not None or config.trainer.episodes is not None:
         return
+    check_cores_exist(config)
     gpus = accelerators()
     placed = place_on_gpus(config, len(usable_gpus(os.environ)), torch_count=len(gpus))
     memory = derive(config).memory
@@ -166,6 +248,10 @@ def gpu_rows(config: Config, count: int) -> list[EstimateRow]:
             "engine.replicas, engine.tensor_parallel",
         )
         for number, gpus in enumerate(placed.servers)
+    ]
+    rows += [
+        (f"{key.partition('.')[0]} cores", _format_positions(cores), key)
+        for key, cores in _chosen_cores(config).items()
     ]
     if placed.shared:
         rows.append(("shared GPUs", _format_positions(placed.shared), _sharing(config)))

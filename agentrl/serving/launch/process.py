@@ -18,6 +18,7 @@ from typing import Self
 import aiohttp
 
 from agentrl.errors import EngineError, UsageError
+from agentrl.models.cores import divide_cores, pinned_thread
 from agentrl.sandbox.orphan_guard import without_mark
 from agentrl.serving.launch import guard as guard_program
 from agentrl.serving.launch.resources import (
@@ -270,6 +271,7 @@ class Launcher:
     Args:
         make_command: Builds a server's command from its port and GPUs.
         gpus: Positions of each server's GPUs (`agentrl.serving.launch.resources.assign_gpus`), one item per server.
+        cpus: Cores of the servers, which share them in equal parts; any by default.
         logs: Folder of the logs, ``server-0.log`` and so on; a restarted server appends to its log.
         start_timeout_s: Seconds before a server must be ready.
         on_progress: Called a few times per second for each server that is starting.
@@ -282,6 +284,7 @@ class Launcher:
         make_command: CommandMaker,
         *,
         gpus: Sequence[Sequence[int]],
+        cpus: Sequence[int] | None = None,
         logs: Path,
         start_timeout_s: float,
         on_progress: Callable[[StartProgress], None] | None = None,
@@ -291,6 +294,7 @@ class Launcher:
         self._make_command = make_command
         names = names or [f"server-{number}" for number in range(len(gpus))]
         self._gpus = dict(zip(names, gpus, strict=True))
+        self._cores = dict(zip(names, divide_cores(cpus, len(gpus)), strict=True))
         self._logs = logs
         self._start_timeout_s = start_timeout_s
         self._on_progress = on_progress
@@ -356,10 +360,11 @@ class Launcher:
         self._reserved[name] = reserve_port() if asked_port is None else reserve_exactly(asked_port)
         port = self._reserved[name].port
         gpus, log = self._gpus[name], self._logs / f"{name}.log"
-        command = self._make_command(port, gpus)
-        if gpus:
-            command = replace(command, env={**command.env, **visible_devices(gpus, usable_gpus(os.environ))})
-        server = self._servers[name] = ServerProcess(command, name=name, port=port, log=log)
+        with pinned_thread(self._cores[name]):
+            command = self._make_command(port, gpus)
+            if gpus:
+                command = replace(command, env={**command.env, **visible_devices(gpus, usable_gpus(os.environ))})
+            server = self._servers[name] = ServerProcess(command, name=name, port=port, log=log)
         return server
 
     async def _end(self, name: str, *, at_once: bool) -> None:

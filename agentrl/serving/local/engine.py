@@ -19,6 +19,7 @@ import asyncio
 import random
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -42,7 +43,8 @@ from agentrl.engine import (
 from agentrl.engine.answer_check import check_answer
 from agentrl.errors import EngineError, UsageError
 from agentrl.message.image import ImageReader
-from agentrl.models.threads import ThreadWorkers, check_lanes
+from agentrl.models.cores import pinned_process
+from agentrl.models.threads import ThreadWorkers, check_lanes, torch_threads
 from agentrl.serving.local.cache import RowStore
 from agentrl.serving.local.forward import ForwardStep, SequenceChunk
 from agentrl.serving.local.runner import LocalModelRunner
@@ -229,6 +231,7 @@ class LocalEngine(PolicyEngine):
         self._failure: EngineError | None = None
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._cpus, self._pin = config.cpus or [], ExitStack()
 
     @property
     def version(self) -> int:
@@ -240,6 +243,9 @@ class LocalEngine(PolicyEngine):
         if self._failure is not None:
             raise EngineError("the local engine has stopped", got=self._failure)
         if self._task is None:
+            self._pin = ExitStack()
+            self._pin.enter_context(pinned_process(self._cpus))
+            self._pin.enter_context(torch_threads(len(self._cpus)))
             self._task = asyncio.create_task(self._serve(), name="local engine")
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -445,4 +451,5 @@ class LocalEngine(PolicyEngine):
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
+            self._pin.close()
         self._lanes.close()

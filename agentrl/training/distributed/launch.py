@@ -13,15 +13,17 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import IO
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from agentrl.errors import ConfigError, TrainingError
+from agentrl.errors import ConfigError, RankLost, TrainingError
+from agentrl.models.cores import divide_cores, pinned_thread
 from agentrl.sandbox.orphan_guard import without_mark
 from agentrl.training.distributed.group import Ranks, join, leave
 
@@ -29,6 +31,8 @@ RANK_START_S = 300.0
 HUNG_COLLECTIVE_S = 30.0
 """Seconds after the loss of a rank before this process is killed, if it still hangs in a collective."""
 RANK_POLL_S = 0.05
+RANK_STOPPED_S = 10.0
+"""Seconds after which a rank whose process a signal has stopped counts as lost."""
 EXPLAIN_S = 5.0
 """Seconds that a failed call waits for the end of a process that may have caused the failure."""
 
@@ -113,8 +117,8 @@ class StartedRanks(ABC):
             time.sleep(RANK_POLL_S)
         return lost or self._find_stopped()
 
-    def _find_stopped(self) -> TrainingError | None:
-        """Describe a rank whose process is stopped, which makes collectives fail; ``None`` if this is not known."""
+    def _find_stopped(self, after_s: float = 0.0) -> TrainingError | None:
+        """Describe a rank whose process has been stopped for `after_s` seconds; ``None`` if this is not known."""
         return None
 
     def _watch(self) -> None:
@@ -164,12 +168,26 @@ LOG_CHARACTERS = 4000
 
 
 class RankProcesses(StartedRanks):
-    """Processes of all other ranks, on this machine; see `StartedRanks`."""
+    """Processes of all other ranks, on this machine; see `StartedRanks`.
 
-    def __init__(self, count: int, *, logs: Path, on_loss: Callable[[TrainingError], None] = lambda _: None) -> None:
+    Args:
+        cpus: Cores of all ranks, which share them in equal parts; any by default.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        logs: Path,
+        on_loss: Callable[[TrainingError], None] = lambda _: None,
+        cpus: Sequence[int] | None = None,
+    ) -> None:
         super().__init__(count, logs=logs, on_loss=on_loss, host=HOST)
+        self._cores = divide_cores(cpus, count)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._starts: dict[int, int] = {}
+        self._stopped: dict[int, float] = {}
+        """Times at which stopped ranks were first seen."""
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="ranks")
         """Thread that starts the ranks, and lives as long as they: the kernel kills them when it ends."""
 
@@ -180,7 +198,7 @@ class RankProcesses(StartedRanks):
 
     def _start_rank(self, rank: int, port: int) -> None:
         log = self._log(rank)
-        threads = max(1, (os.cpu_count() or 1) // self.count)
+        threads = len(self._cores[rank]) or max(1, (os.cpu_count() or 1) // self.count)
         environment = {
             **without_mark(os.environ),
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
@@ -193,35 +211,42 @@ class RankProcesses(StartedRanks):
         }
         with log.open("ab") as output:
             self._starts[rank] = output.tell()
-            self._processes[rank] = self._starter.submit(
-                subprocess.Popen,
+            self._processes[rank] = self._starter.submit(self._run_on_cores, rank, output, environment).result()
+
+    def _run_on_cores(self, rank: int, output: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        with pinned_thread(self._cores[rank]):
+            return subprocess.Popen(
                 [sys.executable, "-P", "-c", START, str(os.getpid()), PROGRAM],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,  # Ctrl-C goes to the run, which shuts down its ranks
-            ).result()
+            )
 
     def _loss(self) -> TrainingError | None:
         ended = {rank: process.returncode for rank, process in self._processes.items() if process.poll() is not None}
         if not ended:
-            return None
+            return self._find_stopped(RANK_STOPPED_S)
         # a killed rank makes others fail as well, so a signal is more likely to be the cause than an exit code
         rank = min(ended, key=lambda number: (ended[number] > 0, number))
         output = self._read_log(rank)
-        return TrainingError(
+        kind = RankLost if ended[rank] < 0 else TrainingError
+        return kind(
             f"rank {rank} of the trainer ended (process {self._processes[rank].pid})",
             got=_cause(ended[rank]) + (f", with the output:\n{output}" if output else ""),
             hint=f"see its log: {self._log(rank)}; resume from the newest checkpoint with agentrl train --resume",
         )
 
-    def _find_stopped(self) -> TrainingError | None:
+    def _find_stopped(self, after_s: float = 0.0) -> TrainingError | None:
+        now = time.monotonic()
         for rank, process in self._processes.items():
             with contextlib.suppress(OSError):
                 state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-                if state in "Tt":
-                    return TrainingError(
+                if state not in "Tt" or (state == "t" and after_s):  # a debugger may take its time
+                    self._stopped.pop(rank, None)
+                elif now - self._stopped.setdefault(rank, now) >= after_s:
+                    return RankLost(
                         f"rank {rank} of the trainer does not answer (process {process.pid})",
                         got="a process that a signal or a debugger has stopped",
                         hint="resume from the newest checkpoint with agentrl train --resume",

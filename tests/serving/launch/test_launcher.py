@@ -54,6 +54,16 @@ async def test_each_server_sees_its_own_gpus(launcher_of, monkeypatch):
     assert [re.findall(r"'CUDA_VISIBLE_DEVICES': '([^']*)'", text) for text in seen] == [["3,GPU-5"], ["9"]]
 
 
+async def test_servers_share_the_cores_of_the_engine(launcher_of):
+    cores = sorted(os.sched_getaffinity(0))
+    async with launcher_of(2, cpus=[cores[0], cores[-1]]) as launcher:
+        servers = await launcher.start()
+        assert [os.sched_getaffinity(server.pid) for server in servers] == [{cores[0]}, {cores[-1]}]
+        again = await launcher.restart("server-1")
+        assert os.sched_getaffinity(again.pid) == {cores[-1]}
+    assert os.sched_getaffinity(0) == set(cores)
+
+
 async def test_a_dead_server_comes_back_under_its_name_on_another_port(launcher_of, fakes, alive_of):
     async with launcher_of(2) as launcher:
         first, second = await launcher.start()
