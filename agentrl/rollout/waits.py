@@ -129,6 +129,8 @@ class WaitTracker:
         """Seconds waited by kind, summed over episodes."""
         self.changes = 0
         """Number of waits that began plus waits that ended."""
+        self.listeners: list[Callable[[Wait], None]] = []
+        """Called with each wait that has ended."""
         self._changed = asyncio.Event()
         self._open: dict[int, Wait] = {}
         self._latest: Wait | None = None
@@ -156,6 +158,8 @@ class WaitTracker:
         self.seconds[wait.kind] += wait.seconds
         self._last_progress = wait.began + wait.seconds
         self._note_change()
+        for listener in self.listeners:
+            listener(wait)
 
     async def wait_for_episodes(self) -> None:
         """Wait until no episode works outside the engine: in its environment, in a tool or in its scorer.
