@@ -1,7 +1,7 @@
 """CPU time per turn of a run that traces its episodes, against one that does not, by turns.
 
-A scratch model trains on `guess_number`; the local engine, trainer and tracker share the process. OpenTelemetry exports to
-memory, so that no collector is needed (it needs opentelemetry-sdk and the OTLP exporter).
+A scratch model trains on `guess_number`; the local engine, trainer and tracker share the process. OpenTelemetry exports
+to memory, so that no collector is needed (it needs the OTLP exporter's package).
 
     agentrl bench tracing --json tracing.json
     agentrl bench tracing trackers=[trace] rounds=5

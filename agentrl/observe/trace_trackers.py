@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 from agentrl.observe.files import JsonLinesWriter
 from agentrl.observe.metrics import Tracker
 from agentrl.observe.run_folder import step_name
-from agentrl.observe.traces import ENGINE, SUFFIX, TOOL, EpisodeTrace, SpanNode, span_tree
+from agentrl.observe.traces import DISK, ENGINE, SUFFIX, TOOL, EpisodeTrace, SpanNode, span_tree
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import SpanContext
+
+BATCH = 1000
+"""Number of spans that are exported together."""
 
 
 class TraceFileTracker(Tracker):
@@ -57,16 +61,17 @@ class OpenTelemetryTracker(Tracker):
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         self._model = str(config.get("model", {}).get("path") or "scratch")
-        self._provider_name = str(config.get("engine", {}).get("type", "local"))
+        self._engine = str(config.get("engine", {}).get("type", "local"))
         service = os.environ.get("OTEL_SERVICE_NAME", "agentrl")
-        resource = Resource.create({SERVICE_NAME: service, "agentrl.run": name})
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(self.make_exporter()))
-        self._tracer = self._provider.get_tracer("agentrl")
+        self._resource = Resource.create({SERVICE_NAME: service, "agentrl.run": name})
+        self._scope = InstrumentationScope("agentrl")
+        self._ids = RandomIdGenerator()
+        self._exporter = self.make_exporter()
+        self._spans: list[ReadableSpan] = []
 
     def make_exporter(self) -> SpanExporter:
         """Return the exporter of spans; subclasses may choose another one."""
@@ -75,37 +80,54 @@ class OpenTelemetryTracker(Tracker):
         return OTLPSpanExporter()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Do nothing: spans have no metrics."""
+        """Export the spans of the step's episodes."""
+        self._flush()
 
     def trace(self, trace: EpisodeTrace) -> None:
-        """Export the tree of an episode's spans."""
+        """Make the spans of an episode."""
         if trace.group:
-            self._export(span_tree(trace), trace, None)
+            self._add(span_tree(trace), trace, self._ids.generate_trace_id(), None)
+            if len(self._spans) >= BATCH:
+                self._flush()
 
-    def _export(self, node: SpanNode, trace: EpisodeTrace, above: Context | None) -> None:
-        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+    def _add(self, node: SpanNode, trace: EpisodeTrace, tree: int, above: SpanContext | None) -> None:
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
+        from opentelemetry.trace.status import Status, StatusCode
 
+        if node.kind == DISK:
+            return
         name, attributes = self._describe(node, trace)
-        span = self._tracer.start_span(
-            name,
-            context=above,
-            kind=SpanKind.CLIENT if node.kind == ENGINE else SpanKind.INTERNAL,
-            attributes={key: value for key, value in attributes.items() if value is not None},
-            start_time=round(node.began * 1e9),
+        own = SpanContext(tree, self._ids.generate_span_id(), is_remote=False, trace_flags=TraceFlags(1))
+        failed = node.kind == "episode" and trace.is_failure
+        self._spans.append(
+            ReadableSpan(
+                name,
+                context=own,
+                parent=above,
+                resource=self._resource,
+                attributes={key: value for key, value in attributes.items() if value is not None},
+                kind=SpanKind.CLIENT if node.kind == ENGINE else SpanKind.INTERNAL,
+                status=Status(StatusCode.ERROR, trace.error) if failed else Status(StatusCode.UNSET),
+                start_time=round(node.began * 1e9),
+                end_time=round(node.ended * 1e9),
+                instrumentation_scope=self._scope,
+            )
         )
-        inside = set_span_in_context(span)
         for child in node.children:
-            self._export(child, trace, inside)
-        if node.kind == "episode" and trace.is_failure:
-            span.set_status(Status(StatusCode.ERROR, trace.error))
-        span.end(round(node.ended * 1e9))
+            self._add(child, trace, tree, own)
+
+    def _flush(self) -> None:
+        spans, self._spans = self._spans, []
+        if spans:
+            self._exporter.export(spans)
 
     def _describe(self, node: SpanNode, trace: EpisodeTrace) -> tuple[str, dict[str, Any]]:
         """Return the name and the attributes of a span."""
         if node.kind == "episode":
             return f"invoke_agent {trace.environment}", {
                 "gen_ai.operation.name": "invoke_agent",
-                "gen_ai.provider.name": self._provider_name,
+                "gen_ai.provider.name": self._engine,
                 "gen_ai.agent.name": trace.environment,
                 "gen_ai.conversation.id": trace.name,
                 "error.type": trace.outcome if trace.is_failure else None,
@@ -131,7 +153,7 @@ class OpenTelemetryTracker(Tracker):
             )
             return f"chat {self._model}", {
                 "gen_ai.operation.name": "chat",
-                "gen_ai.provider.name": self._provider_name,
+                "gen_ai.provider.name": self._engine,
                 "gen_ai.request.model": self._model,
                 "gen_ai.conversation.id": trace.name,
                 **answer,
@@ -148,4 +170,5 @@ class OpenTelemetryTracker(Tracker):
 
     def close(self) -> None:
         """Export the spans that are left."""
-        self._provider.shutdown()
+        self._flush()
+        self._exporter.shutdown()

@@ -7,7 +7,7 @@ during training step 12, and one for the step itself. `agentrl trace` converts a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from agentrl.observe.files import numbered_records, warn_damaged
 from agentrl.observe.run_folder import step_name, step_of
 
 SUFFIX = ".jsonl"
-ENGINE, TOOL = "engine", "tool"
+ENGINE, TOOL, DISK = "engine", "tool", "disk"
 """Kinds of spans that this module tells apart; see `agentrl.rollout.waits.WaitKind`."""
-_AFTER_TURNS = frozenset({"scorer", "group scorer", "end_session", "disk"})
+_AFTER_TURNS = frozenset({"scorer", "group scorer", "end_session", DISK})
 """Kinds of spans that belong to the episode and not to its latest turn."""
 
 
@@ -81,7 +81,7 @@ class EpisodeTrace:
 
     def to_record(self) -> dict[str, Any]:
         """Return plain JSON types; `from_record` restores the trace."""
-        record = {name: value for name, value in asdict(self).items() if name not in ("spans", "turns")}
+        record = {name: getattr(self, name) for name in _PLAIN}
         spans = [[span.kind, span.what, round(span.began, 6), round(span.seconds, 6)] for span in self.spans]
         turns = [[t.prompt_tokens, t.answer_tokens, t.stop_reason, t.role, t.valid] for t in self.turns]
         return {**record, "spans": spans, "turns": turns}
@@ -96,6 +96,9 @@ class EpisodeTrace:
         spans = [TraceSpan(*row) for row in record["spans"]]
         turns = [TraceTurn(*row) for row in record["turns"]]
         return cls(**{**record, "spans": spans, "turns": turns})
+
+
+_PLAIN = tuple(one.name for one in fields(EpisodeTrace) if one.name not in ("spans", "turns"))
 
 
 @dataclass(slots=True)
