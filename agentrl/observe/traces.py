@@ -185,7 +185,8 @@ def chrome_trace(traces: Iterable[EpisodeTrace]) -> dict[str, Any]:
     one another in one place; what an episode does at the same time is on tracks below it.
     """
     ordered = sorted(traces, key=lambda trace: trace.began)
-    start = min((span.began for trace in ordered for span in (trace, *trace.spans)), default=0.0)
+    begins = [began for trace in ordered for began in (trace.began, *(span.began for span in trace.spans))]
+    start = min(begins, default=0.0)
     events = _Events(start)
     for trace in ordered:
         if trace.group:
