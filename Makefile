@@ -10,6 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	engine-sglang engine-harmony real-model add-real-model instruct-model add-instruct-model test-real-model \
 	test-engines test-engines-cluster ray \
 	test-cluster originals original-alfworld original-openenv test-originals agents add-agents test-agents \
+	trackers add-trackers test-trackers \
 	proxies bench-proxies bench-check \
 	mutants clean
 
@@ -34,7 +35,7 @@ demo-llm: instruct-model engines
 # processes, timers and disks.
 PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 UNIT_TESTS = $(PYTEST) --numprocesses 3 --dist worksteal --ignore tests/docker_engine \
-	--ignore tests/engines --ignore tests/originals --ignore tests/cluster --ignore tests/gateway/agents
+	--ignore tests/engines --ignore tests/originals --ignore tests/cluster --ignore tests/gateway/agents --ignore tests/trackers
 test: setup
 	$(UNIT_TESTS) --durations=20 -m "not slow" tests
 
@@ -250,6 +251,23 @@ bench-check: setup $(if $(ONLY),,engines proxies)
 # A missing agent is a failure.
 test-agents: setup agents
 	AGENTRL_AGENTS=$(AGENTS) $(PYTEST) --numprocesses 2 --durations=5 tests/gateway/agents
+
+# The packages of trackers (MLflow, SwanLab, Trackio, Weights & Biases, OpenTelemetry) pin other libraries than the project:
+# they have an environment of their own, which also sees the project's.
+TRACKERS_LIST := tests/trackers/requirements.txt
+TRACKERS := .cache/trackers-$(firstword $(shell cksum $(TRACKERS_LIST)))-$(PYTHON_TAG)
+trackers: setup
+	@test -e $(TRACKERS)/.installed || $(MAKE) --no-print-directory add-trackers
+
+add-trackers:
+	test -x $(TRACKERS)/bin/pip || $(PYTHON) -m venv $(TRACKERS)
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(' + repr(sysconfig.get_path('purelib')) + ')')" \
+		> $(TRACKERS)/lib/$$($(PYTHON) -c "import sys; print('python%d.%d' % sys.version_info[:2])")/site-packages/project.pth
+	$(TRACKERS)/bin/pip install --quiet --disable-pip-version-check --requirement $(TRACKERS_LIST)
+	touch $(TRACKERS)/.installed
+
+test-trackers: trackers
+	AGENTRL_TRACKERS=$(abspath $(TRACKERS)) $(PYTEST) --durations=5 tests/trackers
 
 # Mutation tests (tests/mutants): whether tests notice small wrong changes of the sources. cosmic-ray makes the changes; it is
 # installed in its own folder. Results are kept in .cache/mutants, so that an interrupted run continues.

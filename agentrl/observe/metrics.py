@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from agentrl.errors import ConfigError, Outcome, UsageError, described_error
 from agentrl.errors.foreign import CLOSING_S, DaemonThreads
 from agentrl.observe.files import JsonLinesWriter, numbered_records, warn_damaged
+from agentrl.observe.traces import EpisodeTrace
 from agentrl.registry import Kind, lookup, names
 from agentrl.trajectory import REPAIRED_CALLS, SOLE_ROLE, Trajectory
 
@@ -42,6 +43,8 @@ MARGIN_ERRORS = 1.96
 
 TRACKER_CALL_S = 30.0
 """Seconds for one call of a tracker."""
+MOST_TRACES_WAITING = 10_000
+"""Maximum number of traces that wait for a tracker; later ones are dropped."""
 _TIMINGS = ("queue", "prefill", "decode", "tool", "env")
 
 
@@ -210,7 +213,11 @@ class Tracker(ABC):
     """
 
     package: ClassVar[str | None] = None
-    """Required package, with the same name for ``pip install`` and for ``import``."""
+    """Package to import."""
+    distribution: ClassVar[str | None] = None
+    """Name for ``pip install``, if it is not that of `package`."""
+    traces: ClassVar[bool] = False
+    """True to receive the traces of episodes."""
 
     @abstractmethod
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None: ...
@@ -218,6 +225,9 @@ class Tracker(ABC):
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one training step."""
+
+    def trace(self, trace: EpisodeTrace) -> None:  # noqa: B027 - most trackers do not trace
+        """Record the trace of an attempt at an episode, or of a training step, if `traces` is set."""
 
     @abstractmethod
     def close(self) -> None:
@@ -258,13 +268,9 @@ class WandbTracker(Tracker):
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
         import wandb
 
-        folder.mkdir(parents=True, exist_ok=True)
-        identity = folder / "run_id"  # a resumed run continues the same history
-        if not identity.is_file():
-            identity.write_text(uuid.uuid4().hex)
         self._run = wandb.init(
             project="agentrl",
-            id=identity.read_text(),
+            id=run_identity(folder),
             name=name,
             dir=str(folder),
             config=dict(config),
@@ -278,6 +284,15 @@ class WandbTracker(Tracker):
     def close(self) -> None:
         """Finish the run."""
         self._run.finish()
+
+
+def run_identity(folder: Path) -> str:
+    """Return the identity of a run in a tracker's service: a resumed run continues the same history."""
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = folder / "run_id"
+    if not identity.is_file():
+        identity.write_text(uuid.uuid4().hex)
+    return identity.read_text()
 
 
 def check_trackers(chosen: Sequence[str]) -> None:
@@ -295,14 +310,26 @@ def check_trackers(chosen: Sequence[str]) -> None:
                 got=repr(found),
                 expected="a subclass of agentrl.observe.metrics.Tracker",
             )
-        package = found.package
-        if package is not None and package not in sys.modules and importlib.util.find_spec(package) is None:
+        if found.package is not None and not _is_installed(found.package):
+            package = found.distribution or found.package
             raise UsageError(
                 f"tracker {name} needs the package {package}",
                 got="it is not installed",
                 expected=f"{package} installed, or trackers without {name}",
                 hint=f"to install it: pip install {package}",
             )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return package in sys.modules or importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package that contains it
+        return False
+
+
+def traces_episodes(chosen: Sequence[str]) -> bool:
+    """Return True if one of the named trackers takes traces of episodes."""
+    return any(lookup(Kind.TRACKER, name).traces for name in chosen)
 
 
 def tracker_states() -> dict[str, str]:
@@ -320,16 +347,34 @@ def tracker_states() -> dict[str, str]:
 class _TrackerThread:
     """Thread of one tracker, which may block: its calls run there one after another, until one fails."""
 
-    def __init__(self, kind: str, tracker: Tracker) -> None:
-        self.tracker = tracker
+    def __init__(self, kind: str, make: Callable[[], Tracker]) -> None:
         self.failure: str | None = None
+        self.traces_dropped = 0
+        """Number of traces that were not recorded, because the tracker is too slow."""
         self._threads = DaemonThreads(f"agentrl-tracker-{kind}", limit=1)
+        self._traces_waiting = 0
         self._began: float | None = None
         """Time at which the running call began."""
+        try:  # in the thread, because it may block, and because trackers replace signal handlers in the main thread
+            self.tracker = self._threads.submit(make).result(timeout=TRACKER_CALL_S)
+        except TimeoutError:
+            raise TimeoutError(f"its start takes longer than {TRACKER_CALL_S:g} s") from None
 
     def submit(self, call: Callable[[], None]) -> Future[None]:
         """Run a call after the earlier ones."""
         return self._threads.submit(self._run, call)
+
+    def trace(self, trace: EpisodeTrace) -> None:
+        """Record a trace after the earlier calls; drop it if too many are waiting."""
+        if self._traces_waiting >= MOST_TRACES_WAITING:
+            self.traces_dropped += 1
+        else:
+            self._traces_waiting += 1
+            self.submit(partial(self._trace, trace))
+
+    def _trace(self, trace: EpisodeTrace) -> None:
+        self._traces_waiting -= 1
+        self.tracker.trace(trace)
 
     def is_late(self) -> bool:
         """Return True if the running call takes longer than `TRACKER_CALL_S`."""
@@ -369,7 +414,7 @@ class Trackers:
         for kind in chosen:
             make = lookup(Kind.TRACKER, kind)
             try:
-                self._threads[kind] = _TrackerThread(kind, make(folder / kind, name, config))
+                self._threads[kind] = _TrackerThread(kind, partial(make, folder / kind, name, config))
             except ImportError as error:
                 self.close()
                 raise UsageError(f"tracker {kind} cannot be imported", got=error, expected="its packages") from error
@@ -387,6 +432,12 @@ class Trackers:
                 del self._threads[kind]
                 _report(kind, failure)
 
+    def trace(self, trace: EpisodeTrace) -> None:
+        """Send a trace to every tracker that takes traces."""
+        for thread in self._threads.values():
+            if thread.tracker.traces:
+                thread.trace(trace)
+
     def close(self, *, within_s: float = CLOSING_S) -> None:
         """Close every tracker after its last call; give up those that are not closed after `within_s`."""
         closing = {kind: thread.submit(thread.tracker.close) for kind, thread in self._threads.items()}
@@ -395,6 +446,8 @@ class Trackers:
             failure = thread.failure or (None if closing[kind].done() else f"it is not closed after {within_s:g} s")
             if failure is not None:
                 _report(kind, failure)
+            elif thread.traces_dropped:
+                _log.warning("tracker %s was too slow for %d traces", kind, thread.traces_dropped)
         self._threads.clear()
 
 

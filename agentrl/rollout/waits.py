@@ -193,6 +193,8 @@ class WaitTracker:
         """Seconds waited by kind, summed over episodes."""
         self.changes = 0
         """Number of waits that began plus waits that ended."""
+        self.listeners: list[Callable[[Wait], None]] = []
+        """Called with each wait that has ended."""
         self._changed = asyncio.Event()
         self._open: dict[int, Wait] = {}
         self._latest: Wait | None = None
@@ -222,6 +224,8 @@ class WaitTracker:
         self._last_progress = wait.began + wait.seconds
         self.engine_use.change(wait.kind, wait.who, self._last_progress, -1)
         self._note_change()
+        for listener in self.listeners:
+            listener(wait)
 
     async def wait_for_episodes(self) -> None:
         """Wait until no episode works outside the engine: in its environment, in a tool or in its scorer.

@@ -57,16 +57,18 @@ from agentrl.models.threads import compute_on
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.diagnosis import RunDiagnosis, save_problems
 from agentrl.observe.learning import steps_without_learning
-from agentrl.observe.metrics import MetricsFile, Trackers, read_metrics
+from agentrl.observe.metrics import MetricsFile, Trackers, read_metrics, traces_episodes
 from agentrl.observe.model_folder import MODEL
 from agentrl.observe.problems import Problem, problem_lines
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory, logging_to
+from agentrl.observe.traces import EpisodeTrace
 from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore, void_after
 from agentrl.rollout.finished_episodes import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
-from agentrl.rollout.waits import WaitKind, WaitTracker, settled_heap
+from agentrl.rollout.tracing import EpisodeTracer
+from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker, settled_heap
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
@@ -113,6 +115,7 @@ class Orchestrator:
         self._diagnosis: RunDiagnosis | None = None
         self._problems: tuple[Problem, ...] = ()
         self._trackers: Trackers | None = None
+        self._tracer: EpisodeTracer | None = None
         self._waits = WaitTracker()
         """Table of the run's waits."""
         self._threads = DaemonThreads("agentrl-trainer")
@@ -211,6 +214,9 @@ class Orchestrator:
         if not self.config.rollout.is_synchronous:
             journals = stack.enter_context(JournalFolder(self.folder.inflight, self._waits.clock, self._say))
             recorder = JournalingRecorder(*seen, journals=journals)
+        observer: RolloutObserver = recorder
+        if traces_episodes(self.config.trackers):
+            observer = self._tracer = EpisodeTracer(recorder, self._waits, self.status, self._trace)
         with self._waits.on(WaitKind.TRAINER, "run", "the model and the environments"):
             self._parts = build_training(
                 self.config,
@@ -220,7 +226,7 @@ class Orchestrator:
                 pool=processes.pool,
                 evaluation_pool=processes.evaluation_pool,
                 nodes=processes.nodes,
-                observer=recorder,
+                observer=observer,
                 waits=self._waits,
                 ranks=processes.ranks,
                 folder=self.folder.path,
@@ -459,12 +465,18 @@ class Orchestrator:
         with self._waits.on(WaitKind.DISK, "run", "metrics.jsonl"):
             self._metrics.append_step(self.step, metrics)
             assert self._trackers is not None
+            if self._tracer is not None:
+                self._tracer.end_step(self.step)
             self._trackers.log(self.step, metrics)
         self._last = metrics
         self.status.step = self.step
         self.status.metrics = metrics
         self.status.episodes_done = self.status.attempts_failed = 0
         self._watcher.on_step(self.step, metrics)
+
+    def _trace(self, trace: EpisodeTrace) -> None:
+        if self._trackers is not None:
+            self._trackers.trace(trace)
 
     def _save(self) -> None:
         self._enter(Phase.CHECKPOINT)

@@ -27,7 +27,14 @@ from agentrl.config.resume_rules import changes, check_same_run
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind, open_policy
 from agentrl.observe.files import replace_file
-from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, Trackers, read_metrics, trajectory_metrics
+from agentrl.observe.metrics import (
+    TIMING_PREFIX,
+    MetricsFile,
+    Trackers,
+    read_metrics,
+    traces_episodes,
+    trajectory_metrics,
+)
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory, logging_to
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
@@ -35,7 +42,8 @@ from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.rollout.finished_episodes import RecoveredEpisodes
 from agentrl.rollout.groups import Group, environment_metrics
 from agentrl.rollout.scheduler import GroupScheduler
-from agentrl.rollout.waits import WaitTracker
+from agentrl.rollout.tracing import EpisodeTracer
+from agentrl.rollout.waits import RolloutObserver, WaitTracker
 from agentrl.runs.record import EpisodeRecorder
 from agentrl.runs.start import Run, start_run
 from agentrl.runs.stop import StopRequest, run_until_stopped
@@ -152,7 +160,10 @@ class Rollout:
         self._store = stack.enter_context(TrajectoryStore(folder.trajectories, step=self.status.step + 1))
         policy = await stack.enter_async_context(open_policy(config, PolicyKind.ENGINE, folder.path, trains=True))
         recorder = EpisodeRecorder(self._store, self.status, self._watcher, self._waits)
-        environments = build_run_environments(config, policy, observer=recorder, folder=folder.path, waits=self._waits)
+        observer: RolloutObserver = recorder
+        if traces_episodes(config.trackers):
+            observer = EpisodeTracer(recorder, self._waits, self.status, self._trackers.trace)
+        environments = build_run_environments(config, policy, observer=observer, folder=folder.path, waits=self._waits)
         stack.push_async_callback(close_run_environments, environments)
         tasks = build_task_sampler(config)
         for _ in range(self._played.first):
