@@ -339,15 +339,15 @@ class JournaledRunner(EpisodeRunner):
         self._journals = journals
         self._snapshots = SnapshotSupport()
 
+    def _first_attempt(self, one: Assignment) -> int:
+        return self._journals.claim(one.id)
+
     async def _run_attempt(self, one: Assignment, attempt: int) -> Trajectory:
-        recorded = self._journals.claim(one.id)
-        if recorded is None:
-            return await super()._run_attempt(one, attempt)
         try:
-            return await super()._run_attempt(one, recorded.attempt)
+            return await super()._run_attempt(one, attempt)
         except CannotContinue as reason:
             self._journals.note_restarted(str(reason))
-            return await super()._run_attempt(one, recorded.attempt)
+            return await super()._run_attempt(one, attempt)
 
     async def _run_loop(self, episode: RuntimeEpisode) -> Outcome:
         journal = self._journals.active.get(episode.turns.trajectory.id)

@@ -309,6 +309,18 @@ async def test_a_replay_that_fails_makes_the_episode_start_again(play_twice, mon
     assert versions(after) == [{3}] * LENGTH
 
 
+@pytest.mark.parametrize("retries", [1, 2])
+async def test_a_continued_attempt_that_fails_counts_as_that_attempt(play_twice, monkeypatch, retries):
+    """The first attempt fails before the kill, and the second one after it has continued at its third step."""
+    steps = [True, *[False] * LENGTH, False, False, True]
+    monkeypatch.setattr(Breaking, "fails", iter(steps))
+    first, _, second, after = await play_twice(Breaking, 2, retries=retries)
+    assert first.ended == [("4-t/1.0", Outcome.ENVIRONMENT_ERROR), ("4-t/1.1", Outcome.FINISHED)]
+    third = [("4-t/1.2", Outcome.FINISHED)] if retries == 2 else []
+    assert second.ended == [("4-t/1.1", Outcome.ENVIRONMENT_ERROR), *third]
+    assert after.attempt == retries
+
+
 @pytest.mark.parametrize(("world", "again"), [(Stairs, 4), (KeptStairs, 1)])
 async def test_the_environments_own_tools(play_twice, world, again):
     call = f"<tool_call>\n{json.dumps({'name': 'climb', 'arguments': {}})}\n</tool_call>"
@@ -547,7 +559,7 @@ async def test_turns_of_named_adapters_are_not_recorded(parts, tmp_path):
     process.journals.writer.flush()
     again = JournalFolder(process.path, lambda: 0.0, process.told.append)
     again.read(0)
-    assert again.claim("4-t/1") is None
+    assert again.claim("4-t/1") == 0
     assert process.told == [RESTARTED.format("named adapters sampled their turns")]
 
 
@@ -570,5 +582,4 @@ async def test_the_newest_attempt_counts(parts, tmp_path):
     process.journals.writer.flush()
     process.journals.read(0)
     assert [file.name for file in process.path.iterdir()] == [name]
-    assert process.journals.claim("4-t/1").attempt == 1
-    assert process.journals.claim("4-t/1") is None
+    assert process.journals.claim("4-t/1") == 1
