@@ -19,6 +19,7 @@ from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.journal import REPLAY_S, JournalFolder
 from agentrl.rollout.journal_replay import JournaledEngine, JournaledRunner
 from agentrl.rollout.policies import EngineEpisodePolicy
+from agentrl.rollout.recorded_turns import EnvironmentRecord, continue_from
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.rollout.simulation import VirtualTimeLoop
 from agentrl.rollout.waits import RolloutObserver, WaitTracker
@@ -275,6 +276,52 @@ async def test_a_snapshot_is_restored_instead(play_twice):
     assert [turn.state_key for turn in after.turns] == [turn.state_key for turn in before.turns]
     assert after.outcome is Outcome.FINISHED
     assert sum(turn.reward for turn in after.turns) == 0.25 * LENGTH
+
+
+@pytest.fixture
+def make_process(parts, tmp_path):
+    """Make a process that plays an episode with the first turns of another one; it reads journals that it is given."""
+
+    def make(name, *continued, kill_at=None, killed=None, **records):
+        folder = tmp_path / name if killed is None else killed.copy
+        process = Process(folder, Kept, parts, kill_at=kill_at, version=0 if killed is None else 3)
+        process.runner = continue_from(process.runner, *continued, **records)
+        if killed is not None:
+            process.journals.read(0)
+        return process
+
+    return make
+
+
+async def play_root(make_process, **options):
+    """Play a root of branches, which takes a snapshot before its third turn."""
+    record = EnvironmentRecord(lambda turn: turn == 2)
+    process = make_process("root", None, 0, records=record, **options)
+    return process, await process.play(), record
+
+
+async def test_a_branch_in_flight_goes_on_from_its_last_turn(make_process):
+    _, root, record = await play_root(make_process)
+    first = make_process("branch", root, 2, restores=record, kill_at=4)
+    before = await first.play()
+    assert (first.requests, first.taken) == ([2, 3, 4], ["forward"] * 3)
+    second = make_process("", root, 2, killed=first)  # the root's states are lost
+    after = await second.play()
+    assert second.told == [CONTINUED.format(2)]
+    assert (second.requests, second.taken) == ([4], ["forward"])
+    assert versions(after) == [{0}] * 4 + [{3}]
+    assert [turn.state_key for turn in after.turns] == [turn.state_key for turn in before.turns]
+    assert (after.outcome, after.branches_from) == (Outcome.FINISHED, before.branches_from)
+
+
+async def test_a_root_in_flight_goes_on_and_its_branches_have_its_states(make_process):
+    first, _, _ = await play_root(make_process, kill_at=4)
+    second, root, record = await play_root(make_process, killed=first)
+    assert second.told == [CONTINUED.format(4)]
+    assert second.taken == ["forward"], "it is restored although it took a snapshot itself"
+    branch = await make_process("branch", root, 2, restores=record).play()
+    assert branch.outcome is Outcome.FINISHED
+    assert [turn.state_key for turn in branch.turns] == [turn.state_key for turn in root.turns]
 
 
 @pytest.mark.parametrize("world", [Walk, Kept])
