@@ -185,10 +185,10 @@ def branch_metrics(groups: Sequence[Group]) -> dict[str, float]:
     ]
     if not branches:
         return {}
-    shared = sum(turn.end - turn.start for trajectory, point in branches for turn in trajectory.turns[: point.turn])
     return {
         "branch/share": len(branches) / len(episodes),
         "branch/turn": math.fsum(point.turn for _, point in branches) / len(branches),
         "branch/repeated": sum(point.turn >= len(trajectory.turns) for trajectory, point in branches) / len(branches),
-        "branch/shared_tokens": shared / max(1, sum(trajectory.sampled_tokens for trajectory in episodes)),
+        "branch/shared_tokens": sum(one.repeated_tokens for one in episodes)
+        / max(1, sum(one.sampled_tokens for one in episodes)),
     }

@@ -9,6 +9,7 @@ from agentrl.config import load_config
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.derived import environment_algorithms, per_environment_configs
 from agentrl.errors import UsageError
+from agentrl.training.algorithm_functions import run_learns_from_rewards
 from agentrl.training.batch import NothingToTrain, StepExtras
 from agentrl.training.mixture import MixtureTrainer, check_mixture
 from agentrl.training.trainer import Trainer
@@ -168,6 +169,12 @@ def test_an_environments_algorithm_changes_the_runs():
     assert [part.config.algorithm.advantage for part in per_environment_configs(config)] == ["rloo", "grpo"]
     check_mixture(config)
     assert environment_algorithms(load_config(None, ["environment=guess_number"])) == {}
+
+
+@pytest.mark.parametrize(("loss", "expected"), [("gspo", True), ("sft", False)])
+def test_steps_without_differing_returns_are_idle_if_no_environment_learns_from_anything_else(loss, expected):
+    config = load_config(None, [TWO, f"environments.maze.algorithm.loss={loss}"])
+    assert run_learns_from_rewards(config) == expected
 
 
 @pytest.mark.parametrize(
