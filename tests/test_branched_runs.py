@@ -41,21 +41,27 @@ class Snapshots(RunWatcher):
 
     def on_status(self, status):
         self.events += 1
+        self.sampled = status.sampled_tokens
         if self.events in self.moments:
             shutil.copytree(self.folder, self.target / str(self.events), symlinks=True)
 
 
 def test_a_branched_run_trains_and_a_killed_one_ends_as_if_it_had_not_been(tiny_run, tmp_path):
     run = tiny_run(*BRANCHED)
-    train(run, watcher=Snapshots(tmp_path / "cut", [20, 45]))
+    watcher = Snapshots(tmp_path / "cut", [20, 45])
+    train(run, watcher=watcher)
     lines = numbers(run.folder.path)
     assert len(lines) == 4
+    for line in read_metrics(run.folder.metrics_file):
+        own = line["tokens/sampled"] * (1 - line["branch/shared_tokens"])
+        assert line["time/tokens_per_s"] * line["time/step_s"] == pytest.approx(own), "repeated turns take no time"
     for line in lines:
         assert line["branch/share"] == pytest.approx(4 / 6)
         assert line["branch/turn"] == 1.5
         assert line["episodes"] == 12
         assert 0.3 < line["branch/shared_tokens"] < 0.5
     episodes = stored(run.folder.path)
+    assert watcher.sampled == sum(one.sampled_tokens - one.repeated_tokens for one in episodes.values())
     branches = [one for one in episodes.values() if one.branches_from is not None]
     assert len(branches) == 4 * 2 * 4
     for one in branches:
@@ -153,9 +159,12 @@ def test_a_run_with_two_algorithms_reports_each_and_resumes(tiny_run, tmp_path):
             assert (f"env/{label}/train/loss" in line) == (line.get(f"env/{label}/groups", 0) > 0)
     assert any(line.get("env/vowels/train/loss") and line.get("env/digits/train/loss") for line in lines)
     digits = next(one for one in stored(run.folder.path).values() if one.environment == "letters:Digits")
-    request = make_replay_request(run.folder, digits, turn=1, samples=2)
+    horizon = ["curriculum.horizon={turns: [2, 3], at_steps: [0, 1]}"]
+    request = make_replay_request(run.folder, digits, turn=1, samples=2, overrides=horizon)
     assert request.config.sole_environment.name == "letters:Digits"
-    found = asyncio.run(replay_episode(request, say=print))
+    said = []
+    found = asyncio.run(replay_episode(request, say=said.append))
+    assert "curriculum.horizon limited the turns" in said[0]
     assert [one.branches_from.turn for one in found.measured] == [1, 1]
     assert find_episode(run.folder, digits.id.rpartition(".")[0]).id == digits.id
     (folder,) = (tmp_path / "cut").iterdir()

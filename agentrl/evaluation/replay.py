@@ -207,6 +207,11 @@ async def replay_episode(request: ReplayRequest, *, say: Callable[[str], None]) 
     """
     config = resolve_model(request.config)
     check_model(config)
+    if config.curriculum.horizon is not None:
+        say(
+            "curriculum.horizon limited the turns of the run's episodes, but does not limit their continuations: set "
+            f"agent.max_turns, now {config.agent.max_turns}, to curriculum/turns of the episode's step in metrics.jsonl"
+        )
     episode = request.episode
     tasks = find_tasks(config, {episode.environment: [episode.task_id]})
     task = replace(tasks[episode.environment, episode.task_id], seed=episode.seed)

@@ -148,6 +148,26 @@ class EnvBackend(ABC):
         """Call a method of the environment's `EnvAdapter`; failures are `EnvironmentFailure` and name `what` failed."""
 
 
+class ForwardingBackend(EnvBackend):
+    """Backend that passes every call to another one; subclasses change some of them.
+
+    Args:
+        backend: Backend that gets the calls.
+    """
+
+    def __init__(self, backend: EnvBackend) -> None:
+        self.backend = backend
+
+    @property
+    def is_alive(self) -> bool:
+        """True if calls can still succeed."""
+        return self.backend.is_alive
+
+    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
+        """Call a method of the environment."""
+        return await self.backend.call(method, *arguments, deadline_s=deadline_s, what=what)
+
+
 class InlineBackend(EnvBackend):
     """Backend in the event loop; the deadline cannot interrupt blocking code here."""
 

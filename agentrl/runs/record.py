@@ -64,7 +64,8 @@ class EpisodeRecorder(RolloutObserver):
 
     def on_turn(self, trajectory: Trajectory, turn: Turn) -> None:
         """Record a complete turn."""
-        self._status.sampled_tokens += turn.end - turn.start
+        if trajectory.branches_from is None or turn.index >= trajectory.branches_from.turn:
+            self._status.sampled_tokens += turn.end - turn.start
         with self._writing(trajectory):
             self._store.turn(trajectory, turn)
 
@@ -262,7 +263,7 @@ class StepClock:
         """Return the seconds of phases, their shares of the step, the seconds of waits, and the sampling speed."""
         whole = time.perf_counter() - self._began
         waits = self._parts.waits.seconds
-        sampled = sum(trajectory.sampled_tokens for trajectory in trajectories)
+        sampled = sum(trajectory.sampled_tokens - trajectory.repeated_tokens for trajectory in trajectories)
         timings = {f"{name}_s": seconds for name, seconds in self._seconds.items()}
         timings |= {f"share/{name}": seconds / whole for name, seconds in self._seconds.items()}
         timings |= {f"wait/{kind}_s": waits[kind] - self._waits_before.get(kind, 0.0) for kind in MEASURED}

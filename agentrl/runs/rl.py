@@ -75,7 +75,7 @@ from agentrl.runs.start import Run, RunResult
 from agentrl.runs.stop import PARTS_CLOSING_S, PHASE_GRACE_S, StopRequest, run_until_stopped
 from agentrl.runs.stored_training import StoredTraining
 from agentrl.serving.launch.placement import core_warnings
-from agentrl.training.algorithm_functions import learns_from_rewards
+from agentrl.training.algorithm_functions import run_learns_from_rewards
 from agentrl.training.report import StepReport
 from agentrl.weights import SyncReport
 
@@ -266,15 +266,16 @@ class Orchestrator:
                 for name, location in part.runner.scorer.definitions.items()
             },
             read_metrics(self.folder.metrics_file),
-            learns_from_rewards=learns_from_rewards(self.config.algorithm),
+            learns_from_rewards=run_learns_from_rewards(self.config),
         )
 
     async def _repeat_evaluation(self, step: int) -> None:
         """Start an evaluation again that the checkpoint's run did not finish, if the checkpoint has its weights."""
         if step == self.step and self._parts.evaluation is not None:
             await self._evaluations.start(step)
-        else:
-            self._say(f"the evaluation of step {step} did not finish, and is not repeated: its weights are not stored")
+            return
+        reason = "its weights are not stored" if step != self.step else "evaluation.engine is no longer set"
+        self._say(f"the evaluation of step {step} did not finish, and is not repeated: {reason}")
 
     def _read_finished_episodes(self) -> RecoveredEpisodes:
         """Read the episodes that a killed run finished after its checkpoint; none for synchronous runs.
@@ -592,6 +593,6 @@ def idle_steps(result: RunResult, config: Config) -> str:
     """Describe the steps in which nothing was learned, if they are at least half of the run."""
     lines = read_metrics(RunDirectory(result.folder).metrics_file)
     idle = steps_without_learning(lines)
-    if not learns_from_rewards(config.algorithm) or not idle or 2 * idle < len(lines):
+    if not run_learns_from_rewards(config) or not idle or 2 * idle < len(lines):
         return ""
     return f", but nothing was learned in {idle} of {len(lines)} steps: all episodes of a task had the same return"

@@ -42,7 +42,7 @@ from agentrl.rollout.groups import Group
 from agentrl.runs.record import group_metrics
 from agentrl.runs.start import Run, RunResult, StartCheck, check_rollouts
 from agentrl.runs.stored_groups import StoredGroups, check_stored_training
-from agentrl.training.algorithm_functions import learns_from_rewards
+from agentrl.training.algorithm_functions import run_learns_from_rewards
 from agentrl.training.distributed.launch import open_ranks
 
 _log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class StoredTraining:
             Incidents(),
             {},
             read_metrics(self.folder.metrics_file),
-            learns_from_rewards=learns_from_rewards(config.algorithm),
+            learns_from_rewards=run_learns_from_rewards(config),
         )
         if self._changes:
             self.folder.save_config(dump_config(config))

@@ -33,7 +33,7 @@ from agentrl.algorithms.types import LossInput
 from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.config.trainer import NumericsConfig
 from agentrl.message.image import ImageReader
-from agentrl.models.memory import FreedMemory
+from agentrl.models.memory import FREED_SHARE, FreedMemory, memory_limit
 from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, select, step_batch
 from agentrl.training.checkpoint import TrainerCheckpoint, TrainerState
 from agentrl.training.compile import checkpoint_activations, compile_layers
@@ -181,7 +181,7 @@ class Trainer:
         settings = _optimizer_settings(config, first_step=pretrain_steps(config))
         self._optimizer = PolicyOptimizer(model, settings)
         self._generator = torch.Generator().manual_seed(seed)
-        self._freed = FreedMemory()
+        self._freed = FreedMemory(memory_limit() // FREED_SHARE // self.ranks.count)
         self.watch = NumericsWatch(config.numerics or NumericsConfig(), self.ranks, self._generator)
         self._policy = make_runner(model, config, ranks=self.ranks, image_processor=image_processor)
         setup = SignalSetup(

@@ -105,6 +105,28 @@ def test_a_group_without_a_record_is_lost(copied: Path) -> None:
     assert any("no record names what became of it" in finding for finding in findings["lost"])
 
 
+def test_a_group_whose_episodes_a_kill_made_void_is_lost_unless_it_is_named(copied: Path) -> None:
+    """A killed run played its tasks with newer weights than those of its checkpoint; the resumed run named it only."""
+    trajectories, seed = copied / "run" / "trajectories", 10**6
+    position = 1 + max(int(group.partition("-")[0]) for group in read_groups(trajectories))
+    name = f"{position}-train-{seed}"
+    played = [
+        {"event": "reset", "episode": "e", "seed": seed, "observation": "Write a."},
+        {"event": "step", "episode": "e", "action": "a", "observation": "", "total": 1.0, "terminated": True}
+        | {"success": True},
+    ]
+    with (copied / "ledger.jsonl").open("a") as ledger:
+        ledger.writelines(f"{json.dumps(event)}\n" for event in played)
+    start = {"kind": "start", "id": f"{name}/0.0", "trajectory": {"seed": seed, "group_id": name}}
+    (trajectories / "void").mkdir()
+    (trajectories / "void" / "step-000009-1.jsonl").write_bytes(encode_record(start) + b"\n")
+    assert found(check(copied)) == {"lost": [f"episode e of seed {seed} was played, but is not stored"]}
+    end = {"kind": "group", "id": name, "end": GroupEnd.STALE, "episodes": []}
+    with step_files(trajectories)[-1].open("ab") as file:
+        file.write(encode_record(end) + b"\n")
+    assert found(check(copied)) == {}
+
+
 def test_a_group_that_left_no_trace_is_lost(copied: Path) -> None:
     name = trained(copied)
     change(copied, lambda r: iter([] if r["id"] == name or r["id"].startswith(f"{name}/") else [r]))

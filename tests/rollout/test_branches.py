@@ -117,6 +117,26 @@ async def test_shared_turns_are_sampled_once(branching, renderer):
     assert [len(t.turns) for t in group.trajectories] == [3] * 6
 
 
+async def test_branches_that_wait_for_their_roots_take_no_places(branching, renderer):
+    """Six places are enough for the two roots of three groups."""
+    answer, go_on = renderer.encoder.encode("forward"), asyncio.Event()
+
+    class Blocked(ScriptedEngine):
+        async def generate(self, request):
+            await go_on.wait()
+            return await super().generate(request)
+
+    engine = Blocked(script=lambda request: answer, vocab_size=400)
+    scheduler, _ = branching(engine=engine, max_concurrent=6, max_staleness=3)
+    scheduler.start_episodes()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(scheduler.state_dict()["unfinished"]) == 3
+    go_on.set()
+    (group,) = await scheduler.next_batch()
+    assert group.position == 0
+
+
 async def test_branches_of_a_failed_root_are_played_from_the_start(branching, renderer):
     answer = renderer.encoder.encode("forward")
 

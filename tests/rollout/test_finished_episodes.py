@@ -101,6 +101,9 @@ async def test_members_that_the_checkpoint_holds_are_neither_recovered_nor_count
         journals.writer.append(name, {"kind": "answer", "token_ids": [1], "logprobs": [-1.0], "versions": [0]})
     journals.writer.flush()
     assert restored.recover(RecoveredEpisodes([held, missing]), journals) == 1
-    assert [journals.claim(player) is None for player in (f"{first}/0", f"{first}/1")] == [True, False]
     journals.writer.flush()
     assert [file.name for file in tmp_path.iterdir()] == [file_name(f"{first}/1.0")]
+    for player in (f"{first}/0", f"{first}/1"):
+        journals.claim(player)
+        journals.begin(f"{player}.0")
+    assert [journal.recorded is None for journal in journals.active.values()] == [True, False]

@@ -19,6 +19,7 @@ from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.journal import REPLAY_S, JournalFolder
 from agentrl.rollout.journal_replay import JournaledEngine, JournaledRunner
 from agentrl.rollout.policies import EngineEpisodePolicy
+from agentrl.rollout.recorded_turns import EnvironmentRecord, continue_from
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.rollout.simulation import VirtualTimeLoop
 from agentrl.rollout.waits import RolloutObserver, WaitTracker
@@ -277,6 +278,52 @@ async def test_a_snapshot_is_restored_instead(play_twice):
     assert sum(turn.reward for turn in after.turns) == 0.25 * LENGTH
 
 
+@pytest.fixture
+def make_process(parts, tmp_path):
+    """Make a process that plays an episode with the first turns of another one; it reads journals that it is given."""
+
+    def make(name, *continued, kill_at=None, killed=None, **records):
+        folder = tmp_path / name if killed is None else killed.copy
+        process = Process(folder, Kept, parts, kill_at=kill_at, version=0 if killed is None else 3)
+        process.runner = continue_from(process.runner, *continued, **records)
+        if killed is not None:
+            process.journals.read(0)
+        return process
+
+    return make
+
+
+async def play_root(make_process, **options):
+    """Play a root of branches, which takes a snapshot before its third turn."""
+    record = EnvironmentRecord(lambda turn: turn == 2)
+    process = make_process("root", None, 0, records=record, **options)
+    return process, await process.play(), record
+
+
+async def test_a_branch_in_flight_goes_on_from_its_last_turn(make_process):
+    _, root, record = await play_root(make_process)
+    first = make_process("branch", root, 2, restores=record, kill_at=4)
+    before = await first.play()
+    assert (first.requests, first.taken) == ([2, 3, 4], ["forward"] * 3)
+    second = make_process("", root, 2, killed=first)  # the root's states are lost
+    after = await second.play()
+    assert second.told == [CONTINUED.format(2)]
+    assert (second.requests, second.taken) == ([4], ["forward"])
+    assert versions(after) == [{0}] * 4 + [{3}]
+    assert [turn.state_key for turn in after.turns] == [turn.state_key for turn in before.turns]
+    assert (after.outcome, after.branches_from) == (Outcome.FINISHED, before.branches_from)
+
+
+async def test_a_root_in_flight_goes_on_and_its_branches_have_its_states(make_process):
+    first, _, _ = await play_root(make_process, kill_at=4)
+    second, root, record = await play_root(make_process, killed=first)
+    assert second.told == [CONTINUED.format(4)]
+    assert second.taken == ["forward"], "it is restored although it took a snapshot itself"
+    branch = await make_process("branch", root, 2, restores=record).play()
+    assert branch.outcome is Outcome.FINISHED
+    assert [turn.state_key for turn in branch.turns] == [turn.state_key for turn in root.turns]
+
+
 @pytest.mark.parametrize("world", [Walk, Kept])
 async def test_loops_that_list_actions_read_them_again(play_twice, world):
     _, _, second, after = await play_twice(world, 3, loop_options={"format": "plain", "list_actions": True})
@@ -307,6 +354,18 @@ async def test_a_replay_that_fails_makes_the_episode_start_again(play_twice, mon
     _, _, second, after = await play_twice(Breaking, 3)
     assert second.told == [RESTARTED.format("the environment failed during the replay")]
     assert versions(after) == [{3}] * LENGTH
+
+
+@pytest.mark.parametrize("retries", [1, 2])
+async def test_a_continued_attempt_that_fails_counts_as_that_attempt(play_twice, monkeypatch, retries):
+    """The first attempt fails before the kill, and the second one after it has continued at its third step."""
+    steps = [True, *[False] * LENGTH, False, False, True]
+    monkeypatch.setattr(Breaking, "fails", iter(steps))
+    first, _, second, after = await play_twice(Breaking, 2, retries=retries)
+    assert first.ended == [("4-t/1.0", Outcome.ENVIRONMENT_ERROR), ("4-t/1.1", Outcome.FINISHED)]
+    third = [("4-t/1.2", Outcome.FINISHED)] if retries == 2 else []
+    assert second.ended == [("4-t/1.1", Outcome.ENVIRONMENT_ERROR), *third]
+    assert after.attempt == retries
 
 
 @pytest.mark.parametrize(("world", "again"), [(Stairs, 4), (KeptStairs, 1)])
@@ -547,7 +606,7 @@ async def test_turns_of_named_adapters_are_not_recorded(parts, tmp_path):
     process.journals.writer.flush()
     again = JournalFolder(process.path, lambda: 0.0, process.told.append)
     again.read(0)
-    assert again.claim("4-t/1") is None
+    assert again.claim("4-t/1") == 0
     assert process.told == [RESTARTED.format("named adapters sampled their turns")]
 
 
@@ -570,5 +629,4 @@ async def test_the_newest_attempt_counts(parts, tmp_path):
     process.journals.writer.flush()
     process.journals.read(0)
     assert [file.name for file in process.path.iterdir()] == [name]
-    assert process.journals.claim("4-t/1").attempt == 1
-    assert process.journals.claim("4-t/1") is None
+    assert process.journals.claim("4-t/1") == 1

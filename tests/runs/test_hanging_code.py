@@ -11,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from support import SLACK
 from support.programs import start_program
 
 WORLDS = Path(__file__).parents[1] / "worlds"
@@ -25,8 +26,6 @@ WORDS = (
     "trackers=[]",
 )
 ONCE_S, TWICE_S = 20.0, 5.0
-SLACK = 6.0
-"""How many times slower than a free machine this one may be."""
 
 pytestmark = pytest.mark.slow
 

@@ -27,7 +27,7 @@ from agentrl.errors import Outcome
 from agentrl.observe.files import decode_record
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.run_folder import RunDirectory
-from agentrl.observe.trajectory_store import GroupEnd, read_trajectories, step_files
+from agentrl.observe.trajectory_store import VOID, GroupEnd, read_trajectories, step_files
 from agentrl.testing.chaos.world import read_ledger
 from agentrl.trajectory import Trajectory
 
@@ -153,7 +153,9 @@ class _Check:
         }
         records = list(_readable_records(run.trajectories))
         self._groups = _group_records(records, damage)
-        self._seeds = {record["trajectory"]["seed"] for record in records if "trajectory" in record} | damage.seeds
+        self._seeds = set(_seeds(records)) | damage.seeds
+        void = (line for file in sorted((run.trajectories / VOID).glob("*.jsonl")) for line in _decoded_lines(file))
+        self._seeds |= set(_seeds(line for line in void if _group_of(line) in self._groups))
         self._metrics = {int(line["step"]): line for line in read_metrics(run.metrics_file)}
         self._by_return: dict[tuple[int, float], list[PlayedEpisode]] = defaultdict(list)
         for episode in self._played.values():
@@ -297,7 +299,7 @@ class _Check:
         return stored.outcome is not None and stored.outcome.is_infrastructure and bool(stored.error)
 
     def _check_started(self) -> None:
-        """Check that every task that the environment played is one of a named group."""
+        """Check that every task that the environment played is stored, or one of a named group."""
         for name, episode in self._played.items():
             if episode.actions and episode.seed not in self._seeds:
                 self.account.lost.append(f"episode {name} of seed {episode.seed} was played, but is not stored")
@@ -309,13 +311,27 @@ def _was_shown(episode: PlayedEpisode, texts: str) -> bool:
     return all(observation[:COMPARED_CHARACTERS].strip() in texts for observation in shown)
 
 
+def _seeds(records: Iterable[Mapping[str, Any]]) -> Iterator[int]:
+    return (record["trajectory"]["seed"] for record in records if "trajectory" in record)
+
+
+def _group_of(record: Mapping[str, Any]) -> str | None:
+    found: str | None = record.get("trajectory", {}).get("group_id")
+    return found
+
+
 def _readable_records(trajectories: Path) -> Iterator[dict[str, Any]]:
     """Yield the undamaged records of the trajectory store, each with its ``step``."""
     for file in step_files(trajectories):
         step = int(file.stem.partition("-")[2])
-        for line in file.read_bytes().splitlines():
-            with suppress(ValueError):
-                yield {**decode_record(line), "step": step}
+        yield from ({**record, "step": step} for record in _decoded_lines(file))
+
+
+def _decoded_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the undamaged records of a file."""
+    for line in file.read_bytes().splitlines():
+        with suppress(ValueError):
+            yield decode_record(line)
 
 
 def _group_records(records: Iterable[Mapping[str, Any]], damage: Damage) -> dict[str, list[Mapping[str, Any]]]:
