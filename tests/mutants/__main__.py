@@ -85,13 +85,23 @@ def _play(name: str, room: Room, tasks: list[dict[str, Any]], results: Path, bud
     _copy_tree(copy)
     file = FOLDER / f"{name}-tasks.json"
     paths = {"tree": str(copy), "results": str(results), "calls": str(FOLDER / f"{name}-calls.json")}
-    sources, found = _digest(*room.files()), [path for test in room.tests for path in _python(test)]
-    digests = {path.relative_to(TREE).as_posix(): sources + _digest(path) for path in found}
-    file.write_text(json.dumps({**paths, "digests": digests, "changes": tasks, "budget_s": budget_s}))
+    sources, found = list(room.files()), [path for test in room.tests for path in _python(test)]
+    digests = {path.relative_to(TREE).as_posix(): _digest(*sources, path) for path in found}
+    file.write_text(
+        json.dumps({**paths, "sources": sources, "digests": digests, "changes": tasks, "budget_s": budget_s})
+    )
     path = os.pathsep.join([str(copy), str(TREE / "tests"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MUTANTS_TASKS": str(file)}
     environment["PYTHONSAFEPATH"] = "1"  # subprocesses of tests import the copy, not their folder
-    options = ["-p", "mutants.forks", "-p", "no:cacheprovider", f"--basetemp={FOLDER / f'tmp-{name}'}"]
+    options = [
+        "-m",
+        "not slow",
+        "-p",
+        "mutants.forks",
+        "-p",
+        "no:cacheprovider",
+        f"--basetemp={FOLDER / f'tmp-{name}'}",
+    ]
     command = [sys.executable, "-P", "-m", "pytest", "-q", *options, *room.tests]
     before = results.read_text() if results.exists() else ""
     ran = subprocess.run(command, cwd=TREE, env=environment, capture_output=True, text=True, check=False)
