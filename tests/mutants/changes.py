@@ -215,6 +215,8 @@ def with_notes(source: str, path: str) -> ast.Module:
 def _add_notes(node: ast.AST, path: str, prefix: str) -> None:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            for outside in (child.args, *child.decorator_list):
+                _add_notes(outside, path, prefix)
             child.body.insert(0, ast.copy_location(ast.Expr(_note(path, prefix + child.name)), child.body[0]))
         elif isinstance(child, ast.Lambda):
             both = ast.Tuple([_note(path, f"{prefix}<lambda>"), child.body], ast.Load())
