@@ -114,14 +114,14 @@ def make_replay_request(
 def _environment_of(config: Config, episode: Trajectory) -> EnvironmentConfigs:
     """Return the environment of a run that an episode was played in."""
     parts = [p for p in per_environment_configs(config) if p.config.sole_environment.name == episode.environment]
-    labelled = [part for part in parts if re.match(rf"\d+-{re.escape(part.label)}-", episode.group_id)]
+    labelled = [part for part in parts if episode.group_id.partition("-")[2] == f"{part.label}-{episode.task_id}"]
     if not parts:
         raise UsageError(
             f"episode {episode.id} was played in {episode.environment}, which is not an environment of the run",
             got=", ".join(p.config.sole_environment.name for p in per_environment_configs(config)),
             expected=episode.environment,
         )
-    return max(labelled or parts, key=lambda part: len(part.label))
+    return (labelled or parts)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

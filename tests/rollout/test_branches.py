@@ -1,6 +1,7 @@
 """Groups whose episodes branch from others of the group."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from groups_here import make
@@ -11,7 +12,7 @@ from agentrl.errors import Outcome
 from agentrl.reward import Score, Scorer
 from agentrl.rollout.branches import BranchRunner, branch_metrics, branch_turn, least_certain_turns, root_of
 from agentrl.serving.scripted import ScriptedEngine
-from agentrl.trajectory import TokenSequence, Trajectory, Turn
+from agentrl.trajectory import BranchPoint, TokenSequence, Trajectory, Turn
 
 __all__ = ["make"]
 
@@ -53,6 +54,23 @@ def test_the_least_certain_turns_come_first_but_never_the_first_turn():
     config = BranchConfig(roots=2, by_entropy=True)
     assert [branch_turn(config, member, root) for member in (2, 4, 6, 8)] == [3, 2, 1, 3]
     assert branch_turn(config, 2, episode([-1.0])) == 1
+
+
+def test_metrics_of_branches_count_only_what_they_share():
+    """One branch repeats its whole root, another shares a turn of three tokens."""
+    episodes = [episode([-1.0] * 3, [-1.0]), episode([-1.0] * 3, [-1.0]), episode([-1.0] * 3, [-1.0] * 2, [-1.0] * 4)]
+    for number, one in enumerate(episodes):
+        one.outcome, one.reward = Outcome.FINISHED, float(number)
+    episodes[1].branches_from = BranchPoint(parent="g/0.0", turn=2)
+    episodes[2].branches_from = BranchPoint(parent="g/0.0", turn=1)
+    group = SimpleNamespace(trainable=episodes)
+    assert branch_metrics([group]) == {
+        "branch/share": 2 / 3,
+        "branch/turn": 1.5,
+        "branch/repeated": 0.5,
+        "branch/shared_tokens": (4 + 3) / (4 + 4 + 9),
+    }
+    assert branch_metrics([SimpleNamespace(trainable=episodes[:1])]) == {}
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from agentrl.rollout import journal_file, journal_replay
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.journal import REPLAY_S, JournalFolder
+from agentrl.rollout.journal_file import JournalWriter, read_journal
 from agentrl.rollout.journal_replay import JournaledEngine, JournaledRunner
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.recorded_turns import EnvironmentRecord, continue_from
@@ -81,6 +82,14 @@ class Hiding(Walk):
 
     def state_key(self):
         return f"state {next(Changing.count)}"
+
+
+class Paying(Walk):
+    """Looks the same each time, but pays something else."""
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, float(next(Changing.count)), *rest
 
 
 class Forgetful(Kept):
@@ -254,6 +263,8 @@ async def test_actions_are_replayed_and_the_ledger_is_rebuilt(play_twice, kill_a
     assert (after.id, after.outcome, after.success) == (before.id, before.outcome, before.success)
     assert after.metrics["seconds"] > 0
     assert second.ended == [("4-t/1.0", Outcome.FINISHED)]
+    counts = [1.0, 0.0, float(kill_at)], [0.0, 0.0, 0.0]
+    assert [list(second.journals.metrics().values()) for _ in range(2)] == list(counts), "counts since the last call"
 
 
 @pytest.mark.parametrize(("world", "taken"), [(Walk, LENGTH), (Kept, 0)])
@@ -336,6 +347,7 @@ async def test_loops_that_list_actions_read_them_again(play_twice, world):
     [
         (Changing, OTHER),
         (Hiding, OTHER),
+        (Paying, OTHER),
         (Forgetful, "the restored environment had a different state"),
         (Stuck, "their environment could not be restored"),
     ],
@@ -399,9 +411,19 @@ def draw() -> str:
     return f"{os.urandom(8).hex()}"
 
 
+@agentrl.tool
+def pay() -> agentrl.ToolResult:
+    """Pay something else each time."""
+    return agentrl.ToolResult("Paid.", reward=float(next(Changing.count)))
+
+
 @pytest.mark.parametrize(
     ("tool", "told"),
-    [(Tally, CONTINUED.format(2)), (draw, RESTARTED.format("the tool draw returned a different result"))],
+    [
+        (Tally, CONTINUED.format(2)),
+        (draw, RESTARTED.format("the tool draw returned a different result")),
+        (pay, RESTARTED.format("the tool pay returned a different result")),
+    ],
 )
 async def test_configured_tools_are_called_again(play_twice, tool, told):
     calls = [{"name": tool.name, "arguments": {}}, {"name": "act", "arguments": {"action": "forward"}}]
@@ -410,6 +432,26 @@ async def test_configured_tools_are_called_again(play_twice, tool, told):
     _, _, second, after = await play_twice(Walk, 2, **options)
     assert second.told == [told]
     assert after.outcome is Outcome.FINISHED
+
+
+@agentrl.tool
+async def rest(seconds: float) -> str:
+    """Wait.
+
+    Args:
+        seconds: How long.
+    """
+    await asyncio.sleep(seconds)
+    return f"Waited {seconds} s."
+
+
+async def test_parallel_calls_of_a_tool_are_told_apart_by_their_arguments(play_twice):
+    """The first call ends last."""
+    calls = [{"name": "rest", "arguments": {"seconds": seconds}} for seconds in (0.2, 0.0)]
+    calls.append({"name": "act", "arguments": {"action": "forward"}})
+    answer = "".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
+    _, _, second, _ = await play_twice(Walk, 2, answers=[answer], loop="tool_calling", loop_options={}, tools=[rest])
+    assert second.told == [CONTINUED.format(2)]
 
 
 @pytest.mark.parametrize(("checkpoint", "kept"), [(9, 4), (2, 2), (1, 1)])
@@ -548,18 +590,20 @@ def test_a_replay_takes_hardly_longer_than_the_episode(parts, tmp_path, monkeypa
         first = Process(tmp_path / "inflight", Slow, parts, kill_at=3, clock=clock, limits=limits)
         await first.play()
         monkeypatch.setattr(Slow, "seconds", seconds)
-        second = Process(first.copy, Slow, parts, clock=clock, limits=limits)
+        second = Process(first.copy, Slow, parts, kill_at=4, clock=clock, limits=limits)
         second.journals.read(0)
         began = clock()
         trajectory = await second.play()
-        return clock() - began, trajectory, second.told
+        took = clock() - began
+        return took, trajectory, second.told, [read_journal(file, version=9) for file in second.copy.glob("*")]
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        took, trajectory, messages = runner.run(play())
+        took, trajectory, messages, again = runner.run(play())
     assert messages == [told]
     if seconds == 70.0:  # the budget counts three steps before the kill and two after it, but not the replay
         assert (took, trajectory.metrics["seconds"]) == (pytest.approx(5 * 70), pytest.approx(180 + 140))
         assert trajectory.outcome is Outcome.FINISHED
+        assert [journal.seconds for journal in again] == [pytest.approx(180 + 70)], "if it is killed once more"
     else:
         assert (took, trajectory.metrics["seconds"]) == (pytest.approx(180 + REPLAY_S + 400), pytest.approx(400))
         assert trajectory.outcome is Outcome.TRUNCATED_TIME
@@ -580,6 +624,10 @@ def test_a_cancelled_episode_keeps_its_journal(parts, tmp_path):
     assert len(list(process.path.iterdir())) == 1
     again = JournalFolder(process.path, lambda: 0.0, process.told.append)
     again.read(0)
+    for position, groups in ((4, []), (5, ["4-t"])):
+        again.keep_groups_from(position, groups)
+        again.writer.flush()
+        assert len(list(process.path.iterdir())) == 1
     again.keep_groups_from(5, [])
     again.writer.flush()
     assert not list(process.path.iterdir()), "its group is not played again"
@@ -630,3 +678,37 @@ async def test_the_newest_attempt_counts(parts, tmp_path):
     process.journals.read(0)
     assert [file.name for file in process.path.iterdir()] == [name]
     assert process.journals.claim("4-t/1") == 1
+
+
+ANSWER = {"kind": "answer", "token_ids": [1], "logprobs": [-1.0], "versions": [0]}
+
+
+def test_what_a_torn_record_left_is_removed_so_that_others_can_follow(tmp_path):
+    writer = JournalWriter(tmp_path)
+    writer.begin("a.jsonl", {"kind": "start", "id": "4-t/1.0"})
+    writer.append("a.jsonl", ANSWER)
+    writer.flush()
+    whole = (tmp_path / "a.jsonl").read_bytes()
+    (tmp_path / "a.jsonl").write_bytes(whole + b'{"kind": "ans')
+    assert len(read_journal(tmp_path / "a.jsonl", version=0).answers) == 1
+    assert (tmp_path / "a.jsonl").read_bytes() == whole
+    writer.append("a.jsonl", ANSWER)
+    writer.close()
+    assert len(read_journal(tmp_path / "a.jsonl", version=0).answers) == 2
+
+
+def test_the_size_of_a_journal_is_that_of_its_last_beginning(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_file, "LARGEST_JOURNAL", 500)
+    writer, sizes = JournalWriter(tmp_path), []
+    for _ in range(3):
+        writer.begin("a.jsonl", {"kind": "start", "id": "4-t/1.0"})
+        writer.append("a.jsonl", ANSWER | {"token_ids": [1] * 50, "logprobs": [-1] * 50, "versions": [0] * 50})
+        writer.flush()
+        assert read_journal(tmp_path / "a.jsonl", version=0).problem is None
+    for _ in range(4):
+        writer.append("a.jsonl", ANSWER | {"token_ids": [1] * 50, "logprobs": [-1] * 50, "versions": [0] * 50})
+        writer.flush()
+        sizes.append((tmp_path / "a.jsonl").stat().st_size)
+    writer.close()
+    assert read_journal(tmp_path / "a.jsonl", version=0).problem == "their journals became too large"
+    assert sizes[-1] == sizes[-2] == sizes[-3], "nothing follows what cannot be continued"

@@ -104,9 +104,12 @@ def test_equal_algorithms_with_trajectory_means_are_one_algorithm(make_model, tr
 def test_several_updates_take_a_part_of_each_environment(make_model, trajectories):
     config = CONFIG.model_copy(update={"mini_batches": 2})
     trainer = mixed(make_model, config)
-    found = gradients(trainer)
+    found, losses, apply = gradients(trainer), [], trainer.watch.apply
+    trainer.watch.apply = lambda gradient, optimizer: (losses.append(gradient.loss), apply(gradient, optimizer))[1]
     report = step(trainer, trajectories)
     assert (len(found), report.metrics["train/updates"]) == (2, 2)
+    assert losses[0] != losses[1]
+    assert report.metrics["train/loss"] == pytest.approx(sum(losses) / 2)
     assert trainer.steps == 1
 
 
@@ -184,6 +187,13 @@ def test_steps_without_differing_returns_are_idle_if_no_environment_learns_from_
         (["environments.maze.algorithm={advantag: rloo}"], "advantage"),
         (["environments.maze.algorithm={advantage: gae}"], "a critic's values"),
         (["environments.maze.algorithm={kl_coef: 0.1}"], "a reference policy, which algorithm does not have"),
+        (
+            [
+                "algorithm={kl_coef: 0.1, reference: {refresh_every: 2}}",
+                "environments.maze.algorithm={kl_coef: 0.1, reference: {refresh_every: 3}}",
+            ],
+            "its own reference.refresh_every",
+        ),
         (["environments.maze.algorithm={shaping: {kl: {coef: 0.1}}}"], "the shaping kl"),
         (["trainer.mini_batches=2", "trainer.max_kl=0.1"], "trainer.max_kl does not work with several algorithms"),
         (["environments.maze.algorithm={loss: nosuch}"], "nosuch"),
