@@ -4,6 +4,7 @@ import asyncio
 import shutil
 
 import pytest
+from support.token_tables import check_token_tables
 
 from agentrl.builders.branches import branch_rows
 from agentrl.builders.checks import check_training
@@ -30,6 +31,10 @@ def numbers(folder):
     return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
 
 
+PARTIAL = shutil.ignore_patterns("*.partial")
+"""Files that threads are writing, which are renamed when they are whole."""
+
+
 class Snapshots(RunWatcher):
     """Copies the run's folder at some events: what a killed process would leave."""
 
@@ -43,13 +48,14 @@ class Snapshots(RunWatcher):
         self.events += 1
         self.sampled = status.sampled_tokens
         if self.events in self.moments:
-            shutil.copytree(self.folder, self.target / str(self.events), symlinks=True)
+            shutil.copytree(self.folder, self.target / str(self.events), symlinks=True, ignore=PARTIAL)
 
 
 def test_a_branched_run_trains_and_a_killed_one_ends_as_if_it_had_not_been(tiny_run, tmp_path):
-    run = tiny_run(*BRANCHED)
+    run = tiny_run(*BRANCHED, "observe.tokens=all")
     watcher = Snapshots(tmp_path / "cut", [20, 45])
     train(run, watcher=watcher)
+    check_token_tables(run.folder.path)
     lines = numbers(run.folder.path)
     assert len(lines) == 4
     for line in read_metrics(run.folder.metrics_file):
@@ -140,10 +146,11 @@ TWO = (
 
 @pytest.mark.slow
 def test_two_ranks_train_two_algorithms_as_one_does(tiny_run):
-    words = (TWO, "trainer.tasks_per_step=3", "trainer.steps=1", "trainer.mini_batches=1")
+    words = (TWO, "trainer.tasks_per_step=3", "trainer.steps=1", "trainer.mini_batches=1", "observe.tokens=all")
     runs = [tiny_run(*words, f"trainer.processes={ranks}", name=f"ranks-{ranks}") for ranks in (1, 2)]
     for run in runs:
         train(run)
+        check_token_tables(run.folder.path)
     one, two = (numbers(run.folder.path)[0] for run in runs)
     for name in ("train/loss", "train/grad_norm", "env/vowels/train/loss", "env/digits/train/loss"):
         assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name

@@ -4,6 +4,7 @@ import shutil
 import signal
 
 import pytest
+from support.token_tables import check_token_tables
 
 from agentrl.builders.models import build_renderer, prepare_model
 from agentrl.config import load_config
@@ -44,8 +45,9 @@ def numbers(folder):
 
 
 def test_two_environments_in_one_run(mixed_run):
-    run = mixed_run("evaluation={every: 2, tasks: 3, split: test}", "trainer.steps=2")
+    run = mixed_run("evaluation={every: 2, tasks: 3, split: test}", "trainer.steps=2", "observe.tokens=all")
     train(run)
+    check_token_tables(run.folder.path)
     lines = numbers(run.folder.path)
     assert len(lines) == 2
     for line in lines:
@@ -76,6 +78,10 @@ def check_groups(trajectories):
         assert longest <= (8 if environment == "letters:Letters" else 4)
 
 
+PARTIAL = shutil.ignore_patterns("*.partial")
+"""Files that threads are writing, which are renamed when they are whole."""
+
+
 class Snapshots(RunWatcher):
     """Copies the run's folder at some events: what a killed process would leave."""
 
@@ -88,7 +94,7 @@ class Snapshots(RunWatcher):
     def on_status(self, status):
         self.events += 1
         if self.events in self.moments:
-            shutil.copytree(self.folder, self.target / str(self.events), symlinks=True)
+            shutil.copytree(self.folder, self.target / str(self.events), symlinks=True, ignore=PARTIAL)
 
 
 CURRICULA = (

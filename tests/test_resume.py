@@ -46,6 +46,10 @@ def assert_same(folder, expected):
     assert weights(folder) == weights(expected)
 
 
+PARTIAL = shutil.ignore_patterns("*.partial")
+"""Files that threads are writing, which are renamed when they are whole."""
+
+
 class Snapshots(RunWatcher):
     """Copies the run's folder while it runs: what a killed process would leave. Everything is written unbuffered."""
 
@@ -58,7 +62,7 @@ class Snapshots(RunWatcher):
     def on_status(self, status):
         self.events += 1
         if self.events in self.moments:
-            shutil.copytree(self.folder, self.target / str(self.events), symlinks=True)
+            shutil.copytree(self.folder, self.target / str(self.events), symlinks=True, ignore=PARTIAL)
 
 
 MOMENTS = sorted(random.Random(3).sample(range(2, 60), 4))

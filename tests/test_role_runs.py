@@ -3,6 +3,7 @@
 from statistics import fmean
 
 import pytest
+from support.token_tables import check_token_tables
 
 from agentrl.cli.view import episode_text
 from agentrl.errors import ConfigError
@@ -21,8 +22,9 @@ def numbers(run):
 
 
 def test_two_roles_train_on_one_policy_and_go_on_bit_for_bit(tiny_run):
-    whole = tiny_run(*LOOP, name="whole")
+    whole = tiny_run(*LOOP, "observe.tokens=all", name="whole")
     train(whole)
+    check_token_tables(whole.folder.path)
     lines = numbers(whole)
     for line in lines:
         assert (line["role/teller/members"], line["role/writer/members"]) == (6, 6)

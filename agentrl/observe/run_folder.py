@@ -4,6 +4,7 @@ runs/NAME/
   config.yaml           the resolved config
   metrics.jsonl         one line per training step
   trajectories/         every episode, turn by turn
+  tokens/               what the trainer computed for the sampled tokens of each step
   inflight/             journals of the episodes in flight, in asynchronous training
   checkpoints/          step-000010/ …
   model/                the initial model, if the run created it

@@ -46,13 +46,22 @@ class EpisodeRecorder(RolloutObserver):
         status: Status with the counts of episodes and tokens.
         watcher: Watcher to call when the status changes.
         waits: Table of the run's waits.
+        on_group_end: Called with what became of a group, and its episodes.
     """
 
-    def __init__(self, store: TrajectoryStore, status: RunStatus, watcher: RunWatcher, waits: WaitTracker) -> None:
+    def __init__(
+        self,
+        store: TrajectoryStore,
+        status: RunStatus,
+        watcher: RunWatcher,
+        waits: WaitTracker,
+        on_group_end: Callable[[GroupEnd, Sequence[Trajectory]], None] = lambda end, episodes: None,
+    ) -> None:
         self._store = store
         self._waits = waits
         self._status = status
         self._watcher = watcher
+        self._on_group_end = on_group_end
         self._shown: set[str] = set()
         """Kinds of failures that were shown to the user."""
 
@@ -84,6 +93,7 @@ class EpisodeRecorder(RolloutObserver):
         """Record what became of a group."""
         with self._waits.on(WaitKind.DISK, group_id, "a write to the trajectory store"):
             self._store.group(group_id, end, [episode.id for episode in episodes])
+        self._on_group_end(end, episodes)
 
     def _writing(self, trajectory: Trajectory) -> Wait:
         return self._waits.on(WaitKind.DISK, trajectory.id, "a write to the trajectory store")

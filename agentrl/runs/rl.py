@@ -74,6 +74,7 @@ from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
 from agentrl.runs.stop import PARTS_CLOSING_S, PHASE_GRACE_S, StopRequest, run_until_stopped
 from agentrl.runs.stored_training import StoredTraining
+from agentrl.runs.token_tables import TokenTables
 from agentrl.serving.launch.placement import core_warnings
 from agentrl.training.algorithm_functions import run_learns_from_rewards
 from agentrl.training.report import StepReport
@@ -195,6 +196,7 @@ class Orchestrator:
         finished = self._read_finished_episodes()
         void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
         self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))
+        self._tables = TokenTables(self.folder.path, self.config.observe.tokens, step=self.step, say=self._say)
         model_path = base_path if self._saved is None else str(self._saved.path / MODEL)
         version = 0 if progress is None else progress.version
         with self._waits.on(WaitKind.COLLECTIVE, "run", "the start of ranks and servers"):
@@ -209,7 +211,7 @@ class Orchestrator:
                     on_loss=self._loss_callback(),
                 )
             )
-        seen = (self._store, self.status, self._watcher, self._waits)
+        seen = (self._store, self.status, self._watcher, self._waits, self._tables.drop)
         recorder, journals = EpisodeRecorder(*seen), None
         if not self.config.rollout.is_synchronous:
             journals = stack.enter_context(JournalFolder(self.folder.inflight, self._waits.clock, self._say))
@@ -288,7 +290,7 @@ class Orchestrator:
         return read_recoverable(self.folder.trajectories, first_step=self.step - rollout.max_staleness)
 
     async def _close_parts(self) -> None:
-        """Close the parts and the trackers; a stop request shortens their time."""
+        """Close the parts, the trackers and the token tables; a stop request shortens their time."""
         await self._parts.scheduler.close()
         closing, stop = asyncio.create_task(self._close_all()), asyncio.create_task(self._stop.wait())
         try:
@@ -302,16 +304,20 @@ class Orchestrator:
             closing.result()
 
     async def _close_all(self) -> None:
-        closing = (self._parts.close(), self._close_trackers())
+        closing = (
+            self._parts.close(),
+            self._close_in_thread(None if self._trackers is None else self._trackers.close, "closing the trackers"),
+            self._close_in_thread(self._tables.close, "writing the token tables"),
+        )
         for outcome in await asyncio.gather(*closing, return_exceptions=True):
             if outcome is not None:
                 raise outcome
 
-    async def _close_trackers(self) -> None:
-        if (trackers := self._trackers) is not None:
+    async def _close_in_thread(self, close: Callable[..., None] | None, what: str) -> None:
+        if close is not None:
             within_s = INTERRUPTED_CLOSING_S if self._stop.is_set() else CLOSING_S
-            close = functools.partial(run_in_own_thread, trackers.close, within_s=within_s - CALL_GRACE_S)
-            await close_in_time(close, "closing the trackers", within_s)
+            closing = functools.partial(run_in_own_thread, close, within_s=within_s - CALL_GRACE_S)
+            await close_in_time(closing, what, within_s)
 
     async def _await_closing(self, closing: asyncio.Task[None]) -> None:
         """Wait until the parts are closed; after a second request or `PARTS_CLOSING_S`, almost no time is left."""
@@ -390,6 +396,7 @@ class Orchestrator:
         self.step += 1
         self._pending = clock.metrics(groups, report, synced, version=self.step)
         parts.scheduler.set_version(self.step)
+        self._tables.write(self.step, groups, report, adapters=parts.trainer.sampled_versions)
         with self._waits.on(WaitKind.DISK, "run", "the trajectory store"):
             for group in groups:
                 parts.scheduler.record_end(group, GroupEnd.TRAINED)

@@ -28,7 +28,7 @@ from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import TrainingError, UsageError
-from agentrl.errors.foreign import DaemonThreads, call_in_thread, run_in_own_thread
+from agentrl.errors.foreign import CLOSING_S, DaemonThreads, call_in_thread, run_in_own_thread
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
 from agentrl.observe.diagnosis import RunDiagnosis, save_problems
 from agentrl.observe.incidents import Incidents
@@ -42,6 +42,7 @@ from agentrl.rollout.groups import Group
 from agentrl.runs.record import group_metrics
 from agentrl.runs.start import Run, RunResult, StartCheck, check_rollouts
 from agentrl.runs.stored_groups import StoredGroups, check_stored_training
+from agentrl.runs.token_tables import TokenTables
 from agentrl.training.algorithm_functions import run_learns_from_rewards
 from agentrl.training.distributed.launch import open_ranks
 
@@ -160,6 +161,8 @@ class StoredTraining:
             self.step, self._used = progress.step, progress.groups_used
         self._has_signal = learning_signal(config)
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
+        self._tables = TokenTables(self.folder.path, config.observe.tokens, step=self.step, say=self._say)
+        stack.push_async_callback(run_in_own_thread, self._tables.close, within_s=CLOSING_S)
         self._diagnosis = RunDiagnosis(
             Incidents(),
             {},
@@ -237,6 +240,7 @@ class StoredTraining:
             f"{TIMING_PREFIX}tokens_per_s": sampled / seconds,
         }
         self.step += 1
+        self._tables.write(self.step, groups, report)
         self._metrics.append_step(self.step, metrics)
         self._trackers.log(self.step, metrics)
         self._last = self.status.metrics = metrics

@@ -149,7 +149,8 @@ def join_reports(reports: Mapping[str, StepReport], ages: Mapping[str, Sequence[
     names = dict.fromkeys(key for report in reports.values() for key in report.metrics)
     together = {key: combine_metric(key, [report.metrics for report in reports.values()]) for key in names}
     warnings = tuple(f"adapter {name}: {text}" for name, report in reports.items() for text in report.warnings)
-    return StepReport(metrics={**together, **apart}, warnings=warnings)
+    tokens = tuple(tokens for report in reports.values() for tokens in report.tokens)
+    return StepReport(metrics={**together, **apart}, warnings=warnings, tokens=tokens)
 
 
 def combine_metric(key: str, metrics: Sequence[Mapping[str, float]]) -> float:

@@ -201,7 +201,8 @@ def join_environments(reports: Mapping[str, StepReport], *, loss: float) -> Step
         if key.startswith(PER_ENVIRONMENT) and not key.startswith(COMMON_METRICS)
     }
     warnings = tuple(f"environment {label}: {text}" for label, report in reports.items() for text in report.warnings)
-    return StepReport(metrics={**joined, **apart}, warnings=warnings)
+    tokens = tuple(tokens for report in reports.values() for tokens in report.tokens)
+    return StepReport(metrics={**joined, **apart}, warnings=warnings, tokens=tokens)
 
 
 def check_mixture(config: Config) -> None:

@@ -54,6 +54,7 @@ from agentrl.training.signals import (
     joins_policy,
     pretrain_steps,
 )
+from agentrl.training.token_record import reasons_not_trained, token_columns
 from agentrl.trajectory import Trajectory
 
 
@@ -287,15 +288,27 @@ class Trainer:
         metrics = taken.metrics | role_metrics(step.batch, step.advantage)
         for found in (*(each.metrics() for each in step.signals), *(each.metrics() for each in self.signals.values())):
             metrics |= found
+        differing = objective.differing_groups(step.batch.episodes)
+        masked_by, reasons = reasons_not_trained(
+            step.batch,
+            step.gradient.record,
+            step.advantage,
+            differing=differing,
+            rejecters=objective.rejecters,
+            updates=taken.updates,
+            zero_is_idle=objective.zero_advantage_is_idle,
+            pretraining=not step.gradient.learns,
+        )
         return step_report(
             step.batch,
             step.selection,
             step.tokens,
-            differing=objective.differing_groups(step.batch.episodes),
+            differing=differing,
             updates=taken.updates,
             losses=taken.losses,
             means=step.gradient.means() | metrics,
             seconds=seconds,
+            columns=token_columns(step.batch, step.tokens, step.gradient.record, masked_by, reasons),
         )
 
     def _take_updates(self, step: PreparedStep) -> StepUpdates:
