@@ -44,6 +44,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "dpo": CommandEntry("agentrl.cli.learn", "Train on pairs of better and worse episodes of a run.", RUNS),
     "reward-model": CommandEntry("agentrl.cli.learn", "Train a reward model on a run's episodes.", RUNS),
     "view": CommandEntry("agentrl.cli.view", "Show the episodes of a run or an evaluation token by token.", LOOK),
+    "diagnose": CommandEntry("agentrl.cli.diagnose", "Say what is wrong with a run, and which key to change.", LOOK),
     "rescore": CommandEntry("agentrl.cli.rescore", "Score stored episodes again, with other reward functions.", LOOK),
     "replay": CommandEntry("agentrl.cli.replay", "Continue a stored episode from one of its turns.", LOOK),
     "trace": CommandEntry("agentrl.cli.trace", "Write a timeline of a training step for Perfetto.", LOOK),

@@ -40,6 +40,10 @@ from agentrl.config.config import Config
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
+from agentrl.diagnosis.finding import Finding, finding_lines, top
+from agentrl.diagnosis.read import RunIncidents, read_incidents, save_incidents
+from agentrl.diagnosis.summary import RunSummary
+from agentrl.diagnosis.watch import RunDiagnosis, save_findings
 from agentrl.errors import RankLost, ResumableError, ServersLost, TrainingError, UsageError, described_error
 from agentrl.errors.foreign import (
     CALL_GRACE_S,
@@ -55,11 +59,9 @@ from agentrl.evaluation.periodic import AT_STEP, PeriodicEvaluations
 from agentrl.models.cores import divide_cores
 from agentrl.models.threads import compute_on
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
-from agentrl.observe.diagnosis import RunDiagnosis, save_problems
 from agentrl.observe.learning import steps_without_learning
 from agentrl.observe.metrics import MetricsFile, Trackers, read_metrics, traces_episodes
 from agentrl.observe.model_folder import MODEL
-from agentrl.observe.problems import Problem, problem_lines
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory, logging_to
 from agentrl.observe.traces import EpisodeTrace
@@ -114,7 +116,7 @@ class Orchestrator:
         self._pending: dict[str, float] | None = None
         self._last: Mapping[str, float] = {}
         self._diagnosis: RunDiagnosis | None = None
-        self._problems: tuple[Problem, ...] = ()
+        self._problems: tuple[Finding, ...] = ()
         self._trackers: Trackers | None = None
         self._tracer: EpisodeTracer | None = None
         self._waits = WaitTracker()
@@ -165,11 +167,13 @@ class Orchestrator:
         """Report and save the worst problems of the run, even after an error."""
         if self._diagnosis is None:
             return
-        self._problems = self._diagnosis.problems()
-        for line in problem_lines(self._problems):
+        findings = self._diagnosis.findings()
+        self._problems = top(findings)
+        for line in finding_lines(self._problems):
             self._say(line)
         with suppress(UsageError):  # a full disk, which another error reports already
-            save_problems(self.folder, self._problems)
+            save_findings(self.folder, findings)
+            self._save_incidents()
 
     async def _prepare_and_train(self, stack: AsyncExitStack) -> bool:
         """Run to the last step; return True if a requested stop came first."""
@@ -260,16 +264,28 @@ class Orchestrator:
 
     def _open_diagnosis(self) -> RunDiagnosis:
         """Open the diagnosis of the run, from the steps that it has made."""
-        return RunDiagnosis(
-            self._parts.counters.incidents,
-            {
+        self._parts.counters.incidents.add_record(read_incidents(self.folder).incidents.to_record())
+        summary = RunSummary(
+            config=self.config,
+            learns_from_rewards=run_learns_from_rewards(self.config),
+            incidents=self._parts.counters.incidents,
+            definitions={
                 name: location
                 for part in self._parts.environments
                 for name, location in part.runner.scorer.definitions.items()
             },
-            read_metrics(self.folder.metrics_file),
-            learns_from_rewards=run_learns_from_rewards(self.config),
+            decode=self._parts.renderer.encoder.decode,
         )
+        if summary.definitions:
+            save_incidents(self.folder, RunIncidents(incidents=summary.incidents, definitions=summary.definitions))
+        return RunDiagnosis(summary, read_metrics(self.folder.metrics_file))
+
+    def _save_incidents(self) -> None:
+        """Write the failures so far, if there are any, for a diagnosis while the run trains or after a crash."""
+        assert self._diagnosis is not None
+        run = self._diagnosis.run
+        if run.incidents.found:
+            save_incidents(self.folder, RunIncidents(incidents=run.incidents, definitions=run.definitions))
 
     async def _repeat_evaluation(self, step: int) -> None:
         """Start an evaluation again that the checkpoint's run did not finish, if the checkpoint has its weights."""
@@ -409,6 +425,8 @@ class Orchestrator:
         seen = [] if self._diagnosis is None else self._diagnosis.add_step(self.step, self._pending, trajectories)
         for warning in (*report.warnings, *seen):
             self._say(f"step {self.step}: {warning}")
+        with self._waits.on(WaitKind.DISK, "run", "incidents.json"):
+            self._save_incidents()
         await self._finish_step()
 
     async def _release_memory(self) -> bool:

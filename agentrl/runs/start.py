@@ -19,13 +19,13 @@ from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config, load_config
 from agentrl.config.resume_rules import Change, changes, check_same_run
+from agentrl.diagnosis.finding import Finding
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.periodic import check_panels
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.console import html_table
 from agentrl.observe.metrics import check_trackers
-from agentrl.observe.problems import Problem
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.rollout.curriculum import check_curriculum
@@ -183,7 +183,7 @@ class RunResult:
     """Metrics of the last step."""
     interrupted: bool
     """True if the run was asked to stop before its last step; `resume` continues it."""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Finding, ...] = ()
     """The worst problems of the run, at most three."""
 
     def __repr__(self) -> str:

@@ -27,14 +27,14 @@ from agentrl.config.config import Config
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
+from agentrl.diagnosis.finding import Finding, finding_lines, top
+from agentrl.diagnosis.summary import RunSummary
+from agentrl.diagnosis.watch import RunDiagnosis, save_findings
 from agentrl.errors import TrainingError, UsageError
 from agentrl.errors.foreign import CLOSING_S, DaemonThreads, call_in_thread, run_in_own_thread
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
-from agentrl.observe.diagnosis import RunDiagnosis, save_problems
-from agentrl.observe.incidents import Incidents
 from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, Trackers, read_metrics
 from agentrl.observe.model_folder import MODEL, find_model
-from agentrl.observe.problems import Problem, problem_lines
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import logging_to
 from agentrl.render.tokenizers import load_tokenizer, pad_id
@@ -98,7 +98,7 @@ class StoredTraining:
         self._saved: Checkpoint | None = None
         self._used = 0
         self._last: Mapping[str, float] = {}
-        self._problems: tuple[Problem, ...] = ()
+        self._problems: tuple[Finding, ...] = ()
         self._stopped = False
         self._failure: TrainingError | UsageError | None = None
 
@@ -163,12 +163,8 @@ class StoredTraining:
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
         self._tables = TokenTables(self.folder.path, config.observe.tokens, step=self.step, say=self._say)
         stack.push_async_callback(run_in_own_thread, self._tables.close, within_s=CLOSING_S)
-        self._diagnosis = RunDiagnosis(
-            Incidents(),
-            {},
-            read_metrics(self.folder.metrics_file),
-            learns_from_rewards=run_learns_from_rewards(config),
-        )
+        summary = RunSummary(config=config, learns_from_rewards=run_learns_from_rewards(config))
+        self._diagnosis = RunDiagnosis(summary, read_metrics(self.folder.metrics_file))
         if self._changes:
             self.folder.save_config(dump_config(config))
 
@@ -263,11 +259,12 @@ class StoredTraining:
         self._watcher.on_checkpoint(self.step, self._saved.path)
 
     def _diagnose(self) -> None:
-        self._problems = self._diagnosis.problems()
-        for line in problem_lines(self._problems):
+        findings = self._diagnosis.findings()
+        self._problems = top(findings)
+        for line in finding_lines(self._problems):
             self._say(line)
         with suppress(UsageError):  # a full disk
-            save_problems(self.folder, self._problems)
+            save_findings(self.folder, findings)
 
     def _enter(self, phase: Phase) -> None:
         self.status.phase = phase

@@ -2,7 +2,8 @@
 
 import pytest
 
-from agentrl.observe.diagnosis import signs
+from agentrl.diagnosis.rules import apply_rules
+from agentrl.diagnosis.summary import RunSummary
 
 
 def lines_of(**columns):
@@ -24,6 +25,11 @@ def lines_of(**columns):
             elif value is not None:
                 line[names[column]] = value
     return lines
+
+
+def signs(lines):
+    """What the rules find that look at the newest step."""
+    return [finding for _, finding in apply_rules(RunSummary(lines=lines), of_newest_step=True)]
 
 
 def kinds(lines):
@@ -49,7 +55,7 @@ def test_the_entropy_of_the_reported_run_is_named_while_it_rises():
     assert (
         "entropy rose 4.7-fold within 4 steps (train/entropy 0.4 to 1.9), and success fell from 9% to 0%" in sign.text
     )
-    assert "lower trainer.learning_rate (now 1e-05) or add a warm-up (trainer.warmup_steps)" in sign.text
+    assert "set trainer.learning_rate=2e-06 (now 1e-05); add a warm-up (trainer.warmup_steps)" in sign.text
 
 
 def test_the_fall_of_the_reported_run_and_its_groups_are_named():
