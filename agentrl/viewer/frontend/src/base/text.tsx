@@ -37,11 +37,11 @@ const codePoint = (character: string) =>
 
 /** Split a text into plain pieces and marks for hidden characters. Joiners inside emoji stay as they are. */
 export function visible(text: string): ComponentChildren {
-  HIDDEN.lastIndex = 0;
-  if (!HIDDEN.test(text)) return text;
+  const matches = [...text.matchAll(HIDDEN)];
+  if (!matches.length) return text;
   const pieces: ComponentChildren[] = [];
   let from = 0;
-  for (const match of text.matchAll(HIDDEN)) {
+  for (const match of matches) {
     const before = text.slice(from, match.index);
     if (match[0] === "\u200d" && /\p{Extended_Pictographic}\ufe0f?$/u.test(before)) continue;
     if (before) pieces.push(before);

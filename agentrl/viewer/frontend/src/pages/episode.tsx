@@ -186,7 +186,11 @@ function Body({ source, episode, hasLog, reload }: BodyProps) {
         />
         <SequenceChoice sequences={episode.sequences} chosen={sequenceNumber} />
       </div>
-      {episode.error && <p class="error">✕ {episode.error}</p>}
+      {episode.error && (
+        <p class="error">
+          ✕ <Inline text={episode.error} />
+        </p>
+      )}
       {at.view === "tokens" && sequence ? (
         <TokenPanel
           source={source}

@@ -1,3 +1,4 @@
+import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { api, useEvents, useGet } from "../base/api";
 import { ago, dateTime, fixed, num, percent, whole } from "../base/format";
@@ -91,21 +92,44 @@ function curvesOf(metrics: Metrics, names: string[]): Curve[] {
   return curves;
 }
 
-/** The charts of the page: a group with several kinds of metrics has one chart for each, because their scales differ. */
-function chartsOf(metrics: Metrics, search: string): { title: string; names: string[] }[] {
-  if (search)
-    return metrics.names.filter((name) => name.includes(search)).map((name) => ({ title: name, names: [name] }));
-  return metrics.groups.flatMap(({ title, names }) => {
-    const ordered = [...names].sort((a, b) => Number(b.endsWith("/mean")) - Number(a.endsWith("/mean")));
-    const kinds = Map.groupBy(
-      ordered.filter((name) => !name.startsWith("alarms/")),
-      (name) => name.split("/")[0] ?? name,
-    );
-    return [...kinds].map(([kind, members]) => ({
-      title: kinds.size > 1 && kind !== title.toLowerCase() ? `${title}: ${kind}` : title,
-      names: members,
-    }));
+interface ChartNames {
+  title: string;
+  names: string[];
+}
+
+/** Divide metrics by their path until few enough for one chart share it, because the scales of different kinds differ. */
+function byKind(title: string, names: string[], depth: number): ChartNames[] {
+  const kinds = Map.groupBy(names, (name) => name.split("/").slice(0, -1).slice(0, depth).join("/") || name);
+  return [...kinds].flatMap(([kind, members]) => {
+    const isOnly = kinds.size === 1 || kind === title.toLowerCase();
+    const own = isOnly ? title : `${title}: ${kind.split("/").at(-1)}`;
+    if (members.length <= MOST_CURVES) return [{ title: own, names: members }];
+    if (depth < 2) return byKind(own, members, depth + 1);
+    const rest = members.slice(MOST_CURVES);
+    return [{ title: own, names: members.slice(0, MOST_CURVES) }, ...byKind(`${own}, more`, rest, depth)];
   });
+}
+
+const REST = "Other";
+/** Drawn as areas instead. */
+const AREAS = "Outcomes";
+
+/** The charts of the page, and those of metrics that belong to no group. */
+function chartsOf(metrics: Metrics, search: string): { main: ChartNames[]; rest: ChartNames[] } {
+  if (search) {
+    const found = metrics.names.filter((name) => name.includes(search)).slice(0, 60);
+    return { main: found.map((name) => ({ title: name, names: [name] })), rest: [] };
+  }
+  const groups = metrics.groups.map(({ title, names }) => {
+    const ordered = [...names].sort((a, b) => Number(b.endsWith("/mean")) - Number(a.endsWith("/mean")));
+    return { title, names: ordered.filter((name) => !name.startsWith("alarms/")) };
+  });
+  const main = groups.filter(({ title }) => title !== REST && title !== AREAS);
+  const rest = groups.filter(({ title }) => title === REST);
+  return {
+    main: main.flatMap(({ title, names }) => byKind(title, names, 1)),
+    rest: rest.flatMap(({ names }) => byKind(REST, names, 1)),
+  };
 }
 
 /** The evaluations during the run as a curve over the steps of its metrics; steps without metrics are added. */
@@ -160,28 +184,41 @@ function Curves({ source, metrics, outcomes }: { source: string; metrics: Metric
   const isLog = query.has("log");
   const search = query.get("metric") ?? "";
   const open = (step: number) => navigate(links.episodes(source, `step_from=${step}&step_to=${step}`));
-  const groups = chartsOf(metrics, search);
-  const charts = groups.slice(0, 60).flatMap((group) => {
-    const curves = curvesOf(metrics, group.names);
-    const evaluated = /^success/i.test(group.title) ? evaluationCurve(metrics) : null;
+  const { main, rest } = chartsOf(metrics, search);
+  const draw = ({ title, names }: ChartNames) => {
+    const curves = curvesOf(metrics, names);
+    const evaluated = title === "Success" ? evaluationCurve(metrics) : null;
     if (evaluated) curves.push(evaluated);
-    return curves.length ? [{ title: group.title, curves }] : [];
-  });
+    if (!curves.length) return null;
+    const shared = { steps: metrics.steps, smoothing, isLog, onStep: open };
+    return <Chart key={title} title={title} curves={curves} {...shared} />;
+  };
   const hasOutcomes = outcomes !== null && outcomes.steps.length > 0 && !search;
-  const rest = { steps: metrics.steps, smoothing, isLog, onStep: open };
+  const [first, ...others] = main.map(draw).filter((chart) => chart !== null);
   return (
     <>
       <Controls smoothing={smoothing} isLog={isLog} search={search} />
-      {!charts.length && <Empty title={search ? `No metric contains “${search}”.` : "No metrics yet."} />}
+      {!first && <Empty title={search ? `No metric contains “${search}”.` : "No metrics yet."} />}
       <div class="charts">
-        {charts.map(({ title, curves }) => (
-          <Chart key={title} title={title} curves={curves} {...rest} />
-        ))}
+        {first}
         {hasOutcomes && (
           <StackedAreas title="Outcomes by step" steps={outcomes.steps} counts={outcomes.outcomes} height={170} />
         )}
+        {others}
       </div>
+      {rest.length > 0 && <OtherCharts draw={() => rest.map(draw)} />}
     </>
+  );
+}
+
+/** Charts that are drawn when they are asked for. */
+function OtherCharts({ draw }: { draw: () => ComponentChildren }) {
+  const [isOpen, setOpen] = useState(false);
+  return (
+    <details class="others" onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>Other metrics</summary>
+      {isOpen && <div class="charts">{draw()}</div>}
+    </details>
   );
 }
 

@@ -53,13 +53,18 @@ export function Shell(props: { title: string; crumbs: Crumb[]; source?: string; 
   useEffect(() => {
     document.title = `${props.title} · agentrl`;
   }, [props.title]);
+  const go = (keys: string, help: string, to: string) => ({ keys, help, run: () => navigate(to) });
   useKeys([
     { keys: "?", help: "Show the keys of this page", run: () => setHelpOpen((is) => !is) },
-    { keys: "g r", help: "Go to the runs", run: () => navigate(links.runs()) },
-    { keys: "g o", help: "Go to the overview of this run", run: () => source && navigate(links.run(source)) },
-    { keys: "g e", help: "Go to the episodes of this run", run: () => source && navigate(links.episodes(source)) },
-    { keys: "g i", help: "Go to the episodes in flight", run: () => source && navigate(links.inFlight(source)) },
-    { keys: "g c", help: "Go to the comparison", run: () => navigate(links.compare(source)) },
+    go("g r", "Go to the runs", links.runs()),
+    ...(source
+      ? [
+          go("g o", "Go to the overview of this run", links.run(source)),
+          go("g e", "Go to the episodes of this run", links.episodes(source)),
+          go("g i", "Go to the episodes in flight", links.inFlight(source)),
+        ]
+      : []),
+    go("g c", "Go to the comparison", links.compare(source)),
   ]);
   const path = location.pathname;
   const tab = (to: string, text: string) => (

@@ -110,12 +110,14 @@ interface ChunkProps {
   end: number;
   overlay: Overlay;
   selected: number;
+  /** True for the first chunk of a block, whose first line end is shown as a mark. */
+  isFirst: boolean;
   showsWhitespace: boolean;
   showsValues: boolean;
 }
 
 const TokenChunk = memo(function TokenChunk(props: ChunkProps) {
-  const { columns, start, end, overlay, selected, showsWhitespace, showsValues } = props;
+  const { columns, start, end, overlay, selected, isFirst, showsWhitespace, showsValues } = props;
   const host = useRef<HTMLSpanElement>(null);
   const [isNear, setNear] = useState(start === 0);
   useEffect(() => {
@@ -129,6 +131,7 @@ const TokenChunk = memo(function TokenChunk(props: ChunkProps) {
   const holdsSelected = selected >= start && selected < end;
   const indices = Array.from({ length: end - start }, (_, i) => start + i);
   const texts = indices.map((i) => shownText(columns.text[i] ?? "", showsWhitespace));
+  if (isFirst && start > 0) texts[0] = texts[0]?.replace(/^⏎?\n/, "⏎") ?? "";
   return (
     <span ref={host} class="chunk" data-start={start}>
       {isNear || holdsSelected
@@ -210,6 +213,7 @@ export function TokenText({ columns, overlay, options, selected, select, hover }
                   columns={columns}
                   start={chunk.start}
                   end={chunk.end}
+                  isFirst={chunk.start === start}
                   overlay={overlay}
                   selected={selected !== null && selected >= chunk.start && selected < chunk.end ? selected : -1}
                   showsWhitespace={options.showsWhitespace}

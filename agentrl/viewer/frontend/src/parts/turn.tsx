@@ -52,11 +52,6 @@ function Label({ part }: { part: Part }) {
   return (
     <span class="label">
       <span aria-hidden="true">{mark}</span> {text}
-      {part.name && (
-        <code>
-          <Inline text={part.name} />
-        </code>
-      )}
       {part.invalid && <span class="bad">✕ invalid</span>}
     </span>
   );
@@ -79,8 +74,15 @@ function PartView({ part }: { part: Part }) {
   return (
     <div class={kind}>
       <Label part={part} />
-      {part.kind === "tool_call" && <Arguments value={part.arguments} />}
-      {part.kind === "image" ? <Image part={part} /> : text && <TextBlock text={text} />}
+      <div class="body">
+        {part.name && (
+          <code class="name">
+            <Inline text={part.name} />
+          </code>
+        )}
+        {part.kind === "tool_call" && <Arguments value={part.arguments} />}
+        {part.kind === "image" ? <Image part={part} /> : text && <TextBlock text={text} />}
+      </div>
     </div>
   );
 }
@@ -150,7 +152,11 @@ export const TurnView = memo(function TurnView({ turn, isCurrent, isParting, lin
           )}
         </span>
       </header>
-      {turn.error && <p class="error">✕ {turn.error}</p>}
+      {turn.error && (
+        <p class="error">
+          ✕ <Inline text={turn.error} />
+        </p>
+      )}
       {turn.parts.map((part, i) => (
         <PartView key={i} part={part} />
       ))}
