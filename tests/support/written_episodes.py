@@ -70,7 +70,9 @@ def refund(last: str, reward: float, member: int) -> Script:
             reasoning="The customer wants a refund. The rules say that I look the order up first,\nthen refund it.",
             tool_calls=(look_up,),
         ),
-        tool_result(look_up, '{"orders": [{"id": "#1042", "item": "desk lamp", "amount": 19.9, "status": "delivered"}]}'),
+        tool_result(
+            look_up, '{"orders": [{"id": "#1042", "item": "desk lamp", "amount": 19.9, "status": "delivered"}]}'
+        ),
         Message(role="assistant", tool_calls=(refuse,)),
         user("Your last answer was not a valid call: the argument `amount` is not a number."),
         Message(role="assistant", reasoning="The amount must be a number.", tool_calls=(repay,)),
@@ -84,7 +86,9 @@ def refund(last: str, reward: float, member: int) -> Script:
 
 def scripts() -> list[Script]:
     """Return all written episodes."""
-    long = "\n".join(f"{n}: the shelf {n % 7} holds box {n * 37 % 101}, which is not the wanted one." for n in range(260))
+    long = "\n".join(
+        f"{n}: the shelf {n % 7} holds box {n * 37 % 101}, which is not the wanted one." for n in range(260)
+    )
     hostile = call(HOSTILE[:60], **{HOSTILE[:40]: HOSTILE, "order": "1"})
     return [
         refund("I refunded 19.90 to your card. Sorry for the broken lamp!", 1.0, 0),
@@ -196,5 +200,3 @@ class EpisodeWriter:
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
-
-

@@ -38,7 +38,15 @@ function transparent(value: string, alpha: number): string {
   return `rgba(${r}, ${g}, ${b}, ${alpha})`;
 }
 
-function axes(): uPlot.Axis[] {
+/** On a log scale, keep the powers of ten if there are several. */
+function powers(_: uPlot, splits: number[]): (number | null)[] {
+  const isPower = (value: number) => Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6;
+  const count = splits.filter(isPower).length;
+  const every = Math.ceil(count / 6);
+  return count < 2 ? splits : splits.map((s) => (isPower(s) && Math.round(Math.log10(s)) % every === 0 ? s : null));
+}
+
+function axes(isLog = false): uPlot.Axis[] {
   const base = {
     stroke: color("muted"),
     font: "11px system-ui, sans-serif",
@@ -47,7 +55,13 @@ function axes(): uPlot.Axis[] {
   };
   return [
     { ...base, size: 20, gap: 2, values: (_, splits) => splits.map((s) => (Number.isInteger(s) ? String(s) : "")) },
-    { ...base, size: 52, gap: 4, values: (_, splits) => splits.map((s) => (s === null ? "" : num(s, 3))) },
+    {
+      ...base,
+      ...(isLog ? { filter: powers, grid: { ...base.grid, filter: powers } } : {}),
+      size: 52,
+      gap: 4,
+      values: (_, splits) => splits.map((s) => (s === null ? "" : num(s, 3).replace(".00e", "e"))),
+    },
   ];
 }
 
@@ -132,7 +146,7 @@ export function Chart({ title, steps, curves, smoothing, isLog, height = 170, on
         bands: built.bands,
         padding: [8, 12, 0, 0],
         scales: { x: { time: false }, y: isLog ? { distr: 3 } : { range } },
-        axes: axes(),
+        axes: axes(isLog),
         legend: { show: false },
         cursor: { sync: { key: sync.key }, points: { size: 6 }, y: false, drag: { x: true, y: false } },
         hooks: { setCursor: [(self) => setAt(self.cursor.idx ?? null)] },
@@ -243,16 +257,22 @@ export function StackedAreas(props: {
   useEffect(() => {
     const element = host.current;
     if (!element) return;
+    const fills = names.map((_, i) => pattern(i, seriesColor(i)));
     const series = names.map((label, i) => {
-      const tint = seriesColor(i);
-      const fill = pattern(i, tint);
-      return { label, stroke: tint, width: 1, fill: () => fill, points: { show: false } } as uPlot.Series;
+      const own = i === 0 ? { fill: () => fills[0] ?? "" } : {};
+      return { label, stroke: seriesColor(i), width: 1, points: { show: false }, ...own } as uPlot.Series;
+    });
+    // The layer on top is the first series; each is filled down to the next one.
+    const bands = names.slice(1).map((_, i) => {
+      const fill = () => fills[names.length - 1 - i] ?? "";
+      return { series: [i + 1, i + 2], fill } as uPlot.Band;
     });
     const chart = new uPlot(
       {
         width: element.clientWidth,
         height,
         series: [{}, ...series.reverse()],
+        bands,
         padding: [8, 12, 0, 0],
         scales: { x: { time: false }, y: { range: (_, __, max) => [0, Math.max(1, max)] } },
         axes: axes(),
