@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
-from support.fixtures import tiny_runs
 from support.written_episodes import EpisodeWriter, scripts
 from transformers import AutoTokenizer
 
@@ -45,6 +44,12 @@ class RunningViewer:
     def _call(self, work: object) -> None:
         asyncio.run_coroutine_threadsafe(work, self.loop).result(60)  # type: ignore[arg-type]
 
+    def wait_for_index(self, key: str) -> None:
+        """Wait until all stored episodes of a source are in its index."""
+        opened = self.server.library[key]
+        opened.want_index()
+        assert opened.index.scanned.wait(100)
+
     def close(self) -> None:
         """Stop the server and its thread."""
         self._call(self.server.close())
@@ -54,8 +59,10 @@ class RunningViewer:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two small runs; ``second`` also holds the written episodes, in its step 5."""
+    from support.fixtures import tiny_runs  # a plugin, which pytest has to load first
+
     folder = tmp_path_factory.mktemp("viewer")
     with tiny_runs(folder) as start:
         for name, seed in (("first", 1), ("second", 2)):
@@ -67,16 +74,32 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def viewer(runs: Path) -> Iterator[RunningViewer]:
+def viewer(small_runs: Path) -> Iterator[RunningViewer]:
     """A server of the viewer on the small runs."""
-    running = RunningViewer([runs])
+    running = RunningViewer([small_runs])
+    for name in ("first", "second"):
+        running.wait_for_index(name)
     yield running
     running.close()
 
 
+@pytest.fixture
+def run_viewer() -> Iterator[Callable[[list[Path]], RunningViewer]]:
+    """Start servers of the viewer on other folders."""
+    running: list[RunningViewer] = []
+
+    def start(folders: list[Path]) -> RunningViewer:
+        running.append(RunningViewer(folders))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.close()
+
+
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """Headless Chromium."""
+def browser(small_runs: Path) -> Iterator[Browser]:
+    """Headless Chromium. Playwright's event loop stays in this thread, so the runs are trained before it starts."""
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield chromium

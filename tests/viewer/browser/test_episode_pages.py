@@ -192,17 +192,18 @@ def test_tokens_are_coloured_by_source_log_probability_and_version(new_visitor, 
     page = new_visitor(scheme=scheme).open(f"{SHOP}?view=tokens", "shop-17")
     legend = page.get_by_label("Legend")
     expect(legend).to_contain_text("sampled by the policy: in the loss")
-    assert page.locator(".t.special").count() > 8
+    assert page.locator(".tokens .t.special").count() > 8
     page.keyboard.press("o")
     expect(page).to_have_url(re.compile("overlay=logprob"))
     expect(legend).to_contain_text("below 5 %")
-    assert page.locator(".t.q5").count() > 0
+    assert page.locator(".tokens .t.q5").count() > 0
     keep_picture(page, f"tokens-{scheme}")
     page.get_by_role("button", name="Weight version").click()
     expect(legend).to_contain_text("version 3")
     expect(legend).to_contain_text("version 4")
     page.keyboard.press("v")
-    assert "v4" in page.locator(".t.c1").first.evaluate("token => getComputedStyle(token, '::after').content")
+    token = page.locator(".tokens .t.c1[data-v='v4']").first
+    assert "v4" in token.evaluate("token => getComputedStyle(token, '::after').content")
     page.keyboard.press("w")
     expect(page.locator(".stream").first).to_contain_text("You·are·the·assistant")
 
@@ -228,7 +229,7 @@ def test_a_token_is_chosen_by_key_by_click_and_by_address(visit) -> None:
 def test_only_tokens_near_the_screen_have_elements(visit) -> None:
     page = visit.open(f"{LONG}?view=tokens", "long-1")
     expect(page.locator(".content > p.muted")).to_have_count(0)  # all pages are there
-    expect(page.locator(".stream").last).to_contain_text("259: the shelf")
+    expect(page.locator(".token-block.sampled .stream")).to_contain_text("259: the shelf")
     total = page.locator(".gutter").evaluate_all(
         "all => Math.max(...all.map(one => Number(one.innerText.match(/–(\\d+)/)[1])))"
     )

@@ -62,7 +62,7 @@ def test_smoothing_log_scale_and_the_search_are_in_the_address(visit) -> None:
     expect(legend).not_to_have_text(raw)
     page.keyboard.press("l")
     expect(page).to_have_url(re.compile("log=true"))
-    page.get_by_label("Metric").fill("entropy")
+    page.get_by_label("Metric").fill("train/entropy")
     expect(page.locator(".chart .title")).to_have_text(["train/entropy"])
     page.get_by_label("Metric").fill("nothing like this")
     expect(page.get_by_text("No metric contains")).to_be_visible()
@@ -124,5 +124,5 @@ def test_an_unknown_address_shows_the_servers_message(visit, path: str) -> None:
 def test_an_unknown_page_leads_back_to_the_runs(visit) -> None:
     page = visit.open("/r/second/unknown")
     expect(page.get_by_text("There is no page at this address.")).to_be_visible()
-    page.get_by_role("link", name="All runs").click()
+    page.get_by_role("link", name="All runs", exact=True).click()
     expect(page).to_have_url(re.compile(r"/$"))
