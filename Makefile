@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	test-cluster originals original-alfworld original-openenv test-originals agents add-agents test-agents \
 	trackers add-trackers test-trackers \
 	proxies bench-proxies bench-check \
-	mutants clean
+	mutants viewer viewer-check browser test-browser clean
 
 setup: $(STAMP)
 
@@ -35,7 +35,8 @@ demo-llm: instruct-model engines
 # processes, timers and disks.
 PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 UNIT_TESTS = $(PYTEST) --numprocesses 3 --dist worksteal --ignore tests/docker_engine \
-	--ignore tests/engines --ignore tests/originals --ignore tests/cluster --ignore tests/gateway/agents --ignore tests/trackers
+	--ignore tests/engines --ignore tests/originals --ignore tests/cluster --ignore tests/gateway/agents \
+	--ignore tests/trackers --ignore tests/viewer/browser
 test: setup
 	$(UNIT_TESTS) --durations=20 -m "not slow" tests
 
@@ -290,6 +291,26 @@ lint: setup
 	rm -rf $(TYPING)/agentrl && mkdir -p $(TYPING)/agentrl
 	ln -s $(CURDIR)/agentrl/* $(CURDIR)/envs $(CURDIR)/tools $(CURDIR)/agent_loops $(TYPING)/agentrl/
 	cd $(TYPING) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p agentrl
+
+# The viewer's pages (agentrl/viewer/frontend) are built into agentrl/viewer/static, which is committed; this needs npm.
+FRONTEND := agentrl/viewer/frontend
+viewer:
+	cd $(FRONTEND) && npm ci --no-progress && npm run build
+
+viewer-check:
+	cd $(FRONTEND) && npm ci --no-progress && npm run check
+	built=$$(mktemp -d) && trap 'rm -rf "$$built"' EXIT && node $(FRONTEND)/build.mjs "$$built" && \
+		diff -r "$$built" agentrl/viewer/static || \
+		{ echo "the pages in agentrl/viewer/static differ from their sources; build them: make viewer" >&2; exit 1; }
+
+# The tests of the pages run in Chromium. VIEWER_IMAGES=docs/images keeps the pictures that they take.
+browser: setup
+	@test -d $(FRONTEND)/node_modules/axe-core || (cd $(FRONTEND) && npm ci --no-progress)
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; }
+
+test-browser: browser
+	$(PYTEST) --durations=10 tests/viewer/browser
 
 docs: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"

@@ -19,10 +19,10 @@ from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError, did_you_mean
 from agentrl.evaluation.evaluate import PolicyKind, open_policy
-from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, task_digest
+from agentrl.evaluation.panel import EPISODES_FILE, EpisodeStore, EvaluatedEpisode, task_digest
 from agentrl.evaluation.rescoring import find_tasks
 from agentrl.evaluation.result import MeanInterval, bootstrap_mean, wilson_interval
-from agentrl.evaluation.session import EPISODES_FILE, episodes_at_once
+from agentrl.evaluation.session import episodes_at_once
 from agentrl.observe.files import first_free, writing
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import read_trajectories
