@@ -4,7 +4,7 @@ from statistics import fmean
 
 import pytest
 
-from agentrl.cli.view import episode_text
+from agentrl.cli.token_text import episode_text
 from agentrl.errors import ConfigError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories

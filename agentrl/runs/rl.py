@@ -175,7 +175,7 @@ class Orchestrator:
         stack.enter_context(self._waits.report_stalls(self.config.rollout.stall_report_s, self._say))
         check_extra_rollouts(self.config)
         self._saved = self._checkpoints.newest()
-        progress = None if self._saved is None else read_progress(self._saved)
+        progress = None if self._saved is None else read_progress(self._saved, Progress)
         self.step = 0 if progress is None else progress.step
         for warning in rate_warnings(self.config) if progress is None else ():
             self._say(warning)

@@ -23,8 +23,7 @@ from agentrl.errors import EngineError
 from agentrl.observe.checkpoints import Checkpoints, damage
 from agentrl.observe.files import JsonLinesWriter, read_json_lines
 from agentrl.observe.run_folder import RunDirectory
-from agentrl.testing.chaos.check import Damage
-from agentrl.testing.chaos.damage import damage_files
+from agentrl.testing.chaos.damage import Damage, damage_files
 from agentrl.testing.chaos.disturbed_run import (
     TRACEBACK,
     UNEXPECTED,

@@ -117,7 +117,7 @@ ROOMS = {
         goal=0.90,
     ),
     "rewards": Room(
-        sources=("agentrl/rollout/reward_functions.py", "agentrl/reward.py"),
+        sources=("agentrl/rollout/reward_functions.py", "agentrl/rollout/reward_conventions.py", "agentrl/reward.py"),
         tests=(
             "tests/rollout/test_reward_functions.py",
             "tests/rollout/test_reward_conventions.py",

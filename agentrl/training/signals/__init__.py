@@ -1,14 +1,13 @@
 """Signals: additional values of sampled tokens for advantages and losses, such as log-probabilities of a reference.
 
-A signal is one file in this folder and one entry of `SIGNALS`, which lists them in the order in which they annotate a
+A signal is one class in this folder and one entry of `SIGNALS`, which lists them in the order in which they annotate a
 batch. `agentrl.training.signals.base` defines the protocol.
 """
 
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.training.signals.base import SignalSetup, SignalUpdates, TokenSignal
 from agentrl.training.signals.critic import Critic
-from agentrl.training.signals.expert import ExpertSignal
-from agentrl.training.signals.greedy_baseline import GreedyBaseline
+from agentrl.training.signals.extra_rollouts import ExpertSignal, GreedyBaseline
 from agentrl.training.signals.process_reward import ProcessRewardModel
 from agentrl.training.signals.reference import ReferenceModel
 from agentrl.training.signals.teacher import TeacherModel
