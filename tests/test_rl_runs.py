@@ -10,7 +10,7 @@ import pytest
 from agentrl.agent_loop import AgentLoop
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, Outcome, ServersLost, TemplateError, TrainingError, UnknownNameError, UsageError
-from agentrl.errors.foreign import CLOSING_S
+from agentrl.errors.deadlines import CLOSING_S
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.progress import Phase, RunWatcher
@@ -295,7 +295,7 @@ def test_a_sync_that_does_not_end_is_given_up(tiny_run, monkeypatch, staleness):
 
 @pytest.mark.parametrize("ends", [RuntimeError("the gateway is gone"), None])
 def test_a_finished_run_closes_everything_although_a_part_fails_or_hangs(tiny_run, monkeypatch, ends):
-    monkeypatch.setattr("agentrl.errors.foreign.INTERRUPTED_CLOSING_S", 0.5)
+    monkeypatch.setattr("agentrl.errors.deadlines.INTERRUPTED_CLOSING_S", 0.5)
     closed = []
 
     async def close_loop(loop):

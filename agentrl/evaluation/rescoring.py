@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.env.lookup import resolve_environment
-from agentrl.errors import ConfigError, RewardFailure, UsageError, async_boundary, with_location
+from agentrl.errors import ConfigError, RewardFailure, UsageError, with_location
+from agentrl.errors.deadlines import async_boundary
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import StoredTrajectory

@@ -18,7 +18,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from agentrl.errors import ConfigError, Outcome, UsageError, described_error
-from agentrl.errors.foreign import CLOSING_S, DaemonThreads
+from agentrl.errors.deadlines import CLOSING_S
+from agentrl.errors.foreign import DaemonThreads
 from agentrl.observe.files import JsonLinesWriter, numbered_records, warn_damaged
 from agentrl.registry import Kind, lookup, names
 from agentrl.trajectory import REPAIRED_CALLS, SOLE_ROLE, Trajectory

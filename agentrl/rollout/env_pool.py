@@ -25,7 +25,8 @@ from agentrl.errors import (
     boundary,
     running_task,
 )
-from agentrl.errors.foreign import CLOSING_S, EPISODE_GRACE_S, close_in_time
+from agentrl.errors.deadlines import CLOSING_S, close_in_time
+from agentrl.errors.foreign import EPISODE_GRACE_S
 from agentrl.remote.env_methods import CALL_TOOL, EnvMethod, RemoteTool, ResetResult, Stepped
 from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_workers import EnvBackend, InlineBackend, ProcessWorker, ThreadWorker

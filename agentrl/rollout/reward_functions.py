@@ -21,12 +21,12 @@ from agentrl.errors import (
     ConfigError,
     RewardFailure,
     SourceLocation,
-    async_boundary,
     is_addressed_to,
     running_task,
     shorten,
     with_location,
 )
+from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon
 from agentrl.registry import Kind, lookup
 from agentrl.reward import Score, Scorer, as_number, checked_score, defined_in, failures_named

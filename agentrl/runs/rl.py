@@ -40,16 +40,8 @@ from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import ResumableError, ServersLost, TrainingError, UsageError, described_error
-from agentrl.errors.foreign import (
-    CALL_GRACE_S,
-    CLOSING_S,
-    INTERRUPTED_CLOSING_S,
-    DaemonThreads,
-    call_in_thread,
-    cancel_or_abandon,
-    close_in_time,
-    run_in_own_thread,
-)
+from agentrl.errors.deadlines import CLOSING_S, INTERRUPTED_CLOSING_S, close_in_time
+from agentrl.errors.foreign import CALL_GRACE_S, DaemonThreads, call_in_thread, cancel_or_abandon, run_in_own_thread
 from agentrl.evaluation.periodic import AT_STEP, PeriodicEvaluations
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.diagnosis import RunDiagnosis, save_problems

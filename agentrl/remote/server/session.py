@@ -14,13 +14,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
-from agentrl.errors import (
-    AgentRLError,
-    EnvironmentFailure,
-    ToolError,
-    UsageError,
-    async_boundary,
-)
+from agentrl.errors import AgentRLError, EnvironmentFailure, ToolError, UsageError
+from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon
 from agentrl.remote.env_methods import CALL_TOOL, RESET, STEP, EnvMethod, ResetResult
 from agentrl.remote.wire import Body, Problem, Refusal, to_json
