@@ -277,8 +277,8 @@ PLUGINS: dict[str, dict[str, str]] = {
         "prime": "agentrl.algorithms.advantages:prime",
     },
     "tracker": {
-        "tensorboard": "agentrl.observe.metrics:TensorBoardTracker",
-        "wandb": "agentrl.observe.metrics:WandbTracker",
+        "tensorboard": "agentrl.observe.trackers:TensorBoardTracker",
+        "wandb": "agentrl.observe.trackers:WandbTracker",
     },
     "tool_parser": {
         "deepseek_v3": "agentrl.render.tool_parsers.deepseek:parse_v3",

@@ -13,8 +13,8 @@ from agentrl.config.derived import EnvironmentConfigs, environment_algorithms, p
 from agentrl.config.estimate import EstimateRow, rows
 from agentrl.config.usual_learning_rate import rate_rows
 from agentrl.env.lookup import resolve_environment
-from agentrl.observe.metrics import check_trackers
 from agentrl.observe.model_folder import find_model
+from agentrl.observe.trackers import check_trackers
 from agentrl.rollout.environment_probe import check_environments
 from agentrl.rollout.judges import judge_rows
 from agentrl.rollout.loop_choice import select_default_loop

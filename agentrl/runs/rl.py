@@ -46,11 +46,12 @@ from agentrl.evaluation.periodic import AT_STEP, PeriodicEvaluations
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.diagnosis import RunDiagnosis, save_problems
 from agentrl.observe.learning import steps_without_learning
-from agentrl.observe.metrics import MetricsFile, Trackers, read_metrics
+from agentrl.observe.metrics import MetricsFile, read_metrics
 from agentrl.observe.model_folder import MODEL
 from agentrl.observe.problems import Problem, problem_lines
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory, logging_to
+from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore, void_after
 from agentrl.rollout.finished_episodes import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.groups import Group

@@ -27,9 +27,10 @@ from agentrl.config.resume_rules import changes, check_same_run
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind, open_policy
 from agentrl.observe.files import replace_file
-from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, Trackers, read_metrics, trajectory_metrics
+from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, read_metrics, trajectory_metrics
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory, logging_to
+from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.rollout.finished_episodes import RecoveredEpisodes

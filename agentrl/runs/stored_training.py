@@ -35,11 +35,12 @@ from agentrl.models.load import embedding_rows
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
 from agentrl.observe.diagnosis import RunDiagnosis, save_problems
 from agentrl.observe.incidents import Incidents
-from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, Trackers, read_metrics
+from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, read_metrics
 from agentrl.observe.model_folder import MODEL, find_model
 from agentrl.observe.problems import Problem, problem_lines
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import logging_to
+from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_index import EpisodeFilter, EpisodeRow, TrajectoryIndex
 from agentrl.registry import Kind, lookup
 from agentrl.render.tokenizers import load_tokenizer, pad_id

@@ -7,14 +7,8 @@ import types
 import pytest
 
 from agentrl.errors import UnknownNameError, UsageError
-from agentrl.observe import metrics
-from agentrl.observe.metrics import (
-    Tracker,
-    Trackers,
-    check_trackers,
-    tracker_states,
-)
 from agentrl.observe.run_folder import logging_to
+from agentrl.observe.trackers import Tracker, Trackers, check_trackers, tracker_states
 from agentrl.registry import Kind, register, unregister
 
 
@@ -92,7 +86,7 @@ def test_a_tracker_that_fails_says_so_once_on_the_screen_and_the_run_goes_on(tmp
 @pytest.mark.parametrize(("site", "says"), [("log", "a call takes longer than 0.1 s"), ("close", "it is not closed")])
 def test_a_tracker_that_blocks_is_given_up(tmp_path, caplog, registered, monkeypatch, site, says):
     monkeypatch.setattr(Blocking, "sites", frozenset({site}))
-    monkeypatch.setattr(metrics, "TRACKER_CALL_S", 0.1)
+    monkeypatch.setattr("agentrl.observe.trackers.TRACKER_CALL_S", 0.1)
     Blocking.released.clear()
     trackers = Trackers(["blocking"], folder=tmp_path, name="run", config={})
     began = time.monotonic()
