@@ -97,7 +97,7 @@ class AnthropicMessages(Dialect):
         refuse_unknown(config, ("format", "effort"), "output_config")
         path = "output_config.format" if is_given(config, "format") else "output_format"
         form = config["format"] if is_given(config, "format") else take_optional(body, "output_format", dict, {})
-        messages = _Messages().read(take(body, "messages", list))
+        messages = _TurnReader().read(take(body, "messages", list))
         return ChatRequest(
             model=take(body, "model", str),
             messages=[*_system(body), *messages],
@@ -246,7 +246,7 @@ def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | 
     return [] if kind == "none" else tools, forced_call(kind, choice.get("name"), tools, "tool_choice")
 
 
-class _Messages:
+class _TurnReader:
     """Reader of turns that keeps the names of calls for their results."""
 
     def __init__(self) -> None:

@@ -46,7 +46,7 @@ KEPT_NAMES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _SandboxCall:
     checksum: bytes
     work: asyncio.Task[ServerReply]
 
@@ -63,7 +63,7 @@ class ServedSandbox:
         self.sandbox = sandbox
         self.processes: list[SandboxProcess] = []
         self._clock = clock
-        self._calls: dict[str, _Call] = {}
+        self._calls: dict[str, _SandboxCall] = {}
         self._used_at = clock()
 
     @property
@@ -80,7 +80,7 @@ class ServedSandbox:
         checksum = hashlib.sha256(request).digest()
         call = self._calls.get(call_id)
         if call is None:
-            call = self._calls[call_id] = _Call(checksum, asyncio.create_task(self._carry_out(do)))
+            call = self._calls[call_id] = _SandboxCall(checksum, asyncio.create_task(self._carry_out(do)))
             self._forget()
         elif call.checksum != checksum:
             raise Refusal(RefusalKind.NUMBER, f"the id {call_id} was used for a different call")
