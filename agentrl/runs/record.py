@@ -15,7 +15,8 @@ from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore
 from agentrl.rollout.branches import branch_metrics
-from agentrl.rollout.groups import Group, environment_metrics, extra_rollout_metrics
+from agentrl.rollout.group_metrics import environment_metrics, extra_rollout_metrics
+from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.waits import MEASURED, RolloutObserver, Wait, WaitKind, WaitTracker
 from agentrl.runs.start import Run

@@ -34,7 +34,8 @@ from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.rollout.finished_episodes import RecoveredEpisodes
-from agentrl.rollout.groups import Group, environment_metrics
+from agentrl.rollout.group_metrics import environment_metrics
+from agentrl.rollout.groups import Group
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.waits import WaitTracker
 from agentrl.runs.record import EpisodeRecorder

@@ -34,9 +34,9 @@ from agentrl.testing.chaos.disturbed_run import (
 )
 from agentrl.testing.chaos.plan import GARBLED, WAYS, PlannedFault, Target, plan_faults
 from agentrl.testing.chaos.program import garbled_fields
-from agentrl.testing.chaos.proxy import FaultyProxy, garble_json
 from agentrl.testing.chaos.result import CampaignResult
 from agentrl.testing.chaos.scenarios import LOCAL_SCENARIOS
+from agentrl.testing.chaos.servers import FaultyProxy, garble_json
 from agentrl.testing.chaos.world import Ledger, LedgerEnv, read_ledger
 
 
