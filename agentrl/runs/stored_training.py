@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.builders.adapter_checks import refuse_role_adapters
 from agentrl.builders.group_extras import learning_signal, policy_group_size
 from agentrl.builders.models import load_images, prepare_model, start_renderer
@@ -42,7 +41,6 @@ from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import logging_to
 from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_index import EpisodeFilter, EpisodeRow, TrajectoryIndex
-from agentrl.registry import Kind, lookup
 from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.finished_episodes import group_position
 from agentrl.rollout.groups import Group
@@ -54,6 +52,7 @@ from agentrl.task import Task
 from agentrl.training.algorithm_functions import learns_from_rewards
 from agentrl.training.distributed.launch import open_ranks
 from agentrl.training.gradients import Objective
+from agentrl.training.signals.extra_rollouts import needs_greedy_rollouts
 from agentrl.training.stored_episodes import check_store_tokens, find_store
 
 _log = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ def check_stored_training(config: Config) -> None:
     refuse_role_adapters(config, "training on stored episodes")
     teacher = config.algorithm.teacher
     needs = {
-        "greedy rollouts": Input.GREEDY_RETURN in needed_inputs(lookup(Kind.ADVANTAGE, config.algorithm.advantage)),
+        "greedy rollouts": needs_greedy_rollouts(config.algorithm),
         "algorithm.expert": config.algorithm.expert is not None,
         "algorithm.teacher.servers": teacher is not None and bool(teacher.servers),
         "cluster": config.cluster is not None,

@@ -46,14 +46,8 @@ from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Updat
 from agentrl.training.report import StepReport, step_report
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.roles import role_extras, role_members, role_metrics, weigh_by_role
-from agentrl.training.signals import (
-    SignalSetup,
-    SignalUpdates,
-    build_signals,
-    check_signals,
-    joins_policy,
-    pretrain_steps,
-)
+from agentrl.training.signals import SignalSetup, SignalUpdates, build_signals, check_signals
+from agentrl.training.signals.critic import joins_policy, pretrain_steps
 from agentrl.trajectory import Trajectory
 
 

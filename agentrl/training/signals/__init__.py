@@ -27,8 +27,6 @@ __all__ = [
     "TokenSignal",
     "build_signals",
     "check_signals",
-    "joins_policy",
-    "pretrain_steps",
 ]
 
 
@@ -47,13 +45,3 @@ def build_signals(setup: SignalSetup) -> dict[str, TokenSignal]:
     """Build the signals of an algorithm, by name, in the order of `SIGNALS`."""
     built = {signal.name: signal.build(setup) for signal in SIGNALS}
     return {name: signal for name, signal in built.items() if signal is not None}
-
-
-def pretrain_steps(config: TrainerConfig) -> int:
-    """Return the number of first steps in which only a signal's model trains."""
-    return 0 if config.critic is None else config.critic.pretrain_steps
-
-
-def joins_policy(config: TrainerConfig) -> bool:
-    """Return True if the policy's loss includes the loss of a signal's model."""
-    return config.critic is not None and config.critic.kind == "shared"

@@ -106,6 +106,11 @@ class ExpertSignal(TokenSignal):
         return dataclasses.replace(batch, expert=torch.zeros(batch.tokens, dtype=torch.bool))
 
 
+def needs_greedy_rollouts(algorithm: AlgorithmConfig) -> bool:
+    """Return True if the advantage estimator compares episodes with a greedy rollout of their task."""
+    return Input.GREEDY_RETURN in needed_inputs(lookup(Kind.ADVANTAGE, algorithm.advantage))
+
+
 def reads_expert(algorithm: AlgorithmConfig) -> bool:
     """Return True if the loss treats an expert's tokens differently from the policy's."""
     return Input.EXPERT in needed_inputs(lookup(Kind.LOSS, algorithm.loss))
