@@ -266,7 +266,7 @@ class _TurnReader:
             elif role == "assistant":
                 messages.append(self._assistant(turn, path))
             elif role == "system":
-                messages.append(Message(role="system", content=_content(_block_list(turn, path), path)))
+                messages.append(Message(role="system", content=_content(_block_list(turn, path))))
             else:
                 raise BadRequest(f"{path}.role must be user or assistant: got {role!r}", field=f"{path}.role")
         if not messages:
@@ -284,12 +284,12 @@ class _TurnReader:
                 rest.append((where, block))
                 continue
             call_id = take(block, "tool_use_id", str, where)
-            content = _content(_block_list(block, where), where) if is_given(block, "content") else ""
+            content = _content(_block_list(block, where)) if is_given(block, "content") else ""
             if take_optional(block, "is_error", bool, False, where):
                 content = f"Error: {content}" if isinstance(content, str) else (TextPart(text="Error:"), *content)
             yield Message(role="tool", content=content, tool_call_id=call_id, name=self._names.get(call_id))
         if rest:
-            yield Message(role="user", content=_content(rest, path))
+            yield Message(role="user", content=_content(rest))
 
     def _assistant(self, turn: Mapping[str, Any], path: str) -> Message:
         calls, texts, thoughts = [], [], []
@@ -327,7 +327,7 @@ def _block_list(turn: Mapping[str, Any], path: str) -> list[tuple[str, Mapping[s
     return [(f"{where}.{index}", block) for index, block in enumerate(content)]
 
 
-def _content(blocks: Sequence[tuple[str, Mapping[str, Any]]], path: str) -> Content:
+def _content(blocks: Sequence[tuple[str, Mapping[str, Any]]]) -> Content:
     parts = [_part(block, where) for where, block in blocks]
     if all(isinstance(part, TextPart) for part in parts):
         return "\n".join(part.text for part in parts if isinstance(part, TextPart) and part.text)

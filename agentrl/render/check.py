@@ -158,7 +158,7 @@ def _compare(renderer: Renderer, turns: Sequence[tuple[_ProbeAnswers, Role]], to
     kept = renderer.template.render(messages, tools=tools, generation_prompt=True)
     for turn in range(_TURNS):
         probe, role = turns[turn % len(turns)]
-        follow = _follow_up(renderer, role, turn, probe, image=has_images)
+        follow = _follow_up(role, turn, probe, image=has_images)
         messages += [probe.message, follow]
         kept += probe.sampled + renderer.after_answer([follow])
         rendered = renderer.template.render(messages, tools=tools, generation_prompt=True)
@@ -168,7 +168,7 @@ def _compare(renderer: Renderer, turns: Sequence[tuple[_ProbeAnswers, Role]], to
             return
 
 
-def _follow_up(renderer: Renderer, role: Role, turn: int, probe: _ProbeAnswers, *, image: bool) -> Message:
+def _follow_up(role: Role, turn: int, probe: _ProbeAnswers, *, image: bool) -> Message:
     if role == "tool":
         (call,) = probe.message.tool_calls
         content = _content(f"result {turn}", image=image)
