@@ -277,8 +277,8 @@ PLUGINS: dict[str, dict[str, str]] = {
         "prime": "agentrl.algorithms.advantages:prime",
     },
     "tracker": {
-        "tensorboard": "agentrl.observe.metrics:TensorBoardTracker",
-        "wandb": "agentrl.observe.metrics:WandbTracker",
+        "tensorboard": "agentrl.observe.trackers:TensorBoardTracker",
+        "wandb": "agentrl.observe.trackers:WandbTracker",
         "mlflow": "agentrl.observe.experiment_trackers:MLflowTracker",
         "swanlab": "agentrl.observe.experiment_trackers:SwanLabTracker",
         "trackio": "agentrl.observe.experiment_trackers:TrackioTracker",

@@ -1,9 +1,9 @@
 """Whole runs whose episodes branch, and runs with an algorithm for each environment."""
 
 import asyncio
-import shutil
 
 import pytest
+from support.runs import Snapshots, numbers
 from support.token_tables import check_token_tables
 
 from agentrl.builders.branches import branch_rows
@@ -12,7 +12,6 @@ from agentrl.config import load_config
 from agentrl.errors import ConfigError
 from agentrl.evaluation.replay import find_episode, make_replay_request, replay_episode
 from agentrl.observe.metrics import read_metrics
-from agentrl.observe.progress import RunWatcher
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import train
@@ -24,31 +23,6 @@ BRANCHED = ("agent.branch={roots: 2, turns: [1, 2]}", "algorithm={advantage: tre
 def stored(folder):
     found = read_trajectories(RunDirectory(folder).trajectories, messages=True)
     return {one.trajectory.id: one.trajectory for one in found}
-
-
-def numbers(folder):
-    lines = read_metrics(RunDirectory(folder).metrics_file)
-    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
-
-
-PARTIAL = shutil.ignore_patterns("*.partial")
-"""Files that threads are writing, which are renamed when they are whole."""
-
-
-class Snapshots(RunWatcher):
-    """Copies the run's folder at some events: what a killed process would leave."""
-
-    def __init__(self, target, moments):
-        self.target, self.moments, self.events = target, moments, 0
-
-    def on_start(self, folder, status):
-        self.folder = folder
-
-    def on_status(self, status):
-        self.events += 1
-        self.sampled = status.sampled_tokens
-        if self.events in self.moments:
-            shutil.copytree(self.folder, self.target / str(self.events), symlinks=True, ignore=PARTIAL)
 
 
 def test_a_branched_run_trains_and_a_killed_one_ends_as_if_it_had_not_been(tiny_run, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 from support.fixtures import TINY_RUN
 
 import agentrl
-from agentrl.builders.evaluation_engine import check_evaluation_engine
+from agentrl.builders.checks import check_evaluation_engine
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
 from agentrl.evaluation.periodic import AT_STEP

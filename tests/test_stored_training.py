@@ -22,8 +22,7 @@ from agentrl.runs.rl import train
 from agentrl.runs.rollout import Rollout, play, resume_rollout, start_rollout
 from agentrl.runs.start import Run, resume_run, start_run
 from agentrl.runs.stop import StopRequest
-from agentrl.runs.stored_groups import StoredGroups
-from agentrl.runs.stored_training import check_stored_start, start_check
+from agentrl.runs.stored_training import StoredGroups, check_stored_start, start_check
 
 NewRun = Callable[..., Run]
 WITHOUT_TRAINER = ("rollout/", "sync/", "time/", "bias/")

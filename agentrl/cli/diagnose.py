@@ -15,7 +15,7 @@ from agentrl.config.config import Config
 from agentrl.diagnosis.finding import Finding, Severity
 from agentrl.diagnosis.read import Diagnosis, diagnose_evaluation, diagnose_run
 from agentrl.errors import AgentRLError, UsageError
-from agentrl.evaluation.session import EPISODES_FILE
+from agentrl.evaluation.panel import EPISODES_FILE
 from agentrl.observe.console import out
 from agentrl.observe.run_folder import RunDirectory, find_run
 from agentrl.render.tokenizers import load_tokenizer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import secrets
 import shlex
 import threading
@@ -14,22 +13,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 from yarl import URL
 
 from agentrl.cli.help import examples
 from agentrl.cli.server import TokenFile, read_token
+from agentrl.cli.token_text import episode_text
 from agentrl.errors import UsageError
 from agentrl.evaluation.panel import EPISODES_FILE, FOLDER
 from agentrl.evaluation.token_view import (
     Decode,
-    Segment,
-    TokenCell,
-    conversations,
     has_tokens,
     page_html,
-    segments,
-    turn_words,
 )
 from agentrl.observe.console import note, out
 from agentrl.observe.files import writing
@@ -38,7 +32,7 @@ from agentrl.observe.terminal import open_with_progress
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import step_files
 from agentrl.runs.stop import run_with_stop_event
-from agentrl.trajectory import SOLE_ROLE, Source, Trajectory
+from agentrl.trajectory import Trajectory
 from agentrl.viewer.decoding import load_decoder, model_of_evaluation, model_of_run
 from agentrl.viewer.security import TOKEN
 from agentrl.viewer.server import LOOPBACK, ViewerServer, ViewerSettings
@@ -46,15 +40,6 @@ from agentrl.viewer.server import LOOPBACK, ViewerServer, ViewerSettings
 app = typer.Typer()
 
 EPISODES_PAGE = "episodes.html"
-
-STYLES = {
-    Source.PROMPT: "",
-    Source.TEMPLATE: "dim",
-    Source.OBSERVATION: "blue",
-    Source.SAMPLED: "bold green",
-    Source.FORCED: "yellow",
-    Source.MISTAKE: "red",
-}
 
 
 @app.command(
@@ -201,54 +186,6 @@ def _decoder_of(folder: Path, found: list[Trajectory]) -> Decode:
             hint="delete the folder and evaluate again: an earlier version did not store texts of such policies",
         )
     return str
-
-
-def episode_text(trajectory: Trajectory, decode: Decode, *, labelled: bool = False) -> Text:
-    """Format an episode for the terminal, coloured by source.
-
-    Args:
-        trajectory: The episode.
-        decode: Returns the text of a token id.
-        labelled: Name the sources and list the sampled tokens, for output without colours.
-    """
-    text = Text.assemble(
-        (f"{trajectory.task_id}", "bold"),
-        f"  {trajectory.outcome or 'unfinished'}, reward {trajectory.reward}, {len(trajectory.turns)} turns\n",
-        f"{trajectory.error}\n" if trajectory.error else "",
-    )
-    if not has_tokens(trajectory):
-        for speaker, message in itertools.chain(*conversations(trajectory)):
-            text.append(f"[{speaker}]\n", "bold").append(f"{message}\n")
-        return text.append("\n")
-    has_roles = any(turn.role != SOLE_ROLE for turn in trajectory.turns)
-    for sequence in trajectory.sequences:
-        if has_roles:
-            speakers = ", ".join(dict.fromkeys(turn.role for turn in sequence.turns))
-            text.append(f"{speakers}{'' if len(sequence) else ': in text, without tokens'}\n", "bold")
-        for segment in segments(sequence, decode):
-            if labelled:
-                text.append_text(label_segment(segment))
-                continue
-            for cell in segment.cells:
-                text.append(cell_text(cell), STYLES[segment.source])
-        text.append("\n")
-    return text
-
-
-def cell_text(cell: TokenCell) -> str:
-    """Return the text of a token for the terminal."""
-    if cell.image is None:
-        return cell.text.replace("↵", "")
-    return f"[image]\n{cell.image.alternative}\n".replace("\n\n", "\n")
-
-
-def label_segment(segment: Segment) -> Text:
-    """Format a segment under its source's name; sampled tokens are also listed, one per line."""
-    turn = f" · {turn_words(segment.turn)}" if segment.turn else ""
-    text = Text(f"[{segment.source.name.lower()}{turn}]\n{''.join(map(cell_text, segment.cells)).rstrip()}\n")
-    if segment.source is Source.SAMPLED:
-        text.append("".join(f"  {cell_text(cell)!r}  {cell.hint}\n" for cell in segment.cells))
-    return text
 
 
 def _open_index(folder: Path) -> TrajectoryIndex:

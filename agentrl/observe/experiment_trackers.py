@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.observe.metrics import Tracker, run_identity
 from agentrl.observe.traces import EpisodeTrace
+from agentrl.observe.trackers import Tracker, run_identity
 
 PROJECT = "agentrl"
 MOST_ROWS = 200

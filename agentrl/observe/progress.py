@@ -38,8 +38,6 @@ class RunStatus:
     """Attempts that failed because of the infrastructure or the environment, since the last training step."""
     latest_failure: str = ""
     """Reason of the latest failed attempt, on one line."""
-    episodes_wanted: int = 0
-    """Number of episodes that the next training step needs."""
     sampled_tokens: int = 0
     """Tokens sampled since the start of the run."""
     metrics: Mapping[str, float] = field(default_factory=dict)

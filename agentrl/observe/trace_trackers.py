@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.observe.files import JsonLinesWriter
-from agentrl.observe.metrics import Tracker
 from agentrl.observe.run_folder import step_name
 from agentrl.observe.traces import DISK, ENGINE, SUFFIX, TOOL, EpisodeTrace, SpanNode, span_tree
+from agentrl.observe.trackers import Tracker
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

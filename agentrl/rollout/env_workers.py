@@ -31,12 +31,12 @@ from agentrl.errors import (
     EnvironmentFailure,
     ToolError,
     UsageError,
-    async_boundary,
     boundary,
     failure_of,
     is_addressed_to,
     running_task,
 )
+from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon
 from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_worker_main import HEADER, MAKE, START, WORKER_KILL_S, WorkerMessage

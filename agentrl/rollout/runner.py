@@ -36,13 +36,13 @@ from agentrl.errors import (
     Outcome,
     PolicyError,
     RewardFailure,
-    async_boundary,
     described_error,
     did_you_mean,
     is_addressed_to,
     running_task,
 )
-from agentrl.errors.foreign import CLOSING_S, EPISODE_GRACE_S, await_or_abandon
+from agentrl.errors.deadlines import CLOSING_S, async_boundary
+from agentrl.errors.foreign import EPISODE_GRACE_S, await_or_abandon
 from agentrl.reward import (
     EnvironmentReward,
     GroupScorer,

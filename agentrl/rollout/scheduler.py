@@ -28,19 +28,12 @@ from dataclasses import asdict
 from typing import Any
 
 from agentrl.config.config import BatchOrder
-from agentrl.errors import (
-    AgentRLError,
-    EnvironmentFailure,
-    Outcome,
-    TrainingError,
-    UsageError,
-    async_boundary,
-    boundary,
-)
+from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, TrainingError, UsageError, boundary
+from agentrl.errors.deadlines import async_boundary
 from agentrl.observe.trajectory_store import GroupEnd
-from agentrl.rollout.bias import BiasMeter
 from agentrl.rollout.curriculum import GroupOutcome
 from agentrl.rollout.finished_episodes import RecoveredEpisodes
+from agentrl.rollout.group_metrics import BiasMeter
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.runner import EpisodeRunner, GroupRunner

@@ -15,9 +15,10 @@ from agentrl.config.derived import EnvironmentConfigs, environment_algorithms, p
 from agentrl.config.estimate import EstimateRow, rows
 from agentrl.config.usual_learning_rate import rate_rows
 from agentrl.env.lookup import resolve_environment
-from agentrl.observe.metrics import TIMING_PREFIX, check_trackers, read_metrics
+from agentrl.observe.metrics import TIMING_PREFIX, read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.trackers import check_trackers
 from agentrl.rollout.environment_probe import check_environments
 from agentrl.rollout.judges import judge_rows
 from agentrl.rollout.loop_choice import select_default_loop

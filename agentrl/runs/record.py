@@ -10,11 +10,13 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from agentrl.builders.training import TrainingParts
-from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, Trackers, trajectory_metrics
+from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, trajectory_metrics
 from agentrl.observe.progress import RunStatus, RunWatcher
+from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore
 from agentrl.rollout.branches import branch_metrics
-from agentrl.rollout.groups import Group, environment_metrics, extra_rollout_metrics
+from agentrl.rollout.group_metrics import environment_metrics, extra_rollout_metrics
+from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.waits import MEASURED, EngineSeconds, RolloutObserver, Wait, WaitKind, WaitTracker
 from agentrl.runs.start import Run

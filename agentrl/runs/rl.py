@@ -45,26 +45,19 @@ from agentrl.diagnosis.read import RunIncidents, read_incidents, save_incidents
 from agentrl.diagnosis.summary import RunSummary
 from agentrl.diagnosis.watch import RunDiagnosis, save_findings
 from agentrl.errors import RankLost, ResumableError, ServersLost, TrainingError, UsageError, described_error
-from agentrl.errors.foreign import (
-    CALL_GRACE_S,
-    CLOSING_S,
-    INTERRUPTED_CLOSING_S,
-    DaemonThreads,
-    call_in_thread,
-    cancel_or_abandon,
-    close_in_time,
-    run_in_own_thread,
-)
+from agentrl.errors.deadlines import CLOSING_S, INTERRUPTED_CLOSING_S, close_in_time
+from agentrl.errors.foreign import CALL_GRACE_S, DaemonThreads, call_in_thread, cancel_or_abandon, run_in_own_thread
 from agentrl.evaluation.periodic import AT_STEP, PeriodicEvaluations
 from agentrl.models.cores import divide_cores
 from agentrl.models.threads import compute_on
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.learning import steps_without_learning
-from agentrl.observe.metrics import MetricsFile, Trackers, read_metrics, traces_episodes
+from agentrl.observe.metrics import MetricsFile, read_metrics
 from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory, logging_to
 from agentrl.observe.traces import EpisodeTrace
+from agentrl.observe.trackers import Trackers, traces_episodes
 from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore, void_after
 from agentrl.rollout.finished_episodes import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.groups import Group
@@ -190,7 +183,7 @@ class Orchestrator:
         stack.enter_context(self._waits.report_stalls(self.config.rollout.stall_report_s, self._say))
         check_extra_rollouts(self.config)
         self._saved = self._checkpoints.newest()
-        progress = None if self._saved is None else read_progress(self._saved)
+        progress = None if self._saved is None else read_progress(self._saved, Progress)
         self.step = 0 if progress is None else progress.step
         for warning in rate_warnings(self.config) if progress is None else ():
             self._say(warning)

@@ -27,20 +27,15 @@ from agentrl.config.resume_rules import changes, check_same_run
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind, open_policy
 from agentrl.observe.files import replace_file
-from agentrl.observe.metrics import (
-    TIMING_PREFIX,
-    MetricsFile,
-    Trackers,
-    read_metrics,
-    traces_episodes,
-    trajectory_metrics,
-)
+from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, read_metrics, trajectory_metrics
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory, logging_to
+from agentrl.observe.trackers import Trackers, traces_episodes
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.rollout.finished_episodes import RecoveredEpisodes
-from agentrl.rollout.groups import Group, environment_metrics
+from agentrl.rollout.group_metrics import environment_metrics
+from agentrl.rollout.groups import Group
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.tracing import EpisodeTracer
 from agentrl.rollout.waits import RolloutObserver, WaitTracker

@@ -25,8 +25,8 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.periodic import check_panels
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.console import html_table
-from agentrl.observe.metrics import check_trackers
 from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.trackers import check_trackers
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.rollout.curriculum import check_curriculum
 from agentrl.rollout.environment_probe import check_environments

@@ -25,14 +25,8 @@ from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from agentrl.errors import CtrlC
-from agentrl.errors.foreign import (
-    EPISODE_GRACE_S,
-    FORCED_CLOSING_S,
-    DaemonThreads,
-    abandon_pending,
-    ignore_result,
-    is_foreign,
-)
+from agentrl.errors.deadlines import FORCED_CLOSING_S
+from agentrl.errors.foreign import EPISODE_GRACE_S, DaemonThreads, abandon_pending, ignore_result, is_foreign
 from agentrl.rollout.journal_file import LAST_WRITE_S
 
 T = TypeVar("T")

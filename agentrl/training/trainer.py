@@ -51,9 +51,8 @@ from agentrl.training.signals import (
     SignalUpdates,
     build_signals,
     check_signals,
-    joins_policy,
-    pretrain_steps,
 )
+from agentrl.training.signals.critic import joins_policy, pretrain_steps
 from agentrl.training.token_record import reasons_not_trained, token_columns
 from agentrl.trajectory import Trajectory
 

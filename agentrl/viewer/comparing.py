@@ -46,7 +46,8 @@ def _score_tasks(index: TrajectoryIndex, where: EpisodeFilter) -> dict[Hashable,
 
 
 def _task_document(key: Hashable, task: ComparedTask) -> dict[str, Any]:
-    environment, name = key  # type: ignore[misc]
+    assert isinstance(key, tuple)
+    environment, name = key
     return {
         "task": name,
         "environment": environment,

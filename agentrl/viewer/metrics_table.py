@@ -54,7 +54,9 @@ class MetricColumns:
     def last(self, name: str) -> float | None:
         """Return the newest known value; ``None`` if there is none."""
         values = self.columns.get(name)
-        known = values[~np.isnan(values)] if values is not None else ()
+        if values is None:
+            return None
+        known = values[~np.isnan(values)]
         return float(known[-1]) if len(known) else None
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from agentrl.diagnosis.watch import read_findings
 from agentrl.errors import UsageError
-from agentrl.observe.diagnosis import read_problems
 from agentrl.observe.trajectory_index import EpisodeRow, TrajectoryIndex
 from agentrl.observe.trajectory_store import step_files
 from agentrl.viewer.decoding import TokenDecoder, load_decoder, model_of_evaluation, model_of_run
@@ -131,7 +131,7 @@ class OpenedSource:
 
     def document(self) -> dict[str, Any]:
         """Return the document of the run's page."""
-        source, problems = self.source, read_problems(self.source.run)
+        source, problems = self.source, read_findings(self.source.run)
         return {
             **self.refresh(),
             "config": dict(self.settings.changed),

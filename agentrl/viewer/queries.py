@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from multidict import MultiMapping
 
@@ -87,19 +88,21 @@ class Query:
 
     def filter(self) -> EpisodeFilter:
         """Return the conditions for episodes."""
-        ranges = {
+        ranges: dict[str, Any] = {
             key: self.integer(f"{name}_{end}")
             for name, keys in _RANGES.items()
             for end, key in zip(("from", "to"), keys, strict=True)
         }
+        texts: dict[str, Any] = {key: self.text(name) for name, key in _TEXTS.items()}
+        flags: dict[str, Any] = {name: self.flag(name) for name in _FLAGS}
         outcomes = self.texts("outcome")
         if unknown := [one for one in outcomes if one not in {outcome.value for outcome in Outcome}]:
             raise UsageError("outcome is not valid", got=unknown[0][:80], expected=", ".join(Outcome))
         return EpisodeFilter(
             complete=True if self.flag("running") is None else not self.flag("running"),
             **ranges,
-            **{key: self.text(name) for name, key in _TEXTS.items()},
-            **{name: self.flag(name) for name in _FLAGS},
+            **texts,
+            **flags,
             group_id=self.text("group"),
             role=self.text("role"),
             outcomes=tuple(Outcome(one) for one in outcomes) or None,

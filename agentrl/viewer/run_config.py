@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel
 
 from agentrl.config import Config
-from agentrl.config.load import models_of
+from agentrl.config.keys import models_of
 
 LARGEST = 2**20
 """Maximum bytes of a config that is read."""

@@ -15,7 +15,8 @@ from agentrl.observe.files import decode_record, encode_record
 from agentrl.observe.trajectory_store import GroupEnd, read_groups, step_files
 from agentrl.runs.rl import train
 from agentrl.runs.start import start_run
-from agentrl.testing.chaos.check import Account, Damage, check_run, played_episodes
+from agentrl.testing.chaos.check import Account, check_run, played_episodes
+from agentrl.testing.chaos.damage import Damage
 from agentrl.testing.chaos.result import CampaignResult
 from agentrl.testing.chaos.scenarios import COMMON, GROUP_SIZE, LIMITS, LOCAL_ENGINE, SCRATCH
 from agentrl.testing.chaos.world import Words, read_ledger

@@ -120,7 +120,8 @@ ROOMS = {
         sources=(
             "agentrl/reward.py",
             "agentrl/rollout/judges",
-            *(f"agentrl/rollout/{name}.py" for name in ("reward_functions", "reward_signatures", "verifiers_state")),
+            "agentrl/rollout/reward_functions.py",
+            "agentrl/rollout/reward_conventions.py",
         ),
         tests=(
             "tests/algorithms/test_traps.py",

@@ -9,14 +9,8 @@ import pytest
 from support import SLACK
 
 from agentrl.errors import UnknownNameError, UsageError
-from agentrl.observe import metrics
-from agentrl.observe.metrics import (
-    Tracker,
-    Trackers,
-    check_trackers,
-    tracker_states,
-)
 from agentrl.observe.run_folder import logging_to
+from agentrl.observe.trackers import Tracker, Trackers, check_trackers, tracker_states
 from agentrl.registry import Kind, register, unregister
 
 
@@ -103,7 +97,7 @@ def test_a_tracker_that_fails_says_so_once_on_the_screen_and_the_run_goes_on(tmp
 )
 def test_a_tracker_that_blocks_is_given_up(tmp_path, caplog, registered, monkeypatch, site, says):
     monkeypatch.setattr(Blocking, "sites", frozenset({site}))
-    monkeypatch.setattr(metrics, "TRACKER_CALL_S", 0.1)
+    monkeypatch.setattr("agentrl.observe.trackers.TRACKER_CALL_S", 0.1)
     Blocking.released.clear()
     trackers = Trackers(["blocking"], folder=tmp_path, name="run", config={})
     began = time.monotonic()

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from agentrl.rollout.start_pacer import StartPacer
+from agentrl.rollout.env_pool import StartPacer
 
 
 async def started_per_pass(pacer, count, *, cancelled=()):

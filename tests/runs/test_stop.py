@@ -12,7 +12,8 @@ import threading
 
 import pytest
 
-from agentrl.errors.foreign import CALL_GRACE_S, EPISODE_GRACE_S, INTERRUPTED_CLOSING_S, await_or_abandon
+from agentrl.errors.deadlines import INTERRUPTED_CLOSING_S
+from agentrl.errors.foreign import CALL_GRACE_S, EPISODE_GRACE_S, await_or_abandon
 from agentrl.reward import SCORER_GRACE_S
 from agentrl.rollout.journal_file import LAST_WRITE_S
 from agentrl.runs.stop import (

@@ -1,7 +1,7 @@
-"""The expert of ``algorithm.expert``: group members whose tokens the policy did not sample.
+"""Signals of rollouts that are not the policy's samples: greedy rollouts, and the episodes of ``algorithm.expert``.
 
-The expert's episodes come with the step (`agentrl.training.batch.StepExtras`); `step_batch` lays out their forced
-tokens.
+These rollouts come with the step (`agentrl.training.batch.StepExtras`); `step_batch` lays out the forced tokens of an
+expert's episodes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,44 @@ import torch
 
 from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, TrainingError
 from agentrl.registry import Kind, lookup
 from agentrl.training.batch import StepBatch
+from agentrl.training.rewards import RewardShaping
 from agentrl.training.signals.base import SignalSetup, TokenSignal
+
+
+class GreedyBaseline(TokenSignal):
+    """Returns of greedy rollouts, shaped like other returns but without KL in the reward."""
+
+    name = "greedy_baseline"
+
+    def __init__(self, shaping: RewardShaping) -> None:
+        self._shaping = shaping
+
+    @classmethod
+    def build(cls, setup: SignalSetup) -> GreedyBaseline:
+        """Build the signal; it does not change steps without greedy rollouts."""
+        return cls(setup.shaping)
+
+    def annotate(self, batch: StepBatch) -> StepBatch:
+        """Add the return of each group's greedy rollout, if the step has any.
+
+        Raises:
+            TrainingError: only some groups have a greedy rollout with a reward.
+        """
+        greedy = batch.extras.greedy
+        if not greedy:
+            return batch
+        groups = dict.fromkeys(trajectory.group_id for trajectory in batch.trajectories)
+        if missing := [group for group in groups if group not in greedy or greedy[group].reward is None]:
+            raise TrainingError(
+                f"group {missing[0]} has no greedy rollout with a reward",
+                got=f"{len(missing)} of {len(groups)} groups without one",
+                expected="a greedy rollout with a reward for every group",
+            )
+        returns = self._shaping([greedy[group] for group in groups]).returns
+        return dataclasses.replace(batch, episodes=dataclasses.replace(batch.episodes, greedy_return=returns))
 
 
 class ExpertSignal(TokenSignal):
@@ -70,6 +104,11 @@ class ExpertSignal(TokenSignal):
         if batch.expert is not None:
             return batch
         return dataclasses.replace(batch, expert=torch.zeros(batch.tokens, dtype=torch.bool))
+
+
+def needs_greedy_rollouts(algorithm: AlgorithmConfig) -> bool:
+    """Return True if the advantage estimator compares episodes with a greedy rollout of their task."""
+    return Input.GREEDY_RETURN in needed_inputs(lookup(Kind.ADVANTAGE, algorithm.advantage))
 
 
 def reads_expert(algorithm: AlgorithmConfig) -> bool:

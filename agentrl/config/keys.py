@@ -1,4 +1,4 @@
-"""The error for an unknown key: renamed and misspelt keys, keys of another section, names of other frameworks."""
+"""Keys of the config: all keys, and errors for unknown ones, such as renamed keys and names of other frameworks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ import difflib
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
+from pydantic import BaseModel
+
+from agentrl.config.config import Config
+from agentrl.config.environment import MixedEnvironmentConfig
 from agentrl.config.overrides import KeyPath
 from agentrl.errors import AgentRLError
 from agentrl.registry import Kind, lookup, names
 
+LABELLED = "environments"
+"""Section that holds other sections under labels chosen by the user."""
+LABEL_WORD = "LABEL"
+"""Placeholder for such a label."""
 LIKE_IT = 0.8
 """Minimum similarity of names in different sections."""
 
@@ -116,6 +126,53 @@ _OPTIONS = (("loss_options", Kind.LOSS), ("advantage_options", Kind.ADVANTAGE))
 """Option sections, and the kind of function that accepts the options."""
 
 
+def section_at(path: KeyPath) -> list[str]:
+    """Return the keys of the section at `path` (of all types, for a section with a ``type``); empty if not found."""
+    models: list[type[BaseModel]] = [Config]
+    for key in (*path[:1], *path[2:]) if path[:1] == (LABELLED,) else path:
+        models = [inner for model in models if key in model.model_fields for inner in models_of(_type(model, key))]
+    return sorted({name for model in models for name in model.model_fields})
+
+
+def all_keys() -> list[KeyPath]:
+    """Return the path of every key that holds a value."""
+    found: dict[KeyPath, None] = {}
+    _walk(Config, (), found)
+    return list(found)
+
+
+def _walk(model: type[BaseModel], path: KeyPath, found: dict[KeyPath, None]) -> None:
+    for name in own_fields(model):
+        inner = models_of(_type(model, name))
+        for section in inner:
+            _walk(section, (*path, *key_words(name)), found)
+        if not inner:
+            found[(*path, name)] = None
+
+
+def own_fields(model: type[BaseModel]) -> list[str]:
+    """Return the keys of a section without inherited ones, which are documented in the other section."""
+    return [name for name in model.model_fields if model is not MixedEnvironmentConfig or name in model.__annotations__]
+
+
+def key_words(section: str) -> KeyPath:
+    """Return a section's name as in key paths: with a placeholder for the user's label if the section has labels."""
+    return (section, LABEL_WORD) if section == LABELLED else (section,)
+
+
+def _type(model: type[BaseModel], field: str) -> Any:
+    return model.model_fields[field].annotation
+
+
+def models_of(annotation: Any) -> list[type[BaseModel]]:
+    """Return the sections among the alternatives of a field's type, or under its labels."""
+    if get_origin(annotation) is dict:
+        return models_of(get_args(annotation)[1])
+    if get_origin(annotation) in (Union, UnionType):
+        return [model for part in get_args(annotation) for model in models_of(part)]
+    return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
+
+
 def describe_renaming(key: str) -> str | None:
     """Return the current names of a renamed key and of the keys of a renamed section; ``None`` for any other key.
 
@@ -126,25 +183,19 @@ def describe_renaming(key: str) -> str | None:
     return "; ".join(found) if key in RENAMED_KEYS else None
 
 
-def describe_unknown_key(path: KeyPath, section: Sequence[str], keys: Sequence[KeyPath]) -> str:
-    """Return the error message for an unknown key, with the key that is probably meant.
-
-    Args:
-        path: The unknown key.
-        section: The keys of its section, for all types of the section.
-        keys: All keys.
-    """
-    key = ".".join(path)
+def describe_unknown_key(path: KeyPath) -> str:
+    """Return the error message for an unknown key, with the key that is probably meant."""
+    key, section = ".".join(path), section_at(path[:-1])
     if (renaming := describe_renaming(key)) is not None:
         return f"renamed key: {renaming}"
     if path[-1] in section:
         return f"unknown key {key} for this type of {'.'.join(path[:-1])}: another type has it"
-    if near := _nearest_key(path, section, keys):
+    if near := _nearest_key(path, section):
         return f"unknown key {key}; did you mean {near}?"
     return f"unknown key {key}; known keys here: {', '.join(section)}" if section else f"unknown key {key}"
 
 
-def _nearest_key(path: KeyPath, section: Sequence[str], keys: Sequence[KeyPath]) -> str | None:
+def _nearest_key(path: KeyPath, section: Sequence[str]) -> str | None:
     """Return the key that is probably meant by an unknown one; ``None`` if no key is similar."""
     name = path[-1]
     known = WHOLE_KEYS.get(".".join(path)) or OTHER_NAMES.get(name) or _option(path)
@@ -152,6 +203,7 @@ def _nearest_key(path: KeyPath, section: Sequence[str], keys: Sequence[KeyPath])
         return known
     if near := difflib.get_close_matches(name, section, n=1, cutoff=0.6):
         return ".".join((*path[:-1], near[0]))
+    keys = all_keys()
     others = difflib.get_close_matches(name, {key[-1] for key in keys}, n=1, cutoff=LIKE_IT)
     same = sorted((key for key in keys if others and key[-1] == others[0]), key=len)
     return ".".join(same[0]) if same else None
