@@ -45,8 +45,7 @@ from agentrl.diagnosis.read import RunIncidents, read_incidents, save_incidents
 from agentrl.diagnosis.summary import RunSummary
 from agentrl.diagnosis.watch import RunDiagnosis, save_findings
 from agentrl.errors import RankLost, ResumableError, ServersLost, TrainingError, UsageError, described_error
-from agentrl.errors.deadlines import CLOSING_S, INTERRUPTED_CLOSING_S, close_in_time
-from agentrl.errors.foreign import CALL_GRACE_S, DaemonThreads, call_in_thread, cancel_or_abandon, run_in_own_thread
+from agentrl.errors.foreign import DaemonThreads, call_in_thread, cancel_or_abandon
 from agentrl.evaluation.periodic import AT_STEP, PeriodicEvaluations
 from agentrl.models.cores import divide_cores
 from agentrl.models.threads import compute_on
@@ -65,9 +64,10 @@ from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.tracing import EpisodeTracer
 from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker, settled_heap
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
+from agentrl.runs.closing import close_in_thread, close_together
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
-from agentrl.runs.stop import PARTS_CLOSING_S, PHASE_GRACE_S, StopRequest, run_until_stopped
+from agentrl.runs.stop import PHASE_GRACE_S, StopRequest, run_until_stopped
 from agentrl.runs.stored_training import StoredTraining
 from agentrl.runs.token_tables import TokenTables
 from agentrl.serving.launch.placement import core_warnings
@@ -301,43 +301,10 @@ class Orchestrator:
     async def _close_parts(self) -> None:
         """Close the parts, the trackers and the token tables; a stop request shortens their time."""
         await self._parts.scheduler.close()
-        closing, stop = asyncio.create_task(self._close_all()), asyncio.create_task(self._stop.wait())
-        try:
-            await asyncio.wait({closing, stop}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stop.cancel()
-            if not closing.done():
-                closing.cancel()  # it still closes each part, see `close_in_time`
-                await self._await_closing(closing)
-        if not closing.cancelled():
-            closing.result()
-
-    async def _close_all(self) -> None:
-        closing = (
-            self._parts.close(),
-            self._close_in_thread(None if self._trackers is None else self._trackers.close, "closing the trackers"),
-            self._close_in_thread(self._tables.close, "writing the token tables"),
-        )
-        for outcome in await asyncio.gather(*closing, return_exceptions=True):
-            if outcome is not None:
-                raise outcome
-
-    async def _close_in_thread(self, close: Callable[..., None] | None, what: str) -> None:
-        if close is not None:
-            within_s = INTERRUPTED_CLOSING_S if self._stop.is_set() else CLOSING_S
-            closing = functools.partial(run_in_own_thread, close, within_s=within_s - CALL_GRACE_S)
-            await close_in_time(closing, what, within_s)
-
-    async def _await_closing(self, closing: asyncio.Task[None]) -> None:
-        """Wait until the parts are closed; after a second request or `PARTS_CLOSING_S`, almost no time is left."""
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            closing.cancel()  # the second time
-        try:
-            await asyncio.wait({closing}, timeout=PARTS_CLOSING_S)
-        finally:
-            closing.cancel()
-        await asyncio.wait({closing})
+        closing = [self._parts.close(), close_in_thread(self._stop, self._tables.close, "writing the token tables")]
+        if self._trackers is not None:
+            closing.append(close_in_thread(self._stop, self._trackers.close, "closing the trackers"))
+        await close_together(self._stop, *closing)
 
     def _loss_callback(self) -> Callable[[TrainingError], None]:
         """Return a thread-safe function that ends the run when a required process is lost."""

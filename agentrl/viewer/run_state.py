@@ -20,9 +20,9 @@ LARGEST_STATUS = 32 * 2**20
 """Maximum bytes of ``status.json`` that are read."""
 SILENT_S = 20.0
 """Age of the status, which is written every second, from which a run does not live or hangs."""
-QUIET_S = 600.0
+WITHOUT_NEWS_S = 600.0
 """Seconds without a change of any file after which a run that is not over counts as stalled."""
-RECENT_S = 60.0
+ELSEWHERE_S = 60.0
 """Age of the newest change up to which a run counts as running if its lock is not visible, as on a shared disk."""
 OVERDUE_S = 5.0
 """Seconds after its deadline from which a wait means that the run has stalled."""
@@ -67,10 +67,10 @@ def state_of(source: Source, status: Mapping[str, Any] | None, *, is_complete: b
     if is_complete:
         return RunState.FINISHED
     if is_locked(source.path / LOCK):
-        is_quiet = status is not None or now - changed > QUIET_S
+        is_quiet = status is not None or now - changed > WITHOUT_NEWS_S
         return RunState.STALLED if is_quiet else RunState.RUNNING
     is_elsewhere = status is None and not _LOCKS.exists()
-    return RunState.RUNNING if is_elsewhere and now - changed <= RECENT_S else RunState.CRASHED
+    return RunState.RUNNING if is_elsewhere and now - changed <= ELSEWHERE_S else RunState.CRASHED
 
 
 def is_over(source: Source, *, step: int | None, steps: int | None) -> bool:
