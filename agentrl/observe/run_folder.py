@@ -8,6 +8,7 @@ runs/NAME/
   inflight/             journals of the episodes in flight, in asynchronous training
   checkpoints/          step-000010/ …
   model/                the initial model, if the run created it
+  status.json           what the run does now, and the episodes in flight; it stays after a crash
   diagnosis.json        the worst problems, after the run has ended
   rollout.json          number of groups to play, if the run has no trainer
   numerics/             dump files that reproduce skipped updates, if any

@@ -120,7 +120,8 @@ class TokenColumns:
     @property
     def starts(self) -> npt.NDArray[np.integer[Any]]:
         """Index of each sequence's first token: [sequences]."""
-        return np.cumsum(self.counts) - self.counts
+        starts: npt.NDArray[np.integer[Any]] = np.cumsum(self.counts) - self.counts
+        return starts
 
 
 _COPIED = ("position", "token", "advantage", "episode_return", "engine_logprob", "trainer_logprob", "ratio", "entropy")

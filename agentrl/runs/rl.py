@@ -67,6 +67,7 @@ from agentrl.rollout.waits import WaitKind, WaitTracker, settled_heap
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
+from agentrl.runs.status_writer import StatusWriter, stall_words
 from agentrl.runs.stop import PARTS_CLOSING_S, PHASE_GRACE_S, StopRequest, run_until_stopped
 from agentrl.runs.stored_training import StoredTraining
 from agentrl.runs.token_tables import TokenTables
@@ -113,6 +114,7 @@ class Orchestrator:
         self._trackers: Trackers | None = None
         self._waits = WaitTracker()
         """Table of the run's waits."""
+        self._status_writer = StatusWriter(run.folder.path, self.status, self._waits)
         self._stop = asyncio.Event()
         self._failure: TrainingError | None = None
         self._lost: ServersLost | None = None
@@ -135,13 +137,18 @@ class Orchestrator:
             TrainingError: numbers are not finite, a weight sync failed, there is nothing to train on, or a rank died.
             ResumableError: a budget is spent, or all inference servers are lost; a checkpoint is saved.
         """
-        with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
+        with (
+            self.folder.in_use(),
+            logging_to(self.folder.run_log, self._watcher.on_message),
+            self._status_writer,
+        ):
             self._watcher.on_start(self.folder.path, self.status)
             for change in self._changes:
                 self._say(f"changed: {change} ({rule_of(change.key).why})")
             async with AsyncExitStack() as stack:
                 stack.callback(self._say_problems)
                 interrupted = await self._prepare_and_train(stack)
+                self._status_writer.is_interrupted = interrupted
             return RunResult(
                 folder=self.folder.path,
                 step=self.step,
@@ -173,7 +180,8 @@ class Orchestrator:
     async def _prepare(self, stack: AsyncExitStack) -> None:
         """Build the parts, from the newest checkpoint if there is one, and open the files."""
         self._enter(Phase.PREPARE)
-        stack.enter_context(self._waits.report_stalls(self.config.rollout.stall_report_s, self._say))
+        stalls = self._waits.report_stalls(self.config.rollout.stall_report_s, self._say_stall)
+        self._status_writer.watch = stack.enter_context(stalls)
         check_extra_rollouts(self.config)
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved)
@@ -222,6 +230,9 @@ class Orchestrator:
                 say=self._say,
             )
         stack.push_async_callback(self._close_parts)
+        self._status_writer.engines["engine"] = self._parts.engine
+        if self._parts.evaluation is not None:
+            self._status_writer.engines["evaluation"] = self._parts.evaluation.engine
         self._evaluations = PeriodicEvaluations(self._parts, self.config, name=self.folder.path.name)
         stack.push_async_callback(self._evaluations.close)
         self._parts.trainer.write_dumps(self.folder.numerics, self.config.model_dump(mode="json"))
@@ -517,6 +528,9 @@ class Orchestrator:
     def _enter(self, phase: Phase) -> None:
         self.status.phase = phase
         self._watcher.on_status(self.status)
+
+    def _say_stall(self, text: str) -> None:
+        self._say(stall_words(text, self.folder.path))
 
     def _say(self, text: str) -> None:
         _log.warning("%s", text)

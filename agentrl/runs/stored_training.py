@@ -41,6 +41,7 @@ from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.groups import Group
 from agentrl.runs.record import group_metrics
 from agentrl.runs.start import Run, RunResult, StartCheck, check_rollouts
+from agentrl.runs.status_writer import StatusWriter
 from agentrl.runs.stored_groups import StoredGroups, check_stored_training
 from agentrl.runs.token_tables import TokenTables
 from agentrl.training.algorithm_functions import learns_from_rewards
@@ -93,6 +94,7 @@ class StoredTraining:
         self.step = 0
         self._changes = run.changes
         self._watcher = watcher or RunWatcher()
+        self._status_writer = StatusWriter(run.folder.path, self.status)
         self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
         self._saved: Checkpoint | None = None
         self._used = 0
@@ -113,7 +115,11 @@ class StoredTraining:
             UsageError: the user must change something: a missing model, unsuitable episodes, a full disk.
             TrainingError: numbers are not finite, or a rank died.
         """
-        with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
+        with (
+            self.folder.in_use(),
+            logging_to(self.folder.run_log, self._watcher.on_message),
+            self._status_writer,
+        ):
             self._watcher.on_start(self.folder.path, self.status)
             for change in self._changes:
                 self._say(f"changed: {change} ({rule_of(change.key).why})")
@@ -121,6 +127,7 @@ class StoredTraining:
                 await self._prepare(stack)
                 await self._train()
                 self._diagnose()
+                self._status_writer.is_interrupted = self.step < self.config.trainer.steps
             return RunResult(
                 folder=self.folder.path,
                 step=self.step,
