@@ -43,6 +43,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "eval": CommandEntry("agentrl.cli.evaluate", "Measure a policy on fixed tasks, with confidence intervals.", RUNS),
     "dpo": CommandEntry("agentrl.cli.learn", "Train on pairs of better and worse episodes of a run.", RUNS),
     "reward-model": CommandEntry("agentrl.cli.learn", "Train a reward model on a run's episodes.", RUNS),
+    "status": CommandEntry("agentrl.cli.status", "Show what a run does now, and what it waits for.", LOOK),
     "view": CommandEntry("agentrl.cli.view", "Show the episodes of a run or an evaluation token by token.", LOOK),
     "diagnose": CommandEntry("agentrl.cli.diagnose", "Say what is wrong with a run, and which key to change.", LOOK),
     "rescore": CommandEntry("agentrl.cli.rescore", "Score stored episodes again, with other reward functions.", LOOK),

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from agentrl.builders.training import TrainingParts
 from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, trajectory_metrics
-from agentrl.observe.progress import RunStatus, RunWatcher
+from agentrl.observe.progress import RunningEpisode, RunStatus, RunWatcher
 from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore
 from agentrl.rollout.branches import branch_metrics
@@ -70,6 +70,7 @@ class EpisodeRecorder(RolloutObserver):
     def on_start(self, trajectory: Trajectory) -> None:
         """Record the start of an attempt."""
         self._status.episodes_running += 1
+        self._status.in_flight[trajectory.id] = RunningEpisode(trajectory, time.time())
         with self._writing(trajectory):
             self._store.start(trajectory)
 
@@ -83,6 +84,7 @@ class EpisodeRecorder(RolloutObserver):
     def on_end(self, trajectory: Trajectory) -> None:
         """Record the end of an attempt."""
         self._status.episodes_running -= 1
+        self._status.in_flight.pop(trajectory.id, None)
         outcome = trajectory.outcome
         self._status.episodes_done += outcome is None or not outcome.is_infrastructure
         with self._writing(trajectory):

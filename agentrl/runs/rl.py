@@ -67,6 +67,7 @@ from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, re
 from agentrl.runs.closing import close_in_thread, close_together
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
+from agentrl.runs.status_writer import StatusWriter, stall_words
 from agentrl.runs.stop import PHASE_GRACE_S, StopRequest, run_until_stopped
 from agentrl.runs.stored_training import StoredTraining
 from agentrl.runs.token_tables import TokenTables
@@ -116,6 +117,7 @@ class Orchestrator:
         """Table of the run's waits."""
         self._threads = DaemonThreads("agentrl-trainer")
         self._cores = divide_cores(run.config.trainer.cpus, run.config.trainer.processes)[0]
+        self._status_writer = StatusWriter(run.folder.path, self.status, self._waits)
         self._stop = asyncio.Event()
         self._failure: TrainingError | None = None
         self._lost: ServersLost | None = None
@@ -138,7 +140,11 @@ class Orchestrator:
             TrainingError: numbers are not finite, a weight sync failed, there is nothing to train on, or a rank died.
             ResumableError: a budget is spent, or all inference servers are lost; a checkpoint is saved.
         """
-        with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
+        with (
+            self.folder.in_use(),
+            logging_to(self.folder.run_log, self._watcher.on_message),
+            self._status_writer,
+        ):
             self._watcher.on_start(self.folder.path, self.status)
             if self._reason is not None:
                 self._say(self._reason)
@@ -147,6 +153,7 @@ class Orchestrator:
             async with AsyncExitStack() as stack:
                 stack.callback(self._say_problems)
                 interrupted = await self._prepare_and_train(stack)
+                self._status_writer.is_interrupted = interrupted
             return RunResult(
                 folder=self.folder.path,
                 step=self.step,
@@ -180,7 +187,8 @@ class Orchestrator:
     async def _prepare(self, stack: AsyncExitStack) -> None:
         """Build the parts, from the newest checkpoint if there is one, and open the files."""
         self._enter(Phase.PREPARE)
-        stack.enter_context(self._waits.report_stalls(self.config.rollout.stall_report_s, self._say))
+        stalls = self._waits.report_stalls(self.config.rollout.stall_report_s, self._say_stall)
+        self._status_writer.watch = stack.enter_context(stalls)
         check_extra_rollouts(self.config)
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved, Progress)
@@ -233,6 +241,9 @@ class Orchestrator:
                 say=self._say,
             )
         stack.push_async_callback(self._close_parts)
+        self._status_writer.engines["engine"] = self._parts.engine
+        if self._parts.evaluation is not None:
+            self._status_writer.engines["evaluation"] = self._parts.evaluation.engine
         self._evaluations = PeriodicEvaluations(self._parts, self.config, name=self.folder.path.name)
         stack.push_async_callback(self._evaluations.close)
         self._parts.trainer.write_dumps(self.folder.numerics, self.config.model_dump(mode="json"))
@@ -517,6 +528,9 @@ class Orchestrator:
     def _enter(self, phase: Phase) -> None:
         self.status.phase = phase
         self._watcher.on_status(self.status)
+
+    def _say_stall(self, text: str) -> None:
+        self._say(stall_words(text, self.folder.path))
 
     def _say(self, text: str) -> None:
         _log.warning("%s", text)

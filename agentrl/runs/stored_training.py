@@ -49,6 +49,7 @@ from agentrl.rollout.task_order import SampledTask
 from agentrl.runs.checkpoint import read_progress, write_progress
 from agentrl.runs.record import group_metrics
 from agentrl.runs.start import Run, RunResult, StartCheck, check_rollouts
+from agentrl.runs.status_writer import StatusWriter
 from agentrl.runs.token_tables import TokenTables
 from agentrl.task import Task
 from agentrl.training.algorithm_functions import run_learns_from_rewards
@@ -297,6 +298,7 @@ class StoredTraining:
         self.step = 0
         self._changes, self._reason = run.changes, reason
         self._watcher = watcher or RunWatcher()
+        self._status_writer = StatusWriter(run.folder.path, self.status)
         self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
         self._saved: Checkpoint | None = None
         self._used = 0
@@ -317,7 +319,11 @@ class StoredTraining:
             UsageError: the user must change something: a missing model, unsuitable episodes, a full disk.
             TrainingError: numbers are not finite, or a rank died.
         """
-        with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
+        with (
+            self.folder.in_use(),
+            logging_to(self.folder.run_log, self._watcher.on_message),
+            self._status_writer,
+        ):
             self._watcher.on_start(self.folder.path, self.status)
             if self._reason is not None:
                 self._say(self._reason)
@@ -327,6 +333,7 @@ class StoredTraining:
                 await self._prepare(stack)
                 await self._train()
                 self._diagnose()
+                self._status_writer.is_interrupted = self.step < self.config.trainer.steps
             return RunResult(
                 folder=self.folder.path,
                 step=self.step,
