@@ -80,7 +80,7 @@ class Hiding(Walk):
     """Looks the same each time, but is in another state."""
 
     def state_key(self):
-        return f"state {next(Changing.count)}"
+        return f"state {self.place and next(Changing.count)}"
 
 
 class Paying(Walk):
@@ -137,6 +137,27 @@ class Stairs(Walk):
 class KeptStairs(Stairs):
     def noise(self):
         return next(Stairs.count)
+
+    snapshot, restore = Kept.snapshot, Kept.restore
+
+
+class Slippery(KeptStairs):
+    """Its second step fails."""
+
+    def reset(self, **options):
+        self.slipped = False
+        return super().reset(**options)
+
+    def climb(self) -> str:
+        """Go one step up."""
+        if self.place == 1 and not self.slipped:
+            self.slipped = True
+            raise agentrl.ToolError("You slip.")
+        return super().climb()
+
+
+class Still(Walk):
+    """Looks the same each time, and takes snapshots."""
 
     snapshot, restore = Kept.snapshot, Kept.restore
 
@@ -266,6 +287,12 @@ async def test_actions_are_replayed_and_the_ledger_is_rebuilt(play_twice, kill_a
     assert [list(second.journals.metrics().values()) for _ in range(2)] == list(counts), "counts since the last call"
 
 
+async def test_an_episode_without_an_answer_lost_nothing(play_twice):
+    _, _, second, after = await play_twice(Walk, 0)
+    assert (second.told, second.requests) == ([], list(range(LENGTH)))
+    assert after.outcome is Outcome.FINISHED
+
+
 @pytest.mark.parametrize(("world", "taken"), [(Walk, LENGTH), (Kept, 0)])
 async def test_an_episode_whose_group_was_not_scored_yet_is_not_sampled_again(play_twice, world, taken):
     _, before, second, after = await play_twice(world, "end")
@@ -333,6 +360,15 @@ async def test_the_environments_own_tools(play_twice, world, again):
     assert after.outcome is Outcome.TRUNCATED_TURNS
 
 
+async def test_a_tool_that_failed_has_failed_in_the_replay_too(play_twice):
+    call = f"<tool_call>\n{json.dumps({'name': 'climb', 'arguments': {}})}\n</tool_call>"
+    options = {"answers": [call], "loop": "tool_calling", "loop_options": {}, "limits": EpisodeLimits(max_turns=4)}
+    _, before, second, after = await play_twice(Slippery, 3, **options)
+    assert second.told == [CONTINUED.format(3)]
+    assert after.metrics["tool/climb/errors"] == before.metrics["tool/climb/errors"] == 1.0
+    assert after.metrics["tool/climb/calls"] == 4.0
+
+
 @agentrl.tool
 class Tally:
     """Count the calls."""
@@ -375,7 +411,7 @@ async def test_configured_tools_are_called_again(play_twice, tool, told):
     assert after.outcome is Outcome.FINISHED
 
 
-@agentrl.tool
+@agentrl.tool(parallel=True)
 async def rest(seconds: float) -> str:
     """Wait.
 
@@ -483,6 +519,45 @@ class OtherActions(Chatty):
             conversation.add(user("Go on."))
 
 
+class Hasty(Chatty):
+    """Takes one action for each answer, and in a replay all that are recorded and one more."""
+
+    runs = itertools.count()
+
+    async def run(self, episode):
+        await episode.reset()
+        conversation = episode.open([user("Hello.")])
+        is_replay = next(Hasty.runs) % 3 == 1
+        while True:
+            await conversation.generate()
+            for _ in range(4 if is_replay else 1):
+                result = await episode.step("forward")
+            if result.done:
+                return
+            conversation.add(user("Go on."))
+
+
+class Trying(Chatty):
+    """Tries each action before it takes it."""
+
+    async def run(self, episode):
+        await episode.reset()
+        conversation = episode.open([user("Hello.")])
+        while True:
+            action = (await conversation.generate()).text
+            await episode.try_action(action)
+            if (await episode.step(action)).done:
+                return
+            conversation.add(user("Go on."))
+
+
+async def test_trial_actions_are_replayed_and_not_restored(play_twice):
+    _, _, second, after = await play_twice(Still, 3, loop=Trying())
+    assert second.told == [CONTINUED.format(3)]
+    assert second.taken == ["forward"] * 2 * LENGTH
+    assert after.outcome is Outcome.FINISHED
+
+
 class External(Chatty):
     is_deterministic = False
 
@@ -492,6 +567,7 @@ class External(Chatty):
     [
         (Chatty, "the agent loop made a different request"),
         (Careless, "the agent loop made a different request"),
+        (Hasty, "the agent loop made a different request"),
         (OtherActions, "the agent loop took a different action"),
         (External, "the agent loop External cannot be replayed"),
     ],
@@ -524,7 +600,7 @@ class Slow(agentrl.AsyncEnv):
 )
 def test_a_replay_takes_hardly_longer_than_the_episode(parts, tmp_path, monkeypatch, seconds, told):
     """In virtual time: three steps of a minute, which may take a minute longer when they are replayed."""
-    limits = EpisodeLimits(max_seconds=330.0)
+    limits = EpisodeLimits(max_seconds=270.0)
 
     async def play():
         clock = asyncio.get_running_loop().time
@@ -546,23 +622,28 @@ def test_a_replay_takes_hardly_longer_than_the_episode(parts, tmp_path, monkeypa
         assert trajectory.outcome is Outcome.FINISHED
         assert [journal.seconds for journal in again] == [pytest.approx(180 + 70)], "if it is killed once more"
     else:
-        assert (took, trajectory.metrics["seconds"]) == (pytest.approx(180 + REPLAY_S + 400), pytest.approx(400))
+        assert (took, trajectory.metrics["seconds"]) == (pytest.approx(180 + REPLAY_S + 300), pytest.approx(300))
         assert trajectory.outcome is Outcome.TRUNCATED_TIME
 
 
 def test_a_cancelled_episode_keeps_its_journal(parts, tmp_path):
-    async def play():
+    async def replay_for(seconds):
         process = Process(tmp_path / "inflight", Slow, parts, clock=asyncio.get_running_loop().time)
+        process.journals.read(0)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(130):
+            async with asyncio.timeout(seconds):
                 await process.play()
         with process.journals:
             await process.runner.close()
         return process
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        process = runner.run(play())
+        process = runner.run(replay_for(130.0))
     assert len(list(process.path.iterdir())) == 1
+    assert not process.told
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        process = runner.run(replay_for(30.0))
+    assert process.told == ["did not reach 1 episodes that were in flight"]
     again = JournalFolder(process.path, lambda: 0.0, process.told.append)
     again.read(0)
     for position, groups in ((4, []), (5, ["4-t"])):
