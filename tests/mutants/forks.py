@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import gc
+import importlib
 import json
 import os
 import resource
@@ -56,6 +57,7 @@ def pytest_runtestloop(session: Any) -> bool:
     """Test the changes instead of running the tests."""
     tasks = json.loads(Path(os.environ[TASKS]).read_text())
     gc.unfreeze()
+    _import_sources(tasks["sources"])
     functions = _live_functions(tasks["tree"])
     assert functions, f"the package was not imported from {tasks['tree']}"
     calls = _calls(session, tasks, functions)
@@ -71,6 +73,14 @@ def pytest_runtestloop(session: Any) -> bool:
         with Path(tasks["results"]).open("a") as file:
             file.write(json.dumps(line) + "\n")
     return True
+
+
+def _import_sources(paths: Sequence[str]) -> None:
+    """Import the files that tests import only when they run, so that their functions can be replaced."""
+    for path in paths:
+        name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        with contextlib.suppress(ImportError):  # of a library that is not installed
+            importlib.import_module(name)
 
 
 def _calls(session: Any, tasks: dict[str, Any], functions: LiveFunctions) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from agentrl.errors import Outcome
 from agentrl.reward import Score, Scorer
 from agentrl.rollout.branches import BranchRunner, branch_metrics, branch_turn, least_certain_turns, root_of
 from agentrl.serving.scripted import ScriptedEngine
-from agentrl.trajectory import BranchPoint, TokenSequence, Trajectory, Turn
+from agentrl.trajectory import BranchPoint, Source, TokenSequence, Trajectory, Turn
 
 __all__ = ["make"]
 
@@ -51,6 +51,12 @@ def test_points_follow_the_config_and_a_short_episode_is_repeated_whole(settings
 def test_the_least_certain_turns_come_first_but_never_the_first_turn():
     root = episode([-9.0], [-1.0, -1.0], [-3.0, -0.5], [-2.0])
     assert least_certain_turns(root) == [3, 2, 1]
+    written = root.sequences[0]
+    written.extend([7, 7, 7], Source.FORCED)  # belong to a turn, and were not chosen
+    written.extend_sampled([1], logprobs=[-1.5], versions=[0])
+    written.turns.append(Turn(index=4, start=len(written) - 4, end=len(written)))
+    assert least_certain_turns(root) == [3, 2, 4, 1]
+    root = episode([-9.0], [-1.0, -1.0], [-3.0, -0.5], [-2.0])
     config = BranchConfig(roots=2, by_entropy=True)
     assert [branch_turn(config, member, root) for member in (2, 4, 6, 8)] == [3, 2, 1, 3]
     assert branch_turn(config, 2, episode([-1.0])) == 1

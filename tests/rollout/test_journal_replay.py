@@ -16,7 +16,9 @@ from support.journaled_process import (
     KeptStairs,
     Paying,
     Process,
+    Slippery,
     Stairs,
+    Still,
     Stuck,
     Walk,
 )
@@ -28,7 +30,7 @@ from agentrl.message import user
 from agentrl.rollout import journal_file, journal_replay
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.journal import REPLAY_S, JournalFolder
-from agentrl.rollout.journal_file import JournalWriter, read_journal
+from agentrl.rollout.journal_file import read_journal
 from agentrl.rollout.recorded_turns import EnvironmentRecord, continue_from
 from agentrl.rollout.simulation import VirtualTimeLoop
 
@@ -91,6 +93,12 @@ async def test_actions_are_replayed_and_the_ledger_is_rebuilt(play_twice, kill_a
     assert second.ended == [("4-t/1.0", Outcome.FINISHED)]
     counts = [1.0, 0.0, float(kill_at)], [0.0, 0.0, 0.0]
     assert [list(second.journals.metrics().values()) for _ in range(2)] == list(counts), "counts since the last call"
+
+
+async def test_an_episode_without_an_answer_lost_nothing(play_twice):
+    _, _, second, after = await play_twice(Walk, 0)
+    assert (second.told, second.requests) == ([], list(range(LENGTH)))
+    assert after.outcome is Outcome.FINISHED
 
 
 @pytest.mark.parametrize(("world", "taken"), [(Walk, LENGTH), (Kept, 0)])
@@ -218,6 +226,15 @@ async def test_the_environments_own_tools(play_twice, world, again):
     assert after.outcome is Outcome.TRUNCATED_TURNS
 
 
+async def test_a_tool_that_failed_has_failed_in_the_replay_too(play_twice):
+    call = f"<tool_call>\n{json.dumps({'name': 'climb', 'arguments': {}})}\n</tool_call>"
+    options = {"answers": [call], "loop": "tool_calling", "loop_options": {}, "limits": EpisodeLimits(max_turns=4)}
+    _, before, second, after = await play_twice(Slippery, 3, **options)
+    assert second.told == [CONTINUED.format(3)]
+    assert after.metrics["tool/climb/errors"] == before.metrics["tool/climb/errors"] == 1.0
+    assert after.metrics["tool/climb/calls"] == 4.0
+
+
 @agentrl.tool
 class Tally:
     """Count the calls."""
@@ -260,7 +277,7 @@ async def test_configured_tools_are_called_again(play_twice, tool, told):
     assert after.outcome is Outcome.FINISHED
 
 
-@agentrl.tool
+@agentrl.tool(parallel=True)
 async def rest(seconds: float) -> str:
     """Wait.
 
@@ -368,6 +385,45 @@ class OtherActions(Chatty):
             conversation.add(user("Go on."))
 
 
+class Hasty(Chatty):
+    """Takes one action for each answer, and in a replay all that are recorded and one more."""
+
+    runs = itertools.count()
+
+    async def run(self, episode):
+        await episode.reset()
+        conversation = episode.open([user("Hello.")])
+        is_replay = next(Hasty.runs) % 3 == 1
+        while True:
+            await conversation.generate()
+            for _ in range(4 if is_replay else 1):
+                result = await episode.step("forward")
+            if result.done:
+                return
+            conversation.add(user("Go on."))
+
+
+class Trying(Chatty):
+    """Tries each action before it takes it."""
+
+    async def run(self, episode):
+        await episode.reset()
+        conversation = episode.open([user("Hello.")])
+        while True:
+            action = (await conversation.generate()).text
+            await episode.try_action(action)
+            if (await episode.step(action)).done:
+                return
+            conversation.add(user("Go on."))
+
+
+async def test_trial_actions_are_replayed_and_not_restored(play_twice):
+    _, _, second, after = await play_twice(Still, 3, loop=Trying())
+    assert second.told == [CONTINUED.format(3)]
+    assert second.taken == ["forward"] * 2 * LENGTH
+    assert after.outcome is Outcome.FINISHED
+
+
 class External(Chatty):
     is_deterministic = False
 
@@ -377,6 +433,7 @@ class External(Chatty):
     [
         (Chatty, "the agent loop made a different request"),
         (Careless, "the agent loop made a different request"),
+        (Hasty, "the agent loop made a different request"),
         (OtherActions, "the agent loop took a different action"),
         (External, "the agent loop External cannot be replayed"),
     ],
@@ -409,7 +466,7 @@ class Slow(agentrl.AsyncEnv):
 )
 def test_a_replay_takes_hardly_longer_than_the_episode(parts, tmp_path, monkeypatch, seconds, told):
     """In virtual time: three steps of a minute, which may take a minute longer when they are replayed."""
-    limits = EpisodeLimits(max_seconds=330.0)
+    limits = EpisodeLimits(max_seconds=270.0)
 
     async def play():
         clock = asyncio.get_running_loop().time
@@ -431,23 +488,28 @@ def test_a_replay_takes_hardly_longer_than_the_episode(parts, tmp_path, monkeypa
         assert trajectory.outcome is Outcome.FINISHED
         assert [journal.seconds for journal in again] == [pytest.approx(180 + 70)], "if it is killed once more"
     else:
-        assert (took, trajectory.metrics["seconds"]) == (pytest.approx(180 + REPLAY_S + 400), pytest.approx(400))
+        assert (took, trajectory.metrics["seconds"]) == (pytest.approx(180 + REPLAY_S + 300), pytest.approx(300))
         assert trajectory.outcome is Outcome.TRUNCATED_TIME
 
 
 def test_a_cancelled_episode_keeps_its_journal(parts, tmp_path):
-    async def play():
+    async def replay_for(seconds):
         process = Process(tmp_path / "inflight", Slow, parts, clock=asyncio.get_running_loop().time)
+        process.journals.read(0)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(130):
+            async with asyncio.timeout(seconds):
                 await process.play()
         with process.journals:
             await process.runner.close()
         return process
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        process = runner.run(play())
+        process = runner.run(replay_for(130.0))
     assert len(list(process.path.iterdir())) == 1
+    assert not process.told
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        process = runner.run(replay_for(30.0))
+    assert process.told == ["did not reach 1 episodes that were in flight"]
     again = JournalFolder(process.path, lambda: 0.0, process.told.append)
     again.read(0)
     for position, groups in ((4, []), (5, ["4-t"])):
@@ -504,37 +566,3 @@ async def test_the_newest_attempt_counts(parts, tmp_path):
     process.journals.read(0)
     assert [file.name for file in process.path.iterdir()] == [name]
     assert process.journals.claim("4-t/1") == 1
-
-
-ANSWER = {"kind": "answer", "token_ids": [1], "logprobs": [-1.0], "versions": [0]}
-
-
-def test_what_a_torn_record_left_is_removed_so_that_others_can_follow(tmp_path):
-    writer = JournalWriter(tmp_path)
-    writer.begin("a.jsonl", {"kind": "start", "id": "4-t/1.0"})
-    writer.append("a.jsonl", ANSWER)
-    writer.flush()
-    whole = (tmp_path / "a.jsonl").read_bytes()
-    (tmp_path / "a.jsonl").write_bytes(whole + b'{"kind": "ans')
-    assert len(read_journal(tmp_path / "a.jsonl", version=0).answers) == 1
-    assert (tmp_path / "a.jsonl").read_bytes() == whole
-    writer.append("a.jsonl", ANSWER)
-    writer.close()
-    assert len(read_journal(tmp_path / "a.jsonl", version=0).answers) == 2
-
-
-def test_the_size_of_a_journal_is_that_of_its_last_beginning(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal_file, "LARGEST_JOURNAL", 500)
-    writer, sizes = JournalWriter(tmp_path), []
-    for _ in range(3):
-        writer.begin("a.jsonl", {"kind": "start", "id": "4-t/1.0"})
-        writer.append("a.jsonl", ANSWER | {"token_ids": [1] * 50, "logprobs": [-1] * 50, "versions": [0] * 50})
-        writer.flush()
-        assert read_journal(tmp_path / "a.jsonl", version=0).problem is None
-    for _ in range(4):
-        writer.append("a.jsonl", ANSWER | {"token_ids": [1] * 50, "logprobs": [-1] * 50, "versions": [0] * 50})
-        writer.flush()
-        sizes.append((tmp_path / "a.jsonl").stat().st_size)
-    writer.close()
-    assert read_journal(tmp_path / "a.jsonl", version=0).problem == "their journals became too large"
-    assert sizes[-1] == sizes[-2] == sizes[-3], "nothing follows what cannot be continued"

@@ -131,6 +131,27 @@ class KeptStairs(Stairs):
     snapshot, restore = Kept.snapshot, Kept.restore
 
 
+class Slippery(KeptStairs):
+    """Its second step fails."""
+
+    def reset(self, **options):
+        self.slipped = False
+        return super().reset(**options)
+
+    def climb(self) -> str:
+        """Go one step up."""
+        if self.place == 1 and not self.slipped:
+            self.slipped = True
+            raise agentrl.ToolError("You slip.")
+        return super().climb()
+
+
+class Still(Walk):
+    """Looks the same each time, and takes snapshots."""
+
+    snapshot, restore = Kept.snapshot, Kept.restore
+
+
 class Process:
     """What one process plays: an episode whose journal is copied before request number `kill_at` of the engine."""
 
