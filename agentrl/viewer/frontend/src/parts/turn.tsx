@@ -134,7 +134,7 @@ export const TurnView = memo(function TurnView({ turn, isCurrent, isParting, lin
       aria-label={turnName(turn.number)}
     >
       <header>
-        <h3>{link ? <a href={link}>{turnName(turn.number)}</a> : turnName(turn.number)}</h3>
+        <h2>{link ? <a href={link}>{turnName(turn.number)}</a> : turnName(turn.number)}</h2>
         {turn.number !== null && <span class="role">{turn.role}</span>}
         {turn.invalid && <span class="bad">✕ invalid call</span>}
         {isParting && <span class="parting">≠ parts here</span>}
