@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,7 +21,8 @@ from aiohttp import web
 
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.errors.foreign import DaemonThreads
-from agentrl.remote.listening import Handler, Listener
+from agentrl.remote.listening import Handler, Listener, read_body
+from agentrl.remote.wire import Refusal
 from agentrl.viewer import api, static_files
 from agentrl.viewer.events import EventHub
 from agentrl.viewer.library import Library, open_library
@@ -38,6 +39,10 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 JSON = "application/json"
 Answer: TypeAlias = Callable[[Library, web.Request, Query], Any]
 """Function that makes the answer of an address, in a thread."""
+
+
+Change: TypeAlias = Callable[[Library, web.Request, Mapping[str, Any]], Any]
+"""Function that changes something, and makes the answer; it receives the request's body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +114,9 @@ class ViewerServer:
         application.add_routes(
             [
                 *routes,
+                web.post("/api/r/{source}/notes", self._change(api.create_note)),
+                web.delete("/api/r/{source}/notes/{note}", self._change(api.remove_note)),
+                web.get("/api/r/{source}/episode/{episode}/image/{checksum}", self._send_image),
                 web.get("/api/events", self._send_events),
                 web.get("/", self._send_page),
                 web.get("/r/{page:.*}", self._send_page),
@@ -130,6 +138,8 @@ class ViewerServer:
             response = _error(404, error)
         except AgentRLError as error:
             response = _error(400, error)
+        except Refusal as error:
+            response = _error(400, UsageError(str(error)))
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:  # a boundary: a damaged store must not end the server
@@ -146,6 +156,19 @@ class ViewerServer:
             return web.Response(body=found, content_type=JSON, headers={"Cache-Control": "no-store"})
 
         return handle
+
+    def _change(self, change: Change) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            body = (await read_body(request, api.LARGEST_BODY))[1] if request.method == "POST" else {}
+            found = await self._in_thread(lambda: api.encode(change(self.library, request, body)))
+            self.hub.publish("notes", request.match_info["source"], {})
+            return web.Response(body=found, content_type=JSON, headers={"Cache-Control": "no-store"})
+
+        return handle
+
+    async def _send_image(self, request: web.Request) -> web.StreamResponse:
+        data, kind = await self._in_thread(lambda: api.find_episode_image(self.library, request))
+        return web.Response(body=data, content_type=kind, headers={"Cache-Control": "private, max-age=3600"})
 
     async def _send_events(self, request: web.Request) -> web.StreamResponse:
         if self.hub.is_full:

@@ -32,7 +32,7 @@ def test_episodes_are_chosen_by_step_and_task(agentrl: Cli, trained_run: Path) -
     assert len(tasks) == 8
     one = agentrl("view", str(trained_run), "--terminal", "--task", tasks[-1], "--step", "2").out
     assert {line.split()[0] for line in one.splitlines() if line.startswith("train-")} == {tasks[-1]}
-    none = agentrl("view", str(trained_run), "--step", "99")
+    none = agentrl("view", str(trained_run), "--step", "99", "--terminal")
     assert none.code == 2
     assert "no matching episode" in none.err
     assert "got 99, expected 1 to 2" in none.err
