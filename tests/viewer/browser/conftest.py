@@ -69,7 +69,9 @@ def small_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             run = start(f"run.seed={seed}", "evaluation={every: 2, tasks: 3, split: test}", name=name)
             train(run)
     tokenizer = AutoTokenizer.from_pretrained(run.folder.model)
-    EpisodeWriter(run.folder.path, tokenizer).write(5, scripts())
+    writer = EpisodeWriter(run.folder.path, tokenizer)
+    written = writer.write(5, scripts())
+    writer.write_tables(5, [trajectory for trajectory in written if trajectory.group_id == "9-shop"])
     return folder / "runs"
 
 

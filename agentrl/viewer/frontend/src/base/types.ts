@@ -94,7 +94,10 @@ export interface EpisodeRow {
 }
 
 export interface EpisodePage {
-  total: number;
+  /** Null while a text search has not read all episodes. */
+  total: number | null;
+  /** Episodes that a text search has not read yet. */
+  unsearched?: number | null;
   rows: EpisodeRow[];
   cursor: string | null;
   facets: { environments: string[]; splits: string[]; outcomes: string[]; roles: string[]; task_types: string[] };
@@ -184,6 +187,8 @@ export interface TokenColumns {
   trainer_logprob: Column | null;
   clipped: Column | null;
   masked_by: (string | null)[] | null;
+  overlay_problem?: string | null;
+  tokenizer_problem?: string | null;
 }
 
 export interface PartsAt {

@@ -99,7 +99,7 @@ export interface TokenOptions {
 
 /** Return the text to show for a token: spaces and line ends become visible if wanted. */
 function shownText(text: string, showsWhitespace: boolean): string {
-  if (text === "") return "∅";
+  if (text === "") return "◌"; // a part of a character, whose text is at its last token
   if (!showsWhitespace) return text;
   return text.replaceAll(" ", "·").replaceAll("\t", "→\t").replaceAll("\n", "⏎\n");
 }
