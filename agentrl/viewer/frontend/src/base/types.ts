@@ -23,6 +23,7 @@ export interface Source {
 }
 
 export interface Problem {
+  text?: string;
   problem?: string;
   message?: string;
   hint?: string;

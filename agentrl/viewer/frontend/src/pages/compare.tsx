@@ -62,7 +62,7 @@ function Verdict({ data }: { data: Comparison }) {
               )}
             </div>
             <div class="tile">
-              <strong>p = {num(test.p, 3)}</strong> {test.name}
+              <strong>{test.p !== null && test.p < 1e-4 ? "p < 0.0001" : `p = ${num(test.p, 3)}`}</strong> {test.name}
               <span class="muted">{test.p !== null && test.p < 0.05 ? "unlikely to be chance" : "may be chance"}</span>
             </div>
           </>

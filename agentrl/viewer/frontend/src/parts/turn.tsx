@@ -82,6 +82,7 @@ function PartView({ part }: { part: Part }) {
         )}
         {part.kind === "tool_call" && <Arguments value={part.arguments} />}
         {part.kind === "image" ? <Image part={part} /> : text && <TextBlock text={text} />}
+        {part.kind === "assistant" && !text && <span class="muted">No text that could be read: see the tokens.</span>}
       </div>
     </div>
   );
