@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import math
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image, ImageDraw
 
 from agentrl.errors import Outcome
@@ -122,6 +126,9 @@ def scripts() -> list[Script]:
     ]
 
 
+STALE = "stale"
+
+
 class EpisodeWriter:
     """Writer of episodes into a run's store.
 
@@ -144,6 +151,50 @@ class EpisodeWriter:
                 store.end(trajectory)
                 played.append(trajectory)
         return played
+
+    def write_tables(self, step: int, episodes: Sequence[Trajectory]) -> None:
+        """Write the trainer's tables of the step: values per token, and one row per episode."""
+        folder = self._run / "tokens"
+        folder.mkdir(exist_ok=True)
+        rewards = [trajectory.reward or 0.0 for trajectory in episodes]
+        mean, spread = statistics.mean(rewards), statistics.pstdev(rewards)
+        tokens = [row for one in episodes for row in self._token_rows(one, ((one.reward or 0.0) - mean) / spread)]
+        pq.write_table(pa.Table.from_pylist(tokens), folder / f"step-{step:06d}.parquet")
+        rows = [
+            {
+                "episode": one.id,
+                "group": one.group_id,
+                "advantage_mean": ((one.reward or 0.0) - mean) / spread,
+                "group_mean": mean,
+                "group_std": spread,
+            }
+            for one in episodes
+        ]
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"episodes-{step:06d}.parquet")
+
+    def _token_rows(self, trajectory: Trajectory, advantage: float) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        for number, sequence in enumerate(trajectory.sequences):
+            for position in sequence.loss_mask.nonzero()[0].tolist():
+                logprob, drift = float(sequence.logprobs[position]), self._random.gauss(0, 0.12)
+                turn = next(turn for turn in sequence.turns if turn.start <= position < turn.end)
+                rows.append(
+                    {
+                        "episode": trajectory.id,
+                        "sequence": number,
+                        "position": position,
+                        "token": int(sequence.token_ids[position]),
+                        "advantage": advantage * (-0.6 if turn.index == 1 else 0.5 + 0.25 * turn.index),
+                        "episode_return": trajectory.reward,
+                        "engine_logprob": logprob,
+                        "trainer_logprob": logprob + drift,
+                        "ratio": math.exp(drift),
+                        "entropy": self._random.expovariate(1.5) if logprob < -0.1 else 0.01,
+                        "clipped": abs(drift) > 0.2,
+                        "masked_by": STALE if turn.index == 1 and not turn.valid else None,
+                    }
+                )
+        return rows
 
     def _play(self, script: Script) -> Trajectory:
         sequence = TokenSequence()

@@ -60,16 +60,23 @@ class RunningViewer:
 
 @pytest.fixture(scope="session")
 def small_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two small runs; ``second`` also holds the written episodes, in its step 5."""
+    """A folder with small runs: ``third`` has the tasks of ``first``, and ``second`` the written episodes, in step 5."""
     from support.fixtures import tiny_runs  # a plugin, which pytest has to load first
 
     folder = tmp_path_factory.mktemp("viewer")
     with tiny_runs(folder) as start:
-        for name, seed in (("first", 1), ("second", 2)):
-            run = start(f"run.seed={seed}", "evaluation={every: 2, tasks: 3, split: test}", name=name)
+        for name, seed, rate in (("first", 1, "1e-2"), ("third", 1, "2e-2"), ("second", 2, "1e-2")):
+            words = (
+                f"run.seed={seed}",
+                f"trainer.learning_rate={rate}",
+                "evaluation={every: 2, tasks: 3, split: test}",
+            )
+            run = start(*words, name=name)
             train(run)
     tokenizer = AutoTokenizer.from_pretrained(run.folder.model)
-    EpisodeWriter(run.folder.path, tokenizer).write(5, scripts())
+    writer = EpisodeWriter(run.folder.path, tokenizer)
+    written = writer.write(5, scripts())
+    writer.write_tables(5, [trajectory for trajectory in written if trajectory.group_id == "9-shop"])
     return folder / "runs"
 
 
@@ -77,7 +84,7 @@ def small_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def viewer(small_runs: Path) -> Iterator[RunningViewer]:
     """A server of the viewer on the small runs."""
     running = RunningViewer([small_runs])
-    for name in ("first", "second"):
+    for name in ("first", "second", "third"):
         running.wait_for_index(name)
     yield running
     running.close()
@@ -109,8 +116,8 @@ def browser(small_runs: Path) -> Iterator[Browser]:
 class Visitor:
     """A page of the browser whose errors fail the test."""
 
-    def __init__(self, page: Page, url: str) -> None:
-        self.page, self.url = page, url
+    def __init__(self, page: Page, url: str, folder: Path) -> None:
+        self.page, self.url, self.folder = page, url, folder
         self.errors: list[str] = []
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", self._hear)
@@ -130,7 +137,7 @@ class Visitor:
 
 
 @pytest.fixture
-def new_visitor(browser: Browser, viewer: RunningViewer) -> Iterator[Callable[..., Visitor]]:
+def new_visitor(browser: Browser, viewer: RunningViewer, small_runs: Path) -> Iterator[Callable[..., Visitor]]:
     """Open pages of the browser with options such as a width or a colour scheme."""
     contexts, visitors = [], []
 
@@ -141,7 +148,7 @@ def new_visitor(browser: Browser, viewer: RunningViewer) -> Iterator[Callable[..
             permissions=["clipboard-read", "clipboard-write"],
         )
         contexts.append(context)
-        visitors.append(Visitor(context.new_page(), url or viewer.url))
+        visitors.append(Visitor(context.new_page(), url or viewer.url, small_runs))
         return visitors[-1]
 
     yield make

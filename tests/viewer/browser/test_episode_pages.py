@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from urllib.parse import quote
 
 import pytest
@@ -206,6 +207,99 @@ def test_tokens_are_coloured_by_source_log_probability_and_version(new_visitor, 
     assert "v4" in token.evaluate("token => getComputedStyle(token, '::after').content")
     page.keyboard.press("w")
     expect(page.locator(".stream").first).to_contain_text("You·are·the·assistant")
+
+
+OVERLAYS = {
+    "Ratio": ("overlay=ratio", "×", "dp4"),
+    "Advantage": ("overlay=advantage", "+", "dn"),
+    "Entropy": ("overlay=entropy", "to", "q5"),
+    "Clipped or filtered": ("overlay=clipped", "removed: stale", "flag-masked"),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_what_the_trainer_computed_is_an_overlay(visit, keep_picture, name: str) -> None:
+    address, text, style = OVERLAYS[name]
+    page = visit.open(f"{SHOP}?view=tokens", "shop-17")
+    page.get_by_role("button", name=name, exact=True).click()
+    expect(page).to_have_url(re.compile(address))
+    expect(page.get_by_label("Legend")).to_contain_text(text)
+    assert page.locator(f".tokens .t[class*='{style}']").count() > 0
+    page.locator(".token-block.sampled").nth(1).locator(".t").nth(3).click()
+    card = page.get_by_role("region", name="Token", exact=True)
+    values = dict(zip(card.locator("dt").all_inner_texts(), card.locator("dd").all_inner_texts(), strict=True))
+    assert re.fullmatch(r"[+−]\d\.\d{4}", values["Advantage"])
+    assert re.fullmatch(r"\d\.\d{4}", values["Ratio"])
+    assert re.fullmatch(r"\d\.\d{4}", values["Entropy"])
+    assert values["In the loss"] == "✕ stale"
+    keep_picture(page, address.replace("overlay=", "tokens-"))
+
+
+def test_overlays_without_values_cannot_be_chosen(visit) -> None:
+    page = visit.open(f"{LONG}?view=tokens", "long-1")
+    expect(page.get_by_role("button", name="Advantage", exact=True)).to_be_disabled()
+    expect(page.get_by_role("button", name="Log-probability", exact=True)).to_be_enabled()
+
+
+def test_a_group_shows_siblings_and_where_they_part(visit, keep_picture) -> None:
+    page = visit.open(f"{SHOP}", "shop-17")
+    page.keyboard.press("s")
+    expect(page).to_have_url(re.compile("/group/9-shop$"))
+    rows = page.locator("table.members tbody tr")
+    expect(rows).to_have_count(3)
+    expect(rows.nth(0)).to_contain_text("+1.0342")
+    expect(rows.nth(2)).to_contain_text("−1.3524")
+    expect(rows.nth(1).locator(".selected")).to_have_text("Y")
+    expect(page.locator(".side-head")).to_have_count(2)
+    expect(page.locator(".parting")).to_have_count(2)
+    expect(page.get_by_text("I cannot help with that.")).to_be_visible()
+    keep_picture(page, "group")
+    page.get_by_role("button", name="Show what all of them read").click()
+    expect(page.locator(".side-by-side .part.system")).to_have_count(2)
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    expect(page.locator(".side-head")).to_have_count(3)
+    rows.nth(2).get_by_role("link", name="token").click()
+    expect(page).to_have_url(re.compile("token="))
+    expect(page.locator(".t.selected")).to_be_in_viewport()
+
+
+def test_two_runs_are_compared_task_by_task(visit, keep_picture) -> None:
+    page = visit.open("/compare", "Compare")
+    expect(page.get_by_text("Choose two runs or evaluations")).to_be_visible()
+    page.get_by_label("A", exact=True).select_option("first")
+    page.get_by_label("B", exact=True).select_option("third")
+    expect(page.locator(".tile").first).to_contain_text("tasks B won")
+    expect(page.get_by_text("exact McNemar")).to_be_visible()
+    rows = page.locator(".task-list tbody tr")
+    won, lost, same = (int(re.sub(r"\D", "", text)) for text in page.locator(".tile strong").all_inner_texts()[:3])
+    expect(rows).to_have_count(won + lost + same)
+    page.keyboard.press("j")
+    expect(page.locator(".side-head")).to_have_count(2)
+    expect(page.locator(".side-by-side .turn")).not_to_have_count(0)
+    keep_picture(page, "compare")
+    page.get_by_role("button", name="Same").click()
+    expect(rows).to_have_count(same)
+    page.get_by_role("button", name="Swap").click()
+    expect(page).to_have_url(re.compile("a=third&b=first"))
+
+
+def test_a_crashed_run_shows_the_episodes_that_were_running(
+    visit, new_visitor, run_viewer, tmp_path, keep_picture
+) -> None:
+    run = tmp_path / "runs" / "crashed"
+    shutil.copytree(visit.folder / "first", run)
+    turns = [{"role": "user", "text": "Write e."}, {"role": "assistant", "text": HOSTILE}]
+    running = {"id": "4-train-7/1.0", "environment": "letters:Letters", "task": "train-7", "state": "generating"}
+    status = {"pid": 1, "time": 1_795_000_000.0, "phase": "rollout", "step": 4, "steps": 9, "waits": [], "engines": []}
+    status["in_flight"] = [{**running, "since": 1_794_999_990.0, "turns": turns}]
+    (run / "status.json").write_text(json.dumps(status))
+    page = new_visitor(run_viewer([tmp_path / "runs"]).url).open("/r/crashed/in-flight", "in flight")
+    card = page.locator(".flight")
+    expect(card).to_contain_text("train-7")
+    expect(card).to_contain_text("10.0 s")
+    expect(card.locator(".hidden-char").first).to_be_visible()
+    keep_picture(page, "in-flight")
 
 
 def test_a_token_is_chosen_by_key_by_click_and_by_address(visit) -> None:

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 def test_the_runs_are_listed_with_state_figures_and_sparklines(visit, keep_picture) -> None:
     page = visit.open("/", "Runs and evaluations")
     rows = page.locator("table.runs tbody tr")
-    expect(rows).to_have_count(2)
+    expect(rows).to_have_count(3)
     first = rows.filter(has_text="first")
     expect(first).to_contain_text("finished")
     expect(first).to_contain_text("4 / 4")

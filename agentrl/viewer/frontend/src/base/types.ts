@@ -23,6 +23,7 @@ export interface Source {
 }
 
 export interface Problem {
+  text?: string;
   problem?: string;
   message?: string;
   hint?: string;
@@ -94,7 +95,10 @@ export interface EpisodeRow {
 }
 
 export interface EpisodePage {
-  total: number;
+  /** Null while a text search has not read all episodes. */
+  total: number | null;
+  /** Episodes that a text search has not read yet. */
+  unsearched?: number | null;
   rows: EpisodeRow[];
   cursor: string | null;
   facets: { environments: string[]; splits: string[]; outcomes: string[]; roles: string[]; task_types: string[] };
@@ -184,6 +188,8 @@ export interface TokenColumns {
   trainer_logprob: Column | null;
   clipped: Column | null;
   masked_by: (string | null)[] | null;
+  overlay_problem?: string | null;
+  tokenizer_problem?: string | null;
 }
 
 export interface PartsAt {

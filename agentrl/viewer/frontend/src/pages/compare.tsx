@@ -4,7 +4,7 @@ import { fixed, num, percent, signed, whole } from "../base/format";
 import { useKeys } from "../base/keys";
 import { links, setQuery, url } from "../base/router";
 import { Inline } from "../base/text";
-import type { Comparison, Episode, Source } from "../base/types";
+import type { Comparison, Episode, EpisodeRow, Source } from "../base/types";
 import { Await, Choice, Empty, Success } from "../parts/common";
 import { Shell } from "../parts/shell";
 import { type Side, SideBySide } from "../parts/side_by_side";
@@ -20,7 +20,10 @@ function Pick({ name, label, sources, value }: { name: string; label: string; so
   return (
     <label class="inline-field">
       {label}
-      <select value={value} onChange={(e) => setQuery({ [name]: e.currentTarget.value, task: null }, false)}>
+      <select
+        value={value}
+        onChange={(e) => setQuery({ [name]: e.currentTarget.value, task: null, environment: null }, false)}
+      >
         <option value="">choose…</option>
         {sources.map((one) => (
           <option key={one.key} value={one.key}>
@@ -59,7 +62,7 @@ function Verdict({ data }: { data: Comparison }) {
               )}
             </div>
             <div class="tile">
-              <strong>p = {num(test.p, 3)}</strong> {test.name}
+              <strong>{test.p !== null && test.p < 1e-4 ? "p < 0.0001" : `p = ${num(test.p, 3)}`}</strong> {test.name}
               <span class="muted">{test.p !== null && test.p < 0.05 ? "unlikely to be chance" : "may be chance"}</span>
             </div>
           </>
@@ -80,7 +83,7 @@ function Tasks({ data, task }: { data: Comparison; task: string | null }) {
   const at = rows.findIndex((one) => one.task === task);
   const move = (by: number) => {
     const next = rows[Math.max(0, Math.min(rows.length - 1, at + by))];
-    if (next) setQuery({ task: next.task });
+    if (next) setQuery({ task: next.task, environment: next.environment, episode_a: null, episode_b: null });
   };
   useKeys([
     { keys: "j", help: "Next task", run: () => move(1) },
@@ -130,7 +133,13 @@ function Tasks({ data, task }: { data: Comparison; task: string | null }) {
             {rows.map((one) => (
               <tr key={`${one.environment} ${one.task}`} class={one.task === task ? "current" : ""}>
                 <th scope="row">
-                  <button type="button" class="link" onClick={() => setQuery({ task: one.task })}>
+                  <button
+                    type="button"
+                    class="link"
+                    onClick={() =>
+                      setQuery({ task: one.task, environment: one.environment, episode_a: null, episode_b: null })
+                    }
+                  >
                     <Inline text={one.task} />
                   </button>
                 </th>
@@ -156,11 +165,11 @@ function Tasks({ data, task }: { data: Comparison; task: string | null }) {
   );
 }
 
-function side(name: string, source: string, episode: Episode): Side {
+function side(name: "a" | "b", source: string, episode: Episode, rows: EpisodeRow[] | undefined): Side {
   const head = (
     <>
-      <strong>{name}</strong> <a href={links.episode(source, episode.row.id)}>open</a>{" "}
-      <Success value={episode.row.success} />
+      <strong>{name.toUpperCase()}</strong> <a href={links.episode(source, episode.row.id)}>open</a>{" "}
+      <EpisodeChoice side={name} rows={rows} chosen={episode.row.id} /> <Success value={episode.row.success} />
       <span class="figures">
         <span>reward {fixed(episode.row.reward)}</span>
         <span>{episode.row.turns} turns</span>
@@ -170,9 +179,46 @@ function side(name: string, source: string, episode: Episode): Side {
   return { key: name, head, episode };
 }
 
+interface TwoEpisodesData {
+  a: Episode | null;
+  b: Episode | null;
+  episodes_a?: EpisodeRow[];
+  episodes_b?: EpisodeRow[];
+}
+
+/** The choice of one of a task's episodes. */
+function EpisodeChoice({
+  side: name,
+  rows,
+  chosen,
+}: {
+  side: "a" | "b";
+  rows: EpisodeRow[] | undefined;
+  chosen: string | undefined;
+}) {
+  if (!rows || rows.length < 2) return null;
+  return (
+    <select
+      aria-label={`Episode of ${name.toUpperCase()}`}
+      value={chosen ?? ""}
+      onChange={(e) => setQuery({ [`episode_${name}`]: e.currentTarget.value })}
+    >
+      {rows.map((row) => (
+        <option key={row.id} value={row.id}>
+          {row.step ? `step ${row.step} ` : ""}#{row.member ?? 0}: reward {fixed(row.reward)}
+        </option>
+      ))}
+    </select>
+  );
+}
+
 function TwoEpisodes({ a, b, task }: { a: string; b: string; task: string }) {
   const query = new URLSearchParams({ a, b, task });
-  const loaded = useGet<{ a: Episode | null; b: Episode | null }>(`/api/compare/episodes?${query}`);
+  for (const name of ["environment", "episode_a", "episode_b"]) {
+    const value = url.value.searchParams.get(name);
+    if (value) query.set(name, value);
+  }
+  const loaded = useGet<TwoEpisodesData>(`/api/compare/episodes?${query}`);
   return (
     <section>
       <h2>
@@ -180,7 +226,10 @@ function TwoEpisodes({ a, b, task }: { a: string; b: string; task: string }) {
       </h2>
       <Await of={loaded} what="the two episodes">
         {(data) => {
-          const sides = [...(data.a ? [side("A", a, data.a)] : []), ...(data.b ? [side("B", b, data.b)] : [])];
+          const sides = [
+            ...(data.a ? [side("a", a, data.a, data.episodes_a)] : []),
+            ...(data.b ? [side("b", b, data.b, data.episodes_b)] : []),
+          ];
           return sides.length ? <SideBySide sides={sides} /> : <Empty title="No episode of this task is stored." />;
         }}
       </Await>

@@ -16,7 +16,8 @@ const PAGE = 200;
 interface Rows {
   query: string;
   rows: EpisodeRow[];
-  total: number;
+  total: number | null;
+  unsearched?: number | null;
   cursor: string | null;
   facets: Page["facets"];
 }
@@ -51,14 +52,22 @@ function useRows(source: string, query: string) {
     load(null, PAGE, abort.signal);
     return () => abort.abort();
   }, [load]);
+  // A text search answers in parts: ask on until the screen is full or all episodes are searched.
+  const isSearching =
+    state?.query === query && state.cursor !== null && state.rows.length < PAGE && (state.unsearched ?? 0) > 0;
+  useEffect(() => {
+    if (isSearching && state) load(state.cursor, PAGE);
+  }, [isSearching, state, load]);
   const more = useCallback(async () => {
     if (isBusy.current || !state?.cursor || state.query !== query) return;
     isBusy.current = true;
     await load(state.cursor, PAGE);
     isBusy.current = false;
   }, [load, state, query]);
-  const reload = () => load(null, Math.max(PAGE, Math.min(1000, state?.rows.length ?? 0)));
-  return { state, error, more, reload, isCurrent: state?.query === query };
+  const reload = () => {
+    if (!isSearching) load(null, Math.max(PAGE, Math.min(1000, state?.rows.length ?? 0)));
+  };
+  return { state, error, more, reload, isSearching, isCurrent: state?.query === query };
 }
 
 const COLUMNS: { text: string; order?: string; isNumber?: boolean; title?: string }[] = [
@@ -184,7 +193,7 @@ function Table({ source, found, at, setAt, more, order, isDescending }: TablePro
   return (
     // biome-ignore lint/a11y/noNoninteractiveTabindex: the keys that move in the table scroll it
     <section ref={host} class="virtual" onScroll={measure} tabIndex={0} aria-label="Table of episodes">
-      <table class="list episodes" aria-rowcount={found.total + 1}>
+      <table class="list episodes" aria-rowcount={found.total === null ? -1 : found.total + 1}>
         <Header order={order} isDescending={isDescending} />
         <tbody>
           {first > 0 && <tr class="spacer" style={{ height: `${first * ROW}px` }} />}
@@ -210,10 +219,18 @@ function Table({ source, found, at, setAt, more, order, isDescending }: TablePro
   );
 }
 
+function countText(found: Rows, isSearching: boolean): string {
+  if (isSearching) return `${whole(found.rows.length)} found so far, ${whole(found.unsearched)} to search…`;
+  if (found.total !== null) return `${whole(found.total)} found`;
+  return found.cursor === null
+    ? `${whole(found.rows.length)} found`
+    : `${whole(found.rows.length)} found, and more below`;
+}
+
 export function EpisodesPage({ source }: { source: string }) {
   const query = url.value.searchParams;
   const text = query.toString();
-  const { state, error, more, reload, isCurrent } = useRows(source, text);
+  const { state, error, more, reload, isSearching, isCurrent } = useRows(source, text);
   const [at, setAt] = useState(0);
   useEvents(source, ["episodes", "index"], reload, 2000);
   // A new query starts at the top
@@ -259,7 +276,7 @@ export function EpisodesPage({ source }: { source: string }) {
           <div class="page-head">
             <h1>Episodes</h1>
             <span class="count" role="status">
-              {state ? `${whole(state.total)} found` : ""}
+              {state && countText(state, isSearching)}
             </span>
             <span class="hint muted">
               <kbd>j</kbd> <kbd>k</kbd> move · <kbd>Enter</kbd> open · <kbd>/</kbd> search · <kbd>f</kbd> filters
@@ -267,7 +284,7 @@ export function EpisodesPage({ source }: { source: string }) {
           </div>
           {error && <Failure error={error} retry={reload} />}
           {!state && !error && <Loading what="the episodes" />}
-          {state?.rows.length === 0 && isCurrent && (
+          {state?.rows.length === 0 && isCurrent && !isSearching && (
             <Empty title={text ? "No episode matches these filters." : "No episode has ended yet."}>
               {text && <a href={links.episodes(source)}>Clear the filters</a>}
             </Empty>

@@ -188,7 +188,7 @@ function GroupBody({ source, group }: { source: string; group: Group }) {
       <Members source={source} group={group} chosen={chosen} current={current} toggle={toggle} />
       {!chosen.length && <Empty title="No member is chosen." />}
       {sides.length < shown.length && <Loading what="the members" />}
-      {sides.length > 0 && <SideBySide sides={sides} />}
+      {sides.length > 0 && <SideBySide sides={sides} foldBefore={group.first_difference?.turn ?? null} />}
     </>
   );
 }

@@ -18,7 +18,9 @@ function Problems({ problems }: { problems: (Problem | string)[] }) {
       <ul>
         {problems.map((one, i) => (
           <li key={i}>
-            <strong>{typeof one === "string" ? one : (one.problem ?? one.message ?? JSON.stringify(one))}</strong>
+            <Inline
+              text={typeof one === "string" ? one : (one.text ?? one.problem ?? one.message ?? JSON.stringify(one))}
+            />
             {typeof one !== "string" && one.hint && <p>{one.hint}</p>}
           </li>
         ))}

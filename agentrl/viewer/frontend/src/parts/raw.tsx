@@ -8,7 +8,7 @@ import { turnName } from "./turn";
 
 export function Prompt(props: { source: string; id: string; turns: number[]; turn: number }) {
   const { source, id, turns, turn } = props;
-  const loaded = useGet<{ text: string; ids: number[] }>(`${api(source, "episode", id, "prompt")}?turn=${turn}`);
+  const loaded = useGet<{ text: string | null; ids: number[] }>(`${api(source, "episode", id, "prompt")}?turn=${turn}`);
   return (
     <section class="card">
       <div class="card-head">
@@ -25,13 +25,13 @@ export function Prompt(props: { source: string; id: string; turns: number[]; tur
         {loaded.data && (
           <>
             <span class="muted">{whole(loaded.data.ids.length)} tokens</span>
-            <Copy text={loaded.data.text} label="Copy text" />
+            {loaded.data.text !== null && <Copy text={loaded.data.text} label="Copy text" />}
             <Copy text={JSON.stringify(loaded.data.ids)} label="Copy ids" />
           </>
         )}
       </div>
       <Await of={loaded} what="the prompt">
-        {(prompt) => <TextBlock text={prompt.text} class="mono" />}
+        {(prompt) => <TextBlock text={prompt.text ?? prompt.ids.join(" ")} class="mono" />}
       </Await>
     </section>
   );

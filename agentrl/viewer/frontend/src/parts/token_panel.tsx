@@ -90,6 +90,9 @@ export function TokenPanel({ source, episode, sequence, token, turn, overlay: na
           </p>
         )}
         {error && <Failure error={error} />}
+        {[columns.tokenizer_problem, columns.overlay_problem].map(
+          (problem) => problem && <p class="error">▲ {problem}</p>,
+        )}
         <TokenText
           columns={columns}
           overlay={shown}

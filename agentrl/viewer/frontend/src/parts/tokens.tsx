@@ -99,7 +99,7 @@ export interface TokenOptions {
 
 /** Return the text to show for a token: spaces and line ends become visible if wanted. */
 function shownText(text: string, showsWhitespace: boolean): string {
-  if (text === "") return "∅";
+  if (text === "") return "◌"; // a part of a character, whose text is at its last token
   if (!showsWhitespace) return text;
   return text.replaceAll(" ", "·").replaceAll("\t", "→\t").replaceAll("\n", "⏎\n");
 }
@@ -154,6 +154,63 @@ const TokenChunk = memo(function TokenChunk(props: ChunkProps) {
   );
 });
 
+const LONG_INPUT = 240;
+
+interface BlockProps {
+  block: Block;
+  columns: TokenColumns;
+  overlay: Overlay;
+  options: TokenOptions;
+  selected: number | null;
+}
+
+/** A turn's answer, or what the model read before it. Long inputs are folded unless they hold the chosen token. */
+function BlockView({ block, columns, overlay, options, selected }: BlockProps) {
+  const [isOpen, setOpen] = useState(false);
+  const start = block.chunks[0]?.start ?? 0;
+  const end = block.chunks.at(-1)?.end ?? start;
+  const isSampled = block.source === "sampled";
+  const holdsSelected = selected !== null && selected >= start && selected < end;
+  const isFolded = !isSampled && end - start > LONG_INPUT && !isOpen && !holdsSelected;
+  return (
+    <section
+      class={`token-block ${block.source}`}
+      data-turn={block.turn ?? undefined}
+      aria-label={isSampled ? turnName(block.turn) : `Input, tokens ${start} to ${end - 1}`}
+    >
+      <div class="gutter">
+        <strong>{isSampled ? turnName(block.turn) : start === 0 ? "Prompt" : "Input"}</strong>
+        <span>
+          {start}–{end - 1}
+        </span>
+        <span>{whole(end - start)} tok</span>
+      </div>
+      <div>
+        <div class={`stream${isFolded ? " folded" : ""}`}>
+          {block.chunks.map((chunk) => (
+            <TokenChunk
+              key={chunk.start}
+              columns={columns}
+              start={chunk.start}
+              end={chunk.end}
+              isFirst={chunk.start === start}
+              overlay={overlay}
+              selected={selected !== null && selected >= chunk.start && selected < chunk.end ? selected : -1}
+              showsWhitespace={options.showsWhitespace}
+              showsValues={options.showsValues}
+            />
+          ))}
+        </div>
+        {isFolded && (
+          <button type="button" class="more" onClick={() => setOpen(true)}>
+            Show all {whole(end - start)} tokens of this input
+          </button>
+        )}
+      </div>
+    </section>
+  );
+}
+
 interface TokenTextProps {
   columns: TokenColumns;
   overlay: Overlay;
@@ -189,41 +246,16 @@ export function TokenText({ columns, overlay, options, selected, select, hover }
         if (token !== null && getSelection()?.isCollapsed !== false) select(token);
       }}
     >
-      {blocks.map((block) => {
-        const start = block.chunks[0]?.start ?? 0;
-        const end = block.chunks.at(-1)?.end ?? start;
-        return (
-          <section
-            key={start}
-            class={`token-block ${block.source}`}
-            data-turn={block.turn ?? undefined}
-            aria-label={block.source === "sampled" ? turnName(block.turn) : `Input, tokens ${start} to ${end - 1}`}
-          >
-            <div class="gutter">
-              <strong>{block.source === "sampled" ? turnName(block.turn) : start === 0 ? "Prompt" : "Input"}</strong>
-              <span>
-                {start}–{end - 1}
-              </span>
-              <span>{whole(end - start)} tok</span>
-            </div>
-            <div class="stream">
-              {block.chunks.map((chunk) => (
-                <TokenChunk
-                  key={chunk.start}
-                  columns={columns}
-                  start={chunk.start}
-                  end={chunk.end}
-                  isFirst={chunk.start === start}
-                  overlay={overlay}
-                  selected={selected !== null && selected >= chunk.start && selected < chunk.end ? selected : -1}
-                  showsWhitespace={options.showsWhitespace}
-                  showsValues={options.showsValues}
-                />
-              ))}
-            </div>
-          </section>
-        );
-      })}
+      {blocks.map((block) => (
+        <BlockView
+          key={block.chunks[0]?.start ?? 0}
+          block={block}
+          columns={columns}
+          overlay={overlay}
+          options={options}
+          selected={selected}
+        />
+      ))}
     </div>
   );
 }

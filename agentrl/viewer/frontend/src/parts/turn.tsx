@@ -82,6 +82,7 @@ function PartView({ part }: { part: Part }) {
         )}
         {part.kind === "tool_call" && <Arguments value={part.arguments} />}
         {part.kind === "image" ? <Image part={part} /> : text && <TextBlock text={text} />}
+        {part.kind === "assistant" && !text && <span class="muted">No text that could be read: see the tokens.</span>}
       </div>
     </div>
   );
@@ -134,7 +135,7 @@ export const TurnView = memo(function TurnView({ turn, isCurrent, isParting, lin
       aria-label={turnName(turn.number)}
     >
       <header>
-        <h3>{link ? <a href={link}>{turnName(turn.number)}</a> : turnName(turn.number)}</h3>
+        <h2>{link ? <a href={link}>{turnName(turn.number)}</a> : turnName(turn.number)}</h2>
         {turn.number !== null && <span class="role">{turn.role}</span>}
         {turn.invalid && <span class="bad">✕ invalid call</span>}
         {isParting && <span class="parting">≠ parts here</span>}
