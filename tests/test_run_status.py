@@ -247,7 +247,7 @@ def test_a_full_disk_costs_a_warning_and_not_the_run(tiny_run, monkeypatch, capl
 def test_a_hanging_disk_does_not_keep_a_run_from_ending(tmp_path, monkeypatch):
     released = threading.Event()
     monkeypatch.setattr(status_writer, "write_status", lambda run, snapshot: released.wait(60))
-    monkeypatch.setattr(status_writer, "LAST_WRITE_S", 0.1)
+    monkeypatch.setattr(status_writer, "LAST_STATUS_S", 0.1)
     began = time.monotonic()
     with StatusWriter(tmp_path, RunStatus()):
         pass

@@ -47,7 +47,7 @@ LONGEST_TEXT = 2_000
 """Maximum number of characters of a message."""
 RECENT_STEPS = 10
 """Number of steps from which the remaining time is estimated."""
-LAST_WRITE_S = 2.0
+LAST_STATUS_S = 2.0
 """Seconds for the last status, after which the run ends without it."""
 _log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class StatusWriter:
         else:
             self._end = RunEnd.STOPPED, None
         self._over.set()
-        self._thread.join(LAST_WRITE_S)
+        self._thread.join(LAST_STATUS_S)
 
     def _write_until_over(self) -> None:
         self._write()

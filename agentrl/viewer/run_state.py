@@ -18,7 +18,7 @@ from agentrl.viewer.sources import OpenedFolders, Source, SourceKind
 STATUS_FILE = "status.json"
 LARGEST_STATUS = 32 * 2**20
 """Maximum bytes of ``status.json`` that are read."""
-SILENT_S = 20.0
+STATUS_OLD_S = 20.0
 """Age of the status, which is written every second, from which a run does not live or hangs."""
 WITHOUT_NEWS_S = 600.0
 """Seconds without a change of any file after which a run that is not over counts as stalled."""
@@ -62,7 +62,7 @@ def state_of(source: Source, status: Mapping[str, Any] | None, *, is_complete: b
         changed: Time of the newest change of its files, in seconds since 1970.
     """
     now = time.time()
-    if status is not None and now - _number(status.get("time")) <= SILENT_S:
+    if status is not None and now - _number(status.get("time")) <= STATUS_OLD_S:
         return RunState.STALLED if _is_overdue(status, now) else RunState.RUNNING
     if is_complete:
         return RunState.FINISHED
