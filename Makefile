@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Containers often set this; without bytecode, each process of the tests compiles the sources and tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-llm test test-slow bubblewrap docker-daemon test-docker lint docs engines engine-vllm \
+.PHONY: setup demo demo-llm test test-slow prometheus bubblewrap docker-daemon test-docker lint docs engines engine-vllm \
 	engine-sglang engine-harmony real-model add-real-model instruct-model add-instruct-model test-real-model \
 	test-engines test-engines-cluster ray \
 	test-cluster originals original-alfworld original-openenv test-originals agents add-agents test-agents \
@@ -43,6 +43,12 @@ test: setup
 # Tests that take several seconds each: environment checks, runs with several processes, the wheel.
 test-slow: setup
 	$(UNIT_TESTS) -m slow tests
+
+# Prometheus, which reads a run in a test; without it, the test is skipped.
+prometheus:
+	@command -v prometheus >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && \
+		apt-get install -y -qq --no-install-recommends prometheus >/dev/null; } || \
+		echo "NO PROMETHEUS: its reading of a run is not tested; install it: apt-get install prometheus"
 
 # Local sandboxes need bubblewrap; without it, their tests are skipped.
 bubblewrap:

@@ -117,7 +117,9 @@ class Orchestrator:
         """Table of the run's waits."""
         self._threads = DaemonThreads("agentrl-trainer")
         self._cores = divide_cores(run.config.trainer.cpus, run.config.trainer.processes)[0]
-        self._status_writer = StatusWriter(run.folder.path, self.status, self._waits)
+        self._status_writer = StatusWriter(
+            run.folder.path, self.status, self._waits, port=run.config.observe.prometheus_port
+        )
         self._stop = asyncio.Event()
         self._failure: TrainingError | None = None
         self._lost: ServersLost | None = None

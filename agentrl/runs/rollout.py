@@ -133,7 +133,9 @@ class Rollout:
         self._run = run
         self._watcher = watcher or RunWatcher()
         self._waits = WaitTracker()
-        self._status_writer = StatusWriter(run.folder.path, self.status, self._waits)
+        self._status_writer = StatusWriter(
+            run.folder.path, self.status, self._waits, port=run.config.observe.prometheus_port
+        )
         self._size = policy_group_size(run.config.algorithm)
         self._batch: list[Group] = []
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -38,6 +39,7 @@ from agentrl.observe.run_status import (
 )
 from agentrl.observe.terminal import Speed
 from agentrl.rollout.waits import StallWatch, Wait, WaitKind, WaitTracker
+from agentrl.runs.prometheus import prometheus_endpoint
 
 MOST_EPISODES = 200
 """Maximum number of running episodes that a status lists with their last messages."""
@@ -76,9 +78,12 @@ class StatusWriter:
         run: Folder of the run.
         status: Status that the run updates in place.
         waits: Table of the run's waits.
+        port: Port at which Prometheus can read the same, or ``None``.
     """
 
-    def __init__(self, run: Path, status: RunStatus, waits: WaitTracker | None = None) -> None:
+    def __init__(
+        self, run: Path, status: RunStatus, waits: WaitTracker | None = None, *, port: int | None = None
+    ) -> None:
         self.engines: dict[str, PolicyEngine] = {}
         """Engines of the run by name, once they exist."""
         self.watch: StallWatch | None = None
@@ -92,12 +97,18 @@ class StatusWriter:
         self._speeds: dict[str, Speed] = {}
         self._ends_of_steps: deque[tuple[float, int]] = deque(maxlen=RECENT_STEPS + 1)
         self._end: tuple[RunEnd, str | None] | None = None
+        self._port, self._serving = port, ExitStack()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._write_until_over, name="agentrl-status", daemon=True)
         self._has_warned = False
 
     def __enter__(self) -> Self:
-        """Start the thread."""
+        """Start the thread.
+
+        Raises:
+            UsageError: the port is in use.
+        """
+        self._serving.enter_context(prometheus_endpoint(self._port, self._run.name, self._status, self.snapshot))
         self._thread.start()
         return self
 
@@ -112,6 +123,7 @@ class StatusWriter:
         else:
             self._end = RunEnd.STOPPED, None
         self._over.set()
+        self._serving.close()
         self._thread.join(LAST_STATUS_S)
 
     def _write_until_over(self) -> None:

@@ -298,7 +298,7 @@ class StoredTraining:
         self.step = 0
         self._changes, self._reason = run.changes, reason
         self._watcher = watcher or RunWatcher()
-        self._status_writer = StatusWriter(run.folder.path, self.status)
+        self._status_writer = StatusWriter(run.folder.path, self.status, port=run.config.observe.prometheus_port)
         self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
         self._saved: Checkpoint | None = None
         self._used = 0
