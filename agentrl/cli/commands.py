@@ -48,6 +48,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "diagnose": CommandEntry("agentrl.cli.diagnose", "Say what is wrong with a run, and which key to change.", LOOK),
     "rescore": CommandEntry("agentrl.cli.rescore", "Score stored episodes again, with other reward functions.", LOOK),
     "replay": CommandEntry("agentrl.cli.replay", "Continue a stored episode from one of its turns.", LOOK),
+    "profile": CommandEntry("agentrl.cli.profile", "Show where the time of some training steps goes.", LOOK),
     "trace": CommandEntry("agentrl.cli.trace", "Write a timeline of a training step for Perfetto.", LOOK),
     "export": CommandEntry("agentrl.cli.export", "Write a run's model as a Hugging Face checkpoint.", LOOK),
     "repeat-update": CommandEntry("agentrl.cli.repeat_update", "Repeat an update that was not finite.", LOOK),
