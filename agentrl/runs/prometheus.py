@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import UsageError
 from agentrl.observe.progress import RunStatus
@@ -79,10 +79,11 @@ class RunCollector:
         ):
             if value is not None:
                 yield self._gauge(name, text, {(): value})
-        for name, value in {metric_name(name): (name, value) for name, value in self._status.metrics.items()}.items():
-            yield self._gauge(name.removeprefix(PREFIX), f"{value[0]} of the last training step.", {(): value[1]})
+        for original, number in self._status.metrics.items():
+            name = metric_name(original).removeprefix(PREFIX)
+            yield self._gauge(name, f"{original} of the last training step.", {(): number})
 
-    def _gauge(self, name: str, text: str, values: Mapping[tuple[str, ...], float | int], *labels: str) -> Metric:
+    def _gauge(self, name: str, text: str, values: Mapping[Any, float | int], *labels: str) -> Metric:
         from prometheus_client.core import GaugeMetricFamily
 
         family = GaugeMetricFamily(PREFIX + name, text, labels=["run", *labels])
