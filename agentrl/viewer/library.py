@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import AgentRLError
+from agentrl.observe.run_status import STATUS_FILE
 from agentrl.viewer.opened_source import OpenedSource
-from agentrl.viewer.run_state import STATUS_FILE, RunState, read_status
+from agentrl.viewer.run_state import RunState, read_status
 from agentrl.viewer.sources import NotFound, OpenedFolders, Source
 from agentrl.viewer.store_index import IndexBuilder, StoreIndex
 
@@ -27,7 +28,7 @@ STATE_EVERY_S = 5.0
 
 Publish = Callable[[str, str, dict[str, Any]], None]
 """Receiver of events: kind, key of the source, body. It is called in other threads."""
-_OVER = (RunState.FINISHED.value, RunState.CRASHED.value)
+_OVER = (RunState.FINISHED.value, RunState.STOPPED.value, RunState.CRASHED.value)
 
 
 class Library:

@@ -15,12 +15,13 @@ import orjson
 
 from agentrl.diagnosis.watch import read_findings
 from agentrl.errors import UsageError
+from agentrl.observe.run_status import STATUS_FILE
 from agentrl.observe.trajectory_index import EpisodeRow, TrajectoryIndex
 from agentrl.observe.trajectory_store import step_files
 from agentrl.viewer.decoding import TokenDecoder, load_decoder, model_of_evaluation, model_of_run
 from agentrl.viewer.metrics_table import MetricColumns, MetricsTable
 from agentrl.viewer.run_config import RunSettings, read_settings
-from agentrl.viewer.run_state import STATUS_FILE, RunState, is_over, read_status, state_of
+from agentrl.viewer.run_state import RunState, is_over, read_status, state_of
 from agentrl.viewer.sources import NotFound, OpenedFolders, Source, SourceKind
 from agentrl.viewer.store_index import IndexBuilder, StoreIndex
 from agentrl.viewer.training_tables import steps_with_tables

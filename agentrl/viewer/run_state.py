@@ -13,13 +13,12 @@ from typing import Any
 import orjson
 
 from agentrl.observe.run_folder import LOCK
+from agentrl.observe.run_status import STATUS_FILE, Liveness
+from agentrl.observe.run_status import read_status as read_snapshot
 from agentrl.viewer.sources import OpenedFolders, Source, SourceKind
 
-STATUS_FILE = "status.json"
 LARGEST_STATUS = 32 * 2**20
 """Maximum bytes of ``status.json`` that are read."""
-STATUS_OLD_S = 20.0
-"""Age of the status, which is written every second, from which a run does not live or hangs."""
 WITHOUT_NEWS_S = 600.0
 """Seconds without a change of any file after which a run that is not over counts as stalled."""
 ELSEWHERE_S = 60.0
@@ -36,8 +35,21 @@ class RunState(enum.StrEnum):
     FINISHED = "finished"
     CRASHED = "crashed"
     """Its process ended before its last step."""
+    STOPPED = "stopped"
+    """It was interrupted, and can be resumed."""
     STALLED = "stalled"
     """Its process is there but does nothing, or waits past a deadline."""
+
+
+_STATES = {
+    Liveness.RUNNING: RunState.RUNNING,
+    Liveness.HUNG: RunState.STALLED,
+    Liveness.SUSPENDED: RunState.STALLED,
+    Liveness.FINISHED: RunState.FINISHED,
+    Liveness.STOPPED: RunState.STOPPED,
+    Liveness.FAILED: RunState.CRASHED,
+    Liveness.CRASHED: RunState.CRASHED,
+}
 
 
 def read_status(folders: OpenedFolders, source: Source) -> dict[str, Any] | None:
@@ -62,12 +74,15 @@ def state_of(source: Source, status: Mapping[str, Any] | None, *, is_complete: b
         changed: Time of the newest change of its files, in seconds since 1970.
     """
     now = time.time()
-    if status is not None and now - _number(status.get("time")) <= STATUS_OLD_S:
-        return RunState.STALLED if _is_overdue(status, now) else RunState.RUNNING
+    snapshot = None if status is None else read_snapshot(source.path)
+    if snapshot is not None:
+        state = _STATES[snapshot.liveness(now)]
+        is_overdue = any(wait.deadline is not None and wait.deadline < now - OVERDUE_S for wait in snapshot.waits)
+        return RunState.STALLED if state is RunState.RUNNING and is_overdue else state
     if is_complete:
         return RunState.FINISHED
     if is_locked(source.path / LOCK):
-        is_quiet = status is not None or now - changed > WITHOUT_NEWS_S
+        is_quiet = now - changed > WITHOUT_NEWS_S
         return RunState.STALLED if is_quiet else RunState.RUNNING
     is_elsewhere = status is None and not _LOCKS.exists()
     return RunState.RUNNING if is_elsewhere and now - changed <= ELSEWHERE_S else RunState.CRASHED
@@ -96,13 +111,3 @@ def is_locked(path: Path) -> bool:
         return False
     fields = (line.split() for line in lines if " FLOCK " in line)
     return any(inode == words[5].rpartition(":")[2] for words in fields if len(words) > 5 and words[1] == "FLOCK")
-
-
-def _is_overdue(status: Mapping[str, Any], now: float) -> bool:
-    waits = status.get("waits")
-    deadlines = [_number(wait.get("deadline")) for wait in waits if isinstance(wait, dict)] if waits else []
-    return any(0 < deadline < now - OVERDUE_S for deadline in deadlines)
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
