@@ -33,7 +33,7 @@ from agentrl.observe.index_scan import (
     Piece,
     episode_text,
     is_evaluated,
-    pattern_hashes,
+    may_contain,
     read_pieces,
     unpack_pieces,
 )
@@ -146,6 +146,8 @@ ALL = EpisodeFilter()
 _VALID = f"voided_by IS NULL AND state != {EntryState.DAMAGED:d}"
 _ROW = f"number, {', '.join(COLUMNS)}, step, start_step, state"
 _CONTENT = "FROM contents JOIN episodes USING (number) WHERE number = ? AND id = ?"
+_SIGNATURES = 8192
+"""Number of signatures that are read at a time."""
 _ENDED = ("step", "end_offset")
 _RANGES = ("step", "reward", "turns", "tokens")
 _EQUAL = ("environment", "task_id", "task_type", "group_id", "is_trainable")
@@ -343,11 +345,19 @@ class TrajectoryIndex:
         if where.truncated is not None:
             add("truncated = ?", where.truncated)
         if where.text:
-            add(
-                "may_contain((SELECT signature FROM contents c WHERE c.number = episodes.number), ?)",
-                pattern_hashes(where.text),
-            )
+            possible = self._may_contain(where.text, " AND ".join(parts), values)
+            add("number IN (SELECT value FROM json_each(?))", orjson.dumps(possible).decode())
         return " AND ".join(parts), values
+
+    def _may_contain(self, text: str, condition: str, values: Sequence[Any]) -> list[int]:
+        """Return the numbers of the rows that fulfil a condition and whose text may contain `text`."""
+        statement = f"""SELECT number, signature FROM episodes JOIN contents USING (number)
+            WHERE {condition} AND number > ? ORDER BY number LIMIT {_SIGNATURES}"""
+        found, last = list[int](), 0
+        while rows := self._query(statement, [*values, last]):
+            found += may_contain(rows, text)
+            last = rows[-1][0]
+        return found
 
     def _contains(self, row: EpisodeRow, text: str) -> bool:
         (last,) = read_pieces(self._paths, self._pieces(row)[-1:])
