@@ -278,16 +278,17 @@ test-trackers: trackers
 
 # Mutation tests (tests/mutants): whether tests notice small wrong changes of the sources. cosmic-ray makes the changes; it is
 # installed in its own folder. Results are kept in .cache/mutants, so that an interrupted run continues.
-# Options: make mutants ROOM=rollout SAMPLE=200, SAMPLE=all, SEED=1; FRESH=1 discards the results.
+# Options: make mutants ROOM=rollout SAMPLE=200, SAMPLE=all, SEED=1, BUDGET=10; FRESH=1 discards the results.
 COSMIC_RAY_VERSION := 8.7.0
 COSMIC_RAY := .cache/cosmic-ray-$(COSMIC_RAY_VERSION)-$(PYTHON_TAG)
 SAMPLE ?= 40
 SEED ?= 0
+BUDGET ?= 60
 mutants: setup
 	@test -e $(COSMIC_RAY)/.installed || { $(BIN)/pip $(INTO_ENGINE) --no-deps --target $(COSMIC_RAY) \
 		cosmic_ray==$(COSMIC_RAY_VERSION) parso==0.8.7 stevedore==5.10.0 && touch $(COSMIC_RAY)/.installed; }
 	PYTHONPATH=tests:$(CURDIR)/$(COSMIC_RAY) $(BIN)/python -u -m mutants --sample $(SAMPLE) --seed $(SEED) \
-		$(addprefix --room ,$(ROOM)) $(if $(FRESH),--fresh)
+		--budget $(BUDGET) $(addprefix --room ,$(ROOM)) $(if $(FRESH),--fresh)
 
 # mypy checks the package as it is installed, with the catalogue folders inside it.
 TYPING ?= .cache/typing

@@ -175,6 +175,7 @@ def test_a_debater_cannot_imitate_the_frame():
     ("options", "message"),
     [
         ({"debaters": 1}, "debaters of debate is too small"),
+        ({"rounds": 0}, "rounds of debate is too small: got 0, expected 1 or more"),
         ({"rounds": True}, "rounds of debate is too small"),
         ({"decide": "coin"}, "decide of debate is unknown: got 'coin', expected judge, vote"),
         ({"own_reward": "all"}, "own_reward of debate is unknown"),

@@ -108,6 +108,8 @@ async def test_single_turn(play, options, answer, ends, outcome, reward):
     played = await play(lambda: Question(ends), "single_turn", answer, options=options)
     assert (played.trajectory.outcome, played.trajectory.reward) == (outcome, reward)
     assert len(played.trajectory.turns) == 1
+    shown = make_agent_loop("single_turn", options).demonstrate("4").text
+    assert shown == (f"<{options['tag']}>4</{options['tag']}>" if "tag" in options else "4")
     assert played.trajectory.metrics.get("invalid_answers", 0) == (outcome is Outcome.POLICY_ERROR)
 
 

@@ -6,11 +6,14 @@ import pytest
 
 from agentrl.config import load_config
 from agentrl.errors import UsageError
+from agentrl.evaluation import model_check
 from agentrl.evaluation.model_check import (
+    GOOD,
     TEXT_LOOP,
     TOOL_LOOP,
     AnswerShare,
     CheckProgress,
+    _recommend,
     first_answer,
     settings_to_try,
     shown_duration,
@@ -85,3 +88,18 @@ def test_the_first_answer_of_an_episode() -> None:
     turn, ids = first_answer(found)
     assert turn is sequence.turns[0]
     assert ids == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("tools", "text", "shots"),
+    [(GOOD, 1.0, 1), (GOOD - 0.01, 1.0, 2), (0.5, 0.25, 1), (None, 0.25, 2), (0.0, 0.0, None)],
+)
+def test_tool_calls_are_recommended_if_nearly_all_are_usable(
+    tools: float | None, text: float, shots: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[object] = []
+    monkeypatch.setattr(model_check, "save_recommendation", lambda config, found: saved.append(found))
+    best = {TEXT_LOOP: share(2, text)} | ({} if tools is None else {TOOL_LOOP: share(1, tools)})
+    found = _recommend(load_config(None, ["environment=guess_number"]), best)
+    assert (None if found is None else found.settings.shots) == shots
+    assert saved == ([] if found is None else [found])

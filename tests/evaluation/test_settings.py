@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from agentrl.config import load_config
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.evaluation.session import EvaluationRequest, describe_request, episodes_at_once, make_request
-from agentrl.evaluation.settings import evaluation_config
+from agentrl.evaluation.settings import _part, evaluation_config
 
 
 def test_a_run_on_a_task_file_is_measured_on_its_evaluation_split(tmp_path: Path) -> None:
@@ -129,3 +130,19 @@ def test_a_file_of_prompts_is_measured_whole_whatever_the_run_says(tmp_path: Pat
     (tmp_path / "asked.jsonl").write_text('{"prompt": "one"}\n' * 11)
     found = request_of(tmp_path, prompts=str(tmp_path / "asked.jsonl"))
     assert (found.config.sole_environment.name, found.n_tasks, found.samples) == ("prompts", 11, 1)
+
+
+def test_an_environment_of_a_run_is_found_by_its_label_or_else_by_its_name() -> None:
+    run = load_config(None, ["environments={first: {name: guess_number}, maze: {name: bandit}, third: {name: maze}}"])
+    found = {env: _part(env, run) for env in ("guess_number", "guess_number/test", "maze", "bandit", "third", "hanoi")}
+    labels = {env: None if part is None else part.label for env, part in found.items()}
+    assert labels == {
+        "guess_number": "first",
+        "guess_number/test": "first",
+        "maze": "maze",
+        "bandit": "maze",
+        "third": "third",
+        "hanoi": None,
+    }
+    with pytest.raises(UsageError, match="--env first or --env maze or --env third"):
+        _part(None, run)

@@ -291,6 +291,7 @@ async def test_sessions_are_kept_apart(played):
             assert (await post(f"{own}/reward", session.key, json={"reward": 1}))[0] == 401, "which pays nothing"
             assert (await post(f"{own}/reward", session.secret, json={"reward": "x"}))[0] == 400
             assert (await post(f"{own}/reward", session.secret, json={"reward": 0.5, "turn": 7}))[0] == 400
+            assert (await post(f"{own}/reward", session.secret, json={"reward": 0.5, "turns": 0}))[0] == 400
             assert (await post(f"{own}/reward", session.secret, json={"reward": 0.5}))[0] == 200
             for body in (b"", b"[]", b"{", b"\xff", b'{"messages": 3}', b'{"model": "m", "messages": [[]]}'):
                 status, said = await post(chat, session.key, json=None, data=body)

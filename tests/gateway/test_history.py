@@ -3,6 +3,7 @@
 import openai
 import pytest
 
+from agentrl.gateway.chat_completions import ChatCompletions
 from agentrl.gateway.history import LONG_TEXT, Histories, chain_of, key_of, tools_key
 from agentrl.message import ImagePart, Message, TextPart, ToolCall
 
@@ -72,6 +73,7 @@ def test_what_means_something_else_is_another(name):
 def test_the_same_messages_with_other_tools_are_another_history(other):
     messages = [user(), answer()]
     assert tools_key([tool()]) == tools_key([tool()])
+    assert tools_key([tool()]) == tools_key([dict(reversed(tool().items()))]), "the order of keys says nothing"
     own, others = chain_of(messages, [tool()]), chain_of(messages, other)
     assert all(one != another for one, another in zip(own, others, strict=True))
 
@@ -142,3 +144,12 @@ async def test_a_history_goes_on_with_other_tools_in_a_prompt_that_shows_them(pl
     prompts = [renderer.encoder.decode(request.prompt_ids) for request in script.requests]
     assert [("add" in prompt, "sub" in prompt) for prompt in prompts] == [(True, False), (True, False), (False, True)]
     assert [len(sequence.turns) for sequence in trajectory.sequences] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, "invalid_request_error"), (429, "rate_limit_error"), (499, "invalid_request_error"), (500, "server_error")],
+)
+def test_the_type_of_an_error_follows_from_its_status(status, kind):
+    """Clients of OpenAI's API decide by it whether to try again."""
+    assert ChatCompletions().error(status, "no")["error"]["type"] == kind

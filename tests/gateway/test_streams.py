@@ -81,6 +81,22 @@ async def test_pieces_come_while_the_answer_is_sampled(played, dialect, answer):
     script.check(trajectory)
 
 
+async def test_each_of_several_answers_is_streamed_for_itself(played):
+    """The second one begins as the first one does, and goes on."""
+    texts = ["it is", "it is so, and that is all"]
+
+    async def play(gateway, session):
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url_of(session)}/v1", api_key=session.key) as client:
+            messages, found = [{"role": "user", "content": "hm"}], {0: "", 1: ""}
+            chunks = await client.chat.completions.create(model="policy", messages=messages, n=2, stream=True)
+            async for chunk in chunks:
+                for choice in chunk.choices:
+                    found[choice.index] += choice.delta.content or ""
+        assert found == dict(enumerate(texts))
+
+    await played(play, *texts, engine=SLOW)
+
+
 @pytest.mark.parametrize("dialect", ["chat", "anthropic"])
 async def test_no_part_of_a_stop_text_goes_out(played, dialect):
     name = {"chat": "stop", "anthropic": "stop_sequences"}[dialect]

@@ -29,7 +29,7 @@ def main() -> int:
     words.add_argument("--room", action="append", choices=[*ROOMS], help="all rooms by default")
     words.add_argument("--sample", default="40", help="changes per room, or `all`")
     words.add_argument("--seed", type=int, default=0)
-    words.add_argument("--budget", type=float, default=60.0, help="seconds of tests per change")
+    words.add_argument("--budget", type=float, default=60.0, help="CPU seconds of tests per change")
     words.add_argument("--fresh", action="store_true", help="discard the results of earlier runs")
     asked = words.parse_args()
     if asked.fresh:

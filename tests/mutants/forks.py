@@ -127,28 +127,36 @@ def _observe(items: Sequence[Any], patches: Sequence[Patch], path: Path) -> str:
     found = {}
     for item, following in zip_longest(items, items[1:]):
         seen.clear()
-        began, children = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        began, cpu, children = time.monotonic(), *_cpu_seconds()
         item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
         if item.nodeid not in _failed:
+            cpu_now, children_now = _cpu_seconds()
             found[item.nodeid] = {
                 "seconds": time.monotonic() - began,
+                "cpu_seconds": cpu_now - cpu + children_now - children,
                 "functions": sorted(seen),
-                "processes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > children,
+                "processes": children_now > children,
             }
     path.write_text(json.dumps(found))
     return ""
 
 
+def _cpu_seconds() -> tuple[float, float]:
+    """Return the seconds that this process and its ended children have computed."""
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime, children.ru_utime + children.ru_stime
+
+
 def _tests_of(session: Any, calls: dict[str, Any], change: dict[str, Any], budget_s: float) -> list[Any]:
-    """Return tests that call the function, or else tests that start processes, within the budget."""
+    """Return tests that call the function, or else tests that start processes, within the budget of CPU time."""
     name = f"{change['path']}:{change['function']}"
     passing = [item for item in session.items if item.nodeid in calls]
     items = [item for item in passing if name in calls[item.nodeid]["functions"]]
     items = items or [item for item in passing if calls[item.nodeid]["processes"]]
     taken: list[Any] = []
     left_s = budget_s
-    for item in sorted(items, key=lambda item: calls[item.nodeid]["seconds"]):
-        left_s -= calls[item.nodeid]["seconds"]
+    for item in sorted(items, key=lambda item: calls[item.nodeid]["cpu_seconds"]):
+        left_s -= calls[item.nodeid]["cpu_seconds"]
         if taken and left_s < 0:
             break
         taken.append(item)

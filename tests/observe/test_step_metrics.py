@@ -121,3 +121,8 @@ def test_a_step_of_failures_has_no_reward():
     numbers = trajectory_metrics([trajectory(None, outcome=Outcome.ENVIRONMENT_ERROR)], version=0)
     assert "reward/mean" not in numbers
     assert numbers["outcome/environment_error"] == 1
+
+
+def test_a_step_without_tokens_has_no_stale_ones():
+    failed = trajectory(None, outcome=Outcome.ENGINE_ERROR, turns=0)
+    assert trajectory_metrics([failed], version=3)["staleness/max"] == 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from tinker.proto import tinker_public_pb2 as proto
 
 from agentrl.errors import UsageError
 from agentrl.training_service import wire
+from agentrl.training_service.server import TrainingServer
+from agentrl.training_service.service import TrainingServiceSettings
 from agentrl.training_service.store import CheckpointStore
 
 JSON = "application/json"
@@ -154,6 +157,10 @@ BROKEN: dict[str, tuple[Callable[[str], bytes], str]] = {
     "no model": (lambda model: pass_body("", 1), "has no model_id"),
     "a number below 1": (lambda model: pass_body(model, 0), "has no model_id or no seq_id"),
     "an unknown field": (lambda model: pass_body(model, 1) + b"\x9a\x3e\x01x", "has unknown fields"),
+    "an unknown field of a datum": (
+        lambda model: pass_body(model, 1, proto.Datum.FromString(datum(1, 2).SerializeToString() + b"\x9a\x3e\x01x")),
+        "data[0] has unknown fields",
+    ),
     "a tensor without its end": (
         lambda model: pass_body(model, 1, datum(1, 2, weights=proto.Tensor(dense=b"123", dtype=1, shape=[1]))),
         "is truncated",
@@ -361,3 +368,18 @@ def test_a_store_forgets_what_has_expired(tmp_path: Path, raw: Raw) -> None:
     store = CheckpointStore(tmp_path / "service")
     store.sweep()
     assert [saved.name for saved in store.list()] == ["b"]
+
+
+@pytest.mark.parametrize("is_started", [False, True])
+async def test_a_server_closes_whether_or_not_it_was_started(
+    tmp_path: Path, base_model: Callable[..., Any], is_started: bool
+) -> None:
+    settings = TrainingServiceSettings(folder=tmp_path / "service", model_name="tiny")
+    server = TrainingServer(settings, base_model, host="127.0.0.1", port=0, key=None)
+    if is_started:
+        await server.start()
+    await server.close()
+    if is_started:
+        address = urlsplit(server.url)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((address.hostname or "", address.port or 0), timeout=20)
