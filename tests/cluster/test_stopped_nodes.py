@@ -31,6 +31,6 @@ def test_a_run_survives_a_stopped_node(name, settings, nodes, spare_node, stop_n
     )
     assert train(run, watcher=told).step == 6
     assert [line["step"] for line in read_metrics(run.folder.metrics_file)] == list(range(1, 7))
-    (lost,) = [text for text in told.said if f"({stopped[0]})" in text and "was lost on node" in text]
-    assert name in lost
+    lost = [text for text in told.said if f"({stopped[0]})" in text and "was lost on node" in text]
+    assert name in lost[0]
     assert any(name in text and " is on node" in text and stopped[0] not in text for text in told.said)
