@@ -17,6 +17,7 @@ ON_SECOND = "engine: {CPU: 1, engine: 1}"
         ("environments-0", f"{ON_HEAD}, {ON_SECOND}, environments: 1, environment: {{CPU: 1, spare: 1}}"),
         ("rank 1", f"strategy: strict_spread, {ON_SECOND}"),
     ],
+    ids=["engine", "environments", "rank"],
 )
 def test_a_run_survives_a_stopped_node(name, settings, nodes, spare_node, stop_node_of, tiny_run, story):
     for _ in range(2):
