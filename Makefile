@@ -6,12 +6,13 @@ STAMP := $(VENV)/.installed
 # Containers often set this; without bytecode, each process of the tests compiles the sources and tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-llm test test-slow bubblewrap docker-daemon test-docker lint docs engines engine-vllm \
+.PHONY: setup demo demo-llm test test-slow prometheus bubblewrap docker-daemon test-docker lint docs engines engine-vllm \
 	engine-sglang engine-harmony real-model add-real-model instruct-model add-instruct-model test-real-model \
 	test-engines test-engines-cluster ray \
 	test-cluster originals original-alfworld original-openenv test-originals agents add-agents test-agents \
+	trackers add-trackers test-trackers \
 	proxies bench-proxies bench-check \
-	mutants clean
+	mutants viewer viewer-check browser test-browser clean
 
 setup: $(STAMP)
 
@@ -34,13 +35,20 @@ demo-llm: instruct-model engines
 # processes, timers and disks.
 PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 UNIT_TESTS = $(PYTEST) --numprocesses 3 --dist worksteal --ignore tests/docker_engine \
-	--ignore tests/engines --ignore tests/originals --ignore tests/cluster --ignore tests/gateway/agents
+	--ignore tests/engines --ignore tests/originals --ignore tests/cluster --ignore tests/gateway/agents \
+	--ignore tests/trackers --ignore tests/viewer/browser
 test: setup
 	$(UNIT_TESTS) --durations=20 -m "not slow" tests
 
 # Tests that take several seconds each: environment checks, runs with several processes, the wheel.
 test-slow: setup
 	$(UNIT_TESTS) -m slow tests
+
+# Prometheus, which reads a run in a test; without it, the test is skipped.
+prometheus:
+	@command -v prometheus >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && \
+		apt-get install -y -qq --no-install-recommends prometheus >/dev/null; } || \
+		echo "NO PROMETHEUS: its reading of a run is not tested; install it: apt-get install prometheus"
 
 # Local sandboxes need bubblewrap; without it, their tests are skipped.
 bubblewrap:
@@ -251,6 +259,23 @@ bench-check: setup $(if $(ONLY),,engines proxies)
 test-agents: setup agents
 	AGENTRL_AGENTS=$(AGENTS) $(PYTEST) --numprocesses 2 --durations=5 tests/gateway/agents
 
+# The packages of trackers (MLflow, SwanLab, Trackio, Weights & Biases, OpenTelemetry) pin other libraries than the project:
+# they have an environment of their own, which also sees the project's.
+TRACKERS_LIST := tests/trackers/requirements.txt
+TRACKERS := .cache/trackers-$(firstword $(shell cksum $(TRACKERS_LIST)))-$(PYTHON_TAG)
+trackers: setup
+	@test -e $(TRACKERS)/.installed || $(MAKE) --no-print-directory add-trackers
+
+add-trackers:
+	test -x $(TRACKERS)/bin/pip || $(PYTHON) -m venv $(TRACKERS)
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(' + repr(sysconfig.get_path('purelib')) + ')')" \
+		> $(TRACKERS)/lib/$$($(PYTHON) -c "import sys; print('python%d.%d' % sys.version_info[:2])")/site-packages/project.pth
+	$(TRACKERS)/bin/pip install --quiet --disable-pip-version-check --requirement $(TRACKERS_LIST)
+	touch $(TRACKERS)/.installed
+
+test-trackers: trackers
+	AGENTRL_TRACKERS=$(abspath $(TRACKERS)) $(PYTEST) --durations=5 tests/trackers
+
 # Mutation tests (tests/mutants): whether tests notice small wrong changes of the sources. cosmic-ray makes the changes; it is
 # installed in its own folder. Results are kept in .cache/mutants, so that an interrupted run continues.
 # Options: make mutants ROOM=rollout SAMPLE=200, SAMPLE=all, SEED=1; FRESH=1 discards the results.
@@ -272,6 +297,26 @@ lint: setup
 	rm -rf $(TYPING)/agentrl && mkdir -p $(TYPING)/agentrl
 	ln -s $(CURDIR)/agentrl/* $(CURDIR)/envs $(CURDIR)/tools $(CURDIR)/agent_loops $(TYPING)/agentrl/
 	cd $(TYPING) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p agentrl
+
+# The viewer's pages (agentrl/viewer/frontend) are built into agentrl/viewer/static, which is committed; this needs npm.
+FRONTEND := agentrl/viewer/frontend
+viewer:
+	cd $(FRONTEND) && npm ci --no-progress && npm run build
+
+viewer-check:
+	cd $(FRONTEND) && npm ci --no-progress && npm run check
+	built=$$(mktemp -d) && trap 'rm -rf "$$built"' EXIT && node $(FRONTEND)/build.mjs "$$built" && \
+		diff -r "$$built" agentrl/viewer/static || \
+		{ echo "the pages in agentrl/viewer/static differ from their sources; build them: make viewer" >&2; exit 1; }
+
+# The tests of the pages run in Chromium. VIEWER_IMAGES=docs/images keeps the pictures that they take.
+browser: setup
+	@test -d $(FRONTEND)/node_modules/axe-core || (cd $(FRONTEND) && npm ci --no-progress)
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; }
+
+test-browser: browser
+	$(PYTEST) --durations=10 tests/viewer/browser
 
 docs: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"

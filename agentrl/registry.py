@@ -277,8 +277,13 @@ PLUGINS: dict[str, dict[str, str]] = {
         "prime": "agentrl.algorithms.advantages:prime",
     },
     "tracker": {
-        "tensorboard": "agentrl.observe.metrics:TensorBoardTracker",
-        "wandb": "agentrl.observe.metrics:WandbTracker",
+        "tensorboard": "agentrl.observe.trackers:TensorBoardTracker",
+        "wandb": "agentrl.observe.trackers:WandbTracker",
+        "mlflow": "agentrl.observe.experiment_trackers:MLflowTracker",
+        "swanlab": "agentrl.observe.experiment_trackers:SwanLabTracker",
+        "trackio": "agentrl.observe.experiment_trackers:TrackioTracker",
+        "trace": "agentrl.observe.trace_trackers:TraceFileTracker",
+        "opentelemetry": "agentrl.observe.trace_trackers:OpenTelemetryTracker",
     },
     "tool_parser": {
         "deepseek_v3": "agentrl.render.tool_parsers.deepseek:parse_v3",

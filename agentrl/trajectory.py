@@ -476,6 +476,13 @@ class Trajectory:
         return sum(int(s.loss_mask.sum()) for s in self.sequences)
 
     @property
+    def repeated_tokens(self) -> int:
+        """Number of tokens that carry loss and were sampled in the episode from which this one branches."""
+        turns = 0 if self.branches_from is None else self.branches_from.turn
+        repeated = ((s, t) for s in self.sequences for t in s.turns if t.index < turns)
+        return sum(int(s.loss_mask[t.start : t.end].sum()) for s, t in repeated)
+
+    @property
     def oldest_version(self) -> int | None:
         """Oldest weight version among the sampled tokens; ``None`` if nothing was sampled."""
         versions = [int(v.min()) for s in self.sequences if (v := s.versions[s.loss_mask]).size]

@@ -1,11 +1,13 @@
 """Asynchronous training against synchronous: steps per hour, dropped groups, bias, success, and the physical limit.
 
-A small model learns to write vowels. Two loads:
+A small model learns to write vowels. Three loads:
 
 - ``tails``: one episode in ten has a step of `slow_s` seconds, the other steps take some tenths of a second. A
   synchronous step waits for the slowest of its episodes; a larger staleness lets several steps wait at the same time.
 - ``waits``: all steps take lognormal times of `wait_s` in the mean. With enough staleness a step takes as long as the
   busier one of trainer and engine, which is the limit.
+- ``busy``: steps take a fifth of that, and a larger model makes trainer and engine the limit. Each needs a core of its
+  own: ``OMP_NUM_THREADS=1`` on an idle machine.
 
 The first ``max_staleness + 1`` steps fill the pipeline and are not timed.
 
@@ -86,6 +88,7 @@ def run(
     wait_s: float = 0.2,
     tasks: int = 256,
     seed: int = 0,
+    hidden: int = 256,
     loads: list[str] | None = None,
 ) -> dict[str, Any]:
     """Return the figures of each load and staleness.
@@ -98,17 +101,21 @@ def run(
         wait_s: Mean seconds of the other steps.
         tasks: Tasks of the evaluation after training, which does not wait.
         seed: Seed of model, tasks and sampling.
-        loads: ``tails``, ``waits``, or both, the default.
+        hidden: Width of the model in ``busy``.
+        loads: Some of ``tails``, ``waits`` and ``busy``; by default the first two.
     """
     options = {
-        "tails": {"wait_s": wait_s, "slow_s": slow_s, "slow_share": slow_share},
-        "waits": {"wait_s": 5 * wait_s},
+        "tails": [f"wait_s={wait_s}", f"slow_s={slow_s}", f"slow_share={slow_share}"],
+        "waits": [f"wait_s={5 * wait_s}"],
+        "busy": [f"wait_s={wait_s}"],
     }
+    overrides = {load: [f"environment.options.{option}" for option in found] for load, found in options.items()}
+    overrides["busy"] += [f"model.scratch.hidden_size={hidden}", "trainer.learning_rate=1e-3"]
     figures: dict[str, Any] = {"torch_threads": torch.get_num_threads(), "steps": steps, "seed": seed}
     with tempfile.TemporaryDirectory() as folder:
-        for load in loads or list(options):
+        for load in loads or ("tails", "waits"):
             found = {
-                k: _train(Path(folder) / load, k, steps, tasks, seed, options[load]) for k in staleness or (0, 2, 4)
+                k: _train(Path(folder) / load, k, steps, tasks, seed, overrides[load]) for k in staleness or (0, 2, 4)
             }
             slowest = found.get(0)
             for k, measured in found.items():
@@ -119,9 +126,7 @@ def run(
     return figures
 
 
-def _train(
-    folder: Path, staleness: int, steps: int, tasks: int, seed: int, options: dict[str, float]
-) -> dict[str, Any]:
+def _train(folder: Path, staleness: int, steps: int, tasks: int, seed: int, own: list[str]) -> dict[str, Any]:
     """Train all of the runs for the same number of steps, and time the last `steps` ones."""
     warm = 1 + max(4, staleness)
     overrides = [
@@ -130,7 +135,7 @@ def _train(
         f"run.directory={folder}",
         f"run.name=staleness-{staleness}",
         f"rollout.max_staleness={staleness}",
-        *(f"environment.options.{name}={value}" for name, value in options.items()),
+        *own,
     ]
     trained = agentrl.train(
         env=WaitingVowels,

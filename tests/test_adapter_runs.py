@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from support.fixtures import WORLDS
 from support.forks import RESUME
+from support.token_tables import check_token_tables
 
 from agentrl.builders.checks import check_training
 from agentrl.config import load_config
@@ -46,8 +47,9 @@ def adapters(run):
 
 
 def test_two_adapters_train_and_go_on_bit_for_bit(tiny_run):
-    whole = tiny_run(*ADAPTERS, name="whole")
+    whole = tiny_run(*ADAPTERS, "observe.tokens=all", name="whole")
     train(whole)
+    check_token_tables(whole.folder.path)
     lines = numbers(whole)
     for line in lines:
         assert line["adapter/teller/tokens"] + line["adapter/writer/tokens"] == line["train/tokens"]

@@ -1,9 +1,10 @@
 """Whole runs whose episodes branch, and runs with an algorithm for each environment."""
 
 import asyncio
-import shutil
 
 import pytest
+from support.runs import Snapshots, numbers
+from support.token_tables import check_token_tables
 
 from agentrl.builders.branches import branch_rows
 from agentrl.builders.checks import check_training
@@ -11,7 +12,6 @@ from agentrl.config import load_config
 from agentrl.errors import ConfigError
 from agentrl.evaluation.replay import find_episode, make_replay_request, replay_episode
 from agentrl.observe.metrics import read_metrics
-from agentrl.observe.progress import RunWatcher
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import train
@@ -25,37 +25,23 @@ def stored(folder):
     return {one.trajectory.id: one.trajectory for one in found}
 
 
-def numbers(folder):
-    lines = read_metrics(RunDirectory(folder).metrics_file)
-    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
-
-
-class Snapshots(RunWatcher):
-    """Copies the run's folder at some events: what a killed process would leave."""
-
-    def __init__(self, target, moments):
-        self.target, self.moments, self.events = target, moments, 0
-
-    def on_start(self, folder, status):
-        self.folder = folder
-
-    def on_status(self, status):
-        self.events += 1
-        if self.events in self.moments:
-            shutil.copytree(self.folder, self.target / str(self.events), symlinks=True)
-
-
 def test_a_branched_run_trains_and_a_killed_one_ends_as_if_it_had_not_been(tiny_run, tmp_path):
-    run = tiny_run(*BRANCHED)
-    train(run, watcher=Snapshots(tmp_path / "cut", [20, 45]))
+    run = tiny_run(*BRANCHED, "observe.tokens=all")
+    watcher = Snapshots(tmp_path / "cut", [20, 45])
+    train(run, watcher=watcher)
+    check_token_tables(run.folder.path)
     lines = numbers(run.folder.path)
     assert len(lines) == 4
+    for line in read_metrics(run.folder.metrics_file):
+        own = line["tokens/sampled"] * (1 - line["branch/shared_tokens"])
+        assert line["time/tokens_per_s"] * line["time/step_s"] == pytest.approx(own), "repeated turns take no time"
     for line in lines:
         assert line["branch/share"] == pytest.approx(4 / 6)
         assert line["branch/turn"] == 1.5
         assert line["episodes"] == 12
         assert 0.3 < line["branch/shared_tokens"] < 0.5
     episodes = stored(run.folder.path)
+    assert watcher.sampled == sum(one.sampled_tokens - one.repeated_tokens for one in episodes.values())
     branches = [one for one in episodes.values() if one.branches_from is not None]
     assert len(branches) == 4 * 2 * 4
     for one in branches:
@@ -134,10 +120,11 @@ TWO = (
 
 @pytest.mark.slow
 def test_two_ranks_train_two_algorithms_as_one_does(tiny_run):
-    words = (TWO, "trainer.tasks_per_step=3", "trainer.steps=1", "trainer.mini_batches=1")
+    words = (TWO, "trainer.tasks_per_step=3", "trainer.steps=1", "trainer.mini_batches=1", "observe.tokens=all")
     runs = [tiny_run(*words, f"trainer.processes={ranks}", name=f"ranks-{ranks}") for ranks in (1, 2)]
     for run in runs:
         train(run)
+        check_token_tables(run.folder.path)
     one, two = (numbers(run.folder.path)[0] for run in runs)
     for name in ("train/loss", "train/grad_norm", "env/vowels/train/loss", "env/digits/train/loss"):
         assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
@@ -153,9 +140,12 @@ def test_a_run_with_two_algorithms_reports_each_and_resumes(tiny_run, tmp_path):
             assert (f"env/{label}/train/loss" in line) == (line.get(f"env/{label}/groups", 0) > 0)
     assert any(line.get("env/vowels/train/loss") and line.get("env/digits/train/loss") for line in lines)
     digits = next(one for one in stored(run.folder.path).values() if one.environment == "letters:Digits")
-    request = make_replay_request(run.folder, digits, turn=1, samples=2)
+    horizon = ["curriculum.horizon={turns: [2, 3], at_steps: [0, 1]}"]
+    request = make_replay_request(run.folder, digits, turn=1, samples=2, overrides=horizon)
     assert request.config.sole_environment.name == "letters:Digits"
-    found = asyncio.run(replay_episode(request, say=print))
+    said = []
+    found = asyncio.run(replay_episode(request, say=said.append))
+    assert "curriculum.horizon limited the turns" in said[0]
     assert [one.branches_from.turn for one in found.measured] == [1, 1]
     assert find_episode(run.folder, digits.id.rpartition(".")[0]).id == digits.id
     (folder,) = (tmp_path / "cut").iterdir()

@@ -3,18 +3,13 @@
 from pathlib import Path
 
 import pytest
+from support.runs import numbers
 
 from agentrl.errors import UsageError
-from agentrl.observe.metrics import read_metrics
 from agentrl.runs.rl import train
 from agentrl.runs.start import resume_run
 
 PPO = ("algorithm={advantage: gae, group_size: 1}", "trainer.tasks_per_step=6", "trainer.max_kl=1.0")
-
-
-def numbers(run):
-    lines = read_metrics(run.folder.metrics_file)
-    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
 
 
 def weights(run):
@@ -26,14 +21,14 @@ def test_a_run_with_a_critic_goes_on_bit_for_bit(tiny_run, kind):
     settings = (*PPO, f"trainer.critic={{kind: {kind}, pretrain_steps: 1, learning_rate: 1e-2}}")
     whole = tiny_run(*settings, name="whole")
     train(whole)
-    lines = numbers(whole)
+    lines = numbers(whole.folder.path)
     assert [line["train/updates"] for line in lines] == [0, 2, 2, 2]
     assert all(line["critic/loss"] > 0 and line["groups/trained"] == 6 for line in lines)
 
     cut = tiny_run(*settings, "trainer.steps=2", name="cut")
     train(cut)
     train(resume_run(cut.folder.path, ["trainer.steps=4"]))
-    assert numbers(cut) == lines
+    assert numbers(cut.folder.path) == lines
     assert weights(cut) == weights(whole)
 
 
@@ -44,6 +39,6 @@ def test_a_critic_starts_from_the_model_of_another_run(tiny_run):
     run = tiny_run(*PPO, critic, "trainer.steps=1", name="second")
     assert Path(run.config.trainer.critic.path) == first.folder.checkpoints / "step-000001" / "model"
     train(run)
-    assert numbers(run)[0]["critic/loss"] > 0
+    assert numbers(run.folder.path)[0]["critic/loss"] > 0
     with pytest.raises(UsageError, match="nowhere"):
         tiny_run(*PPO, "trainer.critic.path=./nowhere", name="third")

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from agentrl.cli.reports import write_run_report
-from agentrl.observe.diagnosis import read_problems
+from agentrl.diagnosis.watch import read_findings
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.runs.rl import train
@@ -87,10 +87,10 @@ def test_problems_are_in_the_folder_and_in_the_report(ended):
 
 def test_a_damaged_diagnosis_is_as_none(tmp_path):
     folder = RunDirectory(tmp_path)
-    assert read_problems(folder) == ()
+    assert read_findings(folder) == ()
     for text in ("", "[]", '{"problems": [{"kinds": 1}]}', '{"problems": 3}'):
         folder.diagnosis_file.write_text(text)
-        assert read_problems(folder) == ()
+        assert read_findings(folder) == ()
 
 
 def test_a_learning_rate_far_from_usual_is_said_at_the_start_only(tiny_run):

@@ -5,16 +5,8 @@ import json
 
 import pytest
 
-from agentrl.errors import (
-    ConfigError,
-    EngineError,
-    EnvironmentFailure,
-    Outcome,
-    UsageError,
-    async_boundary,
-    boundary,
-    raised_at,
-)
+from agentrl.errors import ConfigError, EngineError, EnvironmentFailure, Outcome, UsageError, boundary, raised_at
+from agentrl.errors.deadlines import async_boundary
 
 
 @pytest.mark.parametrize("outcome", Outcome)

@@ -4,7 +4,7 @@ import pytest
 from support.fixtures import TINY_RUN
 
 import agentrl
-from agentrl.builders.evaluation_engine import check_evaluation_engine
+from agentrl.builders.checks import check_evaluation_engine
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
 from agentrl.evaluation.periodic import AT_STEP
@@ -78,24 +78,28 @@ def test_evaluations_of_every_step_are_awaited(tiny_run):
     assert [line[AT_STEP] for line in lines_of(run)] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("every", "crash_at"), [(2, 2), (3, 4)])
-def test_a_stopped_evaluation_is_repeated_if_its_weights_are_stored(tiny_run, every, crash_at):
+LOST = "the evaluation of step {} did not finish, and is not repeated: {}"
+
+
+@pytest.mark.parametrize(
+    ("every", "crash_at", "change", "measured", "lost"),
+    [
+        (2, 2, [], [2, 4, 6, 7], []),
+        (3, 4, [], [6, 7], [LOST.format(3, "its weights are not stored")]),
+        (2, 2, ["evaluation.engine=null"], [], [LOST.format(2, "evaluation.engine is no longer set")]),
+    ],
+)
+def test_a_stopped_evaluation_is_repeated_if_its_weights_are_stored(tiny_run, every, crash_at, change, measured, lost):
     slow = (
         f"evaluation={{every: {every}, tasks: 100, samples: 4, split: test, engine: {{type: local, max_num_seqs: 2}}}}"
     )
     run = tiny_run(*BESIDE, slow, "trainer.steps=7")
     with pytest.raises(Crash):
         train(run, watcher=Evaluations(crash_at=crash_at))
-    watcher, short = Evaluations(), ["evaluation.tasks=2", "evaluation.samples=1"]
+    watcher, short = Evaluations(), ["evaluation.tasks=2", "evaluation.samples=1", *change]
     train(resume_run(run.folder.path, short), watcher=watcher)
-    lost = [text for text in watcher.messages if "is not repeated" in text]
-    measured = [int(line[AT_STEP]) for line in lines_of(run) if AT_STEP in line]
-    if crash_at == every:
-        assert measured == [2, 4, 6, 7]
-        assert not lost
-    else:
-        assert measured == [6, 7]
-        assert lost == ["the evaluation of step 3 did not finish, and is not repeated: its weights are not stored"]
+    assert [text for text in watcher.messages if "is not repeated" in text] == lost
+    assert [int(line[AT_STEP]) for line in lines_of(run) if AT_STEP in line] == measured
 
 
 def test_curves_show_an_evaluation_at_the_step_that_it_measured(tmp_path):

@@ -12,8 +12,9 @@ from functools import partial
 
 import pytest
 
-from agentrl.errors import foreign
-from agentrl.errors.foreign import DaemonThreads, await_or_abandon, call_in_thread, close_in_time, run_in_own_thread
+from agentrl.errors import deadlines, foreign
+from agentrl.errors.deadlines import close_in_time
+from agentrl.errors.foreign import DaemonThreads, await_or_abandon, call_in_thread, run_in_own_thread
 
 
 async def swallow_cancellation(released: asyncio.Event) -> str:
@@ -83,7 +84,7 @@ async def test_an_error_of_a_close_is_only_logged(error, caplog) -> None:
 
 @pytest.mark.parametrize("is_early", [True, False])
 async def test_an_interruption_limits_the_time_of_a_close(monkeypatch, caplog, is_early) -> None:
-    monkeypatch.setattr(foreign, "INTERRUPTED_CLOSING_S", 0.1)
+    monkeypatch.setattr(deadlines, "INTERRUPTED_CLOSING_S", 0.1)
     over, ended = asyncio.Event(), []
 
     async def end(seconds: float) -> None:
@@ -114,7 +115,7 @@ async def test_a_second_interruption_leaves_a_close_hardly_any_time() -> None:
     for _ in range(2):
         await asyncio.sleep(0.01)
         closing.cancel()
-    await asyncio.wait({closing}, timeout=foreign.INTERRUPTED_CLOSING_S / 2)
+    await asyncio.wait({closing}, timeout=deadlines.INTERRUPTED_CLOSING_S / 2)
     assert closing.cancelled()
 
 

@@ -29,12 +29,13 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
             {"observe", "remote"},
             {"env.lookup", "gateway", "sandbox"},
             {"config"},
+            {"diagnosis"},
             {"models", "render"},
             {"algorithms", "rollout", "serving", "training", "weights"},
             {"builders.ray", "remote.server"},
             {"builders"},
             {"evaluation", "training_service"},
-            {"runs"},
+            {"runs", "viewer"},
             {"cli"},
         ),
     )
@@ -69,7 +70,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "docker": ("agentrl/sandbox/docker/",),
     "typer": ("agentrl/cli/", "tests/cli/"),
     "rich": ("agentrl/cli/", "agentrl/observe/", "tests/cli/"),
-    "pyarrow": ("agentrl/observe/", "tests/", "agentrl/data_file.py"),
+    "pyarrow": ("agentrl/observe/", "agentrl/viewer/", "tests/", "agentrl/data_file.py"),
     "matplotlib": ("agentrl/evaluation/", "tests/evaluation/"),
 }
 """A third-party package has one room: paths in which it may be imported."""

@@ -1,16 +1,16 @@
 """Whole runs of two environments: shares, metrics, groups, evaluations, and resuming after a kill."""
 
-import shutil
 import signal
 
 import pytest
+from support.runs import Snapshots, numbers
+from support.token_tables import check_token_tables
 
 from agentrl.builders.models import build_renderer, prepare_model
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.report import curves
 from agentrl.evaluation.settings import evaluation_config
-from agentrl.observe.metrics import read_metrics
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.terminal import step_words
@@ -38,14 +38,10 @@ def stored(folder):
     return [found.trajectory for found in read_trajectories(RunDirectory(folder).trajectories)]
 
 
-def numbers(folder):
-    lines = read_metrics(RunDirectory(folder).metrics_file)
-    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
-
-
 def test_two_environments_in_one_run(mixed_run):
-    run = mixed_run("evaluation={every: 2, tasks: 3, split: test}", "trainer.steps=2")
+    run = mixed_run("evaluation={every: 2, tasks: 3, split: test}", "trainer.steps=2", "observe.tokens=all")
     train(run)
+    check_token_tables(run.folder.path)
     lines = numbers(run.folder.path)
     assert len(lines) == 2
     for line in lines:
@@ -74,21 +70,6 @@ def check_groups(trajectories):
         assert len({member.task_id for member in members}) == 1
         longest = max(turn.end - turn.start for member in members for turn in member.turns)
         assert longest <= (8 if environment == "letters:Letters" else 4)
-
-
-class Snapshots(RunWatcher):
-    """Copies the run's folder at some events: what a killed process would leave."""
-
-    def __init__(self, target, moments):
-        self.target, self.moments, self.events = target, moments, 0
-
-    def on_start(self, folder, status):
-        self.folder = folder
-
-    def on_status(self, status):
-        self.events += 1
-        if self.events in self.moments:
-            shutil.copytree(self.folder, self.target / str(self.events), symlinks=True)
 
 
 CURRICULA = (

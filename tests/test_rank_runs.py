@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.token_tables import check_token_tables
 
 from agentrl.errors import ConfigError, RankLost, TrainingError
 from agentrl.observe.metrics import read_metrics
@@ -52,9 +53,10 @@ class Killer(RunWatcher):
 
 @pytest.mark.slow
 def test_a_run_of_two_processes_trains_dies_with_one_and_goes_on_with_one(tiny_run):
-    run = tiny_run("trainer.processes=2", "trainer.steps=2", "algorithm.kl_coef=0.01")
+    run = tiny_run("trainer.processes=2", "trainer.steps=2", "algorithm.kl_coef=0.01", "observe.tokens=all")
     assert train(run).step == 2
     folder = run.folder
+    check_token_tables(folder.path)
     assert ranks_of_this_process() == []
     assert (folder.logs / "rank-1.log").read_text() == ""
     lines = read_metrics(folder.metrics_file)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from support.fixtures import WORLDS, tiny_runs
 from support.forks import RESUME
+from support.runs import Snapshots, numbers
 
 from agentrl.observe.checkpoints import Checkpoints
-from agentrl.observe.metrics import read_metrics
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_record import trajectory_record
@@ -24,11 +24,6 @@ from agentrl.runs.rl import train
 from agentrl.runs.start import Run, resume_run
 
 SETTINGS = ("trainer.steps=5", "evaluation={every: 2, tasks: 3, split: test}", "algorithm.kl_coef=0.01")
-
-
-def numbers(folder):
-    lines = read_metrics(RunDirectory(folder).metrics_file)
-    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
 
 
 def episodes(folder):
@@ -44,21 +39,6 @@ def assert_same(folder, expected):
     assert numbers(folder) == numbers(expected)
     assert episodes(folder) == episodes(expected)
     assert weights(folder) == weights(expected)
-
-
-class Snapshots(RunWatcher):
-    """Copies the run's folder while it runs: what a killed process would leave. Everything is written unbuffered."""
-
-    def __init__(self, target, moments):
-        self.target, self.moments, self.events = target, moments, 0
-
-    def on_start(self, folder, status):
-        self.folder = folder
-
-    def on_status(self, status):
-        self.events += 1
-        if self.events in self.moments:
-            shutil.copytree(self.folder, self.target / str(self.events), symlinks=True)
 
 
 MOMENTS = sorted(random.Random(3).sample(range(2, 60), 4))

@@ -3,8 +3,10 @@
 from statistics import fmean
 
 import pytest
+from support.runs import numbers
+from support.token_tables import check_token_tables
 
-from agentrl.cli.view import episode_text
+from agentrl.cli.token_text import episode_text
 from agentrl.errors import ConfigError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories
@@ -15,15 +17,11 @@ from agentrl.runs.start import resume_run
 LOOP = ("agent={loop: 'two_agents:Telling', options: {}}", "agent.max_answer_tokens=6", "agent.max_tokens=256")
 
 
-def numbers(run):
-    lines = read_metrics(run.folder.metrics_file)
-    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
-
-
 def test_two_roles_train_on_one_policy_and_go_on_bit_for_bit(tiny_run):
-    whole = tiny_run(*LOOP, name="whole")
+    whole = tiny_run(*LOOP, "observe.tokens=all", name="whole")
     train(whole)
-    lines = numbers(whole)
+    check_token_tables(whole.folder.path)
+    lines = numbers(whole.folder.path)
     for line in lines:
         assert (line["role/teller/members"], line["role/writer/members"]) == (6, 6)
         assert (line["role/teller/turns/mean"], line["role/writer/turns/mean"]) == (3, 3)
@@ -34,13 +32,13 @@ def test_two_roles_train_on_one_policy_and_go_on_bit_for_bit(tiny_run):
     cut = tiny_run(*LOOP, "trainer.steps=2", name="cut")
     train(cut)
     train(resume_run(cut.folder.path, ["trainer.steps=4"]))
-    assert numbers(cut) == lines
+    assert numbers(cut.folder.path) == lines
 
 
 def test_a_role_can_be_left_out_of_training(tiny_run):
     run = tiny_run(*LOOP, "agent.roles={teller: {trained: false}}", "trainer.steps=1", name="writer_only")
     train(run)
-    (line,) = numbers(run)
+    (line,) = numbers(run.folder.path)
     assert "role/teller/members" not in line
     assert "role/teller/return/mean" not in line
     assert line["role/writer/members"] == 6
@@ -87,7 +85,7 @@ def test_debaters_and_their_judge_train_on_one_policy(tiny_run):
     options = "agent={loop: debate, options: {format: plain, explain: false, rounds: 1}}"
     run = tiny_run(options, "trainer.steps=2", "agent.max_answer_tokens=4", "agent.max_tokens=256", name="debate")
     train(run)
-    lines = numbers(run)
+    lines = numbers(run.folder.path)
     for line in lines:
         assert [line[f"role/{role}/members"] for role in ("debater_1", "debater_2", "judge")] == [6, 6, 6]
         tokens = sum(line[f"role/{role}/tokens"] for role in ("debater_1", "debater_2", "judge"))
@@ -100,7 +98,7 @@ GUESTS = ("environment={name: 'guests:SPEC', isolation: inline}", "agent.max_ans
 def test_an_environment_s_user_speaks_in_runs_which_go_on_bit_for_bit(tiny_run):
     whole = tiny_run(*GUESTS, name="whole")
     train(whole)
-    lines = numbers(whole)
+    lines = numbers(whole.folder.path)
     for line in lines:
         assert line["groups/trained"] == 2
         assert "role/user/members" not in line
@@ -113,14 +111,14 @@ def test_an_environment_s_user_speaks_in_runs_which_go_on_bit_for_bit(tiny_run):
     cut = tiny_run(*GUESTS, "trainer.steps=2", name="cut")
     train(cut)
     train(resume_run(cut.folder.path, ["trainer.steps=4"]))
-    assert numbers(cut) == lines
+    assert numbers(cut.folder.path) == lines
 
 
 def test_the_agent_trains_an_adapter_beside_a_user_without_one(tiny_run):
     roles = "agent.roles={assistant: {adapter: a}, user: {adapter: base}}"
     run = tiny_run(*GUESTS, roles, "adapters={a: {}}", "model.lora={rank: 2}", "trainer.steps=1", name="adapter")
     train(run)
-    (line,) = numbers(run)
+    (line,) = numbers(run.folder.path)
     assert line["adapter/a/tokens"] == line["train/tokens"] > 0
     trajectory = next(read_trajectories(run.folder.trajectories)).trajectory
     assert {(turn.role, turn.adapter) for turn in trajectory.turns} == {("assistant", "a"), ("user", None)}

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import threading
+import time
 
 import pytest
 from agentrl.agent_loops.react_text import ReactText
@@ -11,6 +12,7 @@ from agentrl.builders.group_extras import GroupExtras
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import MetricsFile
 from agentrl.observe.progress import Phase, RunWatcher
+from agentrl.observe.run_status import Liveness, read_status
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.runs.rl import train
 from agentrl.serving.local import LocalEngine
@@ -23,15 +25,29 @@ class StallWatcher(RunWatcher):
 
     def __init__(self, expected):
         self.expected, self.messages, self.is_reported = expected, [], threading.Event()
-        self.phase = Phase.PREPARE
+        self.phase, self.folder, self.status = Phase.PREPARE, None, None
+
+    def on_start(self, folder, status):
+        self.folder = folder
 
     def on_status(self, status):
         self.phase = status.phase
 
     def on_message(self, text):
         self.messages.append(text)
-        if self.expected in text:
+        if self.expected in text and not self.is_reported.is_set():
+            self.status = self.read_named_status()
             self.is_reported.set()
+
+    def read_named_status(self):
+        """Return a status, taken while the run hangs, that names what it waits for; the last one if none does."""
+        until = time.monotonic() + 30
+        while True:
+            status = read_status(self.folder)
+            named = status is not None and any(f"{one.kind:<12} {one.what}" == self.expected for one in status.waits)
+            if named or time.monotonic() > until:
+                return status
+            time.sleep(0.05)
 
 
 def hang(monkeypatch, owner, method, watcher):
@@ -89,3 +105,10 @@ def test_a_hang_is_named(tiny_run, monkeypatch, owner, method, expected, stalene
     assert "; unblocked by " in report
     blocks = not asyncio.iscoroutinefunction(getattr(owner, method)) and not staleness
     assert report.startswith("the event loop has been blocked for ") == blocks, report
+    assert f"agentrl status {run.folder.path}" in report
+    wait = next(one for one in watcher.status.waits if f"{one.kind:<12} {one.what}" == expected)
+    assert wait.unblocks
+    assert wait.since < watcher.status.time
+    assert watcher.status.liveness(watcher.status.time) is Liveness.RUNNING
+    last = read_status(run.folder.path)
+    assert (last.end, last.step, last.in_flight) == ("finished", 1, [])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.fixtures import TINY_RUN
+from support.token_tables import check_token_tables
 
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, UsageError
@@ -21,8 +22,7 @@ from agentrl.runs.rl import train
 from agentrl.runs.rollout import Rollout, play, resume_rollout, start_rollout
 from agentrl.runs.start import Run, resume_run, start_run
 from agentrl.runs.stop import StopRequest
-from agentrl.runs.stored_groups import StoredGroups
-from agentrl.runs.stored_training import check_stored_start, start_check
+from agentrl.runs.stored_training import StoredGroups, check_stored_start, start_check
 
 NewRun = Callable[..., Run]
 WITHOUT_TRAINER = ("rollout/", "sync/", "time/", "bias/")
@@ -58,9 +58,11 @@ def weights(run: Run, step: int = 4) -> bytes:
 def test_training_on_the_episodes_of_a_synchronous_run_gives_its_updates_bit_for_bit(
     tiny_run: NewRun, played: Run
 ) -> None:
-    run = stored_run(tiny_run, played)
+    run = stored_run(tiny_run, played, "observe.tokens=all")
     result = train(run)
     assert (result.step, result.interrupted) == (4, False)
+    episodes = {one.trajectory.id: one.trajectory for one in read_trajectories(played.folder.trajectories)}
+    check_token_tables(run.folder.path, episodes)
     expected = [comparable(line) for line in read_metrics(played.folder.metrics_file)]
     found = [comparable(line) for line in read_metrics(run.folder.metrics_file)]
     assert found == expected

@@ -1,4 +1,4 @@
-"""Results of MCP tools as text for the policy."""
+"""Conversion of what MCP tools return, results and errors, to text for the policy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from agentrl.tool.results import as_text
+
+from .mcp_arguments import EXTRA
 
 NOTHING = "[nothing]"
 MOST_VALUES = 100
@@ -28,6 +32,28 @@ def result_text(result: Any) -> str:
     if structured is not None and not _repeats([part for part in parts if part], structured):
         text = "\n".join(filter(None, [text, json.dumps(structured, ensure_ascii=False)]))
     return text
+
+
+def error_text(error: Any) -> str:
+    """Write a JSON-RPC error: its message, and its data, as text or JSON, if they add to it."""
+    data = "" if error.data in (None, "", [], {}) else as_text(error.data)
+    return "\n".join(filter(None, [error.message, "" if data in error.message else data])) or f"error {error.code}"
+
+
+def complete_result(error: Any) -> Any:
+    """Complete a result that was refused because it lacks ``content``, which other MCP packages do not require."""
+    if not isinstance(error, EXTRA.load("pydantic").ValidationError):
+        return None
+    lacks = [one["input"] for one in error.errors() if (one["type"], one["loc"]) == ("missing", ("content",))]
+    if error.error_count() != 1 or not lacks:
+        return None
+    return EXTRA.load("mcp.types").CallToolResult.model_validate({**lacks[0], "content": []})
+
+
+def first_problem(error: Any) -> str:
+    """Describe the first problem of a `pydantic.ValidationError`."""
+    found = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
 
 
 def _part_text(part: Any) -> str:

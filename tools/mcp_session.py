@@ -1,4 +1,7 @@
-"""Sessions with an MCP server: opening, closing, listing tools, calls, and lost connections."""
+"""Sessions with an MCP server: opening, closing, listing tools, calls, and lost connections.
+
+`mcp_results` converts what a call returns.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl.errors import AgentRLError, EnvironmentFailure, ToolError
-from agentrl.tool.results import as_text
 
 from .mcp_arguments import EXTRA
-from .mcp_results import result_text
+from .mcp_results import complete_result, error_text, first_problem, result_text
 
 MCP_START_S = 60.0
 """Seconds that a server has to start."""
@@ -105,7 +107,7 @@ class Session:
         try:
             result = await self._request(self._client.call_tool(name, dict(arguments)))
         except ToolError as error:
-            if (result := _complete(error.__cause__)) is None:
+            if (result := complete_result(error.__cause__)) is None:
                 raise
         if result.is_error:
             raise ToolError(result_text(result) or f"{name} failed")
@@ -120,10 +122,10 @@ class Session:
             raise
         except mcp_error as error:
             if not self._means_lost(error.error):
-                raise ToolError(_error_text(error.error)) from error
+                raise ToolError(error_text(error.error)) from error
             failure = error
         except invalid as error:
-            raise ToolError(f"the server's answer is not valid: {_first_problem(error)}") from error
+            raise ToolError(f"the server's answer is not valid: {first_problem(error)}") from error
         except Exception as error:  # the package and its transports may raise anything: the session is lost
             failure = error
         self._is_lost = True
@@ -139,28 +141,6 @@ class Session:
 
 async def _accept_result(name: str, result: Any) -> None:
     """Accept a result without checking it against the output schema."""
-
-
-def _error_text(error: Any) -> str:
-    """Write a JSON-RPC error: its message, and its data, as text or JSON, if they add to it."""
-    data = "" if error.data in (None, "", [], {}) else as_text(error.data)
-    return "\n".join(filter(None, [error.message, "" if data in error.message else data])) or f"error {error.code}"
-
-
-def _complete(error: Any) -> Any:
-    """Complete a result that was refused because it lacks ``content``, which other MCP packages do not require."""
-    if not isinstance(error, EXTRA.load("pydantic").ValidationError):
-        return None
-    lacks = [one["input"] for one in error.errors() if (one["type"], one["loc"]) == ("missing", ("content",))]
-    if error.error_count() != 1 or not lacks:
-        return None
-    return EXTRA.load("mcp.types").CallToolResult.model_validate({**lacks[0], "content": []})
-
-
-def _first_problem(error: Any) -> str:
-    """Describe the first problem of a `pydantic.ValidationError`."""
-    found = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
 
 
 class MCPConnection:

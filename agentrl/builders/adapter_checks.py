@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.config.config import LABEL, Config
 from agentrl.config.derived import adapter_config, per_environment_configs
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig, VLLMEngineConfig
 from agentrl.config.environment import BASE
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.models.lora import PEFT
-from agentrl.registry import Kind, lookup
 from agentrl.rollout.roles.environment_roles import roles_of_environment
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.training.signals import check_signals
+from agentrl.training.signals.extra_rollouts import needs_greedy_rollouts
 from agentrl.trajectory import SOLE_ROLE
 
 
@@ -305,10 +304,7 @@ def _check_servers(config: Config, engine: ServerEngineConfig, rank: int) -> Non
 
 def _check_estimator(config: Config, own: Config, name: str) -> None:
     """Check that groups have greedy rollouts if an adapter's own advantage estimator needs them."""
-    needs, played = (
-        Input.GREEDY_RETURN in needed_inputs(lookup(Kind.ADVANTAGE, one.algorithm.advantage)) for one in (own, config)
-    )
-    if needs and not played:
+    if needs_greedy_rollouts(own.algorithm) and not needs_greedy_rollouts(config.algorithm):
         raise ConfigError(
             f"adapters.{name}.algorithm.advantage needs greedy rollouts, but algorithm.advantage does not add them",
             got=f"{own.algorithm.advantage}, with algorithm.advantage {config.algorithm.advantage}",

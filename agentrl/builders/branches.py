@@ -26,11 +26,14 @@ def build_branch_runners(environments: Sequence[RunEnvironment]) -> dict[str, Br
     }
 
 
-def branch_starts(runners: Mapping[str, BranchRunner]) -> Callable[[Group, int], Awaitable[None]] | None:
-    """Return the function that waits until a member of a group can be played; ``None`` without branches."""
-    if not runners:
-        return None
-    return lambda group, member: runners[group.draw.environment].wait_to_start(group, member)
+def branch_starts(runners: Mapping[str, BranchRunner]) -> Callable[[Group, int], Awaitable[None] | None]:
+    """Return the function that returns what a member of a group waits for before it can be played."""
+
+    def wait_to_start(group: Group, member: int) -> Awaitable[None] | None:
+        runner = runners.get(group.draw.environment)
+        return None if runner is None else runner.wait_to_start(group, member)
+
+    return wait_to_start
 
 
 def check_branches(config: Config) -> None:

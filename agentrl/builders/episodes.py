@@ -22,7 +22,7 @@ from agentrl.engine import SamplingParams
 from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
-from agentrl.errors.foreign import close_limit
+from agentrl.errors.deadlines import close_limit
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool, EnvWorker
 from agentrl.rollout.few_shot import FewShotExamples

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.builders.adapter_checks import trained_roles
 from agentrl.builders.episodes import RunEnvironment, build_loop
 from agentrl.config.config import AlgorithmConfig, Config
@@ -14,7 +13,6 @@ from agentrl.config.derived import adapter_config, environment_algorithms, per_e
 from agentrl.engine import SamplingParams
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
-from agentrl.registry import Kind, lookup
 from agentrl.rollout.environment_probe import has_expert
 from agentrl.rollout.groups import EXPERT, GREEDY, Group
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
@@ -23,6 +21,7 @@ from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPol
 from agentrl.serving.teacher import TeacherScore, TeacherServers
 from agentrl.training.batch import StepExtras
 from agentrl.training.dynamic_sampling import DynamicSampling, GroupLearner
+from agentrl.training.signals.extra_rollouts import needs_greedy_rollouts
 from agentrl.training.stored_episodes import load_trajectories
 from agentrl.trajectory import Trajectory
 
@@ -113,7 +112,7 @@ def _build_runners(
 
 def _policies(config: Config, policy: EngineEpisodePolicy) -> dict[str, EpisodePolicy]:
     policies: dict[str, EpisodePolicy] = {}
-    if Input.GREEDY_RETURN in needed_inputs(lookup(Kind.ADVANTAGE, config.algorithm.advantage)):
+    if needs_greedy_rollouts(config.algorithm):
         policies[GREEDY] = policy.with_sampling(SamplingParams(temperature=0.0), trains=policy.trains)
     expert = config.algorithm.expert
     if expert is not None and expert.trajectories is None:

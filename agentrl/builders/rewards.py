@@ -35,6 +35,7 @@ from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy
 from agentrl.rollout.task_source import task_source
 from agentrl.task import Task
 from agentrl.training.preferences import RewardModel
+from agentrl.training.signals.extra_rollouts import needs_greedy_rollouts
 from agentrl.trajectory import Trajectory
 
 
@@ -165,7 +166,7 @@ def check_comparison(config: Config) -> None:
         raise ConfigError(compared, got="algorithm.group_size 1", expected="at least 2")
     if algorithm.expert is not None:
         raise ConfigError(compared, got="algorithm.expert, whose episodes would have no rank", expected="no expert")
-    if Input.GREEDY_RETURN in needed_inputs(lookup(Kind.ADVANTAGE, algorithm.advantage)):
+    if needs_greedy_rollouts(algorithm):
         raise ConfigError(
             compared,
             got=f"algorithm.advantage {algorithm.advantage}, whose greedy rollout would have no rank",

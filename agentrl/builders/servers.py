@@ -16,7 +16,8 @@ from typing import Literal, TypeAlias
 
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import InferenceServer
-from agentrl.errors import EngineError, TrainingError, UsageError, async_boundary
+from agentrl.errors import EngineError, TrainingError, UsageError
+from agentrl.errors.deadlines import async_boundary
 from agentrl.models.load import load_model
 from agentrl.models.lora import is_adapter_folder
 from agentrl.render.tokenizers import load_tokenizer

@@ -31,7 +31,7 @@ from agentrl.config.derived import evaluation_engine_config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.estimate import engine_slots
 from agentrl.engine import PolicyEngine
-from agentrl.errors.foreign import close_in_time
+from agentrl.errors.deadlines import close_in_time
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.groups import Group

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from agentrl.config import Config, load_config
-from agentrl.config.load import all_keys
+from agentrl.config.keys import all_keys
 from agentrl.errors import UsageError
 
 Words: TypeAlias = Annotated[

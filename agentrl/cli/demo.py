@@ -64,8 +64,7 @@ def demo(
     target = folder or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     words = [*([] if model is None else [f"model.path={model}"]), *(overrides or [])]
     chosen = recipe or (RECIPE if model is None else MODEL_RECIPE)
-    with watching() as watcher:
-        found = DemoRunner(target, recipe=chosen, seed=seed, n_tasks=tasks, overrides=words, watcher=watcher).run()
+    found = DemoRunner(target, recipe=chosen, seed=seed, n_tasks=tasks, overrides=words, watching=watching).run()
     print_demo(found)
     found.check_learned()
 

@@ -19,7 +19,7 @@ from agentrl.config.number_format import AUTO, fastest_format
 from agentrl.models.load import Accelerator, accelerators, torch_build
 from agentrl.models.memory import memory_limit
 from agentrl.observe.console import out
-from agentrl.observe.metrics import tracker_states
+from agentrl.observe.trackers import tracker_states
 from agentrl.registry import Kind, names
 from agentrl.sandbox.docker import describe_daemon
 from agentrl.serving.launch.resources import ENGINES, engines_folder, find_interpreters, how_to_make

@@ -17,6 +17,7 @@ from agentrl.cli.reports import write_evaluation_report
 from agentrl.config import shipped_configs
 from agentrl.config.estimate import evaluation_size
 from agentrl.config.overrides import reward_words
+from agentrl.diagnosis.finding import finding_lines
 from agentrl.errors import AgentRLError, Outcome, UsageError
 from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.evaluation.report import tables
@@ -31,7 +32,6 @@ from agentrl.evaluation.session import (
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note, out
 from agentrl.observe.files import check_writable, replace_file
-from agentrl.observe.problems import problem_lines
 from agentrl.observe.terminal import EpisodeCounter, counting
 from agentrl.rollout.waits import RolloutCounters
 from agentrl.runs.stop import run_until_stopped
@@ -131,7 +131,7 @@ def evaluate(
 def _print_finished(finished: FinishedEvaluation) -> None:
     """Print the result, its problems, and the folder of the episodes."""
     _print_result(finished.result)
-    for line in problem_lines(finished.result.problems):
+    for line in finding_lines(finished.result.problems):
         note(line)
     if finished.result.reused:
         note("reused episodes: code, data, settings and model did not change; --fresh plays them again")

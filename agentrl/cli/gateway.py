@@ -20,7 +20,7 @@ from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind, open_policy
 from agentrl.evaluation.live_traffic import CONVERSATIONS, EPISODES, PROMPTS, LiveTraffic
-from agentrl.evaluation.session import RESULT_FILE
+from agentrl.evaluation.panel import RESULT_FILE
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note, out
 from agentrl.observe.files import replace_file, writing

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from agentrl.cli.help import examples
 from agentrl.cli.reports import decoder
-from agentrl.cli.view import STYLES, cell_text, label_segment
+from agentrl.cli.token_text import segments_text
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.evaluation.replay import (
     Replay,
@@ -134,13 +134,8 @@ def history_text(episode: Trajectory, turn: int, decode: Decode, *, labelled: bo
         def is_before(segment: Segment) -> bool:
             return segment.turn is None or segment.turn.index < turn
 
-        for segment in takewhile(is_before, segments(sequence, decode)):
-            if labelled:
-                text.append_text(label_segment(segment))
-                continue
-            for cell in segment.cells:
-                text.append(cell_text(cell), STYLES[segment.source])
-        text.append("\n")
+        before = takewhile(is_before, segments(sequence, decode))
+        text.append_text(segments_text(before, labelled=labelled))
     return text
 
 

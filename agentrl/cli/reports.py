@@ -11,6 +11,8 @@ from rich.table import Table
 
 from agentrl.config import Config, dump_config
 from agentrl.config.estimate import EstimateRow
+from agentrl.diagnosis.finding import top
+from agentrl.diagnosis.watch import read_findings
 from agentrl.errors import AgentRLError
 from agentrl.evaluation.report import (
     CURVE_FILE,
@@ -23,7 +25,6 @@ from agentrl.evaluation.report import (
 )
 from agentrl.evaluation.session import FinishedEvaluation
 from agentrl.observe.console import note, out
-from agentrl.observe.diagnosis import read_problems
 from agentrl.observe.learning import steps_without_learning
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
@@ -77,7 +78,7 @@ def write_run_report(folder: Path) -> ReportFiles:
         metrics=metrics,
         examples=choose_examples(newest),
         notes=[_run_note(metrics)],
-        problems=[problem.text for problem in read_problems(run)],
+        problems=[problem.text for problem in top(read_findings(run))],
     )
     return write_report(report, run.path, decoder(find_model(str(run.path))))
 

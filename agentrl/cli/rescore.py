@@ -15,7 +15,7 @@ from agentrl.cli.help import examples
 from agentrl.config import load_config
 from agentrl.config.overrides import reward_words
 from agentrl.errors import UsageError
-from agentrl.evaluation.rescoring import RescoringSummary, Selection, find_scorers, find_tasks, rescore
+from agentrl.evaluation.rescoring import RescoringRequest, RescoringSummary, find_scorers, find_tasks, rescore
 from agentrl.observe.console import err, note, out
 from agentrl.observe.files import JsonLinesWriter
 from agentrl.observe.run_folder import find_run
@@ -54,8 +54,8 @@ def rescore_command(
         raise UsageError(f"{output} already exists", hint="choose another file, or delete it first")
     config = load_config(folder.config_file, [*reward_words(reward), *(WITHOUT_OTHERS if reward else [])])
     scorers = find_scorers(config)
-    selection = Selection(run=folder, first_step=first_step, task_id=task)
-    wanted = selection.tasks_by_environment()
+    request = RescoringRequest(run=folder, first_step=first_step, task_id=task)
+    wanted = request.tasks_by_environment()
     total = sum(tasks.total() for tasks in wanted.values())
     if not total:
         raise UsageError(f"no matching episode in {folder.path}", hint="see agentrl view --help")
@@ -65,7 +65,7 @@ def rescore_command(
         writer = None if output is None else JsonLinesWriter(output)
         with Progress(console=err, transient=True) as bar:
             shown = bar.add_task("episodes", total=total)
-            async for episode in rescore(selection, tasks, scorers, summary):
+            async for episode in rescore(request, tasks, scorers, summary):
                 bar.advance(shown)
                 if writer is not None:
                     writer.append(episode.to_record())

@@ -1,71 +1,64 @@
-"""`agentrl view`: show the episodes of a run or an evaluation token by token, as a page or in the terminal."""
+"""`agentrl view`: show runs and evaluations in a browser, or their episodes as one page or in the terminal."""
 
 from __future__ import annotations
 
-import itertools
-import json
+import asyncio
+import secrets
 import shlex
+import threading
+import webbrowser
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
+from yarl import URL
 
 from agentrl.cli.help import examples
-from agentrl.cli.reports import decoder
-from agentrl.config.config import SCRATCH
+from agentrl.cli.server import TokenFile, read_token
+from agentrl.cli.token_text import episode_text
 from agentrl.errors import UsageError
-from agentrl.evaluation.session import EPISODES_FILE, FOLDER, RESULT_FILE
+from agentrl.evaluation.panel import EPISODES_FILE, FOLDER
 from agentrl.evaluation.token_view import (
     Decode,
-    Segment,
-    TokenCell,
-    conversations,
     has_tokens,
     page_html,
-    segments,
-    turn_words,
 )
 from agentrl.observe.console import note, out
 from agentrl.observe.files import writing
-from agentrl.observe.model_folder import MODEL, find_model
 from agentrl.observe.run_folder import find_run
 from agentrl.observe.terminal import open_with_progress
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import step_files
-from agentrl.training.stored_episodes import model_of_run
-from agentrl.trajectory import SOLE_ROLE, Source, Trajectory
+from agentrl.runs.stop import run_with_stop_event
+from agentrl.trajectory import Trajectory
+from agentrl.viewer.decoding import load_decoder, model_of_evaluation, model_of_run
+from agentrl.viewer.security import TOKEN
+from agentrl.viewer.server import LOOPBACK, ViewerServer, ViewerSettings
 
 app = typer.Typer()
 
 EPISODES_PAGE = "episodes.html"
 
-STYLES = {
-    Source.PROMPT: "",
-    Source.TEMPLATE: "dim",
-    Source.OBSERVATION: "blue",
-    Source.SAMPLED: "bold green",
-    Source.FORCED: "yellow",
-    Source.MISTAKE: "red",
-}
-
 
 @app.command(
     epilog=examples(
         "agentrl view",
-        "agentrl view runs/latest --step 40 --failed --count 20 --output failed.html",
+        "agentrl view runs/latest --step 40 --failed",
+        "agentrl view runs evaluations --port 8800 --no-browser",
+        "agentrl view runs/latest --failed --count 20 --output failed.html",
         "agentrl view runs/latest --terminal --count 1",
-        "agentrl view runs/evaluations",
         "agentrl view runs/latest/evaluations/engine-4f0c2a9d1b3e",
     )
 )
 def view(
-    run: Annotated[
-        Path | None,
+    folders: Annotated[
+        list[Path] | None,
         typer.Argument(
-            help="Folder of a run or an evaluation; in a folder of evaluations, the newest one. Default: the newest"
-            " run or evaluation in runs."
+            metavar="[RUN|EVALUATION|FOLDER]...",
+            help="Runs, evaluations, or folders that contain some. Default: the folder runs; with --output or"
+            " --terminal, the newest run or evaluation in it.",
         ),
     ] = None,
     step: Annotated[
@@ -73,37 +66,109 @@ def view(
     ] = None,
     task: Annotated[str | None, typer.Option(help="Only episodes of the task with this id.")] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only episodes that did not solve their task.")] = False,
-    count: Annotated[int, typer.Option(min=1, help="Maximum number of episodes.")] = 10,
-    terminal: Annotated[bool, typer.Option("--terminal", help="Print the episodes instead of writing a page.")] = False,
+    count: Annotated[int, typer.Option(min=1, help="Maximum number of episodes, with --output or --terminal.")] = 10,
+    terminal: Annotated[bool, typer.Option("--terminal", help="Print the episodes instead of serving pages.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option(help="File of the page; default: episodes.html in the folder."),
+        typer.Option(help="Write the episodes as one page to this file, or into this folder, instead of serving."),
     ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free port.")] = 0,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; other machines need the token in the printed address.")
+    ] = "127.0.0.1",
+    token_file: TokenFile = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address of the pages.")] = False,
 ) -> None:
-    """Show episodes token by token: the source of each token, its probability, and the weights that sampled it.
+    """Show runs and evaluations in a browser, live: curves, episodes turn by turn and token by token, comparisons.
 
-    Episodes without tokens, from scripted policies and text services, are shown as text.
+    A local server answers until Ctrl-C, only to this machine unless --host is set. With --output or --terminal, the
+    newest episodes are shown token by token: the source of each token, its probability, and the weights that sampled
+    it. Episodes without tokens, from scripted policies and text services, are shown as text.
     """
-    folder = _newest_of_all() if run is None else _newest_evaluation(run) or run
     where = EpisodeFilter(
         task_id=task, success=False if failed else None, first_step=step, last_step=step, has_sequences=True
     )
+    if output is None and not terminal:
+        token = read_token(token_file, TOKEN_VARIABLE)
+        settings = ViewerSettings(folders=folders or [_runs()], host=host, port=port, token=_token(host, token))
+        chosen = {"step_from": step, "step_to": step, "task": task, "success": "false" if failed else None}
+        filters = {name: str(value) for name, value in chosen.items() if value is not None}
+        run_with_stop_event(lambda stop: _serve(settings, filters, stop, opens=not no_browser))
+        return
+    if folders is not None and len(folders) > 1:
+        raise UsageError("--output and --terminal show one run", got=f"{len(folders)} folders", expected="one folder")
+    show_episodes(folders[0] if folders else None, where, count=count, output=None if terminal else output)
+
+
+TOKEN_VARIABLE = "AGENTRL_VIEW_TOKEN"
+
+
+def _token(host: str, token: str | None) -> str | None:
+    """Return the token that clients must show: a new one if other machines can reach the server and none is given."""
+    return token or (None if host in LOOPBACK else secrets.token_urlsafe(24))
+
+
+def _runs() -> Path:
+    """Return the default folder of runs."""
+    runs = Path("runs")
+    if not runs.is_dir():
+        raise UsageError(
+            f"no folder {runs} in the current folder",
+            expected="the folder of some runs or evaluations",
+            hint="name one: agentrl view FOLDER; or play some: agentrl eval --env guess_number --policy expert",
+        )
+    return runs
+
+
+async def _serve(settings: ViewerSettings, filters: Mapping[str, str], stop: asyncio.Event, *, opens: bool) -> None:
+    server = ViewerServer(settings)
+    try:
+        await server.start()
+        opened = server.library.opened()
+        address = URL(server.url)
+        if len(opened) == 1:
+            address /= f"r/{opened[0].source.key}"
+        if filters and len(opened) == 1:
+            address = (address / "episodes").with_query(filters)
+        if settings.token is not None:
+            address = address.update_query({TOKEN: settings.token})
+        out.print(str(address), soft_wrap=True)
+        note(f"showing {len(opened)} runs and evaluations; stop with Ctrl-C")
+        if opens:  # in a thread, as text browsers block
+            threading.Thread(target=webbrowser.open, args=(str(address),), daemon=True).start()
+        await stop.wait()
+    finally:
+        await server.close()
+
+
+def show_episodes(run: Path | None, where: EpisodeFilter, *, count: int, output: Path | None) -> None:
+    """Write the newest matching episodes as one page, or print them.
+
+    Args:
+        run: Run, evaluation or folder of evaluations; ``None`` for the newest of all.
+        where: Conditions.
+        count: Maximum number of episodes.
+        output: File or folder of the page; ``None`` prints the episodes.
+
+    Raises:
+        UsageError: no episode matches, or the page cannot be written.
+    """
+    folder = _newest_of_all() if run is None else _newest_evaluation(run) or run
     with _open_index(folder) as index:
-        rows = [] if step is not None and _is_evaluation(folder) else index.select(where, descending=True, limit=count)
+        is_impossible = where.first_step is not None and _is_evaluation(folder)
+        rows = [] if is_impossible else index.select(where, descending=True, limit=count)
         if not rows:
             raise _no_match_error(folder, index, where)
         found = [stored.trajectory for stored in map(index.read, reversed(rows))]
         if index.damaged:
             note(f"{index.damaged} damaged records of {folder} are skipped")
     decode = _decoder_of(folder, found)
-    if terminal:
+    if output is None:
         for trajectory in found:
             out.print(episode_text(trajectory, decode, labelled=not out.is_terminal or out.no_color))
         return
-    target = output or folder / EPISODES_PAGE
     page = page_html(f"Episodes of {folder.resolve().name}", found, decode)
-    if target.is_dir():
-        target /= EPISODES_PAGE
+    target = output / EPISODES_PAGE if output.is_dir() else output
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page, encoding="utf-8")
@@ -113,61 +178,14 @@ def view(
 def _decoder_of(folder: Path, found: list[Trajectory]) -> Decode:
     """Return the decoder of token ids, or `str` if the episodes hold only text."""
     if any(map(has_tokens, found)):
-        return decoder(_model_of(folder))
+        decoder = load_decoder(model_of_evaluation(folder) if _is_evaluation(folder) else _model_of_run(folder))
+        return lambda number: decoder.text([number])
     if not any(trajectory.transcript for trajectory in found):
         raise UsageError(
             f"the episodes in {folder} have neither tokens nor text",
             hint="delete the folder and evaluate again: an earlier version did not store texts of such policies",
         )
     return str
-
-
-def episode_text(trajectory: Trajectory, decode: Decode, *, labelled: bool = False) -> Text:
-    """Format an episode for the terminal, coloured by source.
-
-    Args:
-        trajectory: The episode.
-        decode: Returns the text of a token id.
-        labelled: Name the sources and list the sampled tokens, for output without colours.
-    """
-    text = Text.assemble(
-        (f"{trajectory.task_id}", "bold"),
-        f"  {trajectory.outcome or 'unfinished'}, reward {trajectory.reward}, {len(trajectory.turns)} turns\n",
-        f"{trajectory.error}\n" if trajectory.error else "",
-    )
-    if not has_tokens(trajectory):
-        for speaker, message in itertools.chain(*conversations(trajectory)):
-            text.append(f"[{speaker}]\n", "bold").append(f"{message}\n")
-        return text.append("\n")
-    has_roles = any(turn.role != SOLE_ROLE for turn in trajectory.turns)
-    for sequence in trajectory.sequences:
-        if has_roles:
-            speakers = ", ".join(dict.fromkeys(turn.role for turn in sequence.turns))
-            text.append(f"{speakers}{'' if len(sequence) else ': in text, without tokens'}\n", "bold")
-        for segment in segments(sequence, decode):
-            if labelled:
-                text.append_text(label_segment(segment))
-                continue
-            for cell in segment.cells:
-                text.append(cell_text(cell), STYLES[segment.source])
-        text.append("\n")
-    return text
-
-
-def cell_text(cell: TokenCell) -> str:
-    """Return the text of a token for the terminal."""
-    if cell.image is None:
-        return cell.text.replace("↵", "")
-    return f"[image]\n{cell.image.alternative}\n".replace("\n\n", "\n")
-
-
-def label_segment(segment: Segment) -> Text:
-    """Format a segment under its source's name; sampled tokens are also listed, one per line."""
-    turn = f" · {turn_words(segment.turn)}" if segment.turn else ""
-    text = Text(f"[{segment.source.name.lower()}{turn}]\n{''.join(map(cell_text, segment.cells)).rstrip()}\n")
-    if segment.source is Source.SAMPLED:
-        text.append("".join(f"  {cell_text(cell)!r}  {cell.hint}\n" for cell in segment.cells))
-    return text
 
 
 def _open_index(folder: Path) -> TrajectoryIndex:
@@ -247,15 +265,7 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts)
 
 
-def _model_of(folder: Path) -> str:
-    """Find the model whose tokenizer wrote the episodes."""
-    if _is_evaluation(folder) and (folder / RESULT_FILE).is_file():
-        model = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))["model"]
-        return str(folder / MODEL) if model == SCRATCH else find_model(model)
+def _model_of_run(folder: Path) -> str:
     run = find_run(folder)
-    if run is None:
-        raise UsageError(
-            f"evaluation {folder} is not finished and does not name its model yet",
-            hint="the same agentrl eval command resumes it",
-        )
+    assert run is not None  # its index is open
     return model_of_run(run)

@@ -12,6 +12,7 @@ from agentrl.config.cluster import ClusterConfig
 from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig, CurriculumConfig, EnvironmentConfig, MixedEnvironmentConfig
 from agentrl.config.number_format import AUTO, fastest_format
+from agentrl.config.observe import ObserveConfig
 from agentrl.config.section import Finite, LearningRate, Section, implausible_values
 from agentrl.config.trainer import (
     AdamConfig,
@@ -469,6 +470,7 @@ class Config(Section):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     cluster: ClusterConfig | None = None
+    observe: ObserveConfig = Field(default_factory=ObserveConfig)
     trackers: list[str] = Field(default_factory=list)
     """Registry names of trackers: tensorboard, wandb (extra ``agentrl[trackers]``). ``metrics.jsonl`` is always
     written."""

@@ -9,22 +9,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import UnionType
-from typing import (
-    Any,
-    TypeAlias,
-    Union,
-    get_args,
-    get_origin,
-)
+from typing import Any, TypeAlias
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from agentrl import registry
 from agentrl.config.config import Config
-from agentrl.config.environment import MixedEnvironmentConfig
+from agentrl.config.keys import describe_unknown_key, models_of
 from agentrl.config.overrides import (
     ANNOUNCED,
     MAIN_KEYS,
@@ -38,13 +31,8 @@ from agentrl.config.overrides import (
     parse_source,
 )
 from agentrl.config.trainer import FSDPOptions
-from agentrl.config.unknown_keys import describe_unknown_key
 from agentrl.errors import ConfigError
 
-LABELLED = "environments"
-"""Section that holds other sections under labels chosen by the user."""
-LABEL_WORD = "LABEL"
-"""Placeholder for such a label."""
 _EXPECTED: Mapping[str, str] = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
@@ -111,7 +99,7 @@ def _explain(details: ErrorDetails, path: KeyPath) -> str:
         case "unexpected_keyword_argument":
             return f"unknown key {key}; known keys here: {', '.join(field.name for field in fields(FSDPOptions))}"
         case "extra_forbidden":
-            return describe_unknown_key(path, section_at(path[:-1]), all_keys())
+            return describe_unknown_key(path)
         case "missing" if path[:1] == ("environment",):
             return "no environment is named: give environment=household/train, or --env NAME on the command line"
         case "missing":
@@ -131,53 +119,6 @@ def _describe_expected(details: ErrorDetails) -> str:
 def _plain(message: str) -> str:
     plain = message.removeprefix("Input should be ").removeprefix("a valid ")
     return plain.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
-
-
-def section_at(path: KeyPath) -> list[str]:
-    """Return the keys of the section at `path` (of all types, for a section with a ``type``); empty if not found."""
-    models: list[type[BaseModel]] = [Config]
-    for key in (*path[:1], *path[2:]) if path[:1] == (LABELLED,) else path:
-        models = [inner for model in models if key in model.model_fields for inner in models_of(_type(model, key))]
-    return sorted({name for model in models for name in model.model_fields})
-
-
-def all_keys() -> list[KeyPath]:
-    """Return the path of every key that holds a value."""
-    found: dict[KeyPath, None] = {}
-    _walk(Config, (), found)
-    return list(found)
-
-
-def _walk(model: type[BaseModel], path: KeyPath, found: dict[KeyPath, None]) -> None:
-    for name in own_fields(model):
-        inner = models_of(_type(model, name))
-        for section in inner:
-            _walk(section, (*path, *key_words(name)), found)
-        if not inner:
-            found[(*path, name)] = None
-
-
-def own_fields(model: type[BaseModel]) -> list[str]:
-    """Return the keys of a section without inherited ones, which are documented in the other section."""
-    return [name for name in model.model_fields if model is not MixedEnvironmentConfig or name in model.__annotations__]
-
-
-def key_words(section: str) -> KeyPath:
-    """Return a section's name as in key paths: with a placeholder for the user's label if the section has labels."""
-    return (section, LABEL_WORD) if section == LABELLED else (section,)
-
-
-def _type(model: type[BaseModel], field: str) -> Any:
-    return model.model_fields[field].annotation
-
-
-def models_of(annotation: Any) -> list[type[BaseModel]]:
-    """Return the sections among the alternatives of a field's type, or under its labels."""
-    if get_origin(annotation) is dict:
-        return models_of(get_args(annotation)[1])
-    if get_origin(annotation) in (Union, UnionType):
-        return [model for part in get_args(annotation) for model in models_of(part)]
-    return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
 
 
 def _key_path(location: Sequence[str | int]) -> KeyPath:

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from agentrl.config.config import Config
-from agentrl.config.load import key_words, models_of, own_fields
+from agentrl.config.keys import key_words, models_of, own_fields
 
 
 def config_reference() -> str:

@@ -120,6 +120,7 @@ RULES: Mapping[str, ResumeRule] = {
     "checkpoint": _WATCH,
     "curriculum": _TASKS,
     "cluster": _PLACE,
+    "observe": _WATCH,
     "trackers": _WATCH,
 }
 """Rules by key or key prefix. The longest matching one applies, and every config key has a match."""

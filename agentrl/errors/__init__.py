@@ -242,37 +242,6 @@ def boundary(kind: type[InfrastructureError], what: str) -> Iterator[None]:
         raise failure_of(kind, what, error) from error
 
 
-def async_boundary(kind: type[InfrastructureError], what: str, *, deadline_s: float | None) -> _AsyncBoundary:
-    """Return a `boundary` for code that awaits, with a deadline in seconds (``None``: the caller sets one)."""
-    return _AsyncBoundary(kind, what, deadline_s)
-
-
-class _AsyncBoundary:
-    """Asynchronous context manager; a class, because it is faster than a generator and every turn uses several."""
-
-    __slots__ = ("_deadline_s", "_kind", "_scope", "_task", "_what")
-
-    def __init__(self, kind: type[InfrastructureError], what: str, deadline_s: float | None) -> None:
-        self._kind, self._what, self._deadline_s = kind, what, deadline_s
-        self._scope = asyncio.timeout(deadline_s)
-
-    async def __aenter__(self) -> None:
-        self._task = asyncio.current_task()
-        await self._scope.__aenter__()
-
-    async def __aexit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            await self._scope.__aexit__(error_type, error, trace)
-        except TimeoutError as late:
-            got = f"no answer in {self._deadline_s:g} s"
-            raise self._kind(f"{self._what} missed its deadline", got=got) from late
-        if error is None or isinstance(error, AgentRLError) or is_addressed_to(self._task, error):
-            return
-        raise failure_of(self._kind, self._what, error) from error
-
-
 def is_addressed_to(task: RunningTask, error: BaseException) -> bool:
     """Return True if an exception from user code is meant for `task`, and is not an error of that code.
 

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ParamSpec, TypeVar
 
-from agentrl.errors import described_error, is_addressed_to, running_task
+from agentrl.errors import is_addressed_to, running_task
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,12 +29,6 @@ CALL_GRACE_S = 1.0
 """Seconds for a cancelled call to end, before it is abandoned."""
 EPISODE_GRACE_S = 3.5
 """The same for an attempt at an episode, which itself abandons calls and closes its environment."""
-CLOSING_S = 30.0
-"""Seconds for closing one part of a run, such as its environments or its tools, when its work is done."""
-INTERRUPTED_CLOSING_S = 3.0
-"""The same after an interruption."""
-FORCED_CLOSING_S = 0.1
-"""The same after a second interruption."""
 IDLE_THREAD_S = 30.0
 """Seconds after which an idle thread ends."""
 _log = logging.getLogger(__name__)
@@ -42,7 +36,7 @@ _abandoned: set[asyncio.Task[Any] | concurrent.futures.Future[Any]] = set()
 """Abandoned calls that have not ended; a reference to a task keeps Python from closing its coroutine."""
 
 
-class _Exit(Exception):
+class ForeignExit(Exception):
     """A ``SystemExit`` or ``KeyboardInterrupt`` of foreign code, which would end the event loop if it left its task."""
 
     def __init__(self, cause: BaseException) -> None:
@@ -80,7 +74,7 @@ def foreign_result(task: asyncio.Task[T]) -> T:
     """Return the result of a task of `start_foreign_task` that is done, or raise what its code raised."""
     try:
         return task.result()
-    except _Exit as ended:
+    except ForeignExit as ended:
         raise ended.cause from None
 
 
@@ -91,7 +85,7 @@ async def _contain(work: Coroutine[Any, Any, T]) -> T:
     except (SystemExit, KeyboardInterrupt) as error:
         if is_addressed_to(running_task(), error):
             raise
-        raise _Exit(error) from error
+        raise ForeignExit(error) from error
 
 
 def _wake(ended: asyncio.Future[None], _: object) -> None:
@@ -119,42 +113,6 @@ async def cancel_or_abandon(task: asyncio.Task[Any], grace_s: float | None = Non
         _abandon(task, f"{task.get_name()} did not end when it was cancelled; it is left running")
     if again is not None:
         raise again
-
-
-def close_limit(within_s: float = CLOSING_S) -> float:
-    """Return the seconds for closing something: `within_s`, or less if the calling task is cancelled, once or twice."""
-    caller = running_task()
-    count = 0 if caller is None else caller.cancelling()
-    return min(within_s, (within_s, INTERRUPTED_CLOSING_S, FORCED_CLOSING_S)[min(count, 2)])
-
-
-async def close_in_time(close: Callable[[], Coroutine[Any, Any, None]], what: str, within_s: float = CLOSING_S) -> None:
-    """Close something, and give it up if that takes longer than `close_limit`; errors and timeouts are only logged.
-
-    If the caller is cancelled meanwhile, less time is left, and the cancellation is raised at the end.
-    """
-
-    async def call() -> None:
-        await close()
-
-    loop, within_s = asyncio.get_running_loop(), close_limit(within_s)
-    until, interruption = loop.time() + within_s, None
-    task = start_foreign_task(call(), what)
-    while not task.done() and loop.time() < until:
-        try:
-            await asyncio.wait({task}, timeout=until - loop.time())
-        except asyncio.CancelledError as error:
-            within_s = close_limit(within_s)
-            interruption, until = error, min(until, loop.time() + within_s)
-    if not task.done():
-        _log.warning("%s takes too long; giving up on it", what)
-        await cancel_or_abandon(task, min(CALL_GRACE_S, within_s))
-    elif not task.cancelled() and (raised := task.exception()) is not None:
-        if is_addressed_to(running_task(), raised):
-            raise raised
-        _log.warning("%s failed: %s", what, described_error(raised.cause if isinstance(raised, _Exit) else raised))
-    if interruption is not None:
-        raise interruption
 
 
 def _abandon(call: asyncio.Task[Any] | concurrent.futures.Future[Any], message: str) -> None:

@@ -24,6 +24,13 @@ from agentrl.trajectory import Trajectory
 
 _log = logging.getLogger(__name__)
 
+FOLDER = "evaluations"
+"""Name of the folder of evaluations, in a run's folder or next to the runs."""
+EPISODES_FILE = "episodes.jsonl"
+"""File of an evaluation's episodes."""
+RESULT_FILE = "evaluation.json"
+"""File of an evaluation's result, once it is finished."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:

@@ -23,7 +23,8 @@ from agentrl.config.derived import SOLE, per_environment_configs
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
-from agentrl.errors.foreign import INTERRUPTED_CLOSING_S, cancel_or_abandon, ignore_result
+from agentrl.errors.deadlines import INTERRUPTED_CLOSING_S
+from agentrl.errors.foreign import cancel_or_abandon, ignore_result
 from agentrl.evaluation.evaluate import evaluate_panel
 from agentrl.evaluation.panel import Panel
 from agentrl.evaluation.result import EvaluationResult

@@ -19,10 +19,10 @@ from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError, did_you_mean
 from agentrl.evaluation.evaluate import PolicyKind, open_policy
-from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, task_digest
+from agentrl.evaluation.panel import EPISODES_FILE, EpisodeStore, EvaluatedEpisode, task_digest
 from agentrl.evaluation.rescoring import find_tasks
 from agentrl.evaluation.result import MeanInterval, bootstrap_mean, wilson_interval
-from agentrl.evaluation.session import EPISODES_FILE, episodes_at_once
+from agentrl.evaluation.session import episodes_at_once
 from agentrl.observe.files import first_free, writing
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import read_trajectories
@@ -114,14 +114,14 @@ def make_replay_request(
 def _environment_of(config: Config, episode: Trajectory) -> EnvironmentConfigs:
     """Return the environment of a run that an episode was played in."""
     parts = [p for p in per_environment_configs(config) if p.config.sole_environment.name == episode.environment]
-    labelled = [part for part in parts if re.match(rf"\d+-{re.escape(part.label)}-", episode.group_id)]
+    labelled = [part for part in parts if episode.group_id.partition("-")[2] == f"{part.label}-{episode.task_id}"]
     if not parts:
         raise UsageError(
             f"episode {episode.id} was played in {episode.environment}, which is not an environment of the run",
             got=", ".join(p.config.sole_environment.name for p in per_environment_configs(config)),
             expected=episode.environment,
         )
-    return max(labelled or parts, key=lambda part: len(part.label))
+    return (labelled or parts)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +207,11 @@ async def replay_episode(request: ReplayRequest, *, say: Callable[[str], None]) 
     """
     config = resolve_model(request.config)
     check_model(config)
+    if config.curriculum.horizon is not None:
+        say(
+            "curriculum.horizon limited the turns of the run's episodes, but does not limit their continuations: set "
+            f"agent.max_turns, now {config.agent.max_turns}, to curriculum/turns of the episode's step in metrics.jsonl"
+        )
     episode = request.episode
     tasks = find_tasks(config, {episode.environment: [episode.task_id]})
     task = replace(tasks[episode.environment, episode.task_id], seed=episode.seed)

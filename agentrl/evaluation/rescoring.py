@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.env.lookup import resolve_environment
-from agentrl.errors import ConfigError, RewardFailure, UsageError, async_boundary, with_location
+from agentrl.errors import ConfigError, RewardFailure, UsageError, with_location
+from agentrl.errors.deadlines import async_boundary
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import StoredTrajectory
@@ -142,7 +143,7 @@ def find_scorers(config: Config) -> dict[str, Scorer]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class RescoringRequest:
     """Stored episodes to score; episodes with infrastructure failures are never selected."""
 
     run: RunDirectory
@@ -169,17 +170,17 @@ class Selection:
 
 
 async def rescore(
-    selection: Selection, tasks: Tasks, scorers: Mapping[str, Scorer], summary: RescoringSummary
+    request: RescoringRequest, tasks: Tasks, scorers: Mapping[str, Scorer], summary: RescoringSummary
 ) -> AsyncIterator[RescoredEpisode]:
     """Score stored episodes, and yield them in the order in which they ended.
 
     Args:
-        selection: Episodes to score; those without messages are skipped.
+        request: Episodes to score; those without messages are skipped.
         tasks: Their tasks.
         scorers: Scorer by environment.
         summary: Receives the counts and rewards.
     """
-    chosen = selection.read()
+    chosen = request.read()
     while batch := list(islice(chosen, CONCURRENT)):
         known = [stored for stored in batch if stored.trajectory.conversations]
         summary.without_messages += len(batch) - len(known)

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.diagnosis.finding import Finding, rank, top
+from agentrl.diagnosis.rules import apply_rules
+from agentrl.diagnosis.summary import EpisodeSummary, RunSummary
 from agentrl.errors import Outcome, SourceLocation
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
 from agentrl.observe.console import html_table
 from agentrl.observe.incidents import Incidents
-from agentrl.observe.problems import Evidence, Problem, episode_problems, failures, reward_problems, top_problems
 from agentrl.trajectory import Turn
 
 CONFIDENCE = 0.95
@@ -157,7 +159,7 @@ class EvaluationResult:
     """Wall-clock time of this run; reused episodes take no time."""
     tokens_per_s: float
     """Tokens per second written in this run; 0 if all episodes were reused."""
-    problems: Sequence[Problem] = ()
+    problems: Sequence[Finding] = ()
     """At most three problems that need attention, the most severe one first."""
     reused: int = 0
     """Number of episodes that an earlier run of the same evaluation played."""
@@ -281,7 +283,7 @@ def summarise(
 
 def find_problems(
     episodes: Sequence[EvaluatedEpisode], incidents: Incidents, definitions: Mapping[str, SourceLocation | None]
-) -> tuple[Problem, ...]:
+) -> tuple[Finding, ...]:
     """Return the most severe problems of an evaluation.
 
     Args:
@@ -289,10 +291,10 @@ def find_problems(
         incidents: Failures of rewards, environments and tools.
         definitions: Places of the reward functions by their name in messages; empty if the environment gives rewards.
     """
-    evidence = Evidence()
-    for episode in episodes:
-        evidence.add(episode.trajectory)
-    return top_problems([*failures(incidents), *reward_problems(evidence, definitions), *episode_problems(evidence)])
+    summary = EpisodeSummary()
+    summary.add_step([episode.trajectory for episode in episodes], None)
+    run = RunSummary(is_training=False, episodes=summary, incidents=incidents, definitions=definitions)
+    return top(rank(finding for _, finding in apply_rules(run, of_newest_step=False)))
 
 
 def _time_text(seconds: float) -> str:

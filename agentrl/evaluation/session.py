@@ -25,7 +25,7 @@ from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import check_split, resolve_environment
 from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, ignore, open_policy
 from agentrl.evaluation.identity import code_identity, model_identity, reward_model_identity, served_models
-from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel
+from agentrl.evaluation.panel import EPISODES_FILE, FOLDER, RESULT_FILE, EpisodeStore, EvaluatedEpisode, Panel
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.evaluation.settings import DEFAULT_TASKS
 from agentrl.observe.files import replace_file, writing
@@ -38,10 +38,6 @@ from agentrl.rollout.task_source import task_source
 from agentrl.rollout.waits import RolloutCounters, settled_heap
 
 _log = logging.getLogger(__name__)
-
-EPISODES_FILE = "episodes.jsonl"
-RESULT_FILE = "evaluation.json"
-FOLDER = "evaluations"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

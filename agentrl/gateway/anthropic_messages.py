@@ -97,7 +97,7 @@ class AnthropicMessages(Dialect):
         refuse_unknown(config, ("format", "effort"), "output_config")
         path = "output_config.format" if is_given(config, "format") else "output_format"
         form = config["format"] if is_given(config, "format") else take_optional(body, "output_format", dict, {})
-        messages = _Messages().read(take(body, "messages", list))
+        messages = _TurnReader().read(take(body, "messages", list))
         return ChatRequest(
             model=take(body, "model", str),
             messages=[*_system(body), *messages],
@@ -246,7 +246,7 @@ def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | 
     return [] if kind == "none" else tools, forced_call(kind, choice.get("name"), tools, "tool_choice")
 
 
-class _Messages:
+class _TurnReader:
     """Reader of turns that keeps the names of calls for their results."""
 
     def __init__(self) -> None:
@@ -266,7 +266,7 @@ class _Messages:
             elif role == "assistant":
                 messages.append(self._assistant(turn, path))
             elif role == "system":
-                messages.append(Message(role="system", content=_content(_block_list(turn, path), path)))
+                messages.append(Message(role="system", content=_content(_block_list(turn, path))))
             else:
                 raise BadRequest(f"{path}.role must be user or assistant: got {role!r}", field=f"{path}.role")
         if not messages:
@@ -284,12 +284,12 @@ class _Messages:
                 rest.append((where, block))
                 continue
             call_id = take(block, "tool_use_id", str, where)
-            content = _content(_block_list(block, where), where) if is_given(block, "content") else ""
+            content = _content(_block_list(block, where)) if is_given(block, "content") else ""
             if take_optional(block, "is_error", bool, False, where):
                 content = f"Error: {content}" if isinstance(content, str) else (TextPart(text="Error:"), *content)
             yield Message(role="tool", content=content, tool_call_id=call_id, name=self._names.get(call_id))
         if rest:
-            yield Message(role="user", content=_content(rest, path))
+            yield Message(role="user", content=_content(rest))
 
     def _assistant(self, turn: Mapping[str, Any], path: str) -> Message:
         calls, texts, thoughts = [], [], []
@@ -327,7 +327,7 @@ def _block_list(turn: Mapping[str, Any], path: str) -> list[tuple[str, Mapping[s
     return [(f"{where}.{index}", block) for index, block in enumerate(content)]
 
 
-def _content(blocks: Sequence[tuple[str, Mapping[str, Any]]], path: str) -> Content:
+def _content(blocks: Sequence[tuple[str, Mapping[str, Any]]]) -> Content:
     parts = [_part(block, where) for where, block in blocks]
     if all(isinstance(part, TextPart) for part in parts):
         return "\n".join(part.text for part in parts if isinstance(part, TextPart) and part.text)

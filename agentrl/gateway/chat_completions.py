@@ -98,7 +98,7 @@ class ChatCompletions(OpenAIDialect):
         options = take_optional(body, "stream_options", dict, {})
         return ChatRequest(
             model=take(body, "model", str),
-            messages=_Messages().read(take(body, "messages", list)),
+            messages=_MessageReader().read(take(body, "messages", list)),
             tools=tools,
             max_tokens=min(limits, default=None),
             stop=stop_texts(body.get("stop"), "stop"),
@@ -180,7 +180,7 @@ def _logprobs(request: ChatRequest, answer: ReplyAnswer) -> Json | None:
     return {"content": logprob_rows(answer), "refusal": None} if request.logprobs else None
 
 
-class _Messages:
+class _MessageReader:
     """Reader of messages that keeps the names of calls for their results."""
 
     def __init__(self) -> None:

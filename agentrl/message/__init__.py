@@ -4,6 +4,7 @@ from agentrl.message.message import (
     MOST_DIGITS,
     Content,
     ContentPart,
+    EpisodeMessages,
     ImagePart,
     Message,
     Role,
@@ -23,7 +24,6 @@ from agentrl.message.message import (
     transcript_record,
     user,
 )
-from agentrl.message.record import EpisodeMessages
 
 __all__ = [
     "MOST_DIGITS",

@@ -13,6 +13,8 @@ LARGEST_KEPT = 32 << 20
 """Size in bytes of the largest block that is allocated from the heap; the maximum that glibc allows."""
 KEPT = (2 << 30) - 1
 """Maximum number of free bytes at the end of the heap that are not returned to the kernel."""
+FREED_SHARE = 8
+"""Fraction of the memory, as 1 / FREED_SHARE, that all ranks of a run together may keep between steps."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -51,16 +53,16 @@ class FreedMemory:
     a second.
 
     Args:
-        most: Bytes by which the process may grow before `release` acts; an eighth of the memory by default.
+        most: Bytes by which the process may grow before `release` acts.
     """
 
-    def __init__(self, most: int | None = None) -> None:
-        self._most = memory_limit() // 8 if most is None else most
+    def __init__(self, most: int) -> None:
+        self.most = most
         self._resident = 0
 
     def release(self) -> None:
         """Return the memory of freed tensors to the kernel if the process grew; without glibc, this does nothing."""
-        if resident_bytes() - self._resident < self._most:
+        if resident_bytes() - self._resident < self.most:
             return
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

@@ -1,1 +1,1 @@
-"""Storage and observation of runs: folders, checkpoints, metrics, trackers, trajectories, diagnosis."""
+"""Storage and observation of runs: folders, checkpoints, metrics, trackers, trajectories."""

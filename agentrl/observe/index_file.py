@@ -45,6 +45,8 @@ LOCK_S = 30.0
 """Seconds to wait for another process that updates the index."""
 CACHE_KB = 65_536
 """Memory for pages of the index, in KiB."""
+READER_CACHE_KB = 4096
+"""The same for an index that is only read, of which several may be open; the system keeps its file in memory, too."""
 COLUMNS = (
     *("id", "environment", "task_id", "task_type", "group_id", "member", "attempt", "outcome", "is_trainable"),
     *("error", "reward", "success", "turns", "sequences", "tokens", "sampled_tokens", "longest", "largest_id"),
@@ -108,18 +110,27 @@ class IndexFile:
 
     Args:
         store: Folder of a trajectory store, one of its files, or the file of an evaluation.
+        spare: File for the index if neither the store's folder nor the cache folder can be written; by default the
+            index is then in memory.
+        built_at: File of an index that another object builds and updates; it is only read, by any thread.
 
     Raises:
-        UsageError: the store does not exist.
+        UsageError: the store does not exist, or there is no index at `built_at`.
     """
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path, *, spare: Path | None = None, built_at: Path | None = None) -> None:
         if not store.exists():
             raise UsageError(f"no trajectories found in {store}", got="no such file or folder")
         self.store = store
-        self._places = [self._beside(), *_cached(store), None]
+        self._is_reader = built_at is not None
+        self._places = [built_at] if built_at is not None else [self._beside(), *_cached(store), spare]
         """Places that are left to try; ``None`` is in memory."""
-        self.database = self._open()
+        self.database = self._open() if built_at is None else _open_reader(built_at)
+
+    @property
+    def place(self) -> Path | None:
+        """File of the index; ``None`` in memory."""
+        return self._places[0]
 
     def files(self) -> dict[int, StoreFile]:
         """Return the store's files by step; 0 for an evaluation."""
@@ -134,7 +145,7 @@ class IndexFile:
 
     def update(self, on_progress: Callable[[int, int], None]) -> None:
         """Follow the store's changes; `on_progress` receives the scanned bytes and their number at the end."""
-        while True:
+        while not self._is_reader:
             try:
                 left = self._scan_chunk(on_progress)
             except sqlite3.Error as error:
@@ -144,7 +155,7 @@ class IndexFile:
                 return
 
     def distrust(self, step: int) -> None:
-        """Let the next update scan the files of a step and later ones again."""
+        """Let the next update scan the files of a step and later ones again; without effect on an index only read."""
         with suppress(sqlite3.Error):
             self.database.execute("UPDATE files SET inode = -1 WHERE step >= ?", [step])
 
@@ -153,6 +164,8 @@ class IndexFile:
         try:
             return self.database.execute(statement, values).fetchall()
         except sqlite3.DatabaseError as error:
+            if self._is_reader:
+                raise UsageError("the index cannot be read", got=error, hint="it is built again: try again") from error
             if type(error) is not sqlite3.DatabaseError:
                 raise
             self._leave(error)
@@ -349,6 +362,31 @@ def _cached(store: Path) -> list[Path]:
     except RuntimeError:
         return []
     return [Path(base) / "indexes" / f"{name}.sqlite"]
+
+
+def _open_reader(place: Path) -> sqlite3.Connection:
+    """Open an index that another object builds; reading waits for the end of a transaction, not for that of a scan."""
+    try:
+        database = sqlite3.connect(
+            f"{place.absolute().as_uri()}?mode=rw",
+            timeout=LOCK_S,
+            isolation_level=None,
+            check_same_thread=False,
+            uri=True,
+        )
+    except sqlite3.Error as error:
+        raise UsageError(f"no index in {place}", got=error, hint="it is built again: try again") from error
+    try:
+        database.execute("PRAGMA query_only = ON")
+        database.execute(f"PRAGMA cache_size = -{READER_CACHE_KB}")
+        version = int(database.execute("PRAGMA user_version").fetchone()[0])
+    except sqlite3.Error as error:
+        database.close()
+        raise UsageError(f"no index in {place}", got=error, hint="it is built again: try again") from error
+    if version != FORMAT:
+        database.close()
+        raise UsageError(f"the index {place} is of another version", got=version, expected=FORMAT)
+    return database
 
 
 def _open_database(place: Path | None) -> sqlite3.Connection:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentrl.trajectory import Trajectory
+
 
 class Phase(enum.StrEnum):
     """Phase of a run; with asynchronous rollouts, the part that the run waits for."""
@@ -22,6 +24,15 @@ class Phase(enum.StrEnum):
     CHECKPOINT = "checkpoint"
 
 
+@dataclass(frozen=True, slots=True)
+class RunningEpisode:
+    """An attempt at an episode that has not ended."""
+
+    trajectory: Trajectory
+    started: float
+    """Seconds since 1970."""
+
+
 @dataclass(slots=True, kw_only=True)
 class RunStatus:
     """Status of a run, updated in place."""
@@ -32,14 +43,14 @@ class RunStatus:
     steps: int = 0
     """Number of steps of the whole run."""
     episodes_running: int = 0
+    in_flight: dict[str, RunningEpisode] = field(default_factory=dict, repr=False)
+    """Running episodes by id; also read by another thread."""
     episodes_done: int = 0
     """Episodes that ended since the last training step."""
     attempts_failed: int = 0
     """Attempts that failed because of the infrastructure or the environment, since the last training step."""
     latest_failure: str = ""
     """Reason of the latest failed attempt, on one line."""
-    episodes_wanted: int = 0
-    """Number of episodes that the next training step needs."""
     sampled_tokens: int = 0
     """Tokens sampled since the start of the run."""
     metrics: Mapping[str, float] = field(default_factory=dict)

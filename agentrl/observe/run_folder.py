@@ -4,10 +4,13 @@ runs/NAME/
   config.yaml           the resolved config
   metrics.jsonl         one line per training step
   trajectories/         every episode, turn by turn
+  tokens/               what the trainer computed for the sampled tokens of each step
   inflight/             journals of the episodes in flight, in asynchronous training
   checkpoints/          step-000010/ …
   model/                the initial model, if the run created it
-  diagnosis.json        the worst problems, after the run has ended
+  status.json           what the run does now, and the episodes in flight; it stays after a crash
+  diagnosis.json        what is wrong with the run, after it has ended
+  incidents.json        failures of rewards, environments and tools, if any, and where the rewards are defined
   rollout.json          number of groups to play, if the run has no trainer
   numerics/             dump files that reproduce skipped updates, if any
   logs/                 trackers' files
@@ -31,7 +34,7 @@ from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
 
-from agentrl.errors import AgentRLError, Outcome, UsageError
+from agentrl.errors import AgentRLError, Outcome, UsageError, described_error
 from agentrl.observe.console import VisibleFormatter
 from agentrl.observe.files import first_free, read_json_lines, replace_file, writing
 
@@ -297,6 +300,8 @@ def logging_to(file: Path, say: Callable[[str], None]) -> Iterator[None]:
     Args:
         file: The log file.
         say: Shows warnings about damaged records and failed trackers to the user.
+
+    An exception that ends the block is appended, too, for a diagnosis.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     log = _RunLog(file, encoding="utf-8", delay=True)
@@ -308,6 +313,10 @@ def logging_to(file: Path, say: Callable[[str], None]) -> Iterator[None]:
     observed.addHandler(screen)
     try:
         yield
+    except Exception as error:
+        words = "the run ended with an error: %s", (described_error(error),)
+        log.handle(logger.makeRecord(logger.name, logging.ERROR, "", 0, *words, None))
+        raise
     finally:
         observed.removeHandler(screen)
         logger.removeHandler(log)

@@ -60,7 +60,7 @@ def names_in(tree: ast.AST, file: Path, package: str) -> NamedInSource:
         file: Path of the source.
         package: Dotted name of its package; empty if there is none.
     """
-    source = _Source(tree, file, package)
+    source = _SourceFile(tree, file, package)
     try:
         source.visit(tree)
     except RecursionError:  # deeply nested expressions: only constants are collected
@@ -93,7 +93,7 @@ def _is_environ(node: ast.expr) -> bool:
     return _call_name(node) == "environ"
 
 
-class _Source:
+class _SourceFile:
     def __init__(self, tree: ast.AST, file: Path, package: str) -> None:
         self.found = NamedInSource()
         self.assigned = set[str]()

@@ -372,7 +372,7 @@ class EpisodeCounter:
         return ", ".join(parts)
 
 
-class _Words(ProgressColumn):
+class _DescriptionColumn(ProgressColumn):
     """Progress column with the counter's description."""
 
     def __init__(self, counter: EpisodeCounter) -> None:
@@ -398,7 +398,7 @@ def counting(total: int, playing: Callable[[], RolloutProgress] = RolloutProgres
         with heartbeat.beating():
             yield counter
         return
-    columns = (_Words(counter), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (_DescriptionColumn(counter), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True) as bar:
         bar.add_task("episodes", total=total)
         counter.bar = bar

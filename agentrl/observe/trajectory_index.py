@@ -12,9 +12,11 @@ cannot be written, the index is in the user's cache folder, or in memory.
 
 from __future__ import annotations
 
+import math
+import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -33,6 +35,7 @@ from agentrl.observe.index_scan import (
     Piece,
     episode_text,
     is_evaluated,
+    may_contain,
     pattern_hashes,
     read_pieces,
     unpack_pieces,
@@ -43,6 +46,10 @@ from agentrl.trajectory import Trajectory
 
 EpisodeOrder: TypeAlias = Literal["ended", "reward", "turns", "tokens", "seconds", "environment", "task_id", "outcome"]
 """Columns to sort by; equal ones are in the order in which the episodes ended."""
+EpisodeColumn: TypeAlias = Literal[
+    "step", "environment", "task_id", "task_type", "group_id", "outcome", "roles", "is_trainable"
+]
+"""Columns by which episodes are counted; ``roles`` is a list in JSON."""
 DecodeTokens: TypeAlias = Callable[[list[int]], str]
 """Decoder of token ids, for the text of episodes that were stored without messages."""
 
@@ -142,10 +149,45 @@ class EpisodeFilter:
     """Part of a message or of the error, in upper or lower case."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodePage:
+    """Some rows of a selection."""
+
+    rows: list[EpisodeRow]
+    last: int | None
+    """Number of the row after which the next page begins; ``None`` if there is no other page."""
+    unsearched: int
+    """Number of later rows that the search of a text has not reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSummary:
+    """Counts and means of the episodes with the same values in some columns.
+
+    Example: by ``("environment", "task_type")``, three episodes of which one is solved have ``values=("household",
+    "clean"), episodes=3, judged=3, solved=1, rewarded=3, reward=0.33``.
+    """
+
+    values: tuple[Any, ...]
+    """Values of the columns."""
+    episodes: int
+    judged: int
+    """Number of episodes with a known success."""
+    solved: int
+    rewarded: int
+    """Number of episodes with a reward."""
+    reward: float | None
+    """Mean reward; ``None`` if no episode has a reward."""
+    reward_squared: float | None
+    """Mean of the squared rewards, for their standard deviation."""
+
+
 ALL = EpisodeFilter()
 _VALID = f"voided_by IS NULL AND state != {EntryState.DAMAGED:d}"
 _ROW = f"number, {', '.join(COLUMNS)}, step, start_step, state"
 _CONTENT = "FROM contents JOIN episodes USING (number) WHERE number = ? AND id = ?"
+_SEARCHED_AT_ONCE = 500
+"""Number of rows whose signatures a search reads at once."""
 _ENDED = ("step", "end_offset")
 _RANGES = ("step", "reward", "turns", "tokens")
 _EQUAL = ("environment", "task_id", "task_type", "group_id", "is_trainable")
@@ -159,6 +201,10 @@ class TrajectoryIndex:
         splits: Splits by the name of their environment.
         decode: Decodes token ids, to search the text of episodes that were stored without messages.
         on_progress: Receives the bytes that are scanned and their number at the end, while the index is built.
+        is_updated: False to open the index as it is; the caller calls `update`.
+        spare: File for an index that can be written nowhere else; by default it is then in memory.
+        built_at: `place` of another object that builds the index; this one only reads it, in any thread, and `update`
+            only finds the store's files.
 
     Raises:
         UsageError: the store does not exist.
@@ -171,14 +217,29 @@ class TrajectoryIndex:
         splits: Mapping[str, str] = MappingProxyType({}),
         decode: DecodeTokens | None = None,
         on_progress: Callable[[int, int], None] = lambda done, size: None,
+        is_updated: bool = True,
+        spare: Path | None = None,
+        built_at: Path | None = None,
     ) -> None:
-        self._file = IndexFile(store)
-        self._splits, self._decode = splits, decode
+        self._file = IndexFile(store, spare=spare, built_at=built_at)
+        self.splits, self._decode = splits, decode
+        self._paths: dict[int, Path] = {}
+        if not is_updated:
+            return
         try:
             self.update(on_progress)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def place(self) -> Path | None:
+        """File of the index; ``None`` in memory."""
+        return self._file.place
+
+    def distrust(self, step: int) -> None:
+        """Let the next update scan the files of a step and later ones again."""
+        self._file.distrust(step)
 
     def update(self, on_progress: Callable[[int, int], None] = lambda done, size: None) -> None:
         """Follow the changes of the store since the last update."""
@@ -238,6 +299,56 @@ class TrajectoryIndex:
             row[0] for row in self._query(f"SELECT DISTINCT step FROM episodes WHERE {condition} ORDER BY 1", values)
         ]
 
+    def find(self, identity: str) -> EpisodeRow | None:
+        """Return the row of an episode by its id, complete or running; ``None`` if there is none."""
+        found = self._query(f"SELECT {_ROW} FROM episodes WHERE id = ? AND {_VALID} ORDER BY number DESC", [identity])
+        return self._row(found[0]) if found else None
+
+    def page(
+        self,
+        where: EpisodeFilter = ALL,
+        *,
+        order: EpisodeOrder = "ended",
+        descending: bool = False,
+        limit: int = 100,
+        after: int | None = None,
+        seconds: float = math.inf,
+    ) -> EpisodePage:
+        """Return some rows of the matching episodes.
+
+        Args:
+            where: Conditions.
+            order: Column to sort by; rows without a value come first.
+            descending: Sort from high to low.
+            limit: Maximum number of rows.
+            after: Number of the row after which the page begins; ``None`` for the first page.
+            seconds: Time for the search of a text; a page that it ends early has fewer rows.
+
+        Raises:
+            UsageError: the index has no row with the number `after`.
+        """
+        condition, values = self._condition(replace(where, text=None))
+        if after is not None:
+            later, position = self._after(order, descending, after)
+            condition, values = f"{condition} AND {later}", [*values, *position]
+        sort = f"{condition} ORDER BY {self._sort(order, descending)}"
+        if where.text:
+            numbers = [row[0] for row in self._query(f"SELECT number FROM episodes WHERE {sort}", values)]
+            return self._search(numbers, where.text, limit, time.monotonic() + seconds)
+        found = self._query(f"SELECT {_ROW} FROM episodes WHERE {sort} LIMIT ?", [*values, limit + 1])
+        rows = [self._row(values) for values in found[:limit]]
+        return EpisodePage(rows=rows, last=rows[-1].number if len(found) > limit else None, unsearched=0)
+
+    def summarise(self, by: Sequence[EpisodeColumn], where: EpisodeFilter = ALL) -> list[EpisodeSummary]:
+        """Count the matching episodes by the values of columns, in the order of these values; a text is ignored."""
+        condition, values = self._condition(replace(where, text=None))
+        columns = ", ".join(by)
+        statement = (
+            f"SELECT {columns}, COUNT(*), COUNT(success), COALESCE(SUM(success), 0), COUNT(reward), AVG(reward), "
+            f"AVG(reward * reward) FROM episodes WHERE {condition} GROUP BY {columns} ORDER BY {columns}"
+        )
+        return [EpisodeSummary(tuple(row[: len(by)]), *row[len(by) :]) for row in self._query(statement, values)]
+
     def read(self, row: EpisodeRow, *, messages: bool = False) -> StoredTrajectory:
         """Read an episode from the store.
 
@@ -275,16 +386,45 @@ class TrajectoryIndex:
     def _query(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         return self._file.query(statement, values)
 
+    def _search(self, numbers: Sequence[int], text: str, limit: int, deadline: float) -> EpisodePage:
+        """Find the first rows of some whose episodes contain a text, until the deadline."""
+        hashes, rows, last = pattern_hashes(text), list[EpisodeRow](), None
+        for start in range(0, len(numbers), _SEARCHED_AT_ONCE):
+            block = numbers[start : start + _SEARCHED_AT_ONCE]
+            signatures = dict(
+                self._query(f"SELECT number, signature FROM contents WHERE number IN ({_marks(block)})", block)
+            )
+            for position, number in enumerate(block, start):
+                if last is not None and (len(rows) >= limit or time.monotonic() > deadline):
+                    return EpisodePage(rows=rows, last=last, unsearched=len(numbers) - position)
+                last = number
+                if may_contain(signatures.get(number), hashes):
+                    found = self._query(f"SELECT {_ROW} FROM episodes WHERE number = ?", [number])
+                    rows += [row for row in map(self._row, found) if self._contains(row, text)]
+        return EpisodePage(rows=rows, last=None, unsearched=0)
+
+    def _after(self, order: EpisodeOrder, descending: bool, number: int) -> tuple[str, list[Any]]:
+        """Return the SQL condition of the rows that are sorted after one, with its values."""
+        keys = [*(() if order == "ended" else (f"{order} IS NOT NULL", f"IFNULL({order}, 0)")), *_ENDED, "number"]
+        place = ", ".join(keys)
+        found = self._query(f"SELECT {place} FROM episodes WHERE number = ?", [number])
+        if not found:
+            raise UsageError(
+                "the index has no such row", got=number, hint="it was built again: start at the first page"
+            )
+        return f"({place}) {'<' if descending else '>'} ({_marks(keys)})", list(found[0])
+
+    def _sort(self, order: EpisodeOrder, descending: bool) -> str:
+        if order not in get_args(EpisodeOrder):
+            raise UsageError("episodes cannot be sorted so", got=order, expected=", ".join(get_args(EpisodeOrder)))
+        keys = [*(() if order == "ended" else (order,)), *_ENDED, "number"]
+        return ", ".join(f"{key}{' DESC' if descending else ''}" for key in keys)
+
     def _select(
         self, where: EpisodeFilter, order: EpisodeOrder, descending: bool, limit: int | None, offset: int
     ) -> Iterator[EpisodeRow]:
-        if order not in get_args(EpisodeOrder):
-            raise UsageError("episodes cannot be sorted so", got=order, expected=", ".join(get_args(EpisodeOrder)))
         condition, values = self._condition(where)
-        keys = [*(() if order == "ended" else (order,)), *_ENDED, "number"]
-        direction = " DESC" if descending else ""
-        sort = ", ".join(f"{key}{direction}" for key in keys)
-        statement = f"SELECT {_ROW} FROM episodes WHERE {condition} ORDER BY {sort}"
+        statement = f"SELECT {_ROW} FROM episodes WHERE {condition} ORDER BY {self._sort(order, descending)}"
         if not where.text:
             page = f"{statement} LIMIT ? OFFSET ?"
             return map(self._row, self._query(page, [*values, -1 if limit is None else limit, offset]))
@@ -300,7 +440,7 @@ class TrajectoryIndex:
             "is_trainable": bool(known["is_trainable"]),
             "truncated": bool(known["truncated"]),
             "roles": tuple(orjson.loads(known["roles"])),
-            "split": self._splits.get(known["environment"]),
+            "split": self.splits.get(known["environment"]),
         }
         complete = state == EntryState.COMPLETE
         return EpisodeRow(number=number, step=step, start_step=start_step, complete=complete, **known)
@@ -325,7 +465,7 @@ class TrajectoryIndex:
             if (value := getattr(where, f"{most}_{name}")) is not None:
                 add(f"{name} <= ?", value)
         if where.split is not None:
-            names = [name for name, split in self._splits.items() if split == where.split]
+            names = [name for name, split in self.splits.items() if split == where.split]
             add(f"environment IN ({_marks(names)})", *names)
         if where.outcomes is not None:
             add(f"outcome IN ({_marks(where.outcomes)})", *where.outcomes)

@@ -47,6 +47,8 @@ from agentrl.observe.run_folder import step_name, step_of
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 
+VOID = "void"
+"""Folder of the records that killed runs wrote after their last checkpoints."""
 _log = logging.getLogger(__name__)
 _SUFFIX = ".jsonl"
 _MOST_NEW = 10_000
@@ -198,9 +200,9 @@ def step_files(folder: Path) -> list[Path]:
 
 
 def void_after(folder: Path, step: int, position: int) -> None:
-    """Move the records that a killed run wrote after its checkpoint into the folder ``void``.
+    """Move the records that a killed run wrote after its checkpoint into the folder `VOID`.
 
-    Their episodes will be played again. `read_trajectories` does not read ``void``.
+    Their episodes will be played again. `read_trajectories` does not read them.
 
     Args:
         folder: The run's ``trajectories``.
@@ -215,7 +217,7 @@ def void_after(folder: Path, step: int, position: int) -> None:
         if number < step or size <= keep:
             continue
         with writing(file):
-            void = folder / "void"
+            void = folder / VOID
             void.mkdir(exist_ok=True)
             target = first_free(void / f"{file.stem}-{attempt}{file.suffix}" for attempt in count(1))
             data = file.read_bytes()

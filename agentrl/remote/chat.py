@@ -13,7 +13,8 @@ from typing import Any
 import aiohttp
 
 from agentrl.engine import ChatAnswer, ChatPolicy, ErrorStatus, SamplingParams, StopReason
-from agentrl.errors import EngineError, UsageError, async_boundary
+from agentrl.errors import EngineError, UsageError
+from agentrl.errors.deadlines import async_boundary
 from agentrl.message import (
     Content,
     ImagePart,

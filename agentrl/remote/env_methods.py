@@ -28,8 +28,8 @@ from agentrl.remote.wire import (
     LARGEST_CALL,
     LARGEST_REQUEST,
     Body,
-    Problem,
     Refusal,
+    RefusalKind,
     field,
     read_content,
     read_message,
@@ -181,7 +181,7 @@ def _content(body: Body, name: str) -> Content:
     try:
         return read_content(body[name])
     except (KeyError, TypeError, ValueError) as error:
-        raise Refusal(Problem.REQUEST, f"{name!r} of the request is not an observation: {error!r}") from error
+        raise Refusal(RefusalKind.REQUEST, f"{name!r} of the request is not an observation: {error!r}") from error
 
 
 def _generator_state(body: Body, name: str) -> list[Any]:
@@ -189,7 +189,7 @@ def _generator_state(body: Body, name: str) -> list[Any]:
     try:
         restore_generator(state)
     except (TypeError, ValueError, OverflowError) as error:
-        raise Refusal(Problem.REQUEST, f"{name!r} of the request is not a generator state: {error}") from error
+        raise Refusal(RefusalKind.REQUEST, f"{name!r} of the request is not a generator state: {error}") from error
     return state
 
 

@@ -24,7 +24,7 @@ from agentrl.errors.foreign import DaemonThreads
 from agentrl.remote.wire import (
     LARGEST_ANSWER,
     TOKEN_VARIABLE,
-    Problem,
+    RefusalKind,
     from_json,
     to_json,
 )
@@ -160,26 +160,26 @@ class Link:
             body = from_json(answer)
             if status < 300:
                 return body
-            kind, message = Problem(body["error"]["kind"]), str(body["error"]["message"])
+            kind, message = RefusalKind(body["error"]["kind"]), str(body["error"]["message"])
         except (ValueError, KeyError, TypeError):
             got = f"status {status}, {answer[:_LONGEST_QUOTE].decode(errors='replace')!r}"
             kind_of = Unanswered if status in _TEMPORARY else ProtocolMismatch
             return kind_of(f"no {self._service} found at {self.url}{route}", got=got)
         return self._error(kind, message)
 
-    def _error(self, kind: Problem, message: str) -> AgentRLError:
+    def _error(self, kind: RefusalKind, message: str) -> AgentRLError:
         match kind:
-            case Problem.TOOL:
+            case RefusalKind.TOOL:
                 return ToolError(message)
-            case Problem.USAGE:
+            case RefusalKind.USAGE:
                 return UsageError(f"the {self._service} {self.url} refused the request: {message}")
-            case Problem.TOKEN:
+            case RefusalKind.TOKEN:
                 hint = f"put its token into the environment variable {self._token_variable}"
                 return UsageError(f"the {self._service} {self.url} refused the token", got=message, hint=hint)
-            case Problem.BUSY:
+            case RefusalKind.BUSY:
                 hint = "raise --max-sessions there, or lower environment.max_concurrent here"
                 return Unanswered(f"the {self._service} {self.url} is full", got=message, hint=hint)
-            case Problem.SESSION:
+            case RefusalKind.SESSION:
                 return SessionLost(f"the {self._service} {self.url} lost a session", got=message)
             case _:
                 return EnvironmentFailure(

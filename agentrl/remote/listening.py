@@ -28,7 +28,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from agentrl.errors import UsageError
-from agentrl.remote.wire import HEALTH, Problem, Refusal
+from agentrl.remote.wire import HEALTH, Refusal, RefusalKind
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -270,7 +270,7 @@ def guard(token: str | None, host: str) -> Any:
         if wanted is None and not is_own_page(request, names):
             raise web.HTTPForbidden(reason="without a token this server accepts only requests to its own names")
         if wanted is not None and request.path != HEALTH and not hmac.compare_digest(sent, wanted):
-            raise Refusal(Problem.TOKEN, "wrong token" if sent else "no token")
+            raise Refusal(RefusalKind.TOKEN, "wrong token" if sent else "no token")
         return await handler(request)
 
     return check
@@ -317,16 +317,18 @@ async def read_body(request: web.Request, largest: int) -> tuple[bytes, Mapping[
         web.HTTPException: as in `read_bytes_of`.
     """
     if request.content_type != "application/json":  # pages of other sites cannot send this type without permission
-        raise Refusal(Problem.REQUEST, f"the request's content is {request.content_type}, expected application/json")
+        raise Refusal(
+            RefusalKind.REQUEST, f"the request's content is {request.content_type}, expected application/json"
+        )
     raw = await read_bytes_of(request, largest)
     try:
         body = json.loads(raw, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise Refusal(Problem.REQUEST, f"the request is not valid JSON: {error}") from error
+        raise Refusal(RefusalKind.REQUEST, f"the request is not valid JSON: {error}") from error
     if not isinstance(body, dict):
-        raise Refusal(Problem.REQUEST, f"the request is {raw[:80]!r}, expected an object")
+        raise Refusal(RefusalKind.REQUEST, f"the request is {raw[:80]!r}, expected an object")
     if raw.count(b"[") + raw.count(b"{") > DEEPEST and is_deep(body):
-        raise Refusal(Problem.REQUEST, f"the request has more than {DEEPEST} levels of lists and objects")
+        raise Refusal(RefusalKind.REQUEST, f"the request has more than {DEEPEST} levels of lists and objects")
     return raw, body
 
 

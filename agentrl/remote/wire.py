@@ -62,7 +62,7 @@ _SPEC_FIELDS = (
 )
 
 
-class Problem(enum.StrEnum):
+class RefusalKind(enum.StrEnum):
     """Kind of an error answer: ``{"error": {"kind": …, "message": …}}``."""
 
     USAGE = "usage"
@@ -84,19 +84,19 @@ class Problem(enum.StrEnum):
 
     @property
     def status(self) -> int:
-        """HTTP status of answers with this problem."""
+        """HTTP status of answers of this kind."""
         return _STATUS[self]
 
 
 _STATUS = {
-    Problem.USAGE: 400,
-    Problem.ENVIRONMENT: 500,
-    Problem.TOOL: 422,
-    Problem.REQUEST: 400,
-    Problem.NUMBER: 409,
-    Problem.SESSION: 404,
-    Problem.BUSY: 503,
-    Problem.TOKEN: 401,
+    RefusalKind.USAGE: 400,
+    RefusalKind.ENVIRONMENT: 500,
+    RefusalKind.TOOL: 422,
+    RefusalKind.REQUEST: 400,
+    RefusalKind.NUMBER: 409,
+    RefusalKind.SESSION: 404,
+    RefusalKind.BUSY: 503,
+    RefusalKind.TOKEN: 401,
 }
 
 
@@ -104,13 +104,13 @@ class Refusal(Exception):
     """Error that is returned to the client.
 
     Args:
-        problem: Kind of the error.
+        kind: Kind of the error.
         message: Human-readable text.
     """
 
-    def __init__(self, problem: Problem, message: str) -> None:
+    def __init__(self, kind: RefusalKind, message: str) -> None:
         super().__init__(message)
-        self.problem = problem
+        self.kind = kind
 
 
 def field(body: Body, name: str, kind: type[T]) -> T:
@@ -122,7 +122,7 @@ def field(body: Body, name: str, kind: type[T]) -> T:
     value = body.get(name)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         expected = "an object" if kind is dict else f"of type {kind.__name__}"
-        raise Refusal(Problem.REQUEST, f"{name!r} of the request is {value!r:.80}, expected {expected}")
+        raise Refusal(RefusalKind.REQUEST, f"{name!r} of the request is {value!r:.80}, expected {expected}")
     return value
 
 
@@ -134,7 +134,7 @@ def whole_number(body: Body, name: str, *, least: int, most: int) -> int:
     """
     value = field(body, name, int)
     if not least <= value <= most:
-        raise Refusal(Problem.REQUEST, f"{name!r} of the request is {shorten(value)}, expected {least} to {most}")
+        raise Refusal(RefusalKind.REQUEST, f"{name!r} of the request is {shorten(value)}, expected {least} to {most}")
     return value
 
 

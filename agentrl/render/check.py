@@ -33,7 +33,7 @@ class RewrittenHistory(TemplateError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Probe:
+class _ProbeAnswers:
     """Answer for each turn of a conversation that is rendered as a whole and turn by turn."""
 
     what: str
@@ -43,20 +43,20 @@ class _Probe:
     """Text of the answer as the model writes it."""
 
 
-def _text_probe(renderer: Renderer, what: str, text: str) -> _Probe:
+def _text_probe(renderer: Renderer, what: str, text: str) -> _ProbeAnswers:
     if not renderer.thinks:
         message = Message(role="assistant", content=text)
-        return _Probe(what=what, message=message, sampled=renderer.plain_answer(text))
+        return _ProbeAnswers(what=what, message=message, sampled=renderer.plain_answer(text))
     message = Message(role="assistant", content=text, reasoning=_THOUGHT)
     sampled = renderer.plain_answer(text, thought=_THOUGHT)
-    return _Probe(what="answers with thinking", message=message, sampled=sampled)
+    return _ProbeAnswers(what="answers with thinking", message=message, sampled=sampled)
 
 
-def _call_probe(renderer: Renderer, tool: ToolSchema, *, thinks: bool) -> _Probe:
+def _call_probe(renderer: Renderer, tool: ToolSchema, *, thinks: bool) -> _ProbeAnswers:
     name = tool["function"]["name"]
     call = ToolCall(name=name, arguments={"direction": "north"}, id=renderer.call_id(name, 0))
     message = Message(role="assistant", tool_calls=(call,), reasoning=_THOUGHT if thinks else None)
-    return _Probe(what="tool calls", message=message, sampled=renderer.answer_text(message))
+    return _ProbeAnswers(what="tool calls", message=message, sampled=renderer.answer_text(message))
 
 
 def check_template(
@@ -145,7 +145,7 @@ def _check_history(renderer: Renderer, roles: Sequence[Role], tools: Sequence[To
         _compare(renderer, [(call, "tool"), (texts[0], "user")], tools)
 
 
-def _compare(renderer: Renderer, turns: Sequence[tuple[_Probe, Role]], tools: Sequence[ToolSchema]) -> None:
+def _compare(renderer: Renderer, turns: Sequence[tuple[_ProbeAnswers, Role]], tools: Sequence[ToolSchema]) -> None:
     """Render three turns both ways, with images if the model reads images.
 
     Args:
@@ -158,7 +158,7 @@ def _compare(renderer: Renderer, turns: Sequence[tuple[_Probe, Role]], tools: Se
     kept = renderer.template.render(messages, tools=tools, generation_prompt=True)
     for turn in range(_TURNS):
         probe, role = turns[turn % len(turns)]
-        follow = _follow_up(renderer, role, turn, probe, image=has_images)
+        follow = _follow_up(role, turn, probe, image=has_images)
         messages += [probe.message, follow]
         kept += probe.sampled + renderer.after_answer([follow])
         rendered = renderer.template.render(messages, tools=tools, generation_prompt=True)
@@ -168,7 +168,7 @@ def _compare(renderer: Renderer, turns: Sequence[tuple[_Probe, Role]], tools: Se
             return
 
 
-def _follow_up(renderer: Renderer, role: Role, turn: int, probe: _Probe, *, image: bool) -> Message:
+def _follow_up(role: Role, turn: int, probe: _ProbeAnswers, *, image: bool) -> Message:
     if role == "tool":
         (call,) = probe.message.tool_calls
         content = _content(f"result {turn}", image=image)
@@ -192,7 +192,7 @@ def is_same_history(renderer: Renderer, kept: str, rendered: str) -> bool:
     return found in (without_space(kept), without_space(_with_headers_of_history(renderer, kept)))
 
 
-def _history_error(renderer: Renderer, probe: _Probe, kept: str, rendered: str) -> RewrittenHistory:
+def _history_error(renderer: Renderer, probe: _ProbeAnswers, kept: str, rendered: str) -> RewrittenHistory:
     at = common_prefix(kept, rendered)
     return RewrittenHistory(
         f"the chat template rewrites history (it changes {probe.what})",
@@ -215,7 +215,7 @@ def _with_headers_of_history(renderer: Renderer, kept: str) -> str:
     return past.replace(asking, history) + now + rest
 
 
-def _hint(renderer: Renderer, probe: _Probe) -> str:
+def _hint(renderer: Renderer, probe: _ProbeAnswers) -> str:
     ways = [
         "use the agent loop step_independent, whose turns have separate prompts",
         "use a chat template that only appends",

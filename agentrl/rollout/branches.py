@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.config.environment import BranchConfig
@@ -99,8 +99,11 @@ class BranchRunner:
         """True if the scorer compares the episodes of a group."""
         return self._runner.scores_groups
 
-    async def wait_to_start(self, group: Group, member: int) -> None:
-        """Wait until an episode can be played: a branch needs its root's episode, a root needs nothing."""
+    def wait_to_start(self, group: Group, member: int) -> Awaitable[None] | None:
+        """Return what an episode waits for before it can be played: a branch for its root's episode.
+
+        Call it once per episode, before `run`.
+        """
         branching = self._groups.setdefault(group.id, _Branching())
         branching.pending += 1
         root, ended = root_of(self._config, member), asyncio.get_running_loop().create_future()
@@ -109,9 +112,12 @@ class BranchRunner:
         elif root in group.members:
             branching.parents[member] = _usable(group.members[root])
         else:
-            found = branching.roots.setdefault(root, ended)
-            with self.waits.on(WaitKind.EXTRAS, f"{group.id}/{member}", "the episode that it branches from"):
-                branching.parents[member] = await asyncio.shield(found)
+            return self._wait_for_root(group, member, branching.roots.setdefault(root, ended))
+        return None
+
+    async def _wait_for_root(self, group: Group, member: int, root: asyncio.Future[Trajectory | None]) -> None:
+        with self.waits.on(WaitKind.EXTRAS, f"{group.id}/{member}", "the episode that it branches from"):
+            self._groups[group.id].parents[member] = await asyncio.shield(root)
 
     async def run(self, task: Task, *, group_id: str, member: int, seed: int, in_group: bool = False) -> Trajectory:
         """Play an episode from its start, or from a turn of its root; see `EpisodeRunner.run`."""
@@ -179,10 +185,10 @@ def branch_metrics(groups: Sequence[Group]) -> dict[str, float]:
     ]
     if not branches:
         return {}
-    shared = sum(turn.end - turn.start for trajectory, point in branches for turn in trajectory.turns[: point.turn])
     return {
         "branch/share": len(branches) / len(episodes),
         "branch/turn": math.fsum(point.turn for _, point in branches) / len(branches),
         "branch/repeated": sum(point.turn >= len(trajectory.turns) for trajectory, point in branches) / len(branches),
-        "branch/shared_tokens": shared / max(1, sum(trajectory.sampled_tokens for trajectory in episodes)),
+        "branch/shared_tokens": sum(one.repeated_tokens for one in episodes)
+        / max(1, sum(one.sampled_tokens for one in episodes)),
     }

@@ -31,12 +31,12 @@ from agentrl.errors import (
     EnvironmentFailure,
     ToolError,
     UsageError,
-    async_boundary,
     boundary,
     failure_of,
     is_addressed_to,
     running_task,
 )
+from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon
 from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_worker_main import HEADER, MAKE, START, WORKER_KILL_S, WorkerMessage
@@ -146,6 +146,26 @@ class EnvBackend(ABC):
     @abstractmethod
     async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
         """Call a method of the environment's `EnvAdapter`; failures are `EnvironmentFailure` and name `what` failed."""
+
+
+class ForwardingBackend(EnvBackend):
+    """Backend that passes every call to another one; subclasses change some of them.
+
+    Args:
+        backend: Backend that gets the calls.
+    """
+
+    def __init__(self, backend: EnvBackend) -> None:
+        self.backend = backend
+
+    @property
+    def is_alive(self) -> bool:
+        """True if calls can still succeed."""
+        return self.backend.is_alive
+
+    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
+        """Call a method of the environment."""
+        return await self.backend.call(method, *arguments, deadline_s=deadline_s, what=what)
 
 
 class InlineBackend(EnvBackend):

@@ -21,16 +21,8 @@ from agentrl.agent_loop import (
     unknown_role,
 )
 from agentrl.env import EnvironmentSpec, StepResult
-from agentrl.errors import (
-    A_REWARD,
-    AgentRLError,
-    EngineError,
-    EnvironmentFailure,
-    Outcome,
-    UsageError,
-    async_boundary,
-    bounded_reward,
-)
+from agentrl.errors import A_REWARD, AgentRLError, EngineError, EnvironmentFailure, Outcome, UsageError, bounded_reward
+from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, encodable, system, text_of, tool_result
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, RESTORE, SNAPSHOT, STATE_KEY, STEP, Stepped

@@ -1,13 +1,12 @@
-"""Groups of episodes: a group has one task, and the returns of its episodes are compared. Metrics of groups."""
+"""Groups of episodes: a group has one task, and the returns of its episodes are compared."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.observe.metrics import ENVIRONMENT_PREFIX
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.rollout.curriculum import GroupOutcome
 from agentrl.rollout.task_order import SampledTask
@@ -126,68 +125,3 @@ class Group:
             extra_names=extra_names,
             extra_rollouts={name: trajectory_from_record(row) for name, row in record["beside"].items()},
         )
-
-
-HORIZON = "curriculum/turns"
-"""Metric name: maximum number of turns that the horizon allowed in the step."""
-
-
-def environment_metrics(groups: Sequence[Group], *, has_signal: Callable[[Group], bool]) -> dict[str, float]:
-    """Return success, reward, turns, tokens and horizon by environment; only the horizon if there is one environment.
-
-    `has_signal` returns True if the advantage estimator can distinguish the episodes of a group.
-    """
-    labels = dict.fromkeys(group.draw.environment for group in groups)
-    by_label = {label: [group for group in groups if group.draw.environment == label] for label in labels}
-    tokens = sum(_tokens(found) for found in by_label.values())
-    metrics = _horizon(HORIZON, groups)
-    for label, found in sorted(by_label.items()):
-        if label:
-            metrics |= _metrics_of_one(f"{ENVIRONMENT_PREFIX}{label}", found, tokens, has_signal)
-    return metrics
-
-
-def extra_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return success and reward of extra rollouts under ``greedy/`` and ``expert/``."""
-    greedy = [group.extra_rollouts[GREEDY] for group in groups if GREEDY in group.extra_rollouts]
-    experts = [trajectory for group in groups for trajectory in group.experts]
-    return {**_scores(GREEDY, greedy), **_scores(EXPERT, experts)}
-
-
-def _scores(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    return {
-        **_mean(f"{name}/success", [float(t.success) for t in trajectories if t.success is not None]),
-        **_mean(f"{name}/reward", [t.reward for t in trajectories if t.reward is not None]),
-    }
-
-
-def _metrics_of_one(
-    name: str, groups: Sequence[Group], tokens: int, has_signal: Callable[[Group], bool]
-) -> dict[str, float]:
-    trained = _trainable(groups)
-    return {
-        f"{name}/groups": float(len(groups)),
-        f"{name}/zero_variance": float(sum(not has_signal(group) for group in groups)),
-        **_scores(name, trained),
-        **_mean(f"{name}/turns", [float(len(t.turns)) for t in trained]),
-        **_mean(f"{name}/tokens", [float(t.sampled_tokens) for t in trained]),
-        f"{name}/token_share": _tokens(groups) / tokens if tokens else 0.0,
-        **_horizon(f"{name}/horizon", groups),
-    }
-
-
-def _trainable(groups: Sequence[Group]) -> list[Trajectory]:
-    return [trajectory for group in groups for trajectory in group.trainable]
-
-
-def _tokens(groups: Sequence[Group]) -> int:
-    return sum(trajectory.sampled_tokens for trajectory in _trainable(groups))
-
-
-def _horizon(name: str, groups: Sequence[Group]) -> dict[str, float]:
-    turns = [group.draw.horizon for group in groups if group.draw.horizon is not None]
-    return {name: float(max(turns))} if turns else {}
-
-
-def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
-    return {name: math.fsum(values) / len(values)} if values else {}

@@ -232,17 +232,19 @@ class JournalFolder:
             self.writer.remove(file_name(found.id))
             self._settle()
 
-    def claim(self, player: str) -> RecordedEpisode | None:
-        """Return the records of an episode that is about to begin; ``None`` if it begins from the start."""
+    def claim(self, player: str) -> int:
+        """Return the attempt with which an episode begins: the one that was in flight, which is replayed if it can be.
+
+        Earlier attempts have failed.
+        """
         found = self._recorded.pop(player, None)
         if found is None:
-            return None
-        if found.problem is not None:
-            self.writer.remove(file_name(found.id))
+            return 0
+        if found.problem is None:
+            self._claimed[found.id] = found
+        else:
             self.note_restarted(found.problem)
-            return None
-        self._claimed[found.id] = found
-        return found
+        return found.attempt
 
     def begin(self, trajectory_id: str) -> None:
         """Begin the journal of an episode, or continue one that was claimed."""

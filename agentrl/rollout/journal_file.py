@@ -34,8 +34,8 @@ from agentrl.observe.files import UNREADABLE, DamagedRecord, decode_record, enco
 
 FLUSH_S = 0.5
 """Seconds between two writes of the queued records."""
-CLOSE_S = 3.0
-"""Seconds for the last write."""
+LAST_WRITE_S = 1.0
+"""Seconds for which the end of a run waits for the last write."""
 LARGEST_JOURNAL = 1 << 26
 """Maximum size of an episode's journal in bytes; a longer episode starts again after a kill."""
 MOST_QUEUED = 200_000
@@ -113,7 +113,7 @@ class JournalWriter:
         """Write everything that is queued, and end the thread; an empty folder is removed."""
         self._ended.set()
         if self._thread is not None:
-            self._thread.join(CLOSE_S)
+            self._thread.join(LAST_WRITE_S)
 
     def _queue(self, name: str, change: _Queued) -> None:
         if self._failed:

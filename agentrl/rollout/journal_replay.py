@@ -36,7 +36,7 @@ from agentrl.remote.env_methods import (
     Stepped,
 )
 from agentrl.remote.wire import read_tool_result, to_json, write_tool_result
-from agentrl.rollout.env_workers import EnvBackend
+from agentrl.rollout.env_workers import EnvBackend, ForwardingBackend
 from agentrl.rollout.episode import RuntimeEpisode
 from agentrl.rollout.journal import CannotContinue, EpisodeJournal, JournalFolder
 from agentrl.rollout.journal_file import Record, fingerprint
@@ -84,7 +84,7 @@ class SnapshotSupport:
     is_available: bool = True
 
 
-class JournaledBackend(EnvBackend):
+class JournaledBackend(ForwardingBackend):
     """Access to an environment whose results are recorded; a recorded episode is restored or replayed first.
 
     Args:
@@ -94,26 +94,25 @@ class JournaledBackend(EnvBackend):
     """
 
     def __init__(self, backend: EnvBackend, journal: EpisodeJournal, snapshots: SnapshotSupport) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._journal = journal
         self._snapshots = snapshots
         self.own_tools: frozenset[str] = frozenset()
         """Names of the environment's own tools, once it is reset."""
         self._keeps_states = True
         """False if the episode's states are too large, or if it restores snapshots itself."""
+        self._state: str | None = None
+        """Recorded state after the latest repeated call, while the environment itself is not in this state."""
         self._deadline_s = 0.0
-
-    @property
-    def is_alive(self) -> bool:
-        """True if calls can still succeed."""
-        return self._backend.is_alive
 
     async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
         """Call a method of the environment, or return what it returned before the kill."""
         self._journal.check()
         self._deadline_s = deadline_s
-        call = functools.partial(self._backend.call, method, *arguments, deadline_s=deadline_s, what=what)
-        if method in (SNAPSHOT.name, RESTORE.name):
+        call = functools.partial(self.backend.call, method, *arguments, deadline_s=deadline_s, what=what)
+        if method == SNAPSHOT.name and self._state is not None:
+            return json.loads(self._state)
+        if method == RESTORE.name:
             self._keeps_states = False  # trial actions of the loop have to be replayed
         if method not in _CHANGES and not (method in _READS and self._records_reads):
             return await call()
@@ -175,22 +174,24 @@ class JournaledBackend(EnvBackend):
         if isinstance(known, ResetResult):
             known = replace(known, tools=result.tools)
         if record["changes"]:
-            await self.note_change(known.state_key)
+            await self.note_change(record, known.state_key)
         return known
 
-    async def note_change(self, state_key: str | None = None) -> None:
+    async def note_change(self, record: Record, state_key: str | None = None) -> None:
         """Restore the snapshot after the last recorded change.
 
         Args:
+            record: Record of a change that was not repeated.
             state_key: Key of the state after the change, if it is known.
         """
         recorded = self._journal.recorded
         assert recorded is not None
         recorded.changes -= 1
+        self._state = record["snapshot"] if recorded.changes else None
         if recorded.changes or recorded.snapshot is None:
             return
         restore = functools.partial(
-            self._backend.call,
+            self.backend.call,
             RESTORE.name,
             json.loads(recorded.snapshot),
             deadline_s=self._deadline_s,
@@ -217,7 +218,7 @@ class JournaledBackend(EnvBackend):
             texts = {"result": to_json(write()).decode()}
             if record["changes"]:
                 what = f"a snapshot of the environment of {self._journal.id}"
-                state = await self._backend.call(SNAPSHOT.name, deadline_s=self._deadline_s, what=what)
+                state = await self.backend.call(SNAPSHOT.name, deadline_s=self._deadline_s, what=what)
                 texts["snapshot"] = json.dumps(state)
         except UsageError:  # there is no snapshot()
             self._snapshots.is_available = False
@@ -301,7 +302,7 @@ class JournaledTools:
             journal.write(record)
             return called
         if is_own and journal.recorded is not None and journal.recorded.restores:
-            await self._environment.note_change()
+            await self._environment.note_change(record)
             result = read_tool_result(json.loads(record["result"]))
             return ToolCallResult(tool=tool, result=result, failed=record["failed"])
         repeat = functools.partial(self._call, call, tools)
@@ -339,15 +340,15 @@ class JournaledRunner(EpisodeRunner):
         self._journals = journals
         self._snapshots = SnapshotSupport()
 
+    def _first_attempt(self, one: Assignment) -> int:
+        return self._journals.claim(one.id)
+
     async def _run_attempt(self, one: Assignment, attempt: int) -> Trajectory:
-        recorded = self._journals.claim(one.id)
-        if recorded is None:
-            return await super()._run_attempt(one, attempt)
         try:
-            return await super()._run_attempt(one, recorded.attempt)
+            return await super()._run_attempt(one, attempt)
         except CannotContinue as reason:
             self._journals.note_restarted(str(reason))
-            return await super()._run_attempt(one, recorded.attempt)
+            return await super()._run_attempt(one, attempt)
 
     async def _run_loop(self, episode: RuntimeEpisode) -> Outcome:
         journal = self._journals.active.get(episode.turns.trajectory.id)

@@ -36,7 +36,8 @@ from agentrl.engine import (
     SamplingParams,
     StopReason,
 )
-from agentrl.errors import AgentRLError, EngineError, Outcome, TemplateError, UsageError, async_boundary
+from agentrl.errors import AgentRLError, EngineError, Outcome, TemplateError, UsageError
+from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.message import Content, Message, plainly_written
 from agentrl.render.answer_tokens import content_logprobs, find_stop

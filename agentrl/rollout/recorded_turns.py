@@ -7,8 +7,8 @@ whose prompts must be the recorded ones, token by token:
                                                        └─► later turns: the real engine
 
 The environment begins with the task and its seed, and takes the recorded actions again. If it has snapshots, and the
-first episode was played in this process (`EnvironmentRecord`), it takes no action: its recorded results are returned,
-and a snapshot is restored before the first new turn.
+first episode was played in this process (`EnvironmentRecord`), it takes no action: a snapshot is restored, and its
+recorded results are returned.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agentrl.errors import EnvironmentFailure, UsageError
 from agentrl.message import Message
 from agentrl.remote.env_methods import PARTS, RESET, RESTORE, SNAPSHOT
 from agentrl.rollout.env_pool import EnvHandle
-from agentrl.rollout.env_workers import EnvBackend
+from agentrl.rollout.env_workers import EnvBackend, ForwardingBackend
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy, EpisodeView
 from agentrl.rollout.runner import EpisodeRunner, PolicyWrapper
 from agentrl.task import Task
@@ -159,17 +159,12 @@ class EnvironmentRecord:
             self.snapshots[turn] = Snapshot(calls=len(self.calls), state=await environment.call(SNAPSHOT))
 
 
-class RecordingBackend(EnvBackend):
+class RecordingBackend(ForwardingBackend):
     """Backend that records the calls of an environment."""
 
     def __init__(self, backend: EnvBackend, record: EnvironmentRecord) -> None:
-        self.backend = backend
+        super().__init__(backend)
         self._record = record
-
-    @property
-    def is_alive(self) -> bool:
-        """True if calls can succeed."""
-        return self.backend.is_alive
 
     async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
         """Call a method, and record it."""
@@ -179,17 +174,19 @@ class RecordingBackend(EnvBackend):
         return result
 
 
-class RepeatingBackend(EnvBackend):
-    """Backend that returns the recorded results of an environment's first calls."""
+class RepeatingBackend(ForwardingBackend):
+    """Backend that restores the state after an environment's first calls at once, and returns their recorded results.
 
-    def __init__(self, backend: EnvBackend, calls: Sequence[EnvironmentCall]) -> None:
-        self.backend = backend
-        self._calls = list(reversed(calls))
+    Args:
+        backend: Access to the environment, which is reset.
+        calls: Calls before the snapshot.
+        state: The snapshot.
+    """
 
-    @property
-    def is_alive(self) -> bool:
-        """True if calls can succeed."""
-        return self.backend.is_alive
+    def __init__(self, backend: EnvBackend, calls: Sequence[EnvironmentCall], state: Any) -> None:
+        super().__init__(backend)
+        self._calls, self._state = list(reversed(calls)), state
+        self._is_restored = False
 
     @property
     def calls_left(self) -> int:
@@ -202,8 +199,12 @@ class RepeatingBackend(EnvBackend):
         Raises:
             EnvironmentFailure: the call is another one than the recorded one.
         """
+        if not self._is_restored:
+            self._is_restored = True
+            state = copy.deepcopy(self._state)  # the environment may change what it is given
+            await super().call(RESTORE.name, state, deadline_s=deadline_s, what=f"a restored snapshot before {what}")
         if method in NOT_RECORDED or not self._calls:
-            return await self.backend.call(method, *arguments, deadline_s=deadline_s, what=what)
+            return await super().call(method, *arguments, deadline_s=deadline_s, what=what)
         known = self._calls.pop()
         if (known.method, known.arguments) != (method, arguments):
             raise EnvironmentFailure(
@@ -242,8 +243,8 @@ class ContinuingEngine(ForwardingEngine):
         self._parent = parent
         self._decode = decode
         self._records = records
-        self._snapshot = None if restores is None else restores.snapshots.get(len(answers))
-        self._calls = () if self._snapshot is None or restores is None else restores.calls[: self._snapshot.calls]
+        self._restores = restores
+        self._repeating: RepeatingBackend | None = None
         self._episode: EpisodeView | None = None
 
     @property
@@ -257,15 +258,20 @@ class ContinuingEngine(ForwardingEngine):
         if self._episode is not None:
             return
         self._episode, environment = episode, episode.environment
-        if self._snapshot is not None:
-            environment.backend = RepeatingBackend(environment.backend, self._calls)
+        snapshot = None if self._restores is None else self._restores.snapshots.get(len(self._answers))
+        if snapshot is not None and self._restores is not None:
+            calls = self._restores.calls[: snapshot.calls]
+            nearest = _nearest(environment)  # a journal in front of it records the repeated calls, too
+            nearest.backend = self._repeating = RepeatingBackend(nearest.backend, calls, snapshot.state)
         elif self._records is not None:
             self._records.clear()
             environment.backend = RecordingBackend(environment.backend, self._records)
 
     def end(self, environment: EnvHandle) -> None:
         """End the episode: the environment's calls are no longer recorded or repeated."""
-        if isinstance(environment.backend, RecordingBackend | RepeatingBackend):
+        if self._repeating is not None:
+            _nearest(environment, self._repeating).backend = self._repeating.backend
+        elif isinstance(environment.backend, RecordingBackend):
             environment.backend = environment.backend.backend
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -279,25 +285,16 @@ class ContinuingEngine(ForwardingEngine):
         if turn < len(self._answers):
             self._check_prompt(request, turn)
             return self._answers[turn].generation
-        environment = self._episode.environment
-        if self._snapshot is not None:
-            await self._restore(environment, self._snapshot)
-        elif self._records is not None:
-            await self._records.add_snapshot(environment, turn)
-        return await self._engine.generate(request)
-
-    async def _restore(self, environment: EnvHandle, snapshot: Snapshot) -> None:
-        """Restore the environment's state before the first new turn."""
-        left = environment.backend.calls_left if isinstance(environment.backend, RepeatingBackend) else 0
-        if left:
+        if self._repeating is not None and (left := self._repeating.calls_left):
             raise EnvironmentFailure(
                 "the agent loop does not repeat its calls of the environment",
                 got=f"{left} fewer calls than in {self._parent}",
                 expected="the same calls",
                 hint="an agent loop must depend on nothing but the episode",
             )
-        self._snapshot = None
-        await environment.call(RESTORE, copy.deepcopy(snapshot.state))  # the environment may change what it is given
+        if self._repeating is None and self._records is not None:
+            await self._records.add_snapshot(self._episode.environment, turn)
+        return await self._engine.generate(request)
 
     def _check_prompt(self, request: GenerateRequest, turn: int) -> None:
         """Check that the prompt of a repeated turn is the recorded one.
@@ -326,6 +323,14 @@ class ContinuingEngine(ForwardingEngine):
     async def close(self) -> None:
         """Release nothing: the engine serves other episodes."""
         return
+
+
+def _nearest(environment: EnvHandle, backend: EnvBackend | None = None) -> EnvHandle | ForwardingBackend:
+    """Return what calls `backend`, by default the environment's own backend behind all that forward calls."""
+    found: EnvHandle | ForwardingBackend = environment
+    while found.backend is not backend and isinstance(found.backend, ForwardingBackend):
+        found = found.backend
+    return found
 
 
 class ContinuedPolicy(EngineEpisodePolicy):

@@ -1,15 +1,6 @@
 """Rewards from plain functions, ``def reward(trajectory, task) -> float``, and weighted sums of them.
 
-Functions written for TRL, verl and verifiers are recognised by the names of their parameters (`reward_signatures`), and
-are called as in these libraries:
-
-========== ======================================================================================================
-TRL        ``f(prompts, completions, **columns)`` with lists of one item; returns a list of one number. Prompts and
-           completions are texts if the row's prompt is text, otherwise lists of messages
-verl       ``f(data_source, solution_str, ground_truth, extra_info)``; returns a number, or ``{"score": …}``.
-           With ``solution_strs``, the same with lists of one item, as verl's batch reward manager calls it
-verifiers  ``f(prompt, completion, answer, state, info, task, parser)``, and columns; the function takes any of them
-========== ======================================================================================================
+Functions written for TRL, verl and verifiers are called as in these libraries (`reward_conventions`).
 
 Blocking functions run in a separate thread, one call after another; ``async`` functions run concurrently in the event
 loop. An exception, or a result that is not a number, is a `RewardFailure`.
@@ -20,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,20 +21,26 @@ from agentrl.errors import (
     ConfigError,
     RewardFailure,
     SourceLocation,
-    async_boundary,
     is_addressed_to,
     running_task,
     shorten,
     with_location,
 )
+from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon
-from agentrl.message import Message
 from agentrl.registry import Kind, lookup
 from agentrl.reward import Score, Scorer, as_number, checked_score, defined_in, failures_named
 from agentrl.rollout.env_workers import ThreadWorker
-from agentrl.rollout.reward_signatures import EXPECTED, Library, is_reversed, library_of
+from agentrl.rollout.reward_conventions import (
+    CONVENTIONS,
+    EXPECTED,
+    NATIVE,
+    VERIFIERS,
+    Convention,
+    is_reversed,
+    library_of,
+)
 from agentrl.rollout.tools import gather_in_order
-from agentrl.rollout.verifiers_state import AnswerParser, verifiers_state
 from agentrl.task import Task, TaskSource
 from agentrl.trajectory import Trajectory
 
@@ -268,171 +264,6 @@ def _may_return_none(signature: inspect.Signature) -> bool:
     annotation = signature.return_annotation
     words = annotation if isinstance(annotation, str) else str(annotation)
     return ("None" in words or "Optional" in words) and words not in ("None", "<class 'NoneType'>")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Convention:
-    """Calling convention of one library's functions."""
-
-    arguments: Callable[[Trajectory, Task], dict[str, Any]]
-    """Function that returns all available arguments by parameter name."""
-    read: Callable[[Any], Any]
-    """Function that extracts the number from the returned value."""
-    always: frozenset[str] = frozenset()
-    """Arguments that every task has, whatever its row's columns."""
-    may_abstain: bool = False
-
-
-def _trl_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
-    conversation = _split(trajectory)
-    is_text = task.prompt is not None and not task.messages
-    columns = {"ground_truth": task.ground_truth, **task.columns}
-    return {
-        **{name: [value] for name, value in columns.items()},
-        "prompts": [task.prompt if is_text else conversation.prompt],
-        "completions": [_text(trajectory, conversation.completion) if is_text else conversation.completion],
-        "completion_ids": [[int(i) for s in trajectory.sequences for i in s.token_ids[s.loss_mask]]],
-        "trainer_state": TRLTrainerState(global_step=_newest_version(trajectory)),
-        "log_metric": _ignore,
-        "log_extra": _ignore,
-    }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TRLTrainerState:
-    """State of the trainer for functions written for TRL."""
-
-    global_step: int
-    """Training step of the newest weights that sampled the episode; 0 if nothing was sampled."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"trainer_state.{name} is not available to reward functions, only trainer_state.global_step is: give the "
-            "function a parameter with a default value, and set it as an option in agent.reward"
-        )
-
-
-def _newest_version(trajectory: Trajectory) -> int:
-    versions = [int(found.max()) for s in trajectory.sequences if (found := s.versions[s.loss_mask]).size]
-    return max(versions, default=0)
-
-
-def _ignore(_name: str, _value: Any) -> None:
-    """Discard what a function for TRL logs."""
-
-
-def _text(trajectory: Trajectory, completion: Sequence[Mapping[str, Any]]) -> str:
-    """Return a completion as text: the only answer, or all messages from the first answer on."""
-    if len(completion) == len(trajectory.completions) == 1:
-        return trajectory.completions[0]
-    return "\n".join(str(message["content"]) for message in completion)
-
-
-def _only(returned: Any) -> Any:
-    if isinstance(returned, Iterator):
-        returned = list(returned)
-    if isinstance(returned, str | Mapping) or not hasattr(returned, "__len__") or len(returned) != 1:
-        raise TypeError(f"it returned {shorten(returned)}, expected a list of one number for the one episode")
-    return returned[0]
-
-
-def _score(returned: Any) -> Any:
-    return returned["score"] if isinstance(returned, Mapping) else returned
-
-
-def _verl_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
-    source, extra = task.columns.get("data_source"), task.columns.get("extra_info")
-    if extra is None or isinstance(extra, Mapping):  # verl's reward managers add these two
-        extra = {**(extra or {}), "num_turns": _count_turns(trajectory), "rollout_reward_scores": {}}
-    return {
-        "data_source": task.type if source is None else source,
-        "solution_str": trajectory.completions[-1] if trajectory.completions else "",
-        "ground_truth": task.ground_truth,
-        "extra_info": extra,
-    }
-
-
-def _count_turns(trajectory: Trajectory) -> int:
-    """Return the number of turns as verl counts them: the prompt, each answer, and the messages after an answer."""
-    whose: list[bool] = [message["role"] == "assistant" for message in _split(trajectory).completion]
-    return 1 + sum(mine or before for before, mine in zip([True, *whose], whose, strict=False))
-
-
-def _verl_batch_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
-    found = _verl_arguments(trajectory, task)
-    plural = {"data_source": "data_sources", "solution_str": "solution_strs", "ground_truth": "ground_truths"}
-    return {plural.get(name, "extra_infos"): [value] for name, value in found.items()}
-
-
-def _verifiers_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
-    conversation = _split(trajectory)
-    columns = {name: value for name, value in task.columns.items() if value is not None}
-    truth = "" if task.ground_truth is None else task.ground_truth
-    found = {
-        "prompt": conversation.prompt,
-        "completion": conversation.completion,
-        "answer": columns.get("answer", truth),
-        "info": _information(columns),
-        "task": columns.get("task", task.type or "default"),
-    }
-    return {**columns, **found, "state": verifiers_state(found, trajectory, columns), "parser": AnswerParser()}
-
-
-def _information(columns: Mapping[str, Any]) -> Any:
-    """Return the column ``info``, which may be JSON text; all columns if there is none."""
-    info = columns.get("info", dict(columns))
-    return json.loads(info) if isinstance(info, str) else info
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitConversation:
-    """Conversation as messages with roles and contents."""
-
-    prompt: list[dict[str, Any]]
-    """Messages before the policy's first answer."""
-    completion: list[dict[str, Any]]
-    """Messages from the policy's first answer on."""
-
-
-def _split(trajectory: Trajectory) -> SplitConversation:
-    whole = {id(answer): text for answer, text in zip(trajectory.answers, trajectory.completions, strict=True)}
-    messages = trajectory.messages
-    first = next((i for i, message in enumerate(messages) if id(message) in whole), len(messages))
-    rows = [_to_trl(message, whole.get(id(message))) for message in messages]
-    return SplitConversation(prompt=rows[:first], completion=rows[first:])
-
-
-def _to_trl(message: Message, completion: str | None) -> dict[str, Any]:
-    """Convert a message to TRL's form: an answer without tool calls is the whole text, including thinking."""
-    if completion is None or message.tool_calls:
-        return message.to_template()
-    return {"role": message.role, "content": completion}
-
-
-NATIVE = Convention(arguments=lambda trajectory, task: {}, read=lambda returned: returned)
-VERIFIERS = Convention(
-    arguments=_verifiers_arguments,
-    read=lambda returned: returned,
-    always=frozenset({"prompt", "completion", "state", "info", "task", "parser"}),
-)
-CONVENTIONS: Mapping[Library, Convention] = {
-    "agentrl": NATIVE,
-    "trl": Convention(
-        arguments=_trl_arguments,
-        read=_only,
-        always=frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra"}),
-        may_abstain=True,
-    ),
-    "verl": Convention(
-        arguments=_verl_arguments, read=_score, always=frozenset({"data_source", "solution_str", "extra_info"})
-    ),
-    "verl_batch": Convention(
-        arguments=_verl_batch_arguments,
-        read=lambda returned: _score(_only(returned)),
-        always=frozenset({"data_sources", "solution_strs", "extra_infos"}),
-    ),
-    "verifiers": VERIFIERS,
-}
 
 
 def find_reward(config: AgentConfig, thread: ThreadWorker) -> Scorer:

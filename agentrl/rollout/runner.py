@@ -36,13 +36,13 @@ from agentrl.errors import (
     Outcome,
     PolicyError,
     RewardFailure,
-    async_boundary,
     described_error,
     did_you_mean,
     is_addressed_to,
     running_task,
 )
-from agentrl.errors.foreign import CLOSING_S, EPISODE_GRACE_S, await_or_abandon
+from agentrl.errors.deadlines import CLOSING_S, async_boundary
+from agentrl.errors.foreign import EPISODE_GRACE_S, await_or_abandon
 from agentrl.reward import (
     EnvironmentReward,
     GroupScorer,
@@ -198,13 +198,20 @@ class EpisodeRunner:
         if self.scores_groups and not in_group:
             raise no_group(self.scorer)
         one = Assignment(task=task, group_id=group_id, member=member, seed=seed)
-        for attempt in range(self.retries + 1):
+        attempt = self._first_attempt(one)
+        while True:
             trajectory = await self._run_attempt(one, attempt)
             if trajectory.outcome is None or not trajectory.outcome.is_retryable:
-                break
+                return trajectory
             logger.warning("attempt %s: %s", trajectory.id, trajectory.error)
-            self.counters.retries += attempt < self.retries
-        return trajectory
+            if attempt >= self.retries:
+                return trajectory
+            self.counters.retries += 1
+            attempt += 1
+
+    def _first_attempt(self, one: Assignment) -> int:
+        """Return the number of the attempt with which an episode begins."""
+        return 0
 
     async def _run_attempt(self, one: Assignment, attempt: int) -> Trajectory:
         """Play one attempt of an episode."""

@@ -28,19 +28,12 @@ from dataclasses import asdict
 from typing import Any
 
 from agentrl.config.config import BatchOrder
-from agentrl.errors import (
-    AgentRLError,
-    EnvironmentFailure,
-    Outcome,
-    TrainingError,
-    UsageError,
-    async_boundary,
-    boundary,
-)
+from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, TrainingError, UsageError, boundary
+from agentrl.errors.deadlines import async_boundary
 from agentrl.observe.trajectory_store import GroupEnd
-from agentrl.rollout.bias import BiasMeter
 from agentrl.rollout.curriculum import GroupOutcome
 from agentrl.rollout.finished_episodes import RecoveredEpisodes
+from agentrl.rollout.group_metrics import BiasMeter
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.runner import EpisodeRunner, GroupRunner
@@ -75,7 +68,7 @@ class GroupScheduler:
         extra_runners: Runners of the extra rollouts of each group, by the label of the environment and the rollout's
             name. A group fails if one of its extra rollouts fails.
         adapter_versions: Returns the current versions of several adapters; a token's age counts by its own adapter.
-        wait_to_start: Waits until a member of a group can be played, if some members depend on others.
+        wait_to_start: Returns what a member of a group waits for before it can be played; ``None`` for nothing.
     """
 
     def __init__(
@@ -94,7 +87,7 @@ class GroupScheduler:
         least_members: int = 1,
         extra_runners: Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]] | None = None,
         adapter_versions: Callable[[], Mapping[str, int]] = dict,
-        wait_to_start: Callable[[Group, int], Awaitable[None]] | None = None,
+        wait_to_start: Callable[[Group, int], Awaitable[None] | None] = lambda group, member: None,
     ) -> None:
         self.tasks = tasks
         self.runners = runners
@@ -115,7 +108,7 @@ class GroupScheduler:
         self._adapter_versions = adapter_versions
         self._wait_to_start = wait_to_start
         self._places = asyncio.Semaphore(max_concurrent)
-        self._unfinished = self._scoring = 0
+        self._unfinished = self._idle = 0
         self._to_restart: deque[Group] = deque()
         self._recovered = RecoveredEpisodes()
         self._running: dict[int, Group] = {}
@@ -196,7 +189,7 @@ class GroupScheduler:
 
     def _start_groups(self) -> None:
         self._misses_task = False
-        while self._unfinished - self._scoring < self.max_concurrent and self._may_start():
+        while self._unfinished - self._idle < self.max_concurrent and self._may_start():
             group = self._to_restart.popleft() if self._to_restart else self._next_group()
             if group is None:
                 self._misses_task = True
@@ -307,8 +300,9 @@ class GroupScheduler:
         self._changed.set()
 
     async def _play(self, group: Group, player: int | str) -> None:
-        if self._wait_to_start is not None and isinstance(player, int):
-            await self._wait_to_start(group, player)
+        waiting = self._wait_to_start(group, player) if isinstance(player, int) else None
+        if waiting is not None:
+            await self._without_place(waiting)
         with self._waits.on(WaitKind.CAPACITY, f"{group.id}/{player}", "a free slot for an episode"):
             await self._places.acquire()
         try:
@@ -334,13 +328,17 @@ class GroupScheduler:
         """Score a group whose episodes have all ended, if they are compared, and complete it; others may start."""
         runner = self.runners[group.draw.environment]
         if runner.scores_groups and not group.is_scored:
-            self._scoring += 1
-            try:
-                self.start_episodes()
-                await runner.score_group(group.trajectories, group.task)
-            finally:
-                self._scoring -= 1
+            await self._without_place(runner.score_group(group.trajectories, group.task))
         self._complete(group)
+
+    async def _without_place(self, work: Awaitable[None]) -> None:
+        """Await something during which an episode or group needs none of the `max_concurrent` places."""
+        self._idle += 1
+        try:
+            self.start_episodes()
+            await work
+        finally:
+            self._idle -= 1
 
     def _complete(self, group: Group) -> None:
         del self._running[group.position]

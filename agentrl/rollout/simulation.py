@@ -146,7 +146,7 @@ class SimulatedRun:
     dropped: int
     """Number of groups that were too stale."""
     bias: Mapping[str, float]
-    """Metrics of `agentrl.rollout.bias.BiasMeter`."""
+    """Metrics of `agentrl.rollout.group_metrics.BiasMeter`."""
 
     @property
     def steps_per_hour(self) -> float:

@@ -78,7 +78,7 @@ class TextCollector(EpisodePolicy):
         """Open a conversation whose messages and tools are collected."""
         texts = self._texts.setdefault(episode.turns.trajectory.group_id, [])
         texts.extend(_json(tool.schema) for tool in tools)
-        conversation = _RecordedConversation(self, episode, texts)
+        conversation = _CorpusConversation(self, episode, texts)
         conversation.add(*messages)
         return conversation
 
@@ -165,7 +165,7 @@ class _CorpusEpisodes:
             self._say(f"{MAX_FAILED} episodes in a row failed; the vocabulary is built from the text collected so far")
 
 
-class _RecordedConversation(Conversation):
+class _CorpusConversation(Conversation):
     def __init__(self, collector: TextCollector, episode: EpisodeView, texts: list[str]) -> None:
         self._collector = collector
         self._episode = episode

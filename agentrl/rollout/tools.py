@@ -25,13 +25,13 @@ from agentrl.errors import (
     SourceLocation,
     ToolError,
     UsageError,
-    async_boundary,
     described_error,
     is_addressed_to,
     raised_at,
     raised_in,
     running_task,
 )
+from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon, cancel_or_abandon, cause_of, foreign_result, start_foreign_task
 from agentrl.message import ToolCall
 from agentrl.reward import defined_in

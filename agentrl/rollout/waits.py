@@ -108,6 +108,11 @@ class Wait:
     began: float = 0.0
     seconds: float = 0.0
 
+    @property
+    def unblocked_by(self) -> str:
+        """Config key or action that ends the wait."""
+        return self.remedy or REMEDIES[self.kind]
+
     def __enter__(self) -> Wait:
         self.began = self.table.clock()
         self.table.begin(self)
@@ -193,6 +198,8 @@ class WaitTracker:
         """Seconds waited by kind, summed over episodes."""
         self.changes = 0
         """Number of waits that began plus waits that ended."""
+        self.listeners: list[Callable[[Wait], None]] = []
+        """Called with each wait that has ended."""
         self._changed = asyncio.Event()
         self._open: dict[int, Wait] = {}
         self._latest: Wait | None = None
@@ -222,6 +229,8 @@ class WaitTracker:
         self._last_progress = wait.began + wait.seconds
         self.engine_use.change(wait.kind, wait.who, self._last_progress, -1)
         self._note_change()
+        for listener in self.listeners:
+            listener(wait)
 
     async def wait_for_episodes(self) -> None:
         """Wait until no episode works outside the engine: in its environment, in a tool or in its scorer.
@@ -253,7 +262,7 @@ class WaitTracker:
             blocked: First line if the event loop is blocked, which is a stall even if no waits are registered.
         """
         now = self.clock()
-        waits = list(self._open.values())  # a copy, because the event loop continues
+        waits = self.listed()
         quiet_since = max(self._last_progress, self._last_report)
         if not (waits or blocked) or now - quiet_since < silence_s:
             return None
@@ -261,9 +270,16 @@ class WaitTracker:
         lines = [blocked] if blocked else []
         return "\n".join([*lines, *self._table(waits, now)])
 
-    def _table(self, waits: list[Wait], now: float) -> list[str]:
+    def listed(self) -> list[Wait]:
+        """Return the current waits, oldest first; that for an agent loop only if its episode waits for nothing else.
+
+        May be called from any thread.
+        """
+        waits = list(self._open.values())  # a copy, because the event loop continues
         busy = {wait.who for wait in waits if wait.kind is not WaitKind.LOOP}
-        listed = [wait for wait in waits if wait.kind is not WaitKind.LOOP or wait.who not in busy]
+        return [wait for wait in waits if wait.kind is not WaitKind.LOOP or wait.who not in busy]
+
+    def _table(self, listed: list[Wait], now: float) -> list[str]:
         rows: defaultdict[tuple[WaitKind, str], list[Wait]] = defaultdict(list)
         for wait in listed:
             rows[wait.kind, wait.what].append(wait)
@@ -273,22 +289,31 @@ class WaitTracker:
             limit = "no deadline" if oldest.deadline_s is None else f"deadline {oldest.deadline_s:g} s"
             lines.append(
                 f"  {len(same):5d}  {kind:<12} {what}; longest {now - oldest.began:.0f} s ({limit}): {oldest.who}; "
-                f"unblocked by {oldest.remedy or REMEDIES[kind]}"
+                f"unblocked by {oldest.unblocked_by}"
             )
         return lines
 
     @contextmanager
-    def report_stalls(self, silence_s: float, report: Callable[[str], None]) -> Iterator[None]:
-        """Report stalls of the running event loop while the block runs.
+    def report_stalls(self, silence_s: float, report: Callable[[str], None]) -> Iterator[StallWatch]:
+        """Report stalls of the running event loop while the block runs; yield what watches it.
 
         `report` is called in the event loop, or in a thread if the event loop is blocked.
         """
         watch = StallWatch(self, silence_s, report)
         watch.start()
         try:
-            yield
+            yield watch
         finally:
             watch.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedCode:
+    """What blocks the event loop, and for how long."""
+
+    seconds: float
+    by: str
+    """The latest wait or the running task, with the line that runs."""
 
 
 class StallWatch:
@@ -318,17 +343,21 @@ class StallWatch:
 
     def look(self) -> None:
         """Report a stall if there is one, and ask the event loop for a sign of life."""
-        blocked_s = self._waits.clock() - self._answered
-        is_blocked = self._is_asked and blocked_s > self._silence_s / 2
-        blocked = f"the event loop has been blocked for {blocked_s:.0f} s by {self._blocker()}" if is_blocked else ""
+        found = self.blocked(self._silence_s / 2)
+        blocked = "" if found is None else f"the event loop has been blocked for {found.seconds:.0f} s by {found.by}"
         text = self._waits.stall_report(self._silence_s, blocked=blocked)
-        if text is not None and is_blocked:
+        if text is not None and found is not None:
             self._deliver(text)
         elif text is not None:
             self._loop.call_soon_threadsafe(self._deliver, text)
         if not self._is_asked:
             self._is_asked = True
             self._loop.call_soon_threadsafe(self._answer)
+
+    def blocked(self, least_s: float = 2 * LOOP_PING_S) -> BlockedCode | None:
+        """Return what has blocked the event loop for more than `least_s` seconds; may be called from any thread."""
+        blocked_s = self._waits.clock() - self._answered
+        return BlockedCode(blocked_s, self._blocker()) if self._is_asked and blocked_s > least_s else None
 
     def _answer(self) -> None:
         self._answered, self._is_asked = self._waits.clock(), False

@@ -22,6 +22,7 @@ from agentrl.config import Config, load_config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.estimate import evaluation_size, run_size
 from agentrl.config.overrides import task_words
+from agentrl.diagnosis.finding import finding_lines
 from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
 from agentrl.errors import ConfigError, UsageError
 from agentrl.errors.foreign import DaemonThreads
@@ -31,7 +32,6 @@ from agentrl.evaluation.result import WITHOUT_SUCCESS, EvaluationResult
 from agentrl.evaluation.session import EvaluationRequest, describe_request, make_request, run_evaluation
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note
-from agentrl.observe.problems import problem_lines
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.terminal import counting, watching
 from agentrl.registry import SESSION, Kind, name_of
@@ -351,7 +351,7 @@ def _measure(
 
 def _print_problems(result: EvaluationResult) -> None:
     """Print the problems of an evaluation, and the reason if its success is unknown."""
-    for line in problem_lines(result.problems):
+    for line in finding_lines(result.problems):
         note(line)
     if result.success is None and result.reward is not None:
         note(WITHOUT_SUCCESS)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
@@ -24,7 +24,11 @@ from agentrl.errors import UsageError
 from agentrl.observe.checkpoints import Checkpoint
 from agentrl.observe.model_folder import MODEL
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 _PROGRESS = "progress.json"
+P = TypeVar("P", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,7 @@ def write_checkpoint(folder: Path, parts: TrainingParts, progress: Progress) -> 
     """Write a checkpoint into its folder."""
     parts.source.save(folder / MODEL, parts.tokenizer, parts.renderer.images)
     parts.trainer.checkpoint.save(folder)
-    (folder / _PROGRESS).write_bytes(orjson.dumps(asdict(progress)))
+    write_progress(folder, progress)
 
 
 def copy_checkpoint(parts: TrainingParts, progress: Progress) -> Callable[[Path], None]:
@@ -67,21 +71,31 @@ def copy_checkpoint(parts: TrainingParts, progress: Progress) -> Callable[[Path]
     return write
 
 
-def read_progress(checkpoint: Checkpoint) -> Progress:
+def write_progress(folder: Path, progress: DataclassInstance) -> None:
+    """Write a run's progress into the folder of a checkpoint."""
+    (folder / _PROGRESS).write_bytes(orjson.dumps(asdict(progress)))
+
+
+def read_progress(checkpoint: Checkpoint, kind: type[P]) -> P:
     """Read a checkpoint's progress.
 
+    Args:
+        checkpoint: Checkpoint of a run.
+        kind: Record of the progress: `Progress`, or that of another kind of run.
+
     Raises:
-        UsageError: the checkpoint does not belong to a training run.
+        UsageError: the checkpoint does not belong to such a run.
     """
     file = checkpoint.path / _PROGRESS
-    if not file.is_file():
+    record = orjson.loads(file.read_bytes()) if file.is_file() else {}
+    if record.keys() != {field.name for field in fields(kind)}:
         raise UsageError(
             f"checkpoint {checkpoint.path} cannot be resumed",
-            got="a model only",
+            got="the progress of another kind of run" if record else "a model only",
             expected="a checkpoint of a training run",
             hint=f"start a new run from it: agentrl train … model.path={shlex.quote(str(checkpoint.path))}",
         )
-    return Progress(**orjson.loads(file.read_bytes()))
+    return kind(**record)
 
 
 def restore(checkpoint: Checkpoint, parts: TrainingParts, progress: Progress) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ class DemoRunner:
         seed: Seed of the model, the tasks and the sampling.
         n_tasks: Number of unseen tasks per evaluation; by default the recipe's.
         overrides: Overrides of the recipe, ``key=value``.
-        watcher: Receives the progress of the runs.
+        watching: Opens a watcher for the time of one run, and receives the run's progress.
     """
 
     def __init__(
@@ -82,13 +83,13 @@ class DemoRunner:
         seed: int,
         n_tasks: int | None = None,
         overrides: list[str],
-        watcher: RunWatcher | None = None,
+        watching: Callable[[], AbstractContextManager[RunWatcher]],
     ) -> None:
         self.folder = folder
         self.seed = seed
         self._recipe = recipe
         self._overrides = [f"run.seed={seed}", f"run.directory={folder}", *overrides]
-        self._watcher = watcher
+        self._watching = watching
         config = self._config("train")
         self._is_pretrained = config.model.path != SCRATCH
         self._has_warm_start = "sft" in config.model_fields_set
@@ -114,15 +115,16 @@ class DemoRunner:
             clock.lap("evaluation_as_it_comes")
         words = []
         if self._has_warm_start:
-            started = self._check_finished(
-                warm_start(start_run(self._config("warm-start"), kind="sft"), watcher=self._watcher)
-            )
+            with self._watching() as watcher:
+                warmed = warm_start(start_run(self._config("warm-start"), kind="sft"), watcher=watcher)
+            started = self._check_finished(warmed)
             clock.lap("warm_start")
             results[BEFORE] = self._evaluate(started.checkpoint)
             clock.lap("evaluation_before")
             words = [f"model.path={started.checkpoint}"]
-        run = start_run(self._config("train", *words), kind="train")
-        trained = self._check_finished(train(run, watcher=self._watcher))
+        with self._watching() as watcher:
+            result = train(start_run(self._config("train", *words), kind="train"), watcher=watcher)
+        trained = self._check_finished(result)
         clock.lap("training")
         results[AFTER] = self._evaluate(trained.checkpoint)
         clock.lap("evaluation_after")

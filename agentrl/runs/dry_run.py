@@ -15,14 +15,14 @@ from agentrl.config.derived import EnvironmentConfigs, environment_algorithms, p
 from agentrl.config.estimate import EstimateRow, rows
 from agentrl.config.usual_learning_rate import rate_rows
 from agentrl.env.lookup import resolve_environment
-from agentrl.observe.metrics import TIMING_PREFIX, check_trackers, read_metrics
+from agentrl.observe.metrics import TIMING_PREFIX, read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.rollout.environment_probe import check_environments
 from agentrl.rollout.judges import judge_rows
 from agentrl.rollout.loop_choice import select_default_loop
 from agentrl.rollout.task_source import task_source
-from agentrl.runs.start import StartCheck, check_tasks
+from agentrl.runs.start import StartCheck, check_observers, check_tasks
 from agentrl.serving.launch import usable_gpus
 from agentrl.serving.launch.placement import check_cores_exist, core_warnings, gpu_rows
 
@@ -76,7 +76,7 @@ def describe_run(
         UsageError: a check failed.
         TemplateError: the model's chat template does not support the agent loop.
     """
-    check_trackers(config.trackers)
+    check_observers(config)
     if config.model.path != SCRATCH and Path(find_model(config.model.path)).is_dir():
         config = select_default_loop(config, say=say)
     tasks = []

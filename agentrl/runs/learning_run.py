@@ -21,6 +21,7 @@ from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import logging_to
 from agentrl.runs.record import UpdateLog
 from agentrl.runs.start import Run, RunResult
+from agentrl.runs.status_writer import StatusWriter
 from agentrl.runs.stop import StopRequest, run_until_stopped
 from agentrl.serving.launch.placement import core_warnings
 from agentrl.training.distributed import Ranks
@@ -77,7 +78,11 @@ class LearningRun(abc.ABC):
             ConfigError: options contradict each other, or the data belongs to a model with other tokens.
             TrainingError: the loss is not finite, or a rank died.
         """
-        with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
+        with (
+            self.folder.in_use(),
+            logging_to(self.folder.run_log, self._watcher.on_message),
+            StatusWriter(self.folder.path, self.status, port=self.config.observe.prometheus_port),
+        ):
             self._watcher.on_start(self.folder.path, self.status)
             self.enter(Phase.PREPARE)
             for warning in core_warnings(self.config):

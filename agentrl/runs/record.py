@@ -10,11 +10,13 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from agentrl.builders.training import TrainingParts
-from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, Trackers, trajectory_metrics
-from agentrl.observe.progress import RunStatus, RunWatcher
+from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, trajectory_metrics
+from agentrl.observe.progress import RunningEpisode, RunStatus, RunWatcher
+from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore
 from agentrl.rollout.branches import branch_metrics
-from agentrl.rollout.groups import Group, environment_metrics, extra_rollout_metrics
+from agentrl.rollout.group_metrics import environment_metrics, extra_rollout_metrics
+from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.waits import MEASURED, EngineSeconds, RolloutObserver, Wait, WaitKind, WaitTracker
 from agentrl.runs.start import Run
@@ -46,31 +48,43 @@ class EpisodeRecorder(RolloutObserver):
         status: Status with the counts of episodes and tokens.
         watcher: Watcher to call when the status changes.
         waits: Table of the run's waits.
+        on_group_end: Called with what became of a group, and its episodes.
     """
 
-    def __init__(self, store: TrajectoryStore, status: RunStatus, watcher: RunWatcher, waits: WaitTracker) -> None:
+    def __init__(
+        self,
+        store: TrajectoryStore,
+        status: RunStatus,
+        watcher: RunWatcher,
+        waits: WaitTracker,
+        on_group_end: Callable[[GroupEnd, Sequence[Trajectory]], None] = lambda end, episodes: None,
+    ) -> None:
         self._store = store
         self._waits = waits
         self._status = status
         self._watcher = watcher
+        self._on_group_end = on_group_end
         self._shown: set[str] = set()
         """Kinds of failures that were shown to the user."""
 
     def on_start(self, trajectory: Trajectory) -> None:
         """Record the start of an attempt."""
         self._status.episodes_running += 1
+        self._status.in_flight[trajectory.id] = RunningEpisode(trajectory, time.time())
         with self._writing(trajectory):
             self._store.start(trajectory)
 
     def on_turn(self, trajectory: Trajectory, turn: Turn) -> None:
         """Record a complete turn."""
-        self._status.sampled_tokens += turn.end - turn.start
+        if trajectory.branches_from is None or turn.index >= trajectory.branches_from.turn:
+            self._status.sampled_tokens += turn.end - turn.start
         with self._writing(trajectory):
             self._store.turn(trajectory, turn)
 
     def on_end(self, trajectory: Trajectory) -> None:
         """Record the end of an attempt."""
         self._status.episodes_running -= 1
+        self._status.in_flight.pop(trajectory.id, None)
         outcome = trajectory.outcome
         self._status.episodes_done += outcome is None or not outcome.is_infrastructure
         with self._writing(trajectory):
@@ -83,6 +97,7 @@ class EpisodeRecorder(RolloutObserver):
         """Record what became of a group."""
         with self._waits.on(WaitKind.DISK, group_id, "a write to the trajectory store"):
             self._store.group(group_id, end, [episode.id for episode in episodes])
+        self._on_group_end(end, episodes)
 
     def _writing(self, trajectory: Trajectory) -> Wait:
         return self._waits.on(WaitKind.DISK, trajectory.id, "a write to the trajectory store")
@@ -262,7 +277,7 @@ class StepClock:
         """Return the seconds of phases, their shares of the step, the seconds of waits, and the sampling speed."""
         whole = time.perf_counter() - self._began
         waits = self._parts.waits.seconds
-        sampled = sum(trajectory.sampled_tokens for trajectory in trajectories)
+        sampled = sum(trajectory.sampled_tokens - trajectory.repeated_tokens for trajectory in trajectories)
         timings = {f"{name}_s": seconds for name, seconds in self._seconds.items()}
         timings |= {f"share/{name}": seconds / whole for name, seconds in self._seconds.items()}
         timings |= {f"wait/{kind}_s": waits[kind] - self._waits_before.get(kind, 0.0) for kind in MEASURED}

@@ -40,40 +40,39 @@ from agentrl.config.config import Config
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
+from agentrl.diagnosis.finding import Finding, finding_lines, top
+from agentrl.diagnosis.read import RunIncidents, read_incidents, save_incidents
+from agentrl.diagnosis.summary import RunSummary
+from agentrl.diagnosis.watch import RunDiagnosis, save_findings
 from agentrl.errors import RankLost, ResumableError, ServersLost, TrainingError, UsageError, described_error
-from agentrl.errors.foreign import (
-    CALL_GRACE_S,
-    CLOSING_S,
-    INTERRUPTED_CLOSING_S,
-    DaemonThreads,
-    call_in_thread,
-    cancel_or_abandon,
-    close_in_time,
-    run_in_own_thread,
-)
+from agentrl.errors.foreign import DaemonThreads, call_in_thread, cancel_or_abandon
 from agentrl.evaluation.periodic import AT_STEP, PeriodicEvaluations
 from agentrl.models.cores import divide_cores
 from agentrl.models.threads import compute_on
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
-from agentrl.observe.diagnosis import RunDiagnosis, save_problems
 from agentrl.observe.learning import steps_without_learning
-from agentrl.observe.metrics import MetricsFile, Trackers, read_metrics
+from agentrl.observe.metrics import MetricsFile, read_metrics
 from agentrl.observe.model_folder import MODEL
-from agentrl.observe.problems import Problem, problem_lines
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory, logging_to
+from agentrl.observe.traces import EpisodeTrace
+from agentrl.observe.trackers import Trackers, traces_episodes
 from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore, void_after
 from agentrl.rollout.finished_episodes import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
-from agentrl.rollout.waits import WaitKind, WaitTracker, settled_heap
+from agentrl.rollout.tracing import EpisodeTracer
+from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker, settled_heap
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
+from agentrl.runs.closing import close_in_thread, close_together
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
-from agentrl.runs.stop import PARTS_CLOSING_S, PHASE_GRACE_S, StopRequest, run_until_stopped
+from agentrl.runs.status_writer import StatusWriter, stall_words
+from agentrl.runs.stop import PHASE_GRACE_S, StopRequest, run_until_stopped
 from agentrl.runs.stored_training import StoredTraining
+from agentrl.runs.token_tables import TokenTables
 from agentrl.serving.launch.placement import core_warnings
-from agentrl.training.algorithm_functions import learns_from_rewards
+from agentrl.training.algorithm_functions import run_learns_from_rewards
 from agentrl.training.report import StepReport
 from agentrl.weights import SyncReport
 
@@ -111,12 +110,16 @@ class Orchestrator:
         self._pending: dict[str, float] | None = None
         self._last: Mapping[str, float] = {}
         self._diagnosis: RunDiagnosis | None = None
-        self._problems: tuple[Problem, ...] = ()
+        self._problems: tuple[Finding, ...] = ()
         self._trackers: Trackers | None = None
+        self._tracer: EpisodeTracer | None = None
         self._waits = WaitTracker()
         """Table of the run's waits."""
         self._threads = DaemonThreads("agentrl-trainer")
         self._cores = divide_cores(run.config.trainer.cpus, run.config.trainer.processes)[0]
+        self._status_writer = StatusWriter(
+            run.folder.path, self.status, self._waits, port=run.config.observe.prometheus_port
+        )
         self._stop = asyncio.Event()
         self._failure: TrainingError | None = None
         self._lost: ServersLost | None = None
@@ -139,7 +142,11 @@ class Orchestrator:
             TrainingError: numbers are not finite, a weight sync failed, there is nothing to train on, or a rank died.
             ResumableError: a budget is spent, or all inference servers are lost; a checkpoint is saved.
         """
-        with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
+        with (
+            self.folder.in_use(),
+            logging_to(self.folder.run_log, self._watcher.on_message),
+            self._status_writer,
+        ):
             self._watcher.on_start(self.folder.path, self.status)
             if self._reason is not None:
                 self._say(self._reason)
@@ -148,6 +155,7 @@ class Orchestrator:
             async with AsyncExitStack() as stack:
                 stack.callback(self._say_problems)
                 interrupted = await self._prepare_and_train(stack)
+                self._status_writer.is_interrupted = interrupted
             return RunResult(
                 folder=self.folder.path,
                 step=self.step,
@@ -161,11 +169,13 @@ class Orchestrator:
         """Report and save the worst problems of the run, even after an error."""
         if self._diagnosis is None:
             return
-        self._problems = self._diagnosis.problems()
-        for line in problem_lines(self._problems):
+        findings = self._diagnosis.findings()
+        self._problems = top(findings)
+        for line in finding_lines(self._problems):
             self._say(line)
         with suppress(UsageError):  # a full disk, which another error reports already
-            save_problems(self.folder, self._problems)
+            save_findings(self.folder, findings)
+            self._save_incidents()
 
     async def _prepare_and_train(self, stack: AsyncExitStack) -> bool:
         """Run to the last step; return True if a requested stop came first."""
@@ -179,10 +189,11 @@ class Orchestrator:
     async def _prepare(self, stack: AsyncExitStack) -> None:
         """Build the parts, from the newest checkpoint if there is one, and open the files."""
         self._enter(Phase.PREPARE)
-        stack.enter_context(self._waits.report_stalls(self.config.rollout.stall_report_s, self._say))
+        stalls = self._waits.report_stalls(self.config.rollout.stall_report_s, self._say_stall)
+        self._status_writer.watch = stack.enter_context(stalls)
         check_extra_rollouts(self.config)
         self._saved = self._checkpoints.newest()
-        progress = None if self._saved is None else read_progress(self._saved)
+        progress = None if self._saved is None else read_progress(self._saved, Progress)
         self.step = 0 if progress is None else progress.step
         for warning in rate_warnings(self.config) if progress is None else ():
             self._say(warning)
@@ -192,6 +203,7 @@ class Orchestrator:
         finished = self._read_finished_episodes()
         void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
         self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))
+        self._tables = TokenTables(self.folder.path, self.config.observe.tokens, step=self.step, say=self._say)
         model_path = base_path if self._saved is None else str(self._saved.path / MODEL)
         version = 0 if progress is None else progress.version
         with self._waits.on(WaitKind.COLLECTIVE, "run", "the start of ranks and servers"):
@@ -206,11 +218,14 @@ class Orchestrator:
                     on_loss=self._loss_callback(),
                 )
             )
-        seen = (self._store, self.status, self._watcher, self._waits)
+        seen = (self._store, self.status, self._watcher, self._waits, self._tables.drop)
         recorder, journals = EpisodeRecorder(*seen), None
         if not self.config.rollout.is_synchronous:
             journals = stack.enter_context(JournalFolder(self.folder.inflight, self._waits.clock, self._say))
             recorder = JournalingRecorder(*seen, journals=journals)
+        observer: RolloutObserver = recorder
+        if traces_episodes(self.config.trackers):
+            observer = self._tracer = EpisodeTracer(recorder, self._waits, self.status, self._trace)
         with self._waits.on(WaitKind.TRAINER, "run", "the model and the environments"):
             self._parts = build_training(
                 self.config,
@@ -220,7 +235,7 @@ class Orchestrator:
                 pool=processes.pool,
                 evaluation_pool=processes.evaluation_pool,
                 nodes=processes.nodes,
-                observer=recorder,
+                observer=observer,
                 waits=self._waits,
                 ranks=processes.ranks,
                 folder=self.folder.path,
@@ -228,6 +243,9 @@ class Orchestrator:
                 say=self._say,
             )
         stack.push_async_callback(self._close_parts)
+        self._status_writer.engines["engine"] = self._parts.engine
+        if self._parts.evaluation is not None:
+            self._status_writer.engines["evaluation"] = self._parts.evaluation.engine
         self._evaluations = PeriodicEvaluations(self._parts, self.config, name=self.folder.path.name)
         stack.push_async_callback(self._evaluations.close)
         self._parts.trainer.write_dumps(self.folder.numerics, self.config.model_dump(mode="json"))
@@ -252,23 +270,36 @@ class Orchestrator:
 
     def _open_diagnosis(self) -> RunDiagnosis:
         """Open the diagnosis of the run, from the steps that it has made."""
-        return RunDiagnosis(
-            self._parts.counters.incidents,
-            {
+        self._parts.counters.incidents.add_record(read_incidents(self.folder).incidents.to_record())
+        summary = RunSummary(
+            config=self.config,
+            learns_from_rewards=run_learns_from_rewards(self.config),
+            incidents=self._parts.counters.incidents,
+            definitions={
                 name: location
                 for part in self._parts.environments
                 for name, location in part.runner.scorer.definitions.items()
             },
-            read_metrics(self.folder.metrics_file),
-            learns_from_rewards=learns_from_rewards(self.config.algorithm),
+            decode=self._parts.renderer.encoder.decode,
         )
+        if summary.definitions:
+            save_incidents(self.folder, RunIncidents(incidents=summary.incidents, definitions=summary.definitions))
+        return RunDiagnosis(summary, read_metrics(self.folder.metrics_file))
+
+    def _save_incidents(self) -> None:
+        """Write the failures so far, if there are any, for a diagnosis while the run trains or after a crash."""
+        assert self._diagnosis is not None
+        run = self._diagnosis.run
+        if run.incidents.found:
+            save_incidents(self.folder, RunIncidents(incidents=run.incidents, definitions=run.definitions))
 
     async def _repeat_evaluation(self, step: int) -> None:
         """Start an evaluation again that the checkpoint's run did not finish, if the checkpoint has its weights."""
         if step == self.step and self._parts.evaluation is not None:
             await self._evaluations.start(step)
-        else:
-            self._say(f"the evaluation of step {step} did not finish, and is not repeated: its weights are not stored")
+            return
+        reason = "its weights are not stored" if step != self.step else "evaluation.engine is no longer set"
+        self._say(f"the evaluation of step {step} did not finish, and is not repeated: {reason}")
 
     def _read_finished_episodes(self) -> RecoveredEpisodes:
         """Read the episodes that a killed run finished after its checkpoint; none for synchronous runs.
@@ -281,41 +312,12 @@ class Orchestrator:
         return read_recoverable(self.folder.trajectories, first_step=self.step - rollout.max_staleness)
 
     async def _close_parts(self) -> None:
-        """Close the parts and the trackers; a stop request shortens their time."""
+        """Close the parts, the trackers and the token tables; a stop request shortens their time."""
         await self._parts.scheduler.close()
-        closing, stop = asyncio.create_task(self._close_all()), asyncio.create_task(self._stop.wait())
-        try:
-            await asyncio.wait({closing, stop}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stop.cancel()
-            if not closing.done():
-                closing.cancel()  # it still closes each part, see `close_in_time`
-                await self._await_closing(closing)
-        if not closing.cancelled():
-            closing.result()
-
-    async def _close_all(self) -> None:
-        closing = (self._parts.close(), self._close_trackers())
-        for outcome in await asyncio.gather(*closing, return_exceptions=True):
-            if outcome is not None:
-                raise outcome
-
-    async def _close_trackers(self) -> None:
-        if (trackers := self._trackers) is not None:
-            within_s = INTERRUPTED_CLOSING_S if self._stop.is_set() else CLOSING_S
-            close = functools.partial(run_in_own_thread, trackers.close, within_s=within_s - CALL_GRACE_S)
-            await close_in_time(close, "closing the trackers", within_s)
-
-    async def _await_closing(self, closing: asyncio.Task[None]) -> None:
-        """Wait until the parts are closed; after a second request or `PARTS_CLOSING_S`, almost no time is left."""
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            closing.cancel()  # the second time
-        try:
-            await asyncio.wait({closing}, timeout=PARTS_CLOSING_S)
-        finally:
-            closing.cancel()
-        await asyncio.wait({closing})
+        closing = [self._parts.close(), close_in_thread(self._stop, self._tables.close, "writing the token tables")]
+        if self._trackers is not None:
+            closing.append(close_in_thread(self._stop, self._trackers.close, "closing the trackers"))
+        await close_together(self._stop, *closing)
 
     def _loss_callback(self) -> Callable[[TrainingError], None]:
         """Return a thread-safe function that ends the run when a required process is lost."""
@@ -383,6 +385,7 @@ class Orchestrator:
         self.step += 1
         self._pending = clock.metrics(groups, report, synced, version=self.step)
         parts.scheduler.set_version(self.step)
+        self._tables.write(self.step, groups, report, adapters=parts.trainer.sampled_versions)
         with self._waits.on(WaitKind.DISK, "run", "the trajectory store"):
             for group in groups:
                 parts.scheduler.record_end(group, GroupEnd.TRAINED)
@@ -395,6 +398,8 @@ class Orchestrator:
         seen = [] if self._diagnosis is None else self._diagnosis.add_step(self.step, self._pending, trajectories)
         for warning in (*report.warnings, *seen):
             self._say(f"step {self.step}: {warning}")
+        with self._waits.on(WaitKind.DISK, "run", "incidents.json"):
+            self._save_incidents()
         await self._finish_step()
 
     async def _release_memory(self) -> bool:
@@ -459,12 +464,18 @@ class Orchestrator:
         with self._waits.on(WaitKind.DISK, "run", "metrics.jsonl"):
             self._metrics.append_step(self.step, metrics)
             assert self._trackers is not None
+            if self._tracer is not None:
+                self._tracer.end_step(self.step)
             self._trackers.log(self.step, metrics)
         self._last = metrics
         self.status.step = self.step
         self.status.metrics = metrics
         self.status.episodes_done = self.status.attempts_failed = 0
         self._watcher.on_step(self.step, metrics)
+
+    def _trace(self, trace: EpisodeTrace) -> None:
+        if self._trackers is not None:
+            self._trackers.trace(trace)
 
     def _save(self) -> None:
         self._enter(Phase.CHECKPOINT)
@@ -519,6 +530,9 @@ class Orchestrator:
     def _enter(self, phase: Phase) -> None:
         self.status.phase = phase
         self._watcher.on_status(self.status)
+
+    def _say_stall(self, text: str) -> None:
+        self._say(stall_words(text, self.folder.path))
 
     def _say(self, text: str) -> None:
         _log.warning("%s", text)
@@ -580,6 +594,6 @@ def idle_steps(result: RunResult, config: Config) -> str:
     """Describe the steps in which nothing was learned, if they are at least half of the run."""
     lines = read_metrics(RunDirectory(result.folder).metrics_file)
     idle = steps_without_learning(lines)
-    if not learns_from_rewards(config.algorithm) or not idle or 2 * idle < len(lines):
+    if not run_learns_from_rewards(config) or not idle or 2 * idle < len(lines):
         return ""
     return f", but nothing was learned in {idle} of {len(lines)} steps: all episodes of a task had the same return"

@@ -27,17 +27,22 @@ from agentrl.config.resume_rules import changes, check_same_run
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind, open_policy
 from agentrl.observe.files import replace_file
-from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, Trackers, read_metrics, trajectory_metrics
+from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, read_metrics, trajectory_metrics
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory, logging_to
+from agentrl.observe.trackers import Trackers, traces_episodes
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.rollout.finished_episodes import RecoveredEpisodes
-from agentrl.rollout.groups import Group, environment_metrics
+from agentrl.rollout.group_metrics import environment_metrics
+from agentrl.rollout.groups import Group
+from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.scheduler import GroupScheduler
-from agentrl.rollout.waits import WaitTracker
+from agentrl.rollout.tracing import EpisodeTracer
+from agentrl.rollout.waits import RolloutObserver, WaitTracker
 from agentrl.runs.record import EpisodeRecorder
 from agentrl.runs.start import Run, start_run
+from agentrl.runs.status_writer import StatusWriter, stall_words
 from agentrl.runs.stop import StopRequest, run_until_stopped
 
 _log = logging.getLogger(__name__)
@@ -128,13 +133,20 @@ class Rollout:
         self._run = run
         self._watcher = watcher or RunWatcher()
         self._waits = WaitTracker()
+        self._status_writer = StatusWriter(
+            run.folder.path, self.status, self._waits, port=run.config.observe.prometheus_port
+        )
         self._size = policy_group_size(run.config.algorithm)
         self._batch: list[Group] = []
 
     async def run(self) -> RolloutResult:
         """Play until all groups are complete."""
         total = self.config.trainer.steps * self.config.trainer.tasks_per_step
-        with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
+        with (
+            self.folder.in_use(),
+            logging_to(self.folder.run_log, self._watcher.on_message),
+            self._status_writer,
+        ):
             self._watcher.on_start(self.folder.path, self.status)
             async with AsyncExitStack() as stack:
                 await self._prepare(stack, total)
@@ -144,15 +156,22 @@ class Rollout:
     async def _prepare(self, stack: AsyncExitStack, total: int) -> None:
         config, folder = self.config, self.folder
         self._enter(Phase.PREPARE)
-        stack.enter_context(self._waits.report_stalls(config.rollout.stall_report_s, self._say))
+        self._status_writer.watch = stack.enter_context(
+            self._waits.report_stalls(config.rollout.stall_report_s, self._say_stall)
+        )
         if config.curriculum.horizon is not None or config.curriculum.pools is not None:
             self._say("curriculum is not used: without a trainer, all tasks are drawn in the order of the run")
         self._played = self._read_played()
         self._open_metrics(stack)
         self._store = stack.enter_context(TrajectoryStore(folder.trajectories, step=self.status.step + 1))
         policy = await stack.enter_async_context(open_policy(config, PolicyKind.ENGINE, folder.path, trains=True))
+        if isinstance(policy, EngineEpisodePolicy):
+            self._status_writer.engines["engine"] = policy.engine
         recorder = EpisodeRecorder(self._store, self.status, self._watcher, self._waits)
-        environments = build_run_environments(config, policy, observer=recorder, folder=folder.path, waits=self._waits)
+        observer: RolloutObserver = recorder
+        if traces_episodes(config.trackers):
+            observer = EpisodeTracer(recorder, self._waits, self.status, self._trackers.trace)
+        environments = build_run_environments(config, policy, observer=observer, folder=folder.path, waits=self._waits)
         stack.push_async_callback(close_run_environments, environments)
         tasks = build_task_sampler(config)
         for _ in range(self._played.first):
@@ -236,6 +255,9 @@ class Rollout:
     def _enter(self, phase: Phase) -> None:
         self.status.phase = phase
         self._watcher.on_status(self.status)
+
+    def _say_stall(self, text: str) -> None:
+        self._say(stall_words(text, self.folder.path))
 
     def _say(self, text: str) -> None:
         _log.warning("%s", text)

@@ -148,7 +148,6 @@ class WarmStart(LearningRun):
             return partial(self._load, path, renderer, self._read(self.config.sft.data, renderer))
         check_rendering(self.config, renderer, say=self.say)
         self.enter(Phase.DEMONSTRATE)
-        self.status.episodes_wanted = self.config.sft.episodes
         with TrajectoryStore(self.folder.trajectories, step=0) as store:
             waits = WaitTracker()
             recorder = EpisodeRecorder(store, self.status, self._watcher, waits)

@@ -19,19 +19,20 @@ from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config, load_config
 from agentrl.config.resume_rules import Change, changes, check_same_run
+from agentrl.diagnosis.finding import Finding
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.periodic import check_panels
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.console import html_table
-from agentrl.observe.metrics import check_trackers
-from agentrl.observe.problems import Problem
 from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.trackers import check_trackers
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.rollout.curriculum import check_curriculum
 from agentrl.rollout.environment_probe import check_environments
 from agentrl.rollout.loop_choice import check_rendering, select_default_loop
 from agentrl.rollout.task_source import task_source
+from agentrl.runs.prometheus import check_prometheus
 from agentrl.serving.launch.placement import check_machine
 from agentrl.training.chat_file import ENVIRONMENT
 
@@ -94,7 +95,7 @@ def start_run(config: Config, *, kind: str, check: StartCheck | None = check_rol
         TemplateError: the model's chat template does not support the agent loop.
     """
     name = check_tasks(config) if config.has_environment else ENVIRONMENT
-    check_trackers(config.trackers)
+    check_observers(config)
     resolved = select_default_loop(resolve_model(config), say=_log.warning)
     if resolved.model.path != SCRATCH:
         load_tokenizer(resolved.model.path)
@@ -109,6 +110,16 @@ def start_run(config: Config, *, kind: str, check: StartCheck | None = check_rol
         folder.undo_start()
         raise
     return Run(folder, resolved)
+
+
+def check_observers(config: Config) -> None:
+    """Check that the run's trackers can be created and that Prometheus can read it.
+
+    Raises:
+        UsageError: a package is missing, or a tracker is unknown.
+    """
+    check_trackers(config.trackers)
+    check_prometheus(config.observe.prometheus_port)
 
 
 def check_tasks(config: Config) -> str:
@@ -152,7 +163,7 @@ def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     _check_steps_left(folder, config, found)
     check_training(config)
     check_machine(config)
-    check_trackers(config.trackers)
+    check_observers(config)
     check_panels(config)
     check_curriculum(config)
     return Run(folder, config, found)
@@ -183,7 +194,7 @@ class RunResult:
     """Metrics of the last step."""
     interrupted: bool
     """True if the run was asked to stop before its last step; `resume` continues it."""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Finding, ...] = ()
     """The worst problems of the run, at most three."""
 
     def __repr__(self) -> str:

@@ -25,23 +25,18 @@ from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from agentrl.errors import CtrlC
-from agentrl.errors.foreign import (
-    EPISODE_GRACE_S,
-    FORCED_CLOSING_S,
-    DaemonThreads,
-    abandon_pending,
-    ignore_result,
-    is_foreign,
-)
+from agentrl.errors.deadlines import FORCED_CLOSING_S
+from agentrl.errors.foreign import EPISODE_GRACE_S, DaemonThreads, abandon_pending, ignore_result, is_foreign
+from agentrl.rollout.journal_file import LAST_WRITE_S
 
 T = TypeVar("T")
 BLOCKED_S = 2.0
 """Seconds for which foreign code may block the event loop after a stop was requested."""
 AGAIN_S = 0.2
 """The same after it has blocked the loop once."""
-PHASE_GRACE_S = 7.5
+PHASE_GRACE_S = 7.0
 """Seconds for a phase of a run to end that a stop cancels, such as the start of servers."""
-PARTS_CLOSING_S = 6.5
+PARTS_CLOSING_S = 6.0
 """Seconds for closing all parts of a run after a stop; parts still open after that get almost no more time."""
 FORCE_S = 2.5
 """Seconds for cancelled work to end after the second request."""
@@ -56,6 +51,7 @@ AFTER_ONE_REQUEST = {
     "the phase, or the episodes of an evaluation and then those of training": max(PHASE_GRACE_S, 2 * EPISODE_GRACE_S),
     "environments, tools, engine and trackers": PARTS_CLOSING_S,
     "five parts that are still open": 5 * 2 * FORCED_CLOSING_S,
+    "the last records of journals": LAST_WRITE_S,
     "leftover tasks and generators": 2 * LEFTOVER_S,
     "threads and child processes": INTERRUPTED_EXIT_S,
 }

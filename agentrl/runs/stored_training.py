@@ -13,45 +13,250 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-import orjson
-
-from agentrl.builders.group_extras import learning_signal
+from agentrl.builders.adapter_checks import refuse_role_adapters
+from agentrl.builders.group_extras import learning_signal, policy_group_size
 from agentrl.builders.models import load_images, prepare_model, start_renderer
 from agentrl.builders.trainers import TrainerParts, build_on_ranks, build_trainer
 from agentrl.config.config import Config
+from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
-from agentrl.errors import TrainingError, UsageError
+from agentrl.diagnosis.finding import Finding, finding_lines, top
+from agentrl.diagnosis.summary import RunSummary
+from agentrl.diagnosis.watch import RunDiagnosis, save_findings
+from agentrl.errors import ConfigError, Outcome, TrainingError, UsageError
+from agentrl.errors.deadlines import CLOSING_S
 from agentrl.errors.foreign import DaemonThreads, call_in_thread, run_in_own_thread
+from agentrl.models.load import embedding_rows
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
-from agentrl.observe.diagnosis import RunDiagnosis, save_problems
-from agentrl.observe.incidents import Incidents
-from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, Trackers, read_metrics
+from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, read_metrics
 from agentrl.observe.model_folder import MODEL, find_model
-from agentrl.observe.problems import Problem, problem_lines
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import logging_to
+from agentrl.observe.trackers import Trackers
+from agentrl.observe.trajectory_index import EpisodeFilter, EpisodeRow, TrajectoryIndex
 from agentrl.render.tokenizers import load_tokenizer, pad_id
+from agentrl.rollout.finished_episodes import group_position
 from agentrl.rollout.groups import Group
+from agentrl.rollout.task_order import SampledTask
+from agentrl.runs.checkpoint import read_progress, write_progress
 from agentrl.runs.record import group_metrics
 from agentrl.runs.start import Run, RunResult, StartCheck, check_rollouts
-from agentrl.runs.stored_groups import StoredGroups, check_stored_training
-from agentrl.training.algorithm_functions import learns_from_rewards
+from agentrl.runs.status_writer import StatusWriter
+from agentrl.runs.token_tables import TokenTables
+from agentrl.task import Task
+from agentrl.training.algorithm_functions import run_learns_from_rewards
 from agentrl.training.distributed.launch import open_ranks
+from agentrl.training.gradients import Objective
+from agentrl.training.signals.extra_rollouts import needs_greedy_rollouts
+from agentrl.training.stored_episodes import check_store_tokens, find_store
 
 _log = logging.getLogger(__name__)
 _THREAD = DaemonThreads("agentrl-trainer")
-_PROGRESS = "progress.json"
+
+
+def check_stored_training(config: Config) -> None:
+    """Check that the algorithm can train on stored episodes of the policy alone.
+
+    Raises:
+        ConfigError: it needs other rollouts, a served teacher, several adapters, or a cluster.
+    """
+    refuse_role_adapters(config, "training on stored episodes")
+    teacher = config.algorithm.teacher
+    needs = {
+        "greedy rollouts": needs_greedy_rollouts(config.algorithm),
+        "algorithm.expert": config.algorithm.expert is not None,
+        "algorithm.teacher.servers": teacher is not None and bool(teacher.servers),
+        "cluster": config.cluster is not None,
+        "curriculum": config.curriculum.horizon is not None or config.curriculum.pools is not None,
+    }
+    if found := [name for name, is_needed in needs.items() if is_needed]:
+        raise ConfigError(
+            "this config cannot train on stored episodes",
+            got=", ".join(found),
+            expected="an algorithm that needs only the policy's episodes, on this machine",
+            hint="remove trainer.episodes to play new episodes",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteGroup:
+    """Rows of a complete group, one for each member, in their order."""
+
+    position: int
+    id: str
+    rows: Sequence[EpisodeRow]
+
+
+class StoredGroups:
+    """Complete groups of a trajectory store; their episodes are read when they are needed.
+
+    Args:
+        config: Config of the run, with ``trainer.episodes``.
+
+    Raises:
+        UsageError: the store does not exist, or its episodes have no tokens or no log-probabilities.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.store = find_store(Path(config.trainer.episodes or ""))
+        self.size = policy_group_size(config.algorithm)
+        self.incomplete = self.failed = 0
+        """Groups that are left out: members are missing, or too few of them can train."""
+        self._index = TrajectoryIndex(self.store)
+        try:
+            self._check_logprobs()
+            self.groups = self._find()
+        except UsageError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the index."""
+        self._index.close()
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @property
+    def summary(self) -> str:
+        """Counts of the groups, in words."""
+        left_out = [
+            f"{count} {words}"
+            for count, words in (
+                (self.incomplete, "incomplete groups are left out"),
+                (self.failed, "groups with too few episodes to train on are left out"),
+            )
+            if count
+        ]
+        return "; ".join([f"{len(self)} stored groups of {self.size} episodes from {self.store}", *left_out])
+
+    def check_enough(self, used: int = 0) -> None:
+        """Check that the groups are enough for ``trainer.steps``, without those that dynamic sampling drops.
+
+        Args:
+            used: Number of groups that the earlier steps of the run have used.
+
+        Raises:
+            UsageError: there are too few.
+        """
+        trainer = self._config.trainer
+        if used or len(self) >= trainer.steps * trainer.tasks_per_step:
+            return
+        enough = len(self) // trainer.tasks_per_step
+        raise UsageError(
+            "the stored episodes are too few for the run",
+            got=self.summary,
+            expected=f"{trainer.steps * trainer.tasks_per_step} groups for {trainer.steps} steps of "
+            f"trainer.tasks_per_step={trainer.tasks_per_step}",
+            hint=f"set trainer.steps={enough}" if enough else "play more: agentrl rollout --resume RUN",
+        )
+
+    def check_model(self, model_path: str) -> None:
+        """Check that the episodes consist of a model's tokens.
+
+        Raises:
+            ConfigError: the model has another tokenizer, or fewer token ids.
+        """
+        check_store_tokens(self.store, model_path)
+        size = embedding_rows(model_path)
+        unknown = [row for group in self.groups for row in group.rows if row.largest_id >= size]
+        if unknown:
+            raise ConfigError(
+                f"the stored episodes are not those of a model such as {model_path}",
+                got=f"token ids up to {max(row.largest_id for row in unknown)} in {len(unknown)} episodes",
+                expected=f"ids below {size}",
+                hint="train the model that sampled them, or one with the same vocabulary",
+            )
+
+    def read(self, group: CompleteGroup) -> Group:
+        """Read the episodes of a group.
+
+        Raises:
+            UsageError: the store has changed.
+        """
+        members = {number: self._index.read(row).trajectory for number, row in enumerate(group.rows)}
+        task = Task(id=group.rows[0].task_id, environment=group.rows[0].environment)
+        draw = SampledTask(environment=self._label(group), place=group.position, task=task)
+        return Group(position=group.position, draw=draw, size=self.size, members=members)
+
+    def batches(self, used: int, *, keep: Callable[[Group], bool]) -> Iterator[tuple[list[Group], int]]:
+        """Yield batches of ``trainer.tasks_per_step`` groups, each with the number of groups used until its end.
+
+        Args:
+            used: Number of groups that earlier steps have used.
+            keep: Returns True if a group is worth training on; others are passed over.
+        """
+        batch: list[Group] = []
+        for number, stored in enumerate(self.groups[used:], used + 1):
+            group = self.read(stored)
+            if keep(group):
+                batch.append(group)
+            if len(batch) == self._config.trainer.tasks_per_step:
+                yield batch, number
+                batch = []
+
+    def _check_logprobs(self) -> None:
+        rows = self._index.select(EpisodeFilter(is_trainable=True))
+        without = sum(row.missing_logprobs > 0 or row.sampled_tokens == 0 for row in rows)
+        if without:
+            raise UsageError(
+                f"episodes in {self.store} have no log-probabilities of the policy that played them",
+                got=f"{without} of {len(rows)} episodes",
+                expected="episodes that a local, vLLM or SGLang engine sampled, as in runs of agentrl train or rollout",
+                hint="to train on demonstrations or texts, use agentrl sft",
+            )
+
+    def _find(self) -> list[CompleteGroup]:
+        """Return the complete groups with enough trainable episodes, in the order of their positions."""
+        latest: dict[str, dict[int, EpisodeRow]] = {}
+        for row in self._index.select():
+            members = latest.setdefault(row.group_id, {})
+            earlier = members.get(row.member or 0)
+            if row.outcome is not Outcome.CANCELLED and (earlier is None or row.attempt >= earlier.attempt):
+                members[row.member or 0] = row
+        largest = max((member for members in latest.values() for member in members), default=0)
+        if largest >= self.size:
+            raise ConfigError(
+                "algorithm.group_size differs from that of the stored groups",
+                got=self.size,
+                expected=largest + 1,
+                hint=f"set algorithm.group_size={largest + 1}",
+            )
+        found, least = [], 2 if Objective(self._config.algorithm).compares_groups else 1
+        for place, (name, members) in enumerate(latest.items()):
+            rows = [members[member] for member in sorted(members)]
+            if len(rows) < self.size:
+                self.incomplete += 1
+            elif sum(row.is_trainable for row in rows) < least:
+                self.failed += 1
+            else:
+                position = group_position(name)
+                found.append(CompleteGroup(position if position >= 0 else len(latest) + place, name, rows))
+        return sorted(found, key=lambda group: group.position)
+
+    def _label(self, group: CompleteGroup) -> str:
+        """Return the label of a group's environment, in a config with several environments."""
+        rest = group.id.partition("-")[2]
+        return next((label for label in self._labels if label and rest.startswith(f"{label}-")), "")
+
+    @cached_property
+    def _labels(self) -> Mapping[str, str]:
+        """Environments by label; longer labels first."""
+        parts = {part.label: part.config.sole_environment.name for part in per_environment_configs(self._config)}
+        return dict(sorted(parts.items(), key=lambda item: -len(item[0])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Progress:
+class StoredProgress:
     """Progress of a run in a checkpoint."""
 
     step: int
@@ -93,11 +298,12 @@ class StoredTraining:
         self.step = 0
         self._changes, self._reason = run.changes, reason
         self._watcher = watcher or RunWatcher()
+        self._status_writer = StatusWriter(run.folder.path, self.status, port=run.config.observe.prometheus_port)
         self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
         self._saved: Checkpoint | None = None
         self._used = 0
         self._last: Mapping[str, float] = {}
-        self._problems: tuple[Problem, ...] = ()
+        self._problems: tuple[Finding, ...] = ()
         self._stopped = False
         self._failure: TrainingError | UsageError | None = None
 
@@ -113,7 +319,11 @@ class StoredTraining:
             UsageError: the user must change something: a missing model, unsuitable episodes, a full disk.
             TrainingError: numbers are not finite, or a rank died.
         """
-        with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
+        with (
+            self.folder.in_use(),
+            logging_to(self.folder.run_log, self._watcher.on_message),
+            self._status_writer,
+        ):
             self._watcher.on_start(self.folder.path, self.status)
             if self._reason is not None:
                 self._say(self._reason)
@@ -123,6 +333,7 @@ class StoredTraining:
                 await self._prepare(stack)
                 await self._train()
                 self._diagnose()
+                self._status_writer.is_interrupted = self.step < self.config.trainer.steps
             return RunResult(
                 folder=self.folder.path,
                 step=self.step,
@@ -137,7 +348,7 @@ class StoredTraining:
         config = self.config
         check_stored_training(config)
         self._saved = self._checkpoints.newest()
-        progress = None if self._saved is None else _read_progress(self._saved)
+        progress = None if self._saved is None else read_progress(self._saved, StoredProgress)
         for warning in rate_warnings(config) if progress is None else ():
             self._say(warning)
         if config.evaluation.every:
@@ -160,12 +371,10 @@ class StoredTraining:
             self.step, self._used = progress.step, progress.groups_used
         self._has_signal = learning_signal(config)
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
-        self._diagnosis = RunDiagnosis(
-            Incidents(),
-            {},
-            read_metrics(self.folder.metrics_file),
-            learns_from_rewards=learns_from_rewards(config.algorithm),
-        )
+        self._tables = TokenTables(self.folder.path, config.observe.tokens, step=self.step, say=self._say)
+        stack.push_async_callback(run_in_own_thread, self._tables.close, within_s=CLOSING_S)
+        summary = RunSummary(config=config, learns_from_rewards=run_learns_from_rewards(config))
+        self._diagnosis = RunDiagnosis(summary, read_metrics(self.folder.metrics_file))
         if self._changes:
             self.folder.save_config(dump_config(config))
 
@@ -237,6 +446,7 @@ class StoredTraining:
             f"{TIMING_PREFIX}tokens_per_s": sampled / seconds,
         }
         self.step += 1
+        self._tables.write(self.step, groups, report)
         self._metrics.append_step(self.step, metrics)
         self._trackers.log(self.step, metrics)
         self._last = self.status.metrics = metrics
@@ -248,22 +458,23 @@ class StoredTraining:
     def _save(self) -> None:
         self._enter(Phase.CHECKPOINT)
         self._metrics.sync()
-        progress = _Progress(step=self.step, groups_used=self._used, metrics_position=self._metrics.position)
+        progress = StoredProgress(step=self.step, groups_used=self._used, metrics_position=self._metrics.position)
 
         def write(folder: Path) -> None:
             self._parts.source.save(folder / MODEL, self._tokenizer, self._images)
             self._parts.trainer.checkpoint.save(folder)
-            (folder / _PROGRESS).write_bytes(orjson.dumps(asdict(progress)))
+            write_progress(folder, progress)
 
         self._saved = self._checkpoints.save(self.step, write)
         self._watcher.on_checkpoint(self.step, self._saved.path)
 
     def _diagnose(self) -> None:
-        self._problems = self._diagnosis.problems()
-        for line in problem_lines(self._problems):
+        findings = self._diagnosis.findings()
+        self._problems = top(findings)
+        for line in finding_lines(self._problems):
             self._say(line)
         with suppress(UsageError):  # a full disk
-            save_problems(self.folder, self._problems)
+            save_findings(self.folder, findings)
 
     def _enter(self, phase: Phase) -> None:
         self.status.phase = phase
@@ -272,16 +483,3 @@ class StoredTraining:
     def _say(self, text: str) -> None:
         _log.warning("%s", text)
         self._watcher.on_message(text)
-
-
-def _read_progress(checkpoint: Checkpoint) -> _Progress:
-    """Read a checkpoint's progress.
-
-    Raises:
-        UsageError: the checkpoint is not that of a run on stored episodes.
-    """
-    file = checkpoint.path / _PROGRESS
-    record = orjson.loads(file.read_bytes()) if file.is_file() else {}
-    if record.keys() != {"step", "groups_used", "metrics_position"}:
-        raise UsageError(f"checkpoint {checkpoint.path} is not that of a run on stored episodes")
-    return _Progress(**record)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import SandboxError, UsageError, async_boundary
+from agentrl.errors import SandboxError, UsageError
+from agentrl.errors.deadlines import async_boundary
 from agentrl.sandbox.contract import Sandbox, SandboxProcess
 from agentrl.sandbox.spec import ExecResult, Limits
 

@@ -19,7 +19,8 @@ from typing import Any, TypeAlias
 from agentrl.config.engines import ScriptedEngineConfig
 from agentrl.engine import Capabilities, EngineMetrics, GenerateRequest, Generation, PolicyEngine, StopReason
 from agentrl.engine.answer_check import check_answer
-from agentrl.errors import EngineError, UsageError, async_boundary
+from agentrl.errors import EngineError, UsageError
+from agentrl.errors.deadlines import async_boundary
 from agentrl.registry import load
 from agentrl.serving.request import check_request, common_prefix, seed_of
 

@@ -66,13 +66,13 @@ async def check_tool_here(
 ) -> CheckReport:
     """Run `check_tool` in a running event loop."""
     async with tool_session(sandbox=sandbox, timeout_s=timeout_s) as session:
-        subject = _Subject(tool, examples, session)
+        subject = _CheckedTool(tool, examples, session)
         rows = [await check_rule(rule, subject) for rule in RULES]
     return CheckReport(kind="tool", name=tool.name, rows=tuple(rows))
 
 
 @dataclass(frozen=True, slots=True)
-class _Subject:
+class _CheckedTool:
     tool: Tool
     examples: Sequence[Mapping[str, Any]]
     session: EpisodeTools
@@ -95,7 +95,7 @@ class _Subject:
         return self.examples
 
 
-async def arguments_are_described(subject: _Subject) -> str:
+async def arguments_are_described(subject: _CheckedTool) -> str:
     """Every argument has a description, and the tool's own description is not too long."""
     function = subject.tool.schema["function"]
     json.dumps(function)
@@ -107,14 +107,14 @@ async def arguments_are_described(subject: _Subject) -> str:
     return f"{len(properties)} arguments"
 
 
-async def name_can_be_sent(subject: _Subject) -> str:
+async def name_can_be_sent(subject: _CheckedTool) -> str:
     """Services accept the tool's name."""
     if not NAME.fullmatch(subject.tool.name):
         raise Broken(f"{subject.tool.name!r} is not 1 to 64 letters, digits, _ and -")
     return subject.tool.name
 
 
-async def wrong_arguments_are_refused(subject: _Subject) -> str:
+async def wrong_arguments_are_refused(subject: _CheckedTool) -> str:
     """Unknown, missing and wrongly typed arguments are refused with a message that names them."""
     parameters = subject.tool.schema["function"]["parameters"]
     takes_any = parameters.get("additionalProperties", False) is not False  # possible for tools of MCP servers
@@ -134,13 +134,13 @@ async def wrong_arguments_are_refused(subject: _Subject) -> str:
     return f"{len(wrong)} wrong calls"
 
 
-async def examples_succeed(subject: _Subject) -> str:
+async def examples_succeed(subject: _CheckedTool) -> str:
     """Calls with the given examples succeed."""
     texts = [await subject.call_well(example) for example in subject.required_examples()]
     return f"{len(texts)} calls, at most {max(map(len, texts))} characters"
 
 
-async def event_loop_goes_on(subject: _Subject) -> str:
+async def event_loop_goes_on(subject: _CheckedTool) -> str:
     """No call blocks the event loop."""
     worst = 0.0
     for example in subject.required_examples():
@@ -166,7 +166,7 @@ async def _longest_pause() -> float:
         return max(worst, time.thread_time() - last)
 
 
-async def pure_means_pure(subject: _Subject) -> str:
+async def pure_means_pure(subject: _CheckedTool) -> str:
     """A tool that is declared pure gives the same result for the same arguments."""
     if not subject.tool.rules.pure:
         raise Missing("the tool is not declared pure")
@@ -177,7 +177,7 @@ async def pure_means_pure(subject: _Subject) -> str:
     return "equal results of three calls"
 
 
-async def parallel_calls_agree(subject: _Subject) -> str:
+async def parallel_calls_agree(subject: _CheckedTool) -> str:
     """A tool that is declared parallel gives the same results when its calls run concurrently."""
     if not subject.tool.rules.is_parallel:
         raise Missing("the tool is not declared parallel")

@@ -132,7 +132,7 @@ def join_reports(reports: Mapping[str, StepReport], ages: Mapping[str, Sequence[
     """Join the reports of a step: each adapter's metrics under ``adapter/NAME/``, and the metrics over all adapters.
 
     Over all adapters, counts are summed, the largest of norms and other maxima is reported, and other metrics are means
-    weighted by the adapters' tokens.
+    (see `combine_metric`).
 
     Args:
         reports: Reports by adapter.
@@ -149,15 +149,20 @@ def join_reports(reports: Mapping[str, StepReport], ages: Mapping[str, Sequence[
     names = dict.fromkeys(key for report in reports.values() for key in report.metrics)
     together = {key: combine_metric(key, [report.metrics for report in reports.values()]) for key in names}
     warnings = tuple(f"adapter {name}: {text}" for name, report in reports.items() for text in report.warnings)
-    return StepReport(metrics={**together, **apart}, warnings=warnings)
+    tokens = tuple(tokens for report in reports.values() for tokens in report.tokens)
+    return StepReport(metrics={**together, **apart}, warnings=warnings, tokens=tokens)
 
 
 def combine_metric(key: str, metrics: Sequence[Mapping[str, float]]) -> float:
-    """Combine a metric of several parts of a step: a sum of counts, the largest of maxima, or a mean over tokens."""
+    """Combine a metric of several parts of a step: a sum of counts, the largest of maxima, or a mean.
+
+    Means of rewards are over episodes, others over tokens.
+    """
     found = [one[key] for one in metrics if key in one]
     if key in COUNTED or (key.startswith(("groups/", "trajectories/")) and key not in SHARED_METRICS):
         return sum(found)
     if key in SHARED_METRICS or key.startswith(("train/grad_norm", "alarms/")) or key.endswith("max"):
         return max(found)
-    weights = [one["train/tokens"] for one in metrics if key in one]
+    size = "trajectories/trained" if key.startswith("reward/") else "train/tokens"
+    weights = [one[size] for one in metrics if key in one]
     return sum(value * weight for value, weight in zip(found, weights, strict=True)) / sum(weights)

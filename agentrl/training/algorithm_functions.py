@@ -25,6 +25,7 @@ from agentrl.algorithms.traits import (
 )
 from agentrl.algorithms.types import LossInput, TokenLoss
 from agentrl.config.config import AlgorithmConfig, Config
+from agentrl.config.derived import per_environment_configs
 from agentrl.errors import AgentRLError, ConfigError, TrainingError, raised_in
 from agentrl.registry import Kind, lookup
 
@@ -232,8 +233,13 @@ def _report_failures(kind: str, name: str, function: Callable[..., Any]) -> Call
     return call
 
 
+def run_learns_from_rewards(config: Config) -> bool:
+    """Return True if a run learns in none of its environments from anything but differences in returns."""
+    return all(learns_from_rewards(part.config.algorithm) for part in per_environment_configs(config))
+
+
 def learns_from_rewards(config: AlgorithmConfig) -> bool:
-    """Return True if a run learns from differences in returns only: no teacher, and a loss that reads advantages."""
+    """Return True if an algorithm learns from differences in returns only: no teacher; its loss reads advantages."""
     return config.teacher is None and not ignores_advantage.of(lookup(Kind.LOSS, config.loss))
 
 

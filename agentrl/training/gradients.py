@@ -38,6 +38,7 @@ from agentrl.training.batch import StepBatch
 from agentrl.training.forward.micro_batches import MicroBatch
 from agentrl.training.forward.runner import ModelRunner, PassHook, SumsByName
 from agentrl.training.signals.base import SignalUpdates
+from agentrl.training.token_record import TokenRecord
 
 DUMPED_TOKENS = (
     "advantage",
@@ -136,16 +137,27 @@ class Objective:
         settings = self._config.correction
         return correction(self._mode, old_logp, behaviour_logp, sequence, cap=settings.cap, band=settings.band)
 
-    def mark_kept(self, tokens: LossInput) -> torch.Tensor:
-        """Mark which of an update's tokens are trained: bool [tokens]; an expert's tokens always are."""
-        kept = self.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence).kept
-        for name, keep in self._filters.items():
-            kept = kept & check_kept(name, keep(tokens), tokens)
+    @property
+    def rejecters(self) -> tuple[str, ...]:
+        """Names of what may reject tokens: the correction, the filters, and the loss's choice."""
+        filters = (f"filter:{name}" for name in self._filters)
+        return (f"correction:{self._mode}", *filters, f"loss:{self._config.loss}")
+
+    def mark_rejected(self, tokens: LossInput) -> torch.Tensor:
+        """Number what rejects each of an update's tokens: uint8 [tokens].
+
+        0 stands for a token that is trained, as an expert's tokens always are, and 1 for the first of `rejecters`.
+        """
+        corrected = self.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence)
+        rejected = (~corrected.kept).to(torch.uint8)
+        for number, (name, keep) in enumerate(self._filters.items(), 2):
+            rejected[(rejected == 0) & ~check_kept(name, keep(tokens), tokens)] = number
         if tokens.expert is not None:
-            kept = kept | tokens.expert
-        if self._choice is None or not self._choice.drops:
-            return kept
-        return kept.masked_scatter(kept, self._choose(tokens.select(kept)))
+            rejected[tokens.expert] = 0
+        if self._choice is not None and self._choice.drops:
+            kept = rejected == 0
+            rejected[kept] = torch.where(self._choose(tokens.select(kept)), 0, len(self.rejecters)).to(torch.uint8)
+        return rejected
 
     def choose(self, tokens: LossInput) -> torch.Tensor | None:
         """Compute the loss's choice among the tokens that train: 0 to 1, [tokens]; ``None`` if it does not choose."""
@@ -155,8 +167,8 @@ class Objective:
         """Compute the weight of each token in the loss of an optimizer step; needs all its tokens: float64 [tokens]."""
         return token_weights(Aggregation(self._config.aggregation), owners, norm_length=self._config.norm_length)
 
-    def loss(self, tokens: LossInput, entropy: torch.Tensor, tally: SumsByName) -> torch.Tensor:
-        """Compute the loss of the tokens that train, before aggregation: [tokens].
+    def loss(self, tokens: LossInput, entropy: torch.Tensor, tally: SumsByName) -> TokenLoss:
+        """Compute the loss of the tokens that train, before aggregation, and which of them the policy loss clips.
 
         It is the policy loss times the correction weight, plus the KL and entropy terms.
 
@@ -184,7 +196,7 @@ class Objective:
             tally.add("train/kl_reference", kl)
         if self.uses_entropy:
             values = values - self._config.entropy_coef * entropy
-        return values
+        return TokenLoss(values=values, clipped=policy.clipped)
 
 
 def _bound_choice(loss: Callable[..., Any], options: dict[str, Any]) -> Callable[[LossInput], torch.Tensor]:
@@ -287,6 +299,8 @@ class GradientPass:
         hooks: Sequence[PassHook] = (),
     ) -> None:
         self.tally = SumsByName()
+        self.record = TokenRecord(batch.tokens, policy.model.device)
+        """Values of the step's tokens in their latest updates."""
         self.kl_old = 0.0
         """KL of the policy to pi_old, over the last update's tokens."""
         self._computed_tokens = self._read_tokens = 0
@@ -294,6 +308,7 @@ class GradientPass:
         self.batch, self._tokens = batch, tokens
         self._scoring: dict[str, Any] = {"temperature": batch.temperature, "pad_id": batch.pad_id}
         self._version = batch.version.to(self.model.device)
+        self.learns = learns
         self._needs_grad = [learns and own for own in needs_gradient(objective, batch, tokens.advantage)]
         self._joint, self._head_parameters = joint, () if joint is None else tuple(joint.head.parameters())
         self._updates = 0
@@ -307,6 +322,7 @@ class GradientPass:
     def accumulate(self, part: list[int]) -> float:
         """Add the gradient of one update's loss, over the sequences `part`; return the loss."""
         self.before = self._snapshot(part)
+        self.record.begin(self.batch.token_index(part))
         index = self._select_tokens(part) if self._objective.looks_ahead else self.batch.token_index(part)
         weights = token_shares(self._objective, self.batch.owners, index, self.batch.sample_counts)
         members = [i for i in part if self.batch.needs_forward[i]]
@@ -320,6 +336,7 @@ class GradientPass:
         )
         self._count_tokens(result.work)
         self._tokens.old_logp.copy_(self._policy.passes.ranks.fill_missing(self._tokens.old_logp))
+        self.record.share(self._policy.passes.ranks)
         self.tally.merge(result.tally)
         self.kl_old = result.tally.means().get("train/kl_old", 0.0)
         self._updates += 1
@@ -361,7 +378,9 @@ class GradientPass:
         """Apply filters and the loss's choice to all tokens of an update; return those that train: int64 [selected]."""
         index = self.batch.token_index(part)
         tokens = self._loss_input(part, index.to(self.model.device), self._current(part))
-        kept = self._objective.mark_kept(tokens)
+        rejected = self._objective.mark_rejected(tokens)
+        self.record.rejected[index.to(rejected.device)] = rejected
+        kept = rejected == 0
         self.tally.add("train/dropped_share", ~kept)
         if self._objective.masks_tokens:
             corrected = self._objective.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence)
@@ -396,17 +415,19 @@ class GradientPass:
             others=None if top_ids is None else top_ids[where],
         )
         tokens = replace(self._loss_input(indices, where, scores.logp), top_logp=scores.top_logp)
-        trained, entropy, weight = tokens, scores.entropy, weights[where]
+        self.record.add(where, tokens, scores.entropy)
+        own, trained, entropy, weight = where, tokens, scores.entropy, weights[where]
         if self._kept is not None:
             kept = self._kept[where]
-            trained, entropy, weight = tokens.select(kept), entropy[kept], weight[kept]
+            own, trained, entropy, weight = where[kept], tokens.select(kept), entropy[kept], weight[kept]
         tally.add("train/entropy", scores.entropy)
-        values = self._objective.loss(trained, entropy, tally)
+        policy = self._objective.loss(trained, entropy, tally)
+        self.record.add_clipped(own, policy.clipped)
         log_rho = log_ratio(tokens.old_logp, tokens.logp.detach())
         tally.add("train/kl_old", log_rho.neg().exp() + log_rho - 1)
         if tokens.teacher_logp is not None:
             tally.add("train/kl_teacher", scores.logp.detach() - tokens.teacher_logp)
-        loss = (weight * values).sum()
+        loss = (weight * policy.values).sum()
         if self._joint is not None and scores.values is not None:
             loss = loss + self._joint.joined_loss(scores.values, where, tally)
         return loss

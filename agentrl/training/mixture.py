@@ -153,7 +153,7 @@ class MixtureTrainer(Trainer):
         """Make the updates of a step; return them, the losses L_e by environment, and the mean of sum_e w_e L_e."""
         updates, losses = list[Update](), {label: list[float]() for label in steps}
         totals: list[float] = []
-        for parts in zip_longest(*(step.batch.parts for step in steps.values())):
+        for parts in self._joint_parts(steps):
             own = {label: part for label, part in zip(steps, parts, strict=True) if part is not None}
             episodes = {label: steps[label].episodes_in(part) for label, part in own.items()}
             totals.append(0.0)
@@ -167,6 +167,20 @@ class MixtureTrainer(Trainer):
             updates.append(self.watch.apply(last, self._optimizer))
         return updates, losses, sum(totals) / len(totals)
 
+    def _joint_parts(self, steps: Mapping[str, PreparedStep]) -> Iterator[tuple[list[int] | None, ...]]:
+        """Yield the environments' parts of each update, epoch by epoch; ``None`` for one that has no more in an epoch.
+
+        An environment with fewer trajectories than ``trainer.mini_batches`` has fewer parts.
+        """
+        epochs = self._config.epochs
+        for epoch in range(epochs):
+            yield from zip_longest(
+                *(
+                    parts[epoch * len(parts) // epochs : (epoch + 1) * len(parts) // epochs]
+                    for parts in (step.batch.parts for step in steps.values())
+                )
+            )
+
 
 def join_environments(reports: Mapping[str, StepReport], *, loss: float) -> StepReport:
     """Join the reports of a step: metrics of each environment under ``env/LABEL/``, and those of all episodes."""
@@ -175,7 +189,7 @@ def join_environments(reports: Mapping[str, StepReport], *, loss: float) -> Step
     for key in dict.fromkeys(key for one in metrics for key in one):
         if key.startswith(COMMON_METRICS):
             joined[key] = metrics[0][key]
-        elif key.startswith("trajectories/"):
+        elif key.startswith("trajectories/") or key == "train/tokens_per_s":  # over the same seconds
             joined[key] = sum(one[key] for one in metrics)
         else:
             joined[key] = combine_metric(key, metrics)
@@ -187,7 +201,8 @@ def join_environments(reports: Mapping[str, StepReport], *, loss: float) -> Step
         if key.startswith(PER_ENVIRONMENT) and not key.startswith(COMMON_METRICS)
     }
     warnings = tuple(f"environment {label}: {text}" for label, report in reports.items() for text in report.warnings)
-    return StepReport(metrics={**joined, **apart}, warnings=warnings)
+    tokens = tuple(tokens for report in reports.values() for tokens in report.tokens)
+    return StepReport(metrics={**joined, **apart}, warnings=warnings, tokens=tokens)
 
 
 def check_mixture(config: Config) -> None:

@@ -11,6 +11,7 @@ import torch
 from agentrl.algorithms.correction import mismatch
 from agentrl.algorithms.types import LossInput
 from agentrl.errors import Outcome
+from agentrl.observe.token_table import TokenColumns
 from agentrl.training.batch import Selection, StepBatch
 from agentrl.training.optimizer import Update
 from agentrl.trajectory import Trajectory
@@ -63,6 +64,8 @@ class StepReport:
     """
     warnings: tuple[str, ...] = ()
     """Problems that need attention, such as skipped updates or a mismatch of trainer and engine."""
+    tokens: tuple[TokenColumns, ...] = ()
+    """Values of the step's tokens: one entry, or one for each adapter or environment with its own algorithm."""
 
 
 def step_report(
@@ -75,6 +78,7 @@ def step_report(
     losses: Sequence[float],
     means: dict[str, float],
     seconds: float,
+    columns: TokenColumns,
 ) -> StepReport:
     """Report a step's metrics; rewards and counts of the policy exclude an expert's episodes.
 
@@ -109,7 +113,7 @@ def step_report(
         metrics["train/grad_norm"] = max(update.grad_norm for update in applied)
         for group in applied[0].group_norms:
             metrics[f"train/grad_norm/{group}"] = max(update.group_norms.get(group, 0.0) for update in applied)
-    return StepReport(metrics=metrics, warnings=tuple(_room_warnings(own)))
+    return StepReport(metrics=metrics, warnings=tuple(_room_warnings(own)), tokens=(columns,))
 
 
 def _rewards(own: Sequence[Trajectory], batch: StepBatch, differing: torch.Tensor) -> dict[str, float]:

@@ -33,7 +33,7 @@ from agentrl.algorithms.types import LossInput
 from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.config.trainer import NumericsConfig
 from agentrl.message.image import ImageReader
-from agentrl.models.memory import FreedMemory
+from agentrl.models.memory import FREED_SHARE, FreedMemory, memory_limit
 from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, select, step_batch
 from agentrl.training.checkpoint import TrainerCheckpoint, TrainerState
 from agentrl.training.compile import checkpoint_activations, compile_layers
@@ -51,9 +51,9 @@ from agentrl.training.signals import (
     SignalUpdates,
     build_signals,
     check_signals,
-    joins_policy,
-    pretrain_steps,
 )
+from agentrl.training.signals.critic import joins_policy, pretrain_steps
+from agentrl.training.token_record import reasons_not_trained, token_columns
 from agentrl.trajectory import Trajectory
 
 
@@ -181,7 +181,7 @@ class Trainer:
         settings = _optimizer_settings(config, first_step=pretrain_steps(config))
         self._optimizer = PolicyOptimizer(model, settings)
         self._generator = torch.Generator().manual_seed(seed)
-        self._freed = FreedMemory()
+        self._freed = FreedMemory(memory_limit() // FREED_SHARE // self.ranks.count)
         self.watch = NumericsWatch(config.numerics or NumericsConfig(), self.ranks, self._generator)
         self._policy = make_runner(model, config, ranks=self.ranks, image_processor=image_processor)
         setup = SignalSetup(
@@ -287,15 +287,27 @@ class Trainer:
         metrics = taken.metrics | role_metrics(step.batch, step.advantage)
         for found in (*(each.metrics() for each in step.signals), *(each.metrics() for each in self.signals.values())):
             metrics |= found
+        differing = objective.differing_groups(step.batch.episodes)
+        masked_by, reasons = reasons_not_trained(
+            step.batch,
+            step.gradient.record,
+            step.advantage,
+            differing=differing,
+            rejecters=objective.rejecters,
+            updates=taken.updates,
+            zero_is_idle=objective.zero_advantage_is_idle,
+            pretraining=not step.gradient.learns,
+        )
         return step_report(
             step.batch,
             step.selection,
             step.tokens,
-            differing=objective.differing_groups(step.batch.episodes),
+            differing=differing,
             updates=taken.updates,
             losses=taken.losses,
             means=step.gradient.means() | metrics,
             seconds=seconds,
+            columns=token_columns(step.batch, step.tokens, step.gradient.record, masked_by, reasons),
         )
 
     def _take_updates(self, step: PreparedStep) -> StepUpdates:

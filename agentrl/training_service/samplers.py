@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.engine import GenerateRequest, Generation, SamplingParams, StopReason
-from agentrl.errors import EngineError, UsageError, async_boundary
+from agentrl.errors import EngineError, UsageError
+from agentrl.errors.deadlines import async_boundary
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.request import SEED_BITS
 from agentrl.training.forward.runner import ModelRunner, make_runner

@@ -20,7 +20,8 @@ from weakref import WeakSet
 import torch
 
 from agentrl.engine import InferenceServer, PolicyEngine
-from agentrl.errors import AgentRLError, EngineError, TrainingError, async_boundary
+from agentrl.errors import AgentRLError, EngineError, TrainingError
+from agentrl.errors.deadlines import async_boundary
 from agentrl.weights.contract import PreparedWeights, ServerGroup, SyncReport, Transport, WeightSource, WeightSync
 from agentrl.weights.verify import Probe, RecordedAnswer, name_tensors
 

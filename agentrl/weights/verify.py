@@ -23,7 +23,8 @@ from torch import Tensor
 
 from agentrl.engine import GenerateRequest, Generation, InferenceServer, PolicyEngine, SamplingParams, ServerLost
 from agentrl.engine.answer_check import check_answer
-from agentrl.errors import AgentRLError, EngineError, TrainingError, async_boundary
+from agentrl.errors import AgentRLError, EngineError, TrainingError
+from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.weights.contract import WeightSource
 

@@ -10,7 +10,8 @@ from importlib.resources import files
 from types import TracebackType
 from typing import Any, Self
 
-from agentrl.errors import SandboxError, async_boundary
+from agentrl.errors import SandboxError
+from agentrl.errors.deadlines import async_boundary
 from agentrl.sandbox import Limits, Sandbox, SandboxProcess
 from agentrl.sandbox.interpreter import require_life
 

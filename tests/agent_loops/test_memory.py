@@ -5,11 +5,11 @@ import itertools
 import gymnasium
 import pytest
 from agentrl.envs.puzzles.long_qa import SPEC
+from support.runs import numbers
 
 import agentrl
 from agentrl.errors import ConfigError, Outcome
 from agentrl.evaluation.token_view import conversations
-from agentrl.observe.metrics import read_metrics
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.runs.rl import train
 from agentrl.runs.start import resume_run
@@ -93,7 +93,7 @@ def test_memories_that_do_not_train_are_forced_tokens(tiny_run):
             *RUN, f"agent.options.trained={str(trained).lower()}", "trainer.steps=1", name=f"trained_{trained}"
         )
         train(run)
-        (line,) = numbers(run)
+        (line,) = numbers(run.folder.path)
         tokens[trained] = line["train/tokens"]
     assert 0 < tokens[False] < tokens[True]
 
@@ -288,18 +288,13 @@ COMPACT = (
 )
 
 
-def numbers(run):
-    lines = read_metrics(run.folder.metrics_file)
-    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
-
-
 @pytest.mark.parametrize("words", [RUN, COMPACT])
 def test_a_run_goes_on_bit_for_bit(tiny_run, words):
     whole = tiny_run(*words, "trainer.steps=2", "checkpoint.every=1", name="whole")
     train(whole)
-    lines = numbers(whole)
+    lines = numbers(whole.folder.path)
     assert all(line["train/updates"] == 2 for line in lines)
     cut = tiny_run(*words, "trainer.steps=1", "checkpoint.every=1", name="cut")
     train(cut)
     train(resume_run(cut.folder.path, ["trainer.steps=2"]))
-    assert numbers(cut) == lines
+    assert numbers(cut.folder.path) == lines

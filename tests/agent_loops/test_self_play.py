@@ -6,13 +6,13 @@ import gymnasium
 import pytest
 from agentrl.envs.puzzles.environment import PuzzleEnv
 from agentrl.envs.puzzles.tic_tac_toe import SPEC, TicTacToe
+from support.runs import numbers
 
 import agentrl
 from agentrl.agent_loop import AgentRole
 from agentrl.engine import SamplingParams
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, Outcome, UsageError
-from agentrl.observe.metrics import read_metrics
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
@@ -217,15 +217,10 @@ RUN = (
 )
 
 
-def numbers(run):
-    lines = read_metrics(run.folder.metrics_file)
-    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
-
-
 def test_both_players_train_and_a_run_goes_on_bit_for_bit(tiny_run):
     whole = tiny_run(*RUN, "trainer.steps=2", "checkpoint.every=1", name="whole")
     train(whole)
-    lines = numbers(whole)
+    lines = numbers(whole.folder.path)
     for line in lines:
         own = line["episode/reward_of/player_1"] + line["episode/reward_of/player_2"]
         assert line["reward/mean"] == pytest.approx(own)
@@ -233,7 +228,7 @@ def test_both_players_train_and_a_run_goes_on_bit_for_bit(tiny_run):
     cut = tiny_run(*RUN, "trainer.steps=1", "checkpoint.every=1", name="cut")
     train(cut)
     train(resume_run(cut.folder.path, ["trainer.steps=2"]))
-    assert numbers(cut) == lines
+    assert numbers(cut.folder.path) == lines
 
 
 def test_the_environment_is_played_alone_by_default():

@@ -41,6 +41,12 @@ def test_siblings_are_compared_and_a_shared_edge_has_the_mean_of_its_paths():
     ]
 
 
+def test_a_path_that_left_the_trunk_before_has_no_part_in_its_later_edges():
+    """The second branch is as good as the mean of the others, from which it parted before they parted."""
+    paths = [(1.0, 3, 0, -1), (3.0, 3, 0, 2), (2.0, 3, 0, 1)]
+    assert by_episode(tree(batch(paths)), paths) == [[0.0, 0.0, -2.0], [0.0, 0.0, 2.0], [0.0, 0.0, 0.0]]
+
+
 def test_an_episode_that_ended_before_its_branch_counts_twice_in_its_own_edge_only():
     paths = [(1.0, 1, 0, -1), (0.0, 2, 1, -1), (1.0, 1, 0, 1), (1.0, 2, 1, 1)]
     assert by_episode(tree(batch(paths)), paths) == [[0.5], [-0.5, -1.0], [0.5], [-0.5, 1.0]]
@@ -71,6 +77,9 @@ def test_normalizing_divides_by_the_deviation_of_the_groups_returns():
     paths = [(1.0, 2, 0, -1), (0.0, 2, 1, -1), (0.0, 2, 0, 1)]
     std = torch.tensor([1.0, 0.0, 0.0]).double().std()
     torch.testing.assert_close(tree(batch(paths), normalize=True), tree(batch(paths)) / (std + 1e-6))
+    wider = [(10 * value, turns, number, shared) for value, turns, number, shared in paths]
+    both = tree(batch(paths + wider, group=[0, 0, 0, 1, 1, 1]), normalize=True)
+    torch.testing.assert_close(both[:6], both[6:], atol=1e-5, rtol=0)
 
 
 def test_selecting_a_group_keeps_its_branches():

@@ -14,7 +14,7 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.builders.episodes import build_env_pool, build_run_environments, build_runner, close_run_environments
 from agentrl.config import load_config
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.errors import foreign
+from agentrl.errors import deadlines
 from agentrl.registry import Kind
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.task import SeedTasks, Task
@@ -85,7 +85,7 @@ async def test_without_few_shot_turns_there_are_no_examples() -> None:
 async def test_an_interruption_limits_the_time_of_closing_environments(
     monkeypatch: pytest.MonkeyPatch, is_early: bool
 ) -> None:
-    monkeypatch.setattr(foreign, "INTERRUPTED_CLOSING_S", 0.05)
+    monkeypatch.setattr(deadlines, "INTERRUPTED_CLOSING_S", 0.05)
     closed = []
 
     async def hang(loop: AgentLoop) -> None:

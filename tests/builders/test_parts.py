@@ -14,7 +14,7 @@ from agentrl.builders.scratch import scratch_corpus
 from agentrl.builders.tools import find_tool
 from agentrl.config import load_config, shipped_configs
 from agentrl.config.derived import per_environment_configs
-from agentrl.config.load import all_keys
+from agentrl.config.keys import all_keys
 from agentrl.config.resume_rules import RULES, rule_of
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, TemplateError, UnknownNameError, UsageError

@@ -15,7 +15,9 @@ from agentrl.observe.files import decode_record, encode_record
 from agentrl.observe.trajectory_store import GroupEnd, read_groups, step_files
 from agentrl.runs.rl import train
 from agentrl.runs.start import start_run
-from agentrl.testing.chaos.check import Account, Damage, check_run
+from agentrl.testing.chaos.check import Account, check_run, played_episodes
+from agentrl.testing.chaos.damage import Damage
+from agentrl.testing.chaos.result import CampaignResult
 from agentrl.testing.chaos.scenarios import COMMON, GROUP_SIZE, LIMITS, LOCAL_ENGINE, SCRATCH
 from agentrl.testing.chaos.world import Words, read_ledger
 
@@ -105,6 +107,28 @@ def test_a_group_without_a_record_is_lost(copied: Path) -> None:
     assert any("no record names what became of it" in finding for finding in findings["lost"])
 
 
+def test_a_group_whose_episodes_a_kill_made_void_is_lost_unless_it_is_named(copied: Path) -> None:
+    """A killed run played its tasks with newer weights than those of its checkpoint; the resumed run named it only."""
+    trajectories, seed = copied / "run" / "trajectories", 10**6
+    position = 1 + max(int(group.partition("-")[0]) for group in read_groups(trajectories))
+    name = f"{position}-train-{seed}"
+    played = [
+        {"event": "reset", "episode": "e", "seed": seed, "observation": "Write a."},
+        {"event": "step", "episode": "e", "action": "a", "observation": "", "total": 1.0, "terminated": True}
+        | {"success": True},
+    ]
+    with (copied / "ledger.jsonl").open("a") as ledger:
+        ledger.writelines(f"{json.dumps(event)}\n" for event in played)
+    start = {"kind": "start", "id": f"{name}/0.0", "trajectory": {"seed": seed, "group_id": name}}
+    (trajectories / "void").mkdir()
+    (trajectories / "void" / "step-000009-1.jsonl").write_bytes(encode_record(start) + b"\n")
+    assert found(check(copied)) == {"lost": [f"episode e of seed {seed} was played, but is not stored"]}
+    end = {"kind": "group", "id": name, "end": GroupEnd.STALE, "episodes": []}
+    with step_files(trajectories)[-1].open("ab") as file:
+        file.write(encode_record(end) + b"\n")
+    assert found(check(copied)) == {}
+
+
 def test_a_group_that_left_no_trace_is_lost(copied: Path) -> None:
     name = trained(copied)
     change(copied, lambda r: iter([] if r["id"] == name or r["id"].startswith(f"{name}/") else [r]))
@@ -135,8 +159,11 @@ def test_a_group_that_claims_to_have_trained_is_lost(copied: Path) -> None:
 
 
 def test_groups_that_are_left_over_without_need_are_lost(copied: Path) -> None:
-    account = check_run(copied / "run", copied / "ledger.jsonl", group_size=GROUP_SIZE, max_left_over=-1)
-    assert any("groups are left over, expected at most" in finding for finding in account.lost)
+    left = check(copied).named[GroupEnd.LEFT_OVER]
+    for most, is_found in ((left, False), (left - 1, True)):
+        account = check_run(copied / "run", copied / "ledger.jsonl", group_size=GROUP_SIZE, max_left_over=most)
+        assert bool(account.lost) is is_found
+        assert all("groups are left over, expected at most" in finding for finding in account.lost)
 
 
 def test_a_step_without_metrics_is_lost(copied: Path) -> None:
@@ -230,6 +257,35 @@ def test_an_infrastructure_failure_that_trained_is_mislabelled(copied: Path) -> 
     assert found(check(copied))["mislabelled"] == [f"{member}: it trained in step 2 after environment_error"]
 
 
+def test_a_failure_has_no_reward_not_even_nothing(copied: Path) -> None:
+    member = f"{trained(copied)}/0.0"
+
+    def edit(record: Record) -> Iterator[Record]:
+        if record["id"] == member and record["kind"] == "end":
+            record["trajectory"] |= {"outcome": "environment_error", "reward": 0.0, "error": "the worker died"}
+        yield record
+
+    change(copied, edit)
+    assert f"{member}: reward 0.0 after the infrastructure failure environment_error" in check(copied).mislabelled
+
+
+def test_a_failed_episode_that_claims_success_is_mislabelled(copied: Path) -> None:
+    """A failure in the ledger is not an unknown success."""
+    failed = next(each for each in played_episodes(read_ledger(copied / "ledger.jsonl")).values() if each.ended)
+
+    def edit_ledger(event: Record) -> Iterator[Record]:
+        yield event | ({"success": False} if event.get("total") == failed.total else {})
+
+    def edit(record: Record) -> Iterator[Record]:
+        if record["kind"] == "end" and record["trajectory"]["reward"] == failed.total:
+            record["trajectory"]["success"] = True
+        yield record
+
+    change_ledger(copied, edit_ledger)
+    change(copied, edit)
+    assert any("success is True, the environment recorded False" in each for each in check(copied).mislabelled)
+
+
 @pytest.mark.parametrize("what", ["conversations", "completions"])
 def test_changed_texts_are_noticed(copied: Path, what: str) -> None:
     member = f"{trained(copied)}/0.0"
@@ -267,3 +323,39 @@ def test_records_that_a_fault_destroyed_are_not_missed(copied: Path) -> None:
         file.write_bytes(b"".join(lines))
     assert found(check(copied))
     assert found(check(copied, damage=damage)) == {}
+
+
+def test_a_restored_episode_has_what_happened_before_its_snapshot() -> None:
+    def step(episode: str, turn: int) -> Record:
+        seen = {"action": f"{episode} acts {turn}", "observation": f"{episode} sees {turn}"}
+        return {
+            "event": "step",
+            "episode": episode,
+            **seen,
+            "total": float(turn),
+            "terminated": turn == 3,
+            "success": None,
+        }
+
+    reset = {"event": "reset", "episode": "one", "seed": 5, "observation": "start"}
+    restore = {"event": "restore", "episode": "two", "before": "one", "turns": 2}
+    first, second = played_episodes(
+        [reset, *(step("one", turn) for turn in (1, 2, 3)), restore, step("two", 3)]
+    ).values()
+    assert (first.seed, first.total, first.ended) == (5, 3.0, True)
+    assert second.actions == ("one acts 1", "one acts 2", "two acts 3")
+    assert second.observations == ("start", "one sees 1", "one sees 2", "two sees 3")
+    assert (second.seed, second.total) == (5, 3.0)
+
+
+def test_a_campaign_counts_the_findings_and_episodes_of_all_runs() -> None:
+    result = CampaignResult(7, hung=["x"])
+    for number in (1, 2):
+        named = {GroupEnd.TRAINED.value: number}
+        own = Account(lost=[f"l{number}"], duplicated=["d"], mislabelled=["m"] * number, trained=10 * number)
+        own.named.update(named)
+        result.account.add(own)
+    found = result.to_json()
+    assert found["counts"] == {"lost": 2, "duplicated": 2, "mislabelled": 3, "hung": 1, "unclear": 0}
+    assert (found["seed"], found["episodes_trained"], found["groups"]) == (7, 30, {"trained": 3})
+    assert found["findings"]["lost"] == ["l1", "l2"]

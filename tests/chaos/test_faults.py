@@ -23,8 +23,7 @@ from agentrl.errors import EngineError
 from agentrl.observe.checkpoints import Checkpoints, damage
 from agentrl.observe.files import JsonLinesWriter, read_json_lines
 from agentrl.observe.run_folder import RunDirectory
-from agentrl.testing.chaos.check import Damage
-from agentrl.testing.chaos.damage import damage_files
+from agentrl.testing.chaos.damage import Damage, damage_files
 from agentrl.testing.chaos.disturbed_run import (
     TRACEBACK,
     UNEXPECTED,
@@ -35,9 +34,9 @@ from agentrl.testing.chaos.disturbed_run import (
 )
 from agentrl.testing.chaos.plan import GARBLED, WAYS, PlannedFault, Target, plan_faults
 from agentrl.testing.chaos.program import garbled_fields
-from agentrl.testing.chaos.proxy import FaultyProxy, garble_json
 from agentrl.testing.chaos.result import CampaignResult
 from agentrl.testing.chaos.scenarios import LOCAL_SCENARIOS
+from agentrl.testing.chaos.servers import FaultyProxy, garble_json
 from agentrl.testing.chaos.world import Ledger, LedgerEnv, read_ledger
 
 

@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
+from agentrl.cli import replay
+from agentrl.cli.replay import history_text
+from agentrl.config import load_config
+from agentrl.config.engines import LocalEngineConfig, VLLMEngineConfig
+from agentrl.errors import Outcome, UsageError
+from agentrl.evaluation.replay import Replay, ReplayRequest, _environment_of
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import read_trajectories
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 Cli = Callable[..., Any]
 
@@ -26,8 +32,10 @@ def longest(trained_run: Path) -> Trajectory:
 def test_without_an_id_the_episodes_are_listed(agentrl: Cli, trained_run: Path, longest: Trajectory) -> None:
     ended = agentrl("replay", str(trained_run))
     assert ended.code == 0, ended.err
-    assert longest.id in ended.out
-    assert "agentrl replay" in ended.err
+    stored = [one.trajectory.id for one in read_trajectories(RunDirectory(trained_run).trajectories)]
+    assert [line.split()[0] for line in ended.out.splitlines()[1:]] == stored[::-1]
+    assert longest.id in stored
+    assert f"{stored[-1]} --turn 1" in ended.err
 
 
 def test_continuations_repeat_the_first_turns_and_are_stored(
@@ -88,3 +96,111 @@ def test_wrong_names_and_turns_are_explained(
     ended = agentrl("replay", str(tmp_path), longest.id)
     assert ended.code == 2
     assert "is not a run" in ended.err
+
+
+def test_every_option_arrives_in_the_request(
+    agentrl: Cli, trained_run: Path, longest: Trajectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[ReplayRequest] = []
+
+    def note_request(request: ReplayRequest, **_: object) -> None:
+        requests.append(request)
+        raise UsageError("not played")
+
+    monkeypatch.setattr(replay, "replay_episode", note_request)
+    agentrl("replay", str(trained_run), longest.id)
+    words = ("--turn", "1", "--n", "3", "--seed", "7", "--temperature", "0", "--engine", "vllm", "--model", "other")
+    agentrl("replay", str(trained_run), longest.id, "agent.max_turns=9", "agent.branch={turns: [1]}", *words)
+    first, second = requests
+    assert (first.episode.id, first.turn, first.samples, first.seed) == (longest.id, 0, 8, 0)
+    assert (first.config.model.path, first.config.sampling.temperature) == (str(trained_run), 1.0)
+    assert isinstance(first.config.engine, LocalEngineConfig)
+    assert (second.turn, second.samples, second.seed) == (1, 3, 7)
+    assert (second.config.model.path, second.config.sampling.temperature) == ("other", 0.0)
+    assert isinstance(second.config.engine, VLLMEngineConfig)
+    assert (second.config.agent.max_turns, second.config.agent.branch) == (9, None)
+
+
+def test_the_seed_decides_what_is_sampled(agentrl: Cli, trained_run: Path, longest: Trajectory) -> None:
+    found = []
+    for seed in ("3", "3", "4"):
+        ended = agentrl("replay", str(trained_run), longest.id, "--n", "2", "--seed", seed, "--json", "--show")
+        assert ended.code == 0, ended.err
+        found.append([one["answer"] for one in json.loads(ended.out)["continuations"]])
+    assert found[0] == found[1] != found[2]
+
+
+def episode(*answers: int, outcome: Outcome = Outcome.FINISHED, is_one_sequence: bool = True) -> Trajectory:
+    """Return an episode with a prompt and an answer of one token in each turn."""
+    sequences = [TokenSequence() for _ in (answers[:1] if is_one_sequence else answers)]
+    for index, token in enumerate(answers):
+        sequence = sequences[-1 if is_one_sequence else index]
+        sequence.extend([90 + index], Source.PROMPT)
+        sequence.extend_sampled([token], logprobs=[-1.0], versions=[0])
+        sequence.turns.append(Turn(index=index, start=len(sequence) - 1, end=len(sequence)))
+    error = "lost" if outcome.is_infrastructure else None
+    own: dict[str, Any] = {"outcome": outcome, "error": error, "reward": None if error else float(sum(answers))}
+    return Trajectory(id="e/0.0", task_id="t", environment="e", seed=0, group_id="e", sequences=sequences, **own)
+
+
+def result(*continuations: Trajectory) -> Replay:
+    def decode(ids: Any) -> str:
+        return f"<{ids}>"
+
+    return Replay(episode=episode(1, 2, 3), turn=1, continuations=continuations, folder=Path("x"), decode=decode)
+
+
+def test_the_first_other_answer_is_counted_from_the_first_new_turn() -> None:
+    same, other, shorter, longer = episode(1, 2, 3), episode(1, 2, 4), episode(1, 2), episode(1, 2, 3, 5)
+    repeated = episode(8, 2, 3)  # a repeated turn is never another one
+    failed = episode(1, 6, outcome=Outcome.ENGINE_ERROR)
+    found = result(same, other, shorter, longer, repeated, failed).to_json()
+    differences = [(one["first_other_turn"], one["answer"]) for one in found["continuations"]]
+    assert differences == [(None, None), (3, "<[4]>"), (3, ""), (4, "<[5]>"), (None, None), (2, "<[6]>")]
+    assert (found["failed"], found["stored"]) == (1, {"reward": 6.0, "success": None})
+    assert found["reward"]["mean"] == pytest.approx((6 + 7 + 3 + 11 + 13) / 5)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"), [([Outcome.FINISHED, Outcome.ENGINE_ERROR], 0), ([Outcome.ENGINE_ERROR], 1)]
+)
+def test_the_command_fails_if_no_continuation_could_be_played(
+    agentrl: Cli,
+    trained_run: Path,
+    longest: Trajectory,
+    monkeypatch: pytest.MonkeyPatch,
+    outcomes: list[Outcome],
+    code: int,
+) -> None:
+    async def played(request: ReplayRequest, **_: object) -> Replay:
+        return result(*(episode(1, 2, outcome=outcome) for outcome in outcomes))
+
+    monkeypatch.setattr(replay, "replay_episode", played)
+    ended = agentrl("replay", str(trained_run), longest.id)
+    assert ended.code == code
+    assert "failed: lost" in ended.out
+    assert ("no continuation could be played: lost" in ended.err) is bool(code)
+
+
+def test_the_history_ends_with_the_prompt_of_the_next_turn() -> None:
+    def decode(ids: Any) -> str:
+        return f"<{ids}>"
+
+    found = history_text(episode(1, 2, 3, is_one_sequence=False), 1, decode, labelled=True).plain
+    assert all(text in found for text in ("[prompt]", "90", "91"))
+    assert "[sampled · turn 1" in found
+    assert not any(text in found for text in ("[sampled · turn 2", "92"))
+
+
+def test_an_episode_of_a_run_with_several_environments_has_its_own_config() -> None:
+    """Without the task's id, the group of the first task could be one of either environment."""
+    entries = "{small-train: {name: guess_number}, small: {name: guess_number}, other: {name: maze}}"
+    config = load_config(None, [f"environments={entries}"])
+    one = episode(1)
+    one.environment = "guess_number"
+    for task_id, label in (("train-3", "small"), ("3", "small-train")):
+        one.task_id, one.group_id = task_id, "7-small-train-3"
+        assert _environment_of(config, one).label == label
+    one.environment = "bandit"
+    with pytest.raises(UsageError, match="not an environment of the run"):
+        _environment_of(config, one)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import pytest
+
+from agentrl.cli import rollout
+from agentrl.config.config import Config
+from agentrl.config.engines import VLLMEngineConfig
+from agentrl.errors import UsageError
 
 Cli = Callable[..., Any]
 
@@ -42,3 +49,40 @@ def test_a_resumed_rollout_run_keeps_its_config(agentrl: Cli, trained_run: Path,
     missing = agentrl("train", "quickstart", "--episodes", "nowhere")
     assert missing.code == 2
     assert "no trajectories found in" in missing.err
+
+
+def test_every_option_arrives_in_the_config(agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs: list[Config] = []
+
+    def start(config: Config) -> NoReturn:
+        configs.append(config)
+        raise UsageError("not played")
+
+    monkeypatch.setattr(rollout, "start_rollout", start)
+    (workplace / "tasks.jsonl").write_text('{"prompt": "one"}\n' * 5)
+    words = ("--model", "scratch", "--engine", "vllm", "--tasks", "tasks.jsonl", "--reward", "environment")
+    agentrl("rollout", "--env", "guess_number", *words, "trainer.steps=7")
+    agentrl("rollout", "--tasks", "tasks.jsonl", "--model", "scratch")
+    first, second = configs
+    assert (first.sole_environment.name, first.sole_environment.tasks) == ("guess_number", "tasks.jsonl")
+    assert (first.model.path, first.trainer.steps, first.agent.reward) == ("scratch", 7, ["environment"])
+    assert isinstance(first.engine, VLLMEngineConfig)
+    assert (second.sole_environment.name, second.agent.loop) == ("prompts", "single_turn")
+    assert not isinstance(second.engine, VLLMEngineConfig)
+
+
+def test_a_resumed_rollout_takes_overrides_and_nothing_else(agentrl: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed: list[tuple[str, Sequence[str]]] = []
+
+    def resume(folder: Path, overrides: Sequence[str]) -> NoReturn:
+        resumed.append((str(folder), list(overrides)))
+        raise UsageError("not played")
+
+    monkeypatch.setattr(rollout, "resume_rollout", resume)
+    agentrl("rollout", "--resume", "runs/x", "trainer.steps=9")
+    assert resumed == [("runs/x", ["trainer.steps=9"])]
+    for option in ("--env", "--model", "--engine", "--tasks", "--reward"):
+        refused = agentrl("rollout", "--resume", "runs/x", option, "other")
+        assert (refused.code, "resumed with its own config" in refused.err) == (2, True), option
+    assert agentrl("rollout", "quickstart", "--resume", "runs/x").code == 2
+    assert len(resumed) == 1

@@ -32,7 +32,7 @@ def test_episodes_are_chosen_by_step_and_task(agentrl: Cli, trained_run: Path) -
     assert len(tasks) == 8
     one = agentrl("view", str(trained_run), "--terminal", "--task", tasks[-1], "--step", "2").out
     assert {line.split()[0] for line in one.splitlines() if line.startswith("train-")} == {tasks[-1]}
-    none = agentrl("view", str(trained_run), "--step", "99")
+    none = agentrl("view", str(trained_run), "--step", "99", "--terminal")
     assert none.code == 2
     assert "no matching episode" in none.err
     assert "got 99, expected 1 to 2" in none.err
@@ -63,10 +63,10 @@ def test_an_evaluation_outside_a_run_can_be_viewed(agentrl: Cli, trained_run: Pa
     words = ("--env", "guess_number", "--model", "model", "agent.loop=react_text", "agent.max_answer_tokens=8")
     assert agentrl("eval", *words, "--tasks", "1", "agent.max_turns=2", "agent.max_tokens=512").code == 0
     (folder,) = (workplace / "runs" / "evaluations").iterdir()
-    shown = agentrl("view", str(folder), "--count", "1")
+    shown = agentrl("view", str(folder), "--count", "1", "--output", str(folder))
     assert shown.code == 0, shown.err
     assert 'class="sampled' in (folder / "episodes.html").read_text()
-    assert "--step needs a training run" in agentrl("view", str(folder), "--step", "3").err
+    assert "--step needs a training run" in agentrl("view", str(folder), "--step", "3", "--terminal").err
 
 
 def test_episodes_without_tokens_are_shown_as_text(agentrl: Cli, workplace: Path) -> None:
@@ -77,7 +77,7 @@ def test_episodes_without_tokens_are_shown_as_text(agentrl: Cli, workplace: Path
     assert "finished, reward 1.0" in shown
     assert "[user]\nI think of a number from 1 to 100. Guess.\n[assistant · turn 1]\n50\n[user]\n" in shown
     assert re.search(r"\[assistant · turn \d · reward 1\]\n\d+\n", shown)
-    assert agentrl("view", str(folder)).code == 0
+    assert agentrl("view", str(folder), "--output", str(folder)).code == 0
     page = (folder / "episodes.html").read_text()
     assert '<span class="forced">50</span><span class="turn">assistant · turn 1</span>' in page
     assert "in the loss" not in page  # the legend of tokens
@@ -85,16 +85,20 @@ def test_episodes_without_tokens_are_shown_as_text(agentrl: Cli, workplace: Path
         assert agentrl("view", *([name] if name else []), "--terminal").out == shown
     stored = folder / "episodes.jsonl"
     stored.write_bytes(b"")
-    assert f"no finished episode in {folder}" in agentrl("view", str(folder)).err
+    assert f"no finished episode in {folder}" in agentrl("view", str(folder), "--terminal").err
 
 
 def test_an_empty_folder_has_nothing_to_view(agentrl: Cli, workplace: Path) -> None:
-    alone = agentrl("view")
+    alone = agentrl("view", "--terminal")
     assert (alone.code, "no episodes found in" in alone.err, "agentrl eval" in alone.err) == (2, True, True)
-    named = agentrl("view", str(workplace))
+    served = agentrl("view")
+    assert (served.code, "no folder runs in" in served.err, "agentrl eval" in served.err) == (2, True, True)
+    assert "nowhere cannot be opened: got no such folder" in agentrl("view", "nowhere").err
+    assert "show one run: got 2 folders" in agentrl("view", ".", ".", "--terminal").err
+    named = agentrl("view", str(workplace), "--terminal")
     assert named.code == 2
     assert f"{workplace} is neither a run nor an evaluation: got no config.yaml and no episodes.jsonl" in named.err
-    assert "got no such folder" in agentrl("view", "nowhere").err
+    assert "got no such folder" in agentrl("view", "nowhere", "--terminal").err
 
 
 def test_without_an_argument_the_newest_episodes_are_shown(agentrl: Cli, trained_run: Path, workplace: Path) -> None:

@@ -5,16 +5,10 @@ import pytest
 
 from agentrl.config import Config, config_from, dump_config, load_config, number_format, shipped_configs
 from agentrl.config.derived import per_environment_configs
-from agentrl.config.load import (
-    all_keys,
-    key_words,
-    models_of,
-    names_environment,
-    own_fields,
-)
+from agentrl.config.keys import OTHER_NAMES, WHOLE_KEYS, all_keys, key_words, models_of, own_fields
+from agentrl.config.load import names_environment
 from agentrl.config.overrides import parse_override
 from agentrl.config.reference import config_reference
-from agentrl.config.unknown_keys import OTHER_NAMES, WHOLE_KEYS
 from agentrl.env.lookup import parse_env_name
 from agentrl.errors import ConfigError
 

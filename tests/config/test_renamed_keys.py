@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import config_from, load_config
-from agentrl.config.load import all_keys
+from agentrl.config.keys import RENAMED_KEYS, all_keys
 from agentrl.config.reference import config_reference
-from agentrl.config.unknown_keys import RENAMED_KEYS
 from agentrl.errors import ConfigError
 
 FORMER_YAML = """

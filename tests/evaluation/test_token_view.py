@@ -6,7 +6,7 @@ import html
 import math
 import re
 
-from agentrl.cli.view import episode_text
+from agentrl.cli.token_text import episode_text
 from agentrl.errors import Outcome
 from agentrl.evaluation.token_view import page_html, segments, trajectory_html, turn_words
 from agentrl.message import ImagePart

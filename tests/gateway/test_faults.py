@@ -12,6 +12,7 @@ import numpy
 import openai
 import pytest
 from agentrl.agent_loops.external import External
+from support import SLACK
 from support.gateway_client import post
 
 from agentrl.errors import LedgerError, Outcome, UsageError
@@ -284,7 +285,7 @@ async def test_functions_that_hang_hold_up_no_others(run_loop):
         loops = [
             External(function=f"{__name__}:{name}", seconds=s) for name, s in [*[("waits", 0.5)] * 40, ("plays", 60)]
         ]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10 * SLACK):
             found = await asyncio.gather(*(run_loop(loop, "42") for loop in loops))
     finally:
         RELEASED.set()
@@ -296,7 +297,7 @@ RELEASED = threading.Event()
 
 
 def waits(task):
-    RELEASED.wait(30)
+    RELEASED.wait(20 * SLACK)
 
 
 def plays(task):
@@ -366,10 +367,10 @@ async def test_a_long_prompt_stands_in_the_file_and_on_the_input(run_loop, progr
 async def test_a_child_that_holds_the_output_open_does_not_hold_the_episode(run_loop, program):
     command = program("""
         import subprocess
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(20)"], start_new_session=True)
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)
         print(ask("hm"))
     """)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(10 * SLACK):
         trajectory, _ = await run_loop(External(command=command), "42")
     assert trajectory.reward == 1.0
 

@@ -19,7 +19,8 @@ from mutants.changes import Change, sample
 from mutants.rooms import EXPLAINED, ROOMS, TREE, Room, wilson
 
 FOLDER = TREE / ".cache" / "mutants"
-CATALOGUE = {"envs": "envs", "tools": "tools", "agent_loops": "agent_loops", "configs": "configs"}
+CATALOGUE = ("envs", "tools", "agent_loops", "configs")
+"""Folders of the checkout that are installed inside the package."""
 
 
 def main() -> int:
@@ -84,14 +85,22 @@ def _play(name: str, room: Room, tasks: list[dict[str, Any]], results: Path, bud
     copy = FOLDER / f"tree-{name}"
     _copy_tree(copy)
     file = FOLDER / f"{name}-tasks.json"
-    paths = {"tree": str(copy), "results": str(results), "calls": str(FOLDER / f"{name}-calls.json")}
-    sources, found = _digest(*room.files()), [path for test in room.tests for path in _python(test)]
-    digests = {path.relative_to(TREE).as_posix(): sources + _digest(path) for path in found}
-    file.write_text(json.dumps({**paths, "digests": digests, "changes": tasks, "budget_s": budget_s}))
+    sources, found = list(room.files()), [path for test in room.tests for path in _python(test)]
+    content = {
+        "tree": str(copy),
+        "results": str(results),
+        "calls": str(FOLDER / f"{name}-calls.json"),
+        "sources": [_installed(source) for source in sources],
+        "digests": {path.relative_to(TREE).as_posix(): _digest(*sources, path) for path in found},
+        "changes": [{**task, "path": _installed(task["path"])} for task in tasks],
+        "budget_s": budget_s,
+    }
+    file.write_text(json.dumps(content))
     path = os.pathsep.join([str(copy), str(TREE / "tests"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MUTANTS_TASKS": str(file)}
     environment["PYTHONSAFEPATH"] = "1"  # subprocesses of tests import the copy, not their folder
-    options = ["-p", "mutants.forks", "-p", "no:cacheprovider", f"--basetemp={FOLDER / f'tmp-{name}'}"]
+    plugins = ["-p", "mutants.forks", "-p", "no:cacheprovider"]
+    options = ["-m", "not slow", *plugins, f"--basetemp={FOLDER / f'tmp-{name}'}"]
     command = [sys.executable, "-P", "-m", "pytest", "-q", *options, *room.tests]
     before = results.read_text() if results.exists() else ""
     ran = subprocess.run(command, cwd=TREE, env=environment, capture_output=True, text=True, check=False)
@@ -102,10 +111,15 @@ def _play(name: str, room: Room, tasks: list[dict[str, Any]], results: Path, bud
 def _copy_tree(copy: Path) -> None:
     """Copy the package as it is installed, so that its files can be changed."""
     shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(TREE / "agentrl", copy / "agentrl", ignore=shutil.ignore_patterns("__pycache__"))
-    for package, folder in CATALOGUE.items():
-        (copy / "agentrl" / package).unlink(missing_ok=True)
-        (copy / "agentrl" / package).symlink_to(TREE / folder)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(TREE / "agentrl", copy / "agentrl", ignore=ignored)
+    for folder in CATALOGUE:
+        shutil.copytree(TREE / folder, copy / _installed(folder), ignore=ignored, dirs_exist_ok=True)
+
+
+def _installed(path: str) -> str:
+    """Return where the package has a file of the checkout."""
+    return f"agentrl/{path}" if path.startswith(CATALOGUE) else path
 
 
 def _key(change: Change) -> str:

@@ -201,7 +201,35 @@ def _change(tree: Path, place: _Place, operator: str, occurrence: int) -> Change
     )
 
 
-def outermost_functions(source: str, path: str) -> list[CodeType]:
+NOTE = "__note_call__"
+"""Name of the built-in function that notes a call."""
+
+
+def with_notes(source: str, path: str) -> ast.Module:
+    """Return the module with a call of `NOTE` at the start of each outermost function: with the path and its name."""
+    module = ast.parse(source)
+    _add_notes(module, path, "")
+    return ast.fix_missing_locations(module)
+
+
+def _add_notes(node: ast.AST, path: str, prefix: str) -> None:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            for outside in (child.args, *child.decorator_list):
+                _add_notes(outside, path, prefix)
+            child.body.insert(0, ast.copy_location(ast.Expr(_note(path, prefix + child.name)), child.body[0]))
+        elif isinstance(child, ast.Lambda):
+            both = ast.Tuple([_note(path, f"{prefix}<lambda>"), child.body], ast.Load())
+            child.body = ast.copy_location(ast.Subscript(both, ast.Constant(1), ast.Load()), child.body)
+        else:
+            _add_notes(child, path, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix)
+
+
+def _note(path: str, function: str) -> ast.Call:
+    return ast.Call(ast.Name(NOTE, ast.Load()), [ast.Constant(f"{path}:{function}")], [])
+
+
+def outermost_functions(source: str | ast.Module, path: str) -> list[CodeType]:
     """Return the code of the functions of a module and its classes; nested functions are part of the outer ones."""
     found: list[CodeType] = []
     around = [compile(source, path, "exec", dont_inherit=True)]

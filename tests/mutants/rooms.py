@@ -38,9 +38,9 @@ def _training(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/training/test_{name}.py" for name in names)
 
 
-def _files(folder: str) -> tuple[str, ...]:
+def _files(folder: str, pattern: str = "test_*.py") -> tuple[str, ...]:
     """Return the test files of a folder without its subfolders, whose requirements most machines lack."""
-    return tuple(sorted(path.relative_to(TREE).as_posix() for path in (TREE / folder).glob("test_*.py")))
+    return tuple(sorted(path.relative_to(TREE).as_posix() for path in (TREE / folder).glob(pattern)))
 
 
 ROOMS = {
@@ -117,14 +117,16 @@ ROOMS = {
         goal=0.90,
     ),
     "rewards": Room(
-        sources=("agentrl/rollout/reward_functions.py", "agentrl/reward.py"),
+        sources=(
+            "agentrl/reward.py",
+            "agentrl/rollout/judges",
+            "agentrl/rollout/reward_functions.py",
+            "agentrl/rollout/reward_conventions.py",
+        ),
         tests=(
-            "tests/rollout/test_reward_functions.py",
-            "tests/rollout/test_reward_conventions.py",
-            "tests/rollout/test_reward_failures.py",
-            "tests/rollout/test_reward_checks.py",
-            "tests/rollout/test_judge_ranking.py",
             "tests/algorithms/test_traps.py",
+            *_files("tests/rollout", "test_judge*.py"),
+            *_files("tests/rollout", "test_reward_*.py"),
         ),
         goal=0.95,
     ),
@@ -149,6 +151,8 @@ ROOMS = {
             "tests/cli/test_changed_evaluations.py",
             "tests/cli/test_eval.py",
             "tests/cli/test_model.py",
+            "tests/cli/test_replay.py",
+            "tests/test_evaluations_beside_training.py",
             "tests/test_mixed_runs.py",
         ),
         left_out=("agentrl/evaluation/live_traffic.py",),

@@ -329,6 +329,35 @@ def test_rows_are_filtered_sorted_and_paged(tmp_path: Path) -> None:
             index.select(order="id")  # type: ignore[arg-type]
 
 
+def test_unknown_success_and_missing_rewards_are_told_apart_from_failures(tmp_path: Path) -> None:
+    known: list[tuple[bool | None, float | None, str | None]] = [
+        (True, 1.0, "hard"),
+        (False, 0.0, None),
+        (None, 0.5, "easy"),
+        (None, None, "hard"),
+    ]
+    with TrajectoryStore(tmp_path, step=1) as store:
+        for number, (success, reward, task_type) in enumerate(known):
+            trajectory = new_trajectory(number)
+            trajectory.task_type = task_type
+            play(store, trajectory, 2)
+            trajectory.outcome, trajectory.success, trajectory.reward = Outcome.FINISHED, success, reward
+            store.end(trajectory)
+    with TrajectoryIndex(tmp_path) as index:
+
+        def found(where: EpisodeFilter) -> list[int]:
+            return [row.number - 1 for row in index.select(where)]
+
+        rows = index.select()
+        assert [(row.success, row.reward, row.task_type) for row in rows] == known
+        assert found(EpisodeFilter(success=True)) == [0]
+        assert found(EpisodeFilter(success=False)) == [1, 2, 3], "unknown success is no success"
+        assert found(EpisodeFilter(is_trainable=True)) == [0, 1, 2]
+        assert found(EpisodeFilter(is_trainable=False)) == [3]
+        assert found(EpisodeFilter(task_type="hard")) == [0, 3]
+        assert found(EpisodeFilter(most_reward=0.5)) == [1, 2]
+
+
 def test_texts_of_episodes_without_messages_are_decoded(tmp_path: Path) -> None:
     with TrajectoryStore(tmp_path, step=1) as store:
         play(store, trajectory := new_trajectory(1), 2)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from served_worlds import STAIRS
+from support import SLACK
 
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
@@ -53,7 +54,8 @@ async def test_an_answer_has_a_timeout_and_is_asked_for_again_until_patience_end
 
 
 def test_ctrl_c_ends_a_program_that_waits_for_a_silent_server() -> None:
-    program = "import sys; from agentrl.remote.client import remote_spec; remote_spec(sys.argv[1])"
+    program = "import sys; from agentrl.remote import client; client.FIRST_ANSWER_S = 3600; "
+    program += "client.remote_spec(sys.argv[1])"
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -63,11 +65,9 @@ def test_ctrl_c_ends_a_program_that_waits_for_a_silent_server() -> None:
             connection, _ = listening.accept()
             with connection:
                 assert connection.recv(1024).startswith(b"GET /health"), "now it waits for the answer"
-                began = time.monotonic()
                 waiting.send_signal(signal.SIGINT)
-                _, said = waiting.communicate(timeout=60)
+                _, said = waiting.communicate(timeout=10 * SLACK)
     assert "KeyboardInterrupt" in said
-    assert time.monotonic() - began < client.FIRST_ANSWER_S / 2
 
 
 class Player:

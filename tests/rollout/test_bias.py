@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 
 from agentrl.errors import Outcome
-from agentrl.rollout.bias import WINDOW, BiasMeter, Sums
+from agentrl.rollout.group_metrics import WINDOW, BiasMeter, Sums
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 
 

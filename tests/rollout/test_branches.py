@@ -1,6 +1,7 @@
 """Groups whose episodes branch from others of the group."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from groups_here import make
@@ -11,7 +12,7 @@ from agentrl.errors import Outcome
 from agentrl.reward import Score, Scorer
 from agentrl.rollout.branches import BranchRunner, branch_metrics, branch_turn, least_certain_turns, root_of
 from agentrl.serving.scripted import ScriptedEngine
-from agentrl.trajectory import TokenSequence, Trajectory, Turn
+from agentrl.trajectory import BranchPoint, Source, TokenSequence, Trajectory, Turn
 
 __all__ = ["make"]
 
@@ -50,9 +51,32 @@ def test_points_follow_the_config_and_a_short_episode_is_repeated_whole(settings
 def test_the_least_certain_turns_come_first_but_never_the_first_turn():
     root = episode([-9.0], [-1.0, -1.0], [-3.0, -0.5], [-2.0])
     assert least_certain_turns(root) == [3, 2, 1]
+    written = root.sequences[0]
+    written.extend([7, 7, 7], Source.FORCED)  # belong to a turn, and were not chosen
+    written.extend_sampled([1], logprobs=[-1.5], versions=[0])
+    written.turns.append(Turn(index=4, start=len(written) - 4, end=len(written)))
+    assert least_certain_turns(root) == [3, 2, 4, 1]
+    root = episode([-9.0], [-1.0, -1.0], [-3.0, -0.5], [-2.0])
     config = BranchConfig(roots=2, by_entropy=True)
     assert [branch_turn(config, member, root) for member in (2, 4, 6, 8)] == [3, 2, 1, 3]
     assert branch_turn(config, 2, episode([-1.0])) == 1
+
+
+def test_metrics_of_branches_count_only_what_they_share():
+    """One branch repeats its whole root, another shares a turn of three tokens."""
+    episodes = [episode([-1.0] * 3, [-1.0]), episode([-1.0] * 3, [-1.0]), episode([-1.0] * 3, [-1.0] * 2, [-1.0] * 4)]
+    for number, one in enumerate(episodes):
+        one.outcome, one.reward = Outcome.FINISHED, float(number)
+    episodes[1].branches_from = BranchPoint(parent="g/0.0", turn=2)
+    episodes[2].branches_from = BranchPoint(parent="g/0.0", turn=1)
+    group = SimpleNamespace(trainable=episodes)
+    assert branch_metrics([group]) == {
+        "branch/share": 2 / 3,
+        "branch/turn": 1.5,
+        "branch/repeated": 0.5,
+        "branch/shared_tokens": (4 + 3) / (4 + 4 + 9),
+    }
+    assert branch_metrics([SimpleNamespace(trainable=episodes[:1])]) == {}
 
 
 @pytest.fixture
@@ -115,6 +139,26 @@ async def test_shared_turns_are_sampled_once(branching, renderer):
     turns = {member: sorted(int(n) for name, _, n in own if name.endswith(f"/{member}.0")) for member in range(6)}
     assert turns == {0: [0, 1, 2], 1: [0, 1, 2], 2: [1, 2], 3: [1, 2], 4: [2], 5: [2]}
     assert [len(t.turns) for t in group.trajectories] == [3] * 6
+
+
+async def test_branches_that_wait_for_their_roots_take_no_places(branching, renderer):
+    """Six places are enough for the two roots of three groups."""
+    answer, go_on = renderer.encoder.encode("forward"), asyncio.Event()
+
+    class Blocked(ScriptedEngine):
+        async def generate(self, request):
+            await go_on.wait()
+            return await super().generate(request)
+
+    engine = Blocked(script=lambda request: answer, vocab_size=400)
+    scheduler, _ = branching(engine=engine, max_concurrent=6, max_staleness=3)
+    scheduler.start_episodes()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(scheduler.state_dict()["unfinished"]) == 3
+    go_on.set()
+    (group,) = await scheduler.next_batch()
+    assert group.position == 0
 
 
 async def test_branches_of_a_failed_root_are_played_from_the_start(branching, renderer):

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import gymnasium
 import pytest
 import rollout_worlds
+from support import SLACK
 
 import agentrl
 from agentrl.config.environment import EnvironmentConfig
@@ -195,7 +196,7 @@ async def test_a_signal_to_a_supervisor_ends_it_and_its_worker_without_a_traceba
         supervisor = pool._workers[0]._process.pid
         processes = processes_below({supervisor}, process_parents())
         os.kill(supervisor, number)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(30 * SLACK):
             await asyncio.to_thread(wait_for_end, processes)
     assert "Traceback" not in capfd.readouterr().err
 
@@ -225,7 +226,7 @@ async def test_a_worker_whose_processes_are_all_stopped_is_killed_and_replaced(
         ):
             await asyncio.wait_for(world.step("x"), timeout=60)
         stopping.cancel()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(30 * SLACK):
         await asyncio.to_thread(wait_for_end, processes)
     assert (await play_one_step(pool, TASK)).result.done
 

@@ -7,7 +7,8 @@ import pytest
 from groups_here import Player, make
 
 from agentrl.errors import Outcome
-from agentrl.rollout.finished_episodes import RecoveredEpisodes
+from agentrl.observe.trajectory_store import TrajectoryStore
+from agentrl.rollout.finished_episodes import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.journal_file import file_name
 from agentrl.rollout.waits import RolloutObserver
@@ -40,6 +41,18 @@ def test_an_episode_is_taken_once_and_the_last_attempt_counts():
     assert found.take("4-a", 1) is None
 
 
+def test_trainable_episodes_of_the_last_steps_are_read(tmp_path):
+    assert len(read_recoverable(tmp_path / "none", first_step=1)) == 0
+    with TrajectoryStore(tmp_path, step=1) as store:
+        for step, group, outcome in ((1, "4-a", "finished"), (2, "5-a", "finished"), (2, "6-a", "engine_error")):
+            store.rotate(step)
+            one = replace(episode(group), outcome=Outcome(outcome), reward=1.0 if outcome == "finished" else None)
+            store.start(one)
+            store.end(one)
+    found = read_recoverable(tmp_path, first_step=2)
+    assert [found.take(group, 0) is not None for group in ("4-a", "5-a", "6-a")] == [False, True, False]
+
+
 def test_only_unfinished_and_later_groups_are_kept():
     found = RecoveredEpisodes(map(episode, ["3-train-a", "4-train-b", "5-train-c", "evaluation/train-d"]))
     found.keep_groups_from(5, ["3-train-a"])
@@ -47,7 +60,7 @@ def test_only_unfinished_and_later_groups_are_kept():
     assert len(found) == 0
 
 
-@pytest.mark.parametrize(("versions", "kept"), [((2, 3), True), ((3, 4), False), ((), True)])
+@pytest.mark.parametrize(("versions", "kept"), [((2, 3), True), ((3, 4), False), ((4, 3), False), ((), True)])
 def test_tokens_of_newer_weights_are_not_used(versions, kept):
     found = RecoveredEpisodes([episode("5-a", versions=versions)])
     found.keep_versions_until(3, {})
@@ -101,6 +114,9 @@ async def test_members_that_the_checkpoint_holds_are_neither_recovered_nor_count
         journals.writer.append(name, {"kind": "answer", "token_ids": [1], "logprobs": [-1.0], "versions": [0]})
     journals.writer.flush()
     assert restored.recover(RecoveredEpisodes([held, missing]), journals) == 1
-    assert [journals.claim(player) is None for player in (f"{first}/0", f"{first}/1")] == [True, False]
     journals.writer.flush()
     assert [file.name for file in tmp_path.iterdir()] == [file_name(f"{first}/1.0")]
+    for player in (f"{first}/0", f"{first}/1"):
+        journals.claim(player)
+        journals.begin(f"{player}.0")
+    assert [journal.recorded is None for journal in journals.active.values()] == [True, False]

@@ -3,7 +3,8 @@
 import pytest
 
 from agentrl.errors import Outcome
-from agentrl.rollout.groups import Group, environment_metrics
+from agentrl.rollout.group_metrics import environment_metrics
+from agentrl.rollout.groups import Group
 from agentrl.rollout.task_order import SampledTask
 from agentrl.task import Task
 from agentrl.trajectory import TokenSequence, Trajectory, Turn

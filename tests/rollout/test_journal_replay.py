@@ -4,10 +4,24 @@ import asyncio
 import itertools
 import json
 import os
-import shutil
 
-import gymnasium
 import pytest
+from support.journaled_process import (
+    LENGTH,
+    Breaking,
+    Changing,
+    Forgetful,
+    Hiding,
+    Kept,
+    KeptStairs,
+    Paying,
+    Process,
+    Slippery,
+    Stairs,
+    Still,
+    Stuck,
+    Walk,
+)
 
 import agentrl
 from agentrl.engine import GenerateRequest, Generation, SamplingParams, StopReason
@@ -15,186 +29,10 @@ from agentrl.errors import Outcome
 from agentrl.message import user
 from agentrl.rollout import journal_file, journal_replay
 from agentrl.rollout.budget import EpisodeLimits
-from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.journal import REPLAY_S, JournalFolder
-from agentrl.rollout.journal_replay import JournaledEngine, JournaledRunner
-from agentrl.rollout.policies import EngineEpisodePolicy
-from agentrl.rollout.runner import make_agent_loop
+from agentrl.rollout.journal_file import read_journal
+from agentrl.rollout.recorded_turns import EnvironmentRecord, continue_from
 from agentrl.rollout.simulation import VirtualTimeLoop
-from agentrl.rollout.waits import RolloutObserver, WaitTracker
-from agentrl.serving.scripted import ScriptedAnswer, ScriptedEngine
-from agentrl.task import Task
-
-LENGTH = 5
-
-
-class Walk(gymnasium.Env):
-    """Walk forward five times; `taken` has the actions of all worlds."""
-
-    action_hint = "forward"
-    observation_space = action_space = gymnasium.spaces.Text(100)
-    taken = None
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.place, self.number = 0, int(self.np_random.integers(1000))
-        return f"You are at 0 of {self.number}.", {}
-
-    def step(self, action):
-        self.taken.append(action)
-        self.place += 1
-        return self.look(), 0.25, self.place == LENGTH, False, {"place": self.place}
-
-    def look(self):
-        return f"You are at {self.place} of {self.number}."
-
-    def admissible_actions(self):
-        return [f"forward {self.place}"]
-
-
-class Changing(Walk):
-    """Each observation differs from all earlier ones."""
-
-    count = itertools.count()
-
-    def look(self):
-        return f"{super().look()} It is {next(Changing.count)} o'clock."
-
-
-class Kept(Changing):
-    """Changes, but takes snapshots."""
-
-    def snapshot(self):
-        return {"place": self.place, "number": self.number, "large": 2**100}
-
-    def restore(self, data):
-        assert data["large"] == 2**100
-        self.place, self.number = data["place"], data["number"]
-
-    def state_key(self):
-        return f"{self.number} {self.place}"
-
-
-class Hiding(Walk):
-    """Looks the same each time, but is in another state."""
-
-    def state_key(self):
-        return f"state {next(Changing.count)}"
-
-
-class Forgetful(Kept):
-    """Restores another place than the saved one."""
-
-    def restore(self, data):
-        super().restore(data | {"place": 1})
-
-
-class Stuck(Kept):
-    def restore(self, data):
-        raise RuntimeError("stuck")
-
-
-class Breaking(Walk):
-    """Some steps fail, counted over all worlds."""
-
-    fails = iter(())
-
-    def step(self, action):
-        if next(Breaking.fails, False):
-            raise RuntimeError("broken")
-        return super().step(action)
-
-
-class Stairs(Walk):
-    """Is walked with a tool of its own, whose result differs each time."""
-
-    action_hint = None
-    count = itertools.count()
-
-    @property
-    def tools(self):
-        return (agentrl.tool(self.climb),)
-
-    def climb(self) -> str:
-        """Go one step up."""
-        self.taken.append("climb")
-        self.place += 1
-        return f"You are at {self.place}, {self.noise()}."
-
-    def noise(self):
-        return "as always"
-
-
-class KeptStairs(Stairs):
-    def noise(self):
-        return next(Stairs.count)
-
-    snapshot, restore = Kept.snapshot, Kept.restore
-
-
-class Process:
-    """What one process plays: an episode whose journal is copied before request number `kill_at` of the engine."""
-
-    def __init__(self, path, world, parts, *, kill_at=None, version=0, answers=("forward",), clock=None, **options):
-        renderer, make_spec = parts
-        self.path, self.kill_at, self.answers, self.renderer = path, kill_at, answers, renderer
-        self.copy = path.with_name(f"{path.name}-killed")
-        self.stamps = None
-        self.told, self.requests, self.taken, self.ended = [], [], [], []
-        waits = WaitTracker(clock) if clock else WaitTracker()
-        self.journals = JournalFolder(path, waits.clock, self.told.append)
-        engine = ScriptedEngine(script=self._script, vocab_size=400, version=version)
-        policy = EngineEpisodePolicy(JournaledEngine(engine, self.journals), renderer, SamplingParams())
-        self.observer = Ends(self.ended, self.journals)
-        if kill_at == "end":
-            self.observer.before_end = self._copy
-        self.pool = EnvPool(
-            make_spec(type(world.__name__, (world,), {"taken": self.taken})), waits=waits, step_timeout_s=10_000.0
-        )
-        loop, loop_options = options.pop("loop", "react_text"), options.pop("loop_options", {"format": "plain"})
-        self.runner = JournaledRunner(
-            pool=self.pool,
-            loop=make_agent_loop(loop, loop_options) if isinstance(loop, str) else loop,
-            policy=policy,
-            journals=self.journals,
-            observer=self.observer,
-            **options,
-        )
-
-    def _script(self, request):
-        turn = int(request.request_id.rpartition("-")[2])
-        self.requests.append(turn)
-        if turn == self.kill_at:
-            self.kill_at = None
-            self._copy()
-        ids = self.renderer.encoder.encode(self.answers[turn % len(self.answers)])
-        return ScriptedAnswer(token_ids=ids, version=self.stamps[turn] if self.stamps else None)
-
-    def _copy(self):
-        self.journals.writer.flush()
-        shutil.copytree(self.path, self.copy)
-
-    async def play(self, group_id="4-t"):
-        task = Task(id="t", environment="world", seed=5)
-        trajectory = await self.runner.run(task, group_id=group_id, member=1, seed=1)
-        await self.runner.close()
-        self.journals.writer.flush()
-        return trajectory
-
-
-class Ends(RolloutObserver):
-    def __init__(self, ended, journals):
-        self.ended, self.journals = ended, journals
-        self.before_end = lambda: None
-
-    def on_start(self, trajectory):
-        self.journals.begin(trajectory.id)
-
-    def on_end(self, trajectory):
-        self.before_end()
-        self.journals.end_replay(trajectory)
-        self.ended.append((trajectory.id, trajectory.outcome))
-        self.journals.end(trajectory)
 
 
 @pytest.fixture
@@ -253,6 +91,14 @@ async def test_actions_are_replayed_and_the_ledger_is_rebuilt(play_twice, kill_a
     assert (after.id, after.outcome, after.success) == (before.id, before.outcome, before.success)
     assert after.metrics["seconds"] > 0
     assert second.ended == [("4-t/1.0", Outcome.FINISHED)]
+    counts = [1.0, 0.0, float(kill_at)], [0.0, 0.0, 0.0]
+    assert [list(second.journals.metrics().values()) for _ in range(2)] == list(counts), "counts since the last call"
+
+
+async def test_an_episode_without_an_answer_lost_nothing(play_twice):
+    _, _, second, after = await play_twice(Walk, 0)
+    assert (second.told, second.requests) == ([], list(range(LENGTH)))
+    assert after.outcome is Outcome.FINISHED
 
 
 @pytest.mark.parametrize(("world", "taken"), [(Walk, LENGTH), (Kept, 0)])
@@ -277,6 +123,52 @@ async def test_a_snapshot_is_restored_instead(play_twice):
     assert sum(turn.reward for turn in after.turns) == 0.25 * LENGTH
 
 
+@pytest.fixture
+def make_process(parts, tmp_path):
+    """Make a process that plays an episode with the first turns of another one; it reads journals that it is given."""
+
+    def make(name, *continued, kill_at=None, killed=None, **records):
+        folder = tmp_path / name if killed is None else killed.copy
+        process = Process(folder, Kept, parts, kill_at=kill_at, version=0 if killed is None else 3)
+        process.runner = continue_from(process.runner, *continued, **records)
+        if killed is not None:
+            process.journals.read(0)
+        return process
+
+    return make
+
+
+async def play_root(make_process, **options):
+    """Play a root of branches, which takes a snapshot before its third turn."""
+    record = EnvironmentRecord(lambda turn: turn == 2)
+    process = make_process("root", None, 0, records=record, **options)
+    return process, await process.play(), record
+
+
+async def test_a_branch_in_flight_goes_on_from_its_last_turn(make_process):
+    _, root, record = await play_root(make_process)
+    first = make_process("branch", root, 2, restores=record, kill_at=4)
+    before = await first.play()
+    assert (first.requests, first.taken) == ([2, 3, 4], ["forward"] * 3)
+    second = make_process("", root, 2, killed=first)  # the root's states are lost
+    after = await second.play()
+    assert second.told == [CONTINUED.format(2)]
+    assert (second.requests, second.taken) == ([4], ["forward"])
+    assert versions(after) == [{0}] * 4 + [{3}]
+    assert [turn.state_key for turn in after.turns] == [turn.state_key for turn in before.turns]
+    assert (after.outcome, after.branches_from) == (Outcome.FINISHED, before.branches_from)
+
+
+async def test_a_root_in_flight_goes_on_and_its_branches_have_its_states(make_process):
+    first, _, _ = await play_root(make_process, kill_at=4)
+    second, root, record = await play_root(make_process, killed=first)
+    assert second.told == [CONTINUED.format(4)]
+    assert second.taken == ["forward"], "it is restored although it took a snapshot itself"
+    branch = await make_process("branch", root, 2, restores=record).play()
+    assert branch.outcome is Outcome.FINISHED
+    assert [turn.state_key for turn in branch.turns] == [turn.state_key for turn in root.turns]
+
+
 @pytest.mark.parametrize("world", [Walk, Kept])
 async def test_loops_that_list_actions_read_them_again(play_twice, world):
     _, _, second, after = await play_twice(world, 3, loop_options={"format": "plain", "list_actions": True})
@@ -289,6 +181,7 @@ async def test_loops_that_list_actions_read_them_again(play_twice, world):
     [
         (Changing, OTHER),
         (Hiding, OTHER),
+        (Paying, OTHER),
         (Forgetful, "the restored environment had a different state"),
         (Stuck, "their environment could not be restored"),
     ],
@@ -309,6 +202,18 @@ async def test_a_replay_that_fails_makes_the_episode_start_again(play_twice, mon
     assert versions(after) == [{3}] * LENGTH
 
 
+@pytest.mark.parametrize("retries", [1, 2])
+async def test_a_continued_attempt_that_fails_counts_as_that_attempt(play_twice, monkeypatch, retries):
+    """The first attempt fails before the kill, and the second one after it has continued at its third step."""
+    steps = [True, *[False] * LENGTH, False, False, True]
+    monkeypatch.setattr(Breaking, "fails", iter(steps))
+    first, _, second, after = await play_twice(Breaking, 2, retries=retries)
+    assert first.ended == [("4-t/1.0", Outcome.ENVIRONMENT_ERROR), ("4-t/1.1", Outcome.FINISHED)]
+    third = [("4-t/1.2", Outcome.FINISHED)] if retries == 2 else []
+    assert second.ended == [("4-t/1.1", Outcome.ENVIRONMENT_ERROR), *third]
+    assert after.attempt == retries
+
+
 @pytest.mark.parametrize(("world", "again"), [(Stairs, 4), (KeptStairs, 1)])
 async def test_the_environments_own_tools(play_twice, world, again):
     call = f"<tool_call>\n{json.dumps({'name': 'climb', 'arguments': {}})}\n</tool_call>"
@@ -319,6 +224,15 @@ async def test_the_environments_own_tools(play_twice, world, again):
     start = after.sequences[0].turns[3].start
     assert after.sequences[0].token_ids.tolist()[:start] == before.sequences[0].token_ids.tolist()[:start]
     assert after.outcome is Outcome.TRUNCATED_TURNS
+
+
+async def test_a_tool_that_failed_has_failed_in_the_replay_too(play_twice):
+    call = f"<tool_call>\n{json.dumps({'name': 'climb', 'arguments': {}})}\n</tool_call>"
+    options = {"answers": [call], "loop": "tool_calling", "loop_options": {}, "limits": EpisodeLimits(max_turns=4)}
+    _, before, second, after = await play_twice(Slippery, 3, **options)
+    assert second.told == [CONTINUED.format(3)]
+    assert after.metrics["tool/climb/errors"] == before.metrics["tool/climb/errors"] == 1.0
+    assert after.metrics["tool/climb/calls"] == 4.0
 
 
 @agentrl.tool
@@ -340,9 +254,19 @@ def draw() -> str:
     return f"{os.urandom(8).hex()}"
 
 
+@agentrl.tool
+def pay() -> agentrl.ToolResult:
+    """Pay something else each time."""
+    return agentrl.ToolResult("Paid.", reward=float(next(Changing.count)))
+
+
 @pytest.mark.parametrize(
     ("tool", "told"),
-    [(Tally, CONTINUED.format(2)), (draw, RESTARTED.format("the tool draw returned a different result"))],
+    [
+        (Tally, CONTINUED.format(2)),
+        (draw, RESTARTED.format("the tool draw returned a different result")),
+        (pay, RESTARTED.format("the tool pay returned a different result")),
+    ],
 )
 async def test_configured_tools_are_called_again(play_twice, tool, told):
     calls = [{"name": tool.name, "arguments": {}}, {"name": "act", "arguments": {"action": "forward"}}]
@@ -351,6 +275,26 @@ async def test_configured_tools_are_called_again(play_twice, tool, told):
     _, _, second, after = await play_twice(Walk, 2, **options)
     assert second.told == [told]
     assert after.outcome is Outcome.FINISHED
+
+
+@agentrl.tool(parallel=True)
+async def rest(seconds: float) -> str:
+    """Wait.
+
+    Args:
+        seconds: How long.
+    """
+    await asyncio.sleep(seconds)
+    return f"Waited {seconds} s."
+
+
+async def test_parallel_calls_of_a_tool_are_told_apart_by_their_arguments(play_twice):
+    """The first call ends last."""
+    calls = [{"name": "rest", "arguments": {"seconds": seconds}} for seconds in (0.2, 0.0)]
+    calls.append({"name": "act", "arguments": {"action": "forward"}})
+    answer = "".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
+    _, _, second, _ = await play_twice(Walk, 2, answers=[answer], loop="tool_calling", loop_options={}, tools=[rest])
+    assert second.told == [CONTINUED.format(2)]
 
 
 @pytest.mark.parametrize(("checkpoint", "kept"), [(9, 4), (2, 2), (1, 1)])
@@ -441,6 +385,45 @@ class OtherActions(Chatty):
             conversation.add(user("Go on."))
 
 
+class Hasty(Chatty):
+    """Takes one action for each answer, and in a replay all that are recorded and one more."""
+
+    runs = itertools.count()
+
+    async def run(self, episode):
+        await episode.reset()
+        conversation = episode.open([user("Hello.")])
+        is_replay = next(Hasty.runs) % 3 == 1
+        while True:
+            await conversation.generate()
+            for _ in range(4 if is_replay else 1):
+                result = await episode.step("forward")
+            if result.done:
+                return
+            conversation.add(user("Go on."))
+
+
+class Trying(Chatty):
+    """Tries each action before it takes it."""
+
+    async def run(self, episode):
+        await episode.reset()
+        conversation = episode.open([user("Hello.")])
+        while True:
+            action = (await conversation.generate()).text
+            await episode.try_action(action)
+            if (await episode.step(action)).done:
+                return
+            conversation.add(user("Go on."))
+
+
+async def test_trial_actions_are_replayed_and_not_restored(play_twice):
+    _, _, second, after = await play_twice(Still, 3, loop=Trying())
+    assert second.told == [CONTINUED.format(3)]
+    assert second.taken == ["forward"] * 2 * LENGTH
+    assert after.outcome is Outcome.FINISHED
+
+
 class External(Chatty):
     is_deterministic = False
 
@@ -450,6 +433,7 @@ class External(Chatty):
     [
         (Chatty, "the agent loop made a different request"),
         (Careless, "the agent loop made a different request"),
+        (Hasty, "the agent loop made a different request"),
         (OtherActions, "the agent loop took a different action"),
         (External, "the agent loop External cannot be replayed"),
     ],
@@ -482,45 +466,56 @@ class Slow(agentrl.AsyncEnv):
 )
 def test_a_replay_takes_hardly_longer_than_the_episode(parts, tmp_path, monkeypatch, seconds, told):
     """In virtual time: three steps of a minute, which may take a minute longer when they are replayed."""
-    limits = EpisodeLimits(max_seconds=330.0)
+    limits = EpisodeLimits(max_seconds=270.0)
 
     async def play():
         clock = asyncio.get_running_loop().time
         first = Process(tmp_path / "inflight", Slow, parts, kill_at=3, clock=clock, limits=limits)
         await first.play()
         monkeypatch.setattr(Slow, "seconds", seconds)
-        second = Process(first.copy, Slow, parts, clock=clock, limits=limits)
+        second = Process(first.copy, Slow, parts, kill_at=4, clock=clock, limits=limits)
         second.journals.read(0)
         began = clock()
         trajectory = await second.play()
-        return clock() - began, trajectory, second.told
+        took = clock() - began
+        return took, trajectory, second.told, [read_journal(file, version=9) for file in second.copy.glob("*")]
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        took, trajectory, messages = runner.run(play())
+        took, trajectory, messages, again = runner.run(play())
     assert messages == [told]
     if seconds == 70.0:  # the budget counts three steps before the kill and two after it, but not the replay
         assert (took, trajectory.metrics["seconds"]) == (pytest.approx(5 * 70), pytest.approx(180 + 140))
         assert trajectory.outcome is Outcome.FINISHED
+        assert [journal.seconds for journal in again] == [pytest.approx(180 + 70)], "if it is killed once more"
     else:
-        assert (took, trajectory.metrics["seconds"]) == (pytest.approx(180 + REPLAY_S + 400), pytest.approx(400))
+        assert (took, trajectory.metrics["seconds"]) == (pytest.approx(180 + REPLAY_S + 300), pytest.approx(300))
         assert trajectory.outcome is Outcome.TRUNCATED_TIME
 
 
 def test_a_cancelled_episode_keeps_its_journal(parts, tmp_path):
-    async def play():
+    async def replay_for(seconds):
         process = Process(tmp_path / "inflight", Slow, parts, clock=asyncio.get_running_loop().time)
+        process.journals.read(0)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(130):
+            async with asyncio.timeout(seconds):
                 await process.play()
         with process.journals:
             await process.runner.close()
         return process
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        process = runner.run(play())
+        process = runner.run(replay_for(130.0))
     assert len(list(process.path.iterdir())) == 1
+    assert not process.told
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        process = runner.run(replay_for(30.0))
+    assert process.told == ["did not reach 1 episodes that were in flight"]
     again = JournalFolder(process.path, lambda: 0.0, process.told.append)
     again.read(0)
+    for position, groups in ((4, []), (5, ["4-t"])):
+        again.keep_groups_from(position, groups)
+        again.writer.flush()
+        assert len(list(process.path.iterdir())) == 1
     again.keep_groups_from(5, [])
     again.writer.flush()
     assert not list(process.path.iterdir()), "its group is not played again"
@@ -547,7 +542,7 @@ async def test_turns_of_named_adapters_are_not_recorded(parts, tmp_path):
     process.journals.writer.flush()
     again = JournalFolder(process.path, lambda: 0.0, process.told.append)
     again.read(0)
-    assert again.claim("4-t/1") is None
+    assert again.claim("4-t/1") == 0
     assert process.told == [RESTARTED.format("named adapters sampled their turns")]
 
 
@@ -570,5 +565,4 @@ async def test_the_newest_attempt_counts(parts, tmp_path):
     process.journals.writer.flush()
     process.journals.read(0)
     assert [file.name for file in process.path.iterdir()] == [name]
-    assert process.journals.claim("4-t/1").attempt == 1
-    assert process.journals.claim("4-t/1") is None
+    assert process.journals.claim("4-t/1") == 1

@@ -121,7 +121,7 @@ def test_the_middle_of_a_long_transcript_is_left_out_with_a_mark():
     assert "left out" not in whole
 
 
-@pytest.mark.parametrize("lengths", [[500], [100, 100, 300], [1, 498, 1], [250, 250], [249, 2, 249]])
+@pytest.mark.parametrize("lengths", [[500], [100, 100, 300], [100, 300, 100], [1, 498, 1], [250, 250], [249, 2, 249]])
 def test_exactly_the_allowed_characters_are_shown(lengths):
     pieces = [TranscriptPiece(i % 2 == 0, chr(ord("p") + i) * length) for i, length in enumerate(lengths)]
     question = marked_transcript([pieces], max_chars=200)
@@ -130,6 +130,7 @@ def test_exactly_the_allowed_characters_are_shown(lengths):
     assert len(shown) == 200
     assert shown == ("".join(piece.text for piece in pieces))[:100] + ("".join(piece.text for piece in pieces))[-100:]
     assert attempt.count("left out") == 1
+    assert not re.search(r"^\[(agent|world)\] \S+\n\s*(\[|$)", attempt, flags=re.M), "no author without a text"
 
 
 @pytest.mark.parametrize("compare", [None, "pairwise"])

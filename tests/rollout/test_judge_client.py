@@ -8,6 +8,7 @@ from judge_parts import TASK, client_of, config_of, episode, group_of, judge_at
 from support.judge_service import judge_service
 
 from agentrl.errors import BudgetSpent, EngineError, UsageError
+from agentrl.observe.files import read_json_lines
 from agentrl.rollout.judges.forms import VerdictForm
 
 SEVEN = "Score: 7"
@@ -155,6 +156,9 @@ async def test_a_request_that_is_withdrawn_after_it_was_sent_counts_in_this_proc
             with pytest.raises(BudgetSpent, match="got 1 requests of 1"):
                 await judge.score(episode("north"), TASK)
     assert len(service.bodies) == 1
+    (record,) = read_json_lines(file)
+    assert (record["readable"], record["answer"]) == (False, "")
+    assert (record["prompt_tokens"], record["answer_tokens"]) == (0, 0), "nobody knows what it cost"
 
 
 async def test_a_service_that_counts_no_tokens_cannot_have_a_budget_of_them():

@@ -147,6 +147,16 @@ async def test_a_group_of_one_has_no_rank():
                 await judge.score(episode("a"), TASK)
 
 
+async def test_a_group_with_an_episode_in_text_only_has_no_ranks():
+    episodes = group_of("a", "aa", "aaa")
+    episodes[1].sequences.clear()
+    with judge_service(fair) as service:
+        async with judge_at(service, compare="pairwise") as (judge, _):
+            with pytest.raises(UsageError, match="got an episode with text only"):
+                await judge.score_group(episodes, TASK)
+    assert not service.bodies
+
+
 class Lengths(GroupScorer):
     """Ranks by something else than a judge; `gives` stands in for its scores."""
 

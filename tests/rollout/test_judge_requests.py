@@ -26,6 +26,7 @@ RUBRIC = {
         ({}, 5, 5),
         ({"rubric": RUBRIC}, 5, 5),
         ({"rubric": RUBRIC, "rubric_requests": "each"}, 5, 15),
+        ({"task_rubric": "points", "rubric_requests": "each"}, 5, 5),  # at least one item in each task
         ({"compare": "pairwise"}, 5, 20),  # 10 pairs, each in both orders
         ({"compare": {"how": "pairwise", "opponents": 2}}, 7, 14),  # 7 pairs on a circle
         ({"compare": {"how": "pairwise", "opponents": 4}}, 7, 28),

@@ -10,7 +10,8 @@ from groups_here import Player, make, positions
 
 from agentrl.errors import EnvironmentFailure, Outcome, TrainingError, UsageError
 from agentrl.observe.trajectory_store import GroupEnd
-from agentrl.rollout.groups import Group, environment_metrics
+from agentrl.rollout.group_metrics import environment_metrics
+from agentrl.rollout.groups import Group
 from agentrl.rollout.scheduler import LEAST_FAILED_GROUPS, MAX_WASTED_BATCHES
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.task import SeedTasks, TaskCursor

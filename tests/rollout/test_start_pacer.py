@@ -2,7 +2,9 @@
 
 import asyncio
 
-from agentrl.rollout.start_pacer import StartPacer
+import pytest
+
+from agentrl.rollout.env_pool import StartPacer
 
 
 async def started_per_pass(pacer, count, *, cancelled=()):
@@ -34,8 +36,7 @@ async def test_many_tasks_start_in_order_over_several_passes():
 
 
 async def test_cancelled_tasks_leave_their_turn_to_others():
-    passes = await started_per_pass(StartPacer(2), 8, cancelled=(2, 3, 5))
-    assert [number for found in passes for number in found] == [0, 1, 4, 6, 7]
+    assert await started_per_pass(StartPacer(2), 8, cancelled=(2, 3, 5)) == [[0, 1], [4, 6], [7]]
 
 
 async def test_later_tasks_start_at_once_again():
@@ -43,3 +44,6 @@ async def test_later_tasks_start_at_once_again():
     await started_per_pass(pacer, 5)
     await asyncio.sleep(0)
     assert await started_per_pass(pacer, 2) == [[0, 1]]
+    await asyncio.sleep(0)
+    with pytest.raises(StopIteration):  # without waiting for another pass
+        pacer.wait().send(None)

@@ -14,7 +14,7 @@ from agentrl.remote.wire import read_task, write_task
 from agentrl.render.renderer import Renderer
 from agentrl.reward import Score, Scorer
 from agentrl.rollout.policies import EngineEpisodePolicy
-from agentrl.rollout.reward_functions import _split
+from agentrl.rollout.reward_conventions import _split
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import Task
 from agentrl.trajectory import Source

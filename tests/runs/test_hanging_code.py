@@ -11,6 +11,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from support import SLACK
+from support.named_waits import wait_until_named
 from support.programs import start_program
 
 WORLDS = Path(__file__).parents[1] / "worlds"
@@ -25,8 +27,6 @@ WORDS = (
     "trackers=[]",
 )
 ONCE_S, TWICE_S = 20.0, 5.0
-SLACK = 6.0
-"""How many times slower than a free machine this one may be."""
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,10 @@ def start(model: Path, tmp_path: Path):
         while not all((tmp_path / site).exists() for site in sites):
             assert process.is_alive(), (tmp_path / "output").read_text()
             time.sleep(0.05)
-        time.sleep(0.2)
+        if words[0] == "train":
+            wait_until_named(tmp_path / "runs" / "run", sites)
+        else:
+            time.sleep(0.2)
         return process
 
     yield run

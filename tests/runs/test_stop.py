@@ -12,8 +12,10 @@ import threading
 
 import pytest
 
-from agentrl.errors.foreign import CALL_GRACE_S, EPISODE_GRACE_S, INTERRUPTED_CLOSING_S, await_or_abandon
+from agentrl.errors.deadlines import INTERRUPTED_CLOSING_S
+from agentrl.errors.foreign import CALL_GRACE_S, EPISODE_GRACE_S, await_or_abandon
 from agentrl.reward import SCORER_GRACE_S
+from agentrl.rollout.journal_file import LAST_WRITE_S
 from agentrl.runs.stop import (
     AFTER_ONE_REQUEST,
     AFTER_TWO_REQUESTS,
@@ -52,6 +54,7 @@ async def test_ctrl_c_counts_although_an_interruption_is_pending(is_foreign: boo
 
 def test_one_request_ends_a_run_within_20_seconds_and_two_within_5() -> None:
     assert sum(AFTER_ONE_REQUEST.values()) <= 20
+    assert LAST_WRITE_S in AFTER_ONE_REQUEST.values()  # the event loop waits for the thread that writes journals
     assert sum(AFTER_TWO_REQUESTS.values()) <= 5
     assert FORCED_EXIT_S + 2 * AGAIN_S <= 5
 

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("mcp")
 
-from agentrl.tools import mcp_session, mcp_tools
+from agentrl.tools import mcp_results, mcp_session, mcp_tools
 
 from agentrl.builders.tools import find_tool
 from agentrl.errors import EnvironmentFailure, UsageError
@@ -237,7 +237,7 @@ def test_values_of_variables_are_not_read_again(monkeypatch):
 )
 def test_the_policy_reads_what_a_protocol_error_says(data, text):
     error = SimpleNamespace(code=-32602, message="Invalid params", data=data)
-    assert mcp_session._error_text(error) == text
+    assert mcp_results.error_text(error) == text
 
 
 def test_a_variable_that_is_empty_is_set(monkeypatch):

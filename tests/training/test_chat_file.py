@@ -117,6 +117,22 @@ def renderer_of(name):
     return Renderer(tokenizer)
 
 
+PLAIN_CHATML = """{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' + (message.content or '') + '<|im_end|>' + '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+"""It leaves out calls."""
+
+
+def test_calls_that_nothing_follows_are_checked_too(tmp_path):
+    tokenizer = build_tokenizer("qwen2.5")
+    tokenizer.chat_template = PLAIN_CHATML
+    chats = read_chats(write(tmp_path, PLAIN, {"messages": CALLING["messages"][:2]}))
+    check_chats(chats[:1], Renderer(tokenizer))
+    with pytest.raises(TemplateError, match="calls"):
+        check_chats(chats, Renderer(tokenizer))
+
+
 def with_text(text):
     rows = [dict(row) for row in CALLING["messages"]]
     rows[1]["content"] = text

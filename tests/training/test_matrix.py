@@ -143,9 +143,10 @@ def test_whole_matrix(estimator, staleness, shape):
         objective = Objective(settings(estimator, loss))
         tokens = policy.loss_input(objective.estimate(episodes).advantage)
         look = dataclasses.replace(tokens, logp=tokens.logp.detach())
-        kept = objective.mark_kept(look)
+        kept = objective.mark_rejected(look) == 0
         chosen = kept if objective.choose(look) is None else objective.choose(look)
-        values = objective.loss(dataclasses.replace(tokens, chosen=chosen), torch.zeros(batch.tokens), SumsByName())
+        loss_input = dataclasses.replace(tokens, chosen=chosen)
+        values = objective.loss(loss_input, torch.zeros(batch.tokens), SumsByName()).values
         index = kept.nonzero().squeeze(-1)
         total = (objective.weights(batch.owners.select(index)) * values[index]).sum()
         (gradient,) = torch.autograd.grad(total, policy.weights)

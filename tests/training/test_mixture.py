@@ -9,6 +9,7 @@ from agentrl.config import load_config
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.derived import environment_algorithms, per_environment_configs
 from agentrl.errors import UsageError
+from agentrl.training.algorithm_functions import run_learns_from_rewards
 from agentrl.training.batch import NothingToTrain, StepExtras
 from agentrl.training.mixture import MixtureTrainer, check_mixture
 from agentrl.training.trainer import Trainer
@@ -78,6 +79,10 @@ def test_the_gradient_is_the_sum_of_both_by_their_shares_of_the_episodes(make_mo
     assert metrics["train/loss"] == pytest.approx(3 / 7 * losses[0] + 4 / 7 * losses[1])
     assert metrics["train/updates"] == 1
     assert metrics["trajectories/trained"] == 7
+    shaped = [one.metrics["reward/shaped_mean"] for one in (maze_report, search_report)]
+    assert metrics["reward/shaped_mean"] == pytest.approx(3 / 7 * shaped[0] + 4 / 7 * shaped[1])
+    speeds = [metrics[f"env/{label}/train/tokens_per_s"] for label in ("maze", "search")]
+    assert metrics["train/tokens_per_s"] == pytest.approx(sum(speeds))
     assert metrics["groups/trained"] == 3
     assert metrics["train/tokens"] == sum(one.metrics["train/tokens"] for one in (maze_report, search_report))
     assert "env/maze/train/learning_rate" not in metrics
@@ -99,10 +104,27 @@ def test_equal_algorithms_with_trajectory_means_are_one_algorithm(make_model, tr
 def test_several_updates_take_a_part_of_each_environment(make_model, trajectories):
     config = CONFIG.model_copy(update={"mini_batches": 2})
     trainer = mixed(make_model, config)
-    found = gradients(trainer)
+    found, losses, apply = gradients(trainer), [], trainer.watch.apply
+    trainer.watch.apply = lambda gradient, optimizer: (losses.append(gradient.loss), apply(gradient, optimizer))[1]
     report = step(trainer, trajectories)
     assert (len(found), report.metrics["train/updates"]) == (2, 2)
+    assert losses[0] != losses[1]
+    assert report.metrics["train/loss"] == pytest.approx(sum(losses) / 2)
     assert trainer.steps == 1
+
+
+def test_an_epoch_ends_for_all_environments_at_once(make_model, trajectories):
+    """Maze has 3 episodes for 4 mini-batches; its second epoch does not begin in the first one of search."""
+    trainer = mixed(make_model, CONFIG.model_copy(update={"mini_batches": 4, "epochs": 2}))
+    update, search_weights = trainer._optimizer.update, []
+
+    def record():
+        search_weights.append(trainer._objectives["search"].weight)
+        return update()
+
+    trainer._optimizer.update = record
+    step(trainer, trajectories)
+    assert [weight == 1 for weight in search_weights] == 2 * [False, False, False, True]
 
 
 def test_an_environment_without_a_trainable_episode_is_left_out(make_model, trajectories):
@@ -152,6 +174,12 @@ def test_an_environments_algorithm_changes_the_runs():
     assert environment_algorithms(load_config(None, ["environment=guess_number"])) == {}
 
 
+@pytest.mark.parametrize(("loss", "expected"), [("gspo", True), ("sft", False)])
+def test_steps_without_differing_returns_are_idle_if_no_environment_learns_from_anything_else(loss, expected):
+    config = load_config(None, [TWO, f"environments.maze.algorithm.loss={loss}"])
+    assert run_learns_from_rewards(config) == expected
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -159,6 +187,13 @@ def test_an_environments_algorithm_changes_the_runs():
         (["environments.maze.algorithm={advantag: rloo}"], "advantage"),
         (["environments.maze.algorithm={advantage: gae}"], "a critic's values"),
         (["environments.maze.algorithm={kl_coef: 0.1}"], "a reference policy, which algorithm does not have"),
+        (
+            [
+                "algorithm={kl_coef: 0.1, reference: {refresh_every: 2}}",
+                "environments.maze.algorithm={kl_coef: 0.1, reference: {refresh_every: 3}}",
+            ],
+            "its own reference.refresh_every",
+        ),
         (["environments.maze.algorithm={shaping: {kl: {coef: 0.1}}}"], "the shaping kl"),
         (["trainer.mini_batches=2", "trainer.max_kl=0.1"], "trainer.max_kl does not work with several algorithms"),
         (["environments.maze.algorithm={loss: nosuch}"], "nosuch"),

@@ -16,6 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.builders.workers import serve_launched_rank
 from agentrl.config.config import Config
+from agentrl.models.memory import FREED_SHARE, memory_limit
 from agentrl.training.checkpoint import save_adapter_folder, save_model_folder
 from agentrl.training.diagnostics.repeated_update import repeat_update
 from agentrl.training.diagnostics.watch import read_dump
@@ -310,6 +311,13 @@ def test_a_copy_of_the_state_is_written_while_the_next_step_runs(alone, path, mo
         parts.trainer.checkpoint.load(tmp_path / "beside")
         assert step(parts, module_trajectories)["train/loss"] == second["train/loss"]
     assert_same_numbers(second, alone(name)["second"])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_ranks_share_the_memory_that_a_run_keeps_between_steps(path, count):
+    with group_of(count) as group:
+        kept = group.build(settings("", path, count)).trainer._freed.most
+    assert kept == memory_limit() // FREED_SHARE // count
 
 
 @pytest.mark.parametrize(("count", "computed"), [(1, 30 + 4 * 3), (2, 2 * 30 + 4 * 3)])

@@ -11,7 +11,7 @@ import torch
 from support.local_server import LocalServer
 
 from agentrl.errors import EngineError, UsageError
-from agentrl.errors.foreign import close_in_time
+from agentrl.errors.deadlines import close_in_time
 from agentrl.observe.metrics import read_metrics
 from agentrl.runs.rl import train
 from agentrl.serving.pool import ServerPool
@@ -94,7 +94,7 @@ def test_a_run_puts_its_servers_to_sleep_in_every_step(tiny_run, monkeypatch):
 @pytest.mark.parametrize("where", ["sleep", "wake_up"])
 def test_ctrl_c_ends_a_run_whose_sleeping_server_hangs(tiny_run, monkeypatch, where):
     monkeypatch.setattr("agentrl.runs.rl.SYNC_GRACE_S", 0.2)
-    monkeypatch.setattr("agentrl.errors.foreign.INTERRUPTED_CLOSING_S", 0.2)
+    monkeypatch.setattr("agentrl.errors.deadlines.INTERRUPTED_CLOSING_S", 0.2)
     asked = []
 
     async def hang(server):

@@ -22,7 +22,8 @@ from agentrl.builders.ray.connection import Cluster
 from agentrl.builders.ray.engines import answer_of
 from agentrl.engine import ServerLost
 from agentrl.env import AnyEnv
-from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError, async_boundary
+from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError
+from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.rollout.env_workers import EnvBackend, ProcessWorker
 

@@ -24,7 +24,7 @@ from agentrl.remote.server.server import (
     to_response,
 )
 from agentrl.remote.server.session import Clock, Leases, ServerReply, error_answer
-from agentrl.remote.wire import HEALTH, Body, Problem, Refusal, field, to_json, whole_number
+from agentrl.remote.wire import HEALTH, Body, Refusal, RefusalKind, field, to_json, whole_number
 from agentrl.sandbox import Command, Limits, Sandbox, SandboxProcess, SandboxSpec, open_sandbox
 from agentrl.sandbox.http import (
     LARGEST_CALL,
@@ -46,7 +46,7 @@ KEPT_NAMES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _SandboxCall:
     checksum: bytes
     work: asyncio.Task[ServerReply]
 
@@ -63,7 +63,7 @@ class ServedSandbox:
         self.sandbox = sandbox
         self.processes: list[SandboxProcess] = []
         self._clock = clock
-        self._calls: dict[str, _Call] = {}
+        self._calls: dict[str, _SandboxCall] = {}
         self._used_at = clock()
 
     @property
@@ -80,10 +80,10 @@ class ServedSandbox:
         checksum = hashlib.sha256(request).digest()
         call = self._calls.get(call_id)
         if call is None:
-            call = self._calls[call_id] = _Call(checksum, asyncio.create_task(self._carry_out(do)))
+            call = self._calls[call_id] = _SandboxCall(checksum, asyncio.create_task(self._carry_out(do)))
             self._forget()
         elif call.checksum != checksum:
-            raise Refusal(Problem.NUMBER, f"the id {call_id} was used for a different call")
+            raise Refusal(RefusalKind.NUMBER, f"the id {call_id} was used for a different call")
         return await asyncio.shield(call.work)
 
     def cancel(self, call_id: str) -> None:
@@ -109,7 +109,7 @@ class ServedSandbox:
         except Exception as error:  # the client receives every error
             return error_answer(error)
         except asyncio.CancelledError:
-            return error_answer(Refusal(Problem.REQUEST, "the call was cancelled"))
+            return error_answer(Refusal(RefusalKind.REQUEST, "the call was cancelled"))
         finally:
             self._used_at = self._clock()
 
@@ -122,7 +122,7 @@ def _command(body: Body) -> Command:
     parts = [words] if isinstance(words, str) else words
     if isinstance(parts, list) and parts and all(isinstance(word, str) and "\0" not in word for word in parts):
         return cast("Command", words)
-    raise Refusal(Problem.REQUEST, f"'command' of the request is {words!r:.80}, expected text or a list of texts")
+    raise Refusal(RefusalKind.REQUEST, f"'command' of the request is {words!r:.80}, expected text or a list of texts")
 
 
 def variables(body: Body) -> dict[str, str]:
@@ -135,7 +135,8 @@ def variables(body: Body) -> dict[str, str]:
     for name, value in found.items():
         if not isinstance(value, str) or "\0" in name + value or not name or "=" in name:
             raise Refusal(
-                Problem.REQUEST, f"'env' of the request: {name!r:.80} is not a variable name, or its value is not text"
+                RefusalKind.REQUEST,
+                f"'env' of the request: {name!r:.80} is not a variable name, or its value is not text",
             )
     return found
 
@@ -143,7 +144,7 @@ def variables(body: Body) -> dict[str, str]:
 def _folder(body: Body) -> str | None:
     found = None if body.get("cwd") is None else field(body, "cwd", str)
     if found is not None and "\0" in found:
-        raise Refusal(Problem.REQUEST, "'cwd' of the request has a NUL character")
+        raise Refusal(RefusalKind.REQUEST, "'cwd' of the request has a NUL character")
     return found
 
 
@@ -152,7 +153,7 @@ def _limits(body: Body) -> Limits | None:
     try:
         return None if limits is None else Limits(**limits)
     except TypeError as error:
-        raise Refusal(Problem.REQUEST, f"'limits' of the request: {error}") from error
+        raise Refusal(RefusalKind.REQUEST, f"'limits' of the request: {error}") from error
 
 
 def _arguments(body: Body) -> dict[str, Any]:
@@ -163,13 +164,13 @@ def _data(body: Body, name: str = "data") -> bytes:
     try:
         return read_bytes(field(body, name, str))
     except ValueError as error:
-        raise Refusal(Problem.REQUEST, f"{name!r} of the request is not valid base64: {error}") from error
+        raise Refusal(RefusalKind.REQUEST, f"{name!r} of the request is not valid base64: {error}") from error
 
 
 def _process(served: ServedSandbox, body: Body) -> SandboxProcess:
     number = field(body, "process", int)
     if not 0 <= number < len(served.processes):
-        raise Refusal(Problem.REQUEST, f"unknown process {number}: {len(served.processes)} were started")
+        raise Refusal(RefusalKind.REQUEST, f"unknown process {number}: {len(served.processes)} were started")
     return served.processes[number]
 
 
@@ -356,7 +357,7 @@ class SandboxServer:
         served, method = self.sandboxes.find(request.match_info["name"]), request.match_info["method"]
         if method not in SANDBOX_METHODS:
             names = ", ".join(SANDBOX_METHODS)
-            raise Refusal(Problem.REQUEST, f"unknown method {method!r}: expected one of {names}")
+            raise Refusal(RefusalKind.REQUEST, f"unknown method {method!r}: expected one of {names}")
         raw, body = await read_body(request, largest_request(method, self.spec.limits))
         do = SANDBOX_METHODS[method]
         return to_response(await served.answer(field(body, "id", str), method.encode() + raw, lambda: do(served, body)))

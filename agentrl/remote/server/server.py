@@ -28,8 +28,8 @@ from agentrl.remote.wire import (
     TASKS,
     TASKS_PER_PAGE,
     VERSION,
-    Problem,
     Refusal,
+    RefusalKind,
     field,
     to_json,
     write_served,
@@ -123,7 +123,7 @@ class _Routes:
         method = SERVED_METHODS.get(name)
         if method is None:
             names = ", ".join(SERVED_METHODS)
-            raise Refusal(Problem.REQUEST, f"unknown method {name!r}: expected one of {names}")
+            raise Refusal(RefusalKind.REQUEST, f"unknown method {name!r}: expected one of {names}")
         raw, body = await read_body(request, method.largest_request)
         number = field(body, "number", int)
         return to_response(await session.answer(number, name.encode() + raw, lambda: session.perform(method, body)))
@@ -140,7 +140,7 @@ async def error_answers(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         return await handler(request)
     except web.HTTPException as error:
-        answer = error_answer(Refusal(Problem.REQUEST, f"{request.method} {request.path}: {error.reason}"))
+        answer = error_answer(Refusal(RefusalKind.REQUEST, f"{request.method} {request.path}: {error.reason}"))
         return to_response(ServerReply(error.status, answer.body))
     except Exception as error:
         return to_response(error_answer(error))
@@ -149,7 +149,7 @@ async def error_answers(request: web.Request, handler: Handler) -> web.StreamRes
 def _natural(request: web.Request, name: str, default: int) -> int:
     text = request.query.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise Refusal(Problem.REQUEST, f"{name!r} of the query is {text[:80]!r}, expected a whole number")
+        raise Refusal(RefusalKind.REQUEST, f"{name!r} of the query is {text[:80]!r}, expected a whole number")
     return int(text)
 
 

@@ -14,16 +14,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
-from agentrl.errors import (
-    AgentRLError,
-    EnvironmentFailure,
-    ToolError,
-    UsageError,
-    async_boundary,
-)
+from agentrl.errors import AgentRLError, EnvironmentFailure, ToolError, UsageError
+from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon
 from agentrl.remote.env_methods import CALL_TOOL, RESET, STEP, EnvMethod, ResetResult
-from agentrl.remote.wire import Body, Problem, Refusal, to_json
+from agentrl.remote.wire import Body, Refusal, RefusalKind, to_json
 from agentrl.rollout.env_adapter import call_own_tool
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.task import Task
@@ -34,17 +29,17 @@ Clock: TypeAlias = Callable[[], float]
 SWEEPS_PER_LEASE = 10
 
 
-def problem_of(error: Exception) -> Problem:
+def refusal_kind(error: Exception) -> RefusalKind:
     """Return the kind of an error for the client."""
     match error:
         case Refusal():
-            return error.problem
+            return error.kind
         case ToolError():
-            return Problem.TOOL
+            return RefusalKind.TOOL
         case UsageError():
-            return Problem.USAGE
+            return RefusalKind.USAGE
         case _:
-            return Problem.ENVIRONMENT
+            return RefusalKind.ENVIRONMENT
 
 
 def message_of(error: Exception) -> str:
@@ -67,8 +62,8 @@ class ServerReply:
 
 def error_answer(error: Exception) -> ServerReply:
     """Return the answer for an error."""
-    problem = problem_of(error)
-    return ServerReply(problem.status, to_json({"error": {"kind": problem, "message": message_of(error)}}))
+    kind = refusal_kind(error)
+    return ServerReply(kind.status, to_json({"error": {"kind": kind, "message": message_of(error)}}))
 
 
 class Session:
@@ -118,11 +113,11 @@ class Session:
         checksum = hashlib.sha256(request).digest()
         if number == self._number and self._work is not None:
             if checksum != self._request:
-                raise Refusal(Problem.NUMBER, f"number {number} was used for a different request")
+                raise Refusal(RefusalKind.NUMBER, f"number {number} was used for a different request")
             return await asyncio.shield(self._work)
         if number != self._number + 1:
             expected = f"{self._number + 1}, or {self._number} to repeat the last one" if self._number else "1"
-            raise Refusal(Problem.NUMBER, f"the request has number {number}, expected {expected}")
+            raise Refusal(RefusalKind.NUMBER, f"the request has number {number}, expected {expected}")
         before, self._number, self._request = self._work, number, checksum
         self._work = asyncio.create_task(self._carry_out(before, do))
         return await asyncio.shield(self._work)
@@ -226,9 +221,9 @@ class Leases(Generic[L]):
         """
         if not _NAME.fullmatch(name):
             expected = "expected 8 to 64 letters, digits, - or _"
-            raise Refusal(Problem.REQUEST, f"{name[:80]!r} is not a valid name of a {self._noun}: {expected}")
+            raise Refusal(RefusalKind.REQUEST, f"{name[:80]!r} is not a valid name of a {self._noun}: {expected}")
         if name in self._ended:  # the client closed it without waiting for the answer to its opening
-            raise Refusal(Problem.SESSION, f"the {self._noun} {name} was closed")
+            raise Refusal(RefusalKind.SESSION, f"the {self._noun} {name} was closed")
 
     async def open(self, name: str, begin: Callable[[], Coroutine[Any, Any, L]]) -> L:
         """Return the resource with this name; `begin` opens a missing one.
@@ -239,7 +234,7 @@ class Leases(Generic[L]):
         """
         if name not in self._opened:
             if len(self._opened) >= self._most:
-                raise Refusal(Problem.BUSY, f"all {self._most} {self._nouns} are in use")
+                raise Refusal(RefusalKind.BUSY, f"all {self._most} {self._nouns} are in use")
             self._opened[name] = asyncio.create_task(begin())
         opening = self._opened[name]
         try:
@@ -258,7 +253,7 @@ class Leases(Generic[L]):
         opened = self._opened.get(name)
         if opened is None or not _is_open(opened):
             hint = f"it was closed, was idle for {self._lease_s:g} s, or the server restarted"
-            raise Refusal(Problem.SESSION, f"no {self._noun} {name} is open: {hint}")
+            raise Refusal(RefusalKind.SESSION, f"no {self._noun} {name} is open: {hint}")
         return opened.result()
 
     def end(self, name: str) -> None:

@@ -173,7 +173,7 @@ class _Region:
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure:
+class _ParseFailure:
     """Place in an answer that is not a call."""
 
     at: int
@@ -219,7 +219,7 @@ def _find_region(text: str, *, is_whole: bool, inline: bool) -> _Region | None:
         if start < failed:
             continue
         match _read_region(text, start, is_whole=is_whole):
-            case _Failure(at, was_read):
+            case _ParseFailure(at, was_read):
                 failed, attempts = at, attempts + was_read
                 if attempts == MOST_ATTEMPTS:
                     return None
@@ -228,7 +228,7 @@ def _find_region(text: str, *, is_whole: bool, inline: bool) -> _Region | None:
     return None
 
 
-def _read_region(text: str, start: int, *, is_whole: bool) -> _Region | _Failure:
+def _read_region(text: str, start: int, *, is_whole: bool) -> _Region | _ParseFailure:
     """Read marks and calls from `start` to the end of the text."""
     calls: list[IntendedCall] = []
     marks: set[str] = set()
@@ -240,11 +240,11 @@ def _read_region(text: str, start: int, *, is_whole: bool) -> _Region | _Failure
             continue
         named = _NAMED.match(text, cursor)
         if named is None and not _BEGINNING.match(text, cursor):
-            return _Failure(cursor + 1)
+            return _ParseFailure(cursor + 1)
         try:
             value = read_mended(text, named.end() if named else cursor, "", ends=ENDS, is_whole=is_whole)
         except MalformedCall:
-            return _Failure(cursor + 1, was_read=True)
+            return _ParseFailure(cursor + 1, was_read=True)
         cursor, extra = after_extra(text, value.end)
         slips = (*value.mends, *extra)
         if named:
@@ -253,10 +253,10 @@ def _read_region(text: str, start: int, *, is_whole: bool) -> _Region | _Failure
         else:
             intended = intended_calls(value.value, slips)
         if not intended:
-            return _Failure(cursor + 1)
+            return _ParseFailure(cursor + 1)
         calls += intended
     if not calls:
-        return _Failure(start + 1)
+        return _ParseFailure(start + 1)
     around = sorted(marks) or [UNTAGGED]
     return _Region(start, tuple(IntendedCall(call.name, call.arguments, (*around, *call.slips)) for call in calls))
 

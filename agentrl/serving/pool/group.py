@@ -20,7 +20,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeAlias
 
 from agentrl.engine import Capabilities, InferenceServer
-from agentrl.errors import AgentRLError, EngineError, ServersLost, TrainingError, UsageError, async_boundary
+from agentrl.errors import AgentRLError, EngineError, ServersLost, TrainingError, UsageError
+from agentrl.errors.deadlines import async_boundary
 from agentrl.serving.pool.member import Member, MemberState, PoolSettings, end, first_of
 
 BUSY_LOOP_S = 0.1

@@ -33,7 +33,8 @@ from agentrl.engine import (
     StopReason,
 )
 from agentrl.engine.answer_check import check_answer
-from agentrl.errors import AgentRLError, EngineError, async_boundary
+from agentrl.errors import AgentRLError, EngineError
+from agentrl.errors.deadlines import async_boundary
 from agentrl.serving.pool.group import PoolGroup, Restart
 from agentrl.serving.pool.member import Member, PoolSettings
 from agentrl.serving.request import check_is_new

@@ -27,7 +27,8 @@ from agentrl.errors import Outcome
 from agentrl.observe.files import decode_record
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.run_folder import RunDirectory
-from agentrl.observe.trajectory_store import GroupEnd, read_trajectories, step_files
+from agentrl.observe.trajectory_store import VOID, GroupEnd, read_trajectories, step_files
+from agentrl.testing.chaos.damage import Damage
 from agentrl.testing.chaos.world import read_ledger
 from agentrl.trajectory import Trajectory
 
@@ -36,8 +37,8 @@ COMPARED_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedEpisode:
-    """An episode as the environment saw it."""
+class LedgerEpisode:
+    """An episode as the environment saw it and wrote it to the ledger."""
 
     seed: int
     actions: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ class PlayedEpisode:
     success: bool | None = None
 
 
-def played_episodes(events: Iterable[Mapping[str, Any]]) -> dict[str, PlayedEpisode]:
+def ledger_episodes(events: Iterable[Mapping[str, Any]]) -> dict[str, LedgerEpisode]:
     """Assemble the episodes of a ledger, by their ids in it."""
     found: dict[str, dict[str, Any]] = {}
     for event in events:
@@ -73,36 +74,7 @@ def played_episodes(events: Iterable[Mapping[str, Any]]) -> dict[str, PlayedEpis
                 row["actions"] += (event["action"],)
                 row["observations"] += (event["observation"],)
                 row["total"], row["ended"], row["success"] = event["total"], event["terminated"], event["success"]
-    return {name: PlayedEpisode(**row) for name, row in found.items()}
-
-
-@dataclass(slots=True)
-class Damage:
-    """Records that a fault destroyed; the account does not miss them."""
-
-    ids: set[str] = field(default_factory=set)
-    """Ids of trajectories and groups."""
-    steps: set[int] = field(default_factory=set)
-    """Steps whose metrics were destroyed."""
-    groups: list[dict[str, Any]] = field(default_factory=list)
-    """Destroyed group records, each with its ``step``."""
-    seeds: set[int] = field(default_factory=set)
-    """Seeds of trajectories."""
-
-    def add_line(self, line: bytes, step: int) -> None:
-        """Note a line of the trajectory store or of the metrics that is going to be destroyed."""
-        try:
-            record = decode_record(line)
-        except ValueError:
-            return
-        if isinstance(record.get("step"), int):
-            self.steps.add(record["step"])
-        if isinstance(record.get("id"), str):
-            self.ids.add(record["id"])
-        if record.get("kind") == "group":
-            self.groups.append({**record, "step": step})
-        if "trajectory" in record:
-            self.seeds.add(record["trajectory"]["seed"])
+    return {name: LedgerEpisode(**row) for name, row in found.items()}
 
 
 @dataclass(slots=True)
@@ -146,16 +118,18 @@ class _Check:
         run = RunDirectory(folder)
         events = read_ledger(ledger)
         self._group_size, self._max_left_over, self._damage = group_size, max_left_over, damage
-        self._played = played_episodes(events)
+        self._played = ledger_episodes(events)
         self._updates = [tuple(event["returns"]) for event in events if event["event"] == "trained"]
         self._stored = {
             found.trajectory.id: found.trajectory for found in read_trajectories(run.trajectories, messages=True)
         }
         records = list(_readable_records(run.trajectories))
         self._groups = _group_records(records, damage)
-        self._seeds = {record["trajectory"]["seed"] for record in records if "trajectory" in record} | damage.seeds
+        self._seeds = set(_seeds(records)) | damage.seeds
+        void = (line for file in sorted((run.trajectories / VOID).glob("*.jsonl")) for line in _decoded_lines(file))
+        self._seeds |= set(_seeds(line for line in void if _group_of(line) in self._groups))
         self._metrics = {int(line["step"]): line for line in read_metrics(run.metrics_file)}
-        self._by_return: dict[tuple[int, float], list[PlayedEpisode]] = defaultdict(list)
+        self._by_return: dict[tuple[int, float], list[LedgerEpisode]] = defaultdict(list)
         for episode in self._played.values():
             self._by_return[episode.seed, episode.total].append(episode)
         self.account = Account()
@@ -297,25 +271,39 @@ class _Check:
         return stored.outcome is not None and stored.outcome.is_infrastructure and bool(stored.error)
 
     def _check_started(self) -> None:
-        """Check that every task that the environment played is one of a named group."""
+        """Check that every task that the environment played is stored, or one of a named group."""
         for name, episode in self._played.items():
             if episode.actions and episode.seed not in self._seeds:
                 self.account.lost.append(f"episode {name} of seed {episode.seed} was played, but is not stored")
 
 
-def _was_shown(episode: PlayedEpisode, texts: str) -> bool:
+def _was_shown(episode: LedgerEpisode, texts: str) -> bool:
     """Return True if the stored messages contain the episode's observations, except the last one."""
     shown = episode.observations[: len(episode.actions)]
     return all(observation[:COMPARED_CHARACTERS].strip() in texts for observation in shown)
+
+
+def _seeds(records: Iterable[Mapping[str, Any]]) -> Iterator[int]:
+    return (record["trajectory"]["seed"] for record in records if "trajectory" in record)
+
+
+def _group_of(record: Mapping[str, Any]) -> str | None:
+    found: str | None = record.get("trajectory", {}).get("group_id")
+    return found
 
 
 def _readable_records(trajectories: Path) -> Iterator[dict[str, Any]]:
     """Yield the undamaged records of the trajectory store, each with its ``step``."""
     for file in step_files(trajectories):
         step = int(file.stem.partition("-")[2])
-        for line in file.read_bytes().splitlines():
-            with suppress(ValueError):
-                yield {**decode_record(line), "step": step}
+        yield from ({**record, "step": step} for record in _decoded_lines(file))
+
+
+def _decoded_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the undamaged records of a file."""
+    for line in file.read_bytes().splitlines():
+        with suppress(ValueError):
+            yield decode_record(line)
 
 
 def _group_records(records: Iterable[Mapping[str, Any]], damage: Damage) -> dict[str, list[Mapping[str, Any]]]:

@@ -1,18 +1,49 @@
-"""Damage to the files of a run that is not running."""
+"""Damage to the files of a run that is not running, and the records that it destroys."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from agentrl.observe.checkpoints import Checkpoints
+from agentrl.observe.files import decode_record
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import step_files
-from agentrl.testing.chaos.check import Damage
 from agentrl.testing.chaos.plan import PlannedFault, Target
 
 LONGEST_END = 4000
 """Maximum number of bytes that are cut off from a file of records."""
+
+
+@dataclass(slots=True)
+class Damage:
+    """Records that a fault destroyed; the account does not miss them."""
+
+    ids: set[str] = field(default_factory=set)
+    """Ids of trajectories and groups."""
+    steps: set[int] = field(default_factory=set)
+    """Steps whose metrics were destroyed."""
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    """Destroyed group records, each with its ``step``."""
+    seeds: set[int] = field(default_factory=set)
+    """Seeds of trajectories."""
+
+    def add_line(self, line: bytes, step: int) -> None:
+        """Note a line of the trajectory store or of the metrics that is going to be destroyed."""
+        try:
+            record = decode_record(line)
+        except ValueError:
+            return
+        if isinstance(record.get("step"), int):
+            self.steps.add(record["step"])
+        if isinstance(record.get("id"), str):
+            self.ids.add(record["id"])
+        if record.get("kind") == "group":
+            self.groups.append({**record, "step": step})
+        if "trajectory" in record:
+            self.seeds.add(record["trajectory"]["seed"])
 
 
 def damage_files(fault: PlannedFault, run: RunDirectory, damage: Damage) -> str:

@@ -32,14 +32,13 @@ from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.files import numbered_records
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.sandbox.orphan_guard import marked_processes
-from agentrl.testing.chaos.check import Damage, check_run
-from agentrl.testing.chaos.damage import damage_files
+from agentrl.testing.chaos.check import check_run
+from agentrl.testing.chaos.damage import Damage, damage_files
 from agentrl.testing.chaos.plan import FILES, MOST_EVENTS, PlannedFault, Target, plan_faults
 from agentrl.testing.chaos.processes import MARK, PAUSE_S, find_processes, kill_left, send, wait_until
-from agentrl.testing.chaos.proxy import FaultyProxy
 from agentrl.testing.chaos.result import CampaignResult, FaultRecord
 from agentrl.testing.chaos.scenarios import COMMON, LIMITS, WORKER_PROCESSES, Scenario
-from agentrl.testing.chaos.servers import FaultyServer, start_engine_server, start_environment_server
+from agentrl.testing.chaos.servers import FaultyProxy, FaultyServer, start_engine_server, start_environment_server
 from agentrl.testing.chaos.world import Ledger
 
 UNEXPECTED = "unexpected error: run the command again"

@@ -45,7 +45,7 @@ GARBLED = (
     "unknown stop reason",
     "negative duration",
 )
-"""Changes of an answer at the engine contract; `agentrl.testing.chaos.proxy` has those of a server's JSON."""
+"""Changes of an answer at the engine contract; `agentrl.testing.chaos.servers` has those of a server's JSON."""
 ANSWERS = ("lost", "late", "failed", *GARBLED)
 WAYS: dict[Target, tuple[str, ...]] = {
     Target.TRAINER: (*SIGNALS, "SIGINT twice", "SIGKILL while it saves"),

@@ -91,7 +91,7 @@ _SIZE = 4 * 2**20
 _CONNECTIONS = 300
 
 
-class _Server:
+class _RecordingServer:
     """Web server on this machine's loopback that records requests."""
 
     def __init__(self, answer: bytes) -> None:
@@ -111,7 +111,7 @@ class _Server:
 
 
 @asynccontextmanager
-async def _serving(server: _Server) -> AsyncIterator[int]:
+async def _serving(server: _RecordingServer) -> AsyncIterator[int]:
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     async with listening:
         yield int(listening.sockets[0].getsockname()[1])
@@ -119,7 +119,7 @@ async def _serving(server: _Server) -> AsyncIterator[int]:
 
 async def reaches_listed_hosts_only(subject: SandboxSubject) -> str:
     """Only listed hosts are reached, through the proxy: not by another notation, by a header, or around the proxy."""
-    welcome, hidden = _Server(b"welcome"), _Server(secrets.token_hex(16).encode())
+    welcome, hidden = _RecordingServer(b"welcome"), _RecordingServer(secrets.token_hex(16).encode())
     async with _serving(welcome) as open_port, _serving(hidden) as shut:
         network = (f"127.0.0.1:{open_port}", f"localhost:{shut}", "nowhere.invalid")
         listed = SandboxSubject(dataclasses.replace(subject.spec, network=network))

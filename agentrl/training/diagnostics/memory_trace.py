@@ -300,11 +300,11 @@ def _backward(model: Any, hidden: Tensor) -> None:
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    function: Any = _Attention
+    function: Any = _EmptyAttention
     return function.apply(query, key, value).transpose(1, 2).contiguous(), None
 
 
-class _Attention(torch.autograd.Function):
+class _EmptyAttention(torch.autograd.Function):
     """Attention that returns and saves empty tensors of the real sizes."""
 
     @staticmethod

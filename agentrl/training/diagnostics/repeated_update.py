@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from agentrl.algorithms.types import LossInput
+from agentrl.algorithms.types import LossInput, TokenLoss
 from agentrl.config.config import Config
 from agentrl.config.load import config_from
 from agentrl.errors import UsageError
@@ -128,13 +128,13 @@ class _RecordingObjective(Objective):
 
     not_finite: tuple[str, ...] = ()
 
-    def loss(self, tokens: LossInput, entropy: torch.Tensor, tally: SumsByName) -> torch.Tensor:
+    def loss(self, tokens: LossInput, entropy: torch.Tensor, tally: SumsByName) -> TokenLoss:
         found = super().loss(tokens, entropy, tally)
         numbers = {
             "log-probabilities": tokens.logp,
             "advantages": tokens.advantage,
             "log-probabilities of the engine": tokens.behaviour_logp,
-            "losses of tokens": found,
+            "losses of tokens": found.values,
         }
         self.not_finite = tuple(name for name, value in numbers.items() if not bool(value.detach().isfinite().all()))
         return found

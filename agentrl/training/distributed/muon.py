@@ -68,7 +68,7 @@ class ShardedMuon(torch.optim.Optimizer):
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _MeshLine:
     """Ranks along one dimension of a mesh; a single rank if matrices are not divided along it."""
 
     group: distributed.ProcessGroup | None = None
@@ -100,11 +100,11 @@ def _is_cut(matrix: DTensor) -> bool:
     return TENSOR in (matrix.device_mesh.mesh_dim_names or ())
 
 
-def _lines(matrix: DTensor) -> tuple[_Line, _Line]:
+def _lines(matrix: DTensor) -> tuple[_MeshLine, _MeshLine]:
     """Return the ranks that hold shards of a matrix, and the neighbours that hold parts of the same shard."""
     mesh, cut = matrix.device_mesh, _is_cut(matrix)
-    lines = [_Line(mesh.get_group(axis), mesh.size(axis), mesh.get_local_rank(axis)) for axis in range(mesh.ndim)]
-    return (lines[-2], lines[-1]) if cut else (lines[-1], _Line())
+    lines = [_MeshLine(mesh.get_group(axis), mesh.size(axis), mesh.get_local_rank(axis)) for axis in range(mesh.ndim)]
+    return (lines[-2], lines[-1]) if cut else (lines[-1], _MeshLine())
 
 
 def _changes(matrices: list[DTensor], directions: list[Tensor], learning_rate: float) -> list[Tensor]:
@@ -131,7 +131,7 @@ def _changes(matrices: list[DTensor], directions: list[Tensor], learning_rate: f
 
 
 def _shard_changes(
-    matrices: list[DTensor], own: list[Tensor], shards: _Line, learning_rate: float, like: Tensor
+    matrices: list[DTensor], own: list[Tensor], shards: _MeshLine, learning_rate: float, like: Tensor
 ) -> list[Tensor]:
     """Compute this rank's parts of the changes from whole shards: [neighbours, numbers of a part] each."""
     sizes = [part.numel() for part in own] + [0] * (shards.ranks - len(matrices))

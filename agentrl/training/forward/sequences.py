@@ -194,7 +194,7 @@ class PackedRow:
 def pack(sequences: Sequence[ScoredSequence], *, share: int) -> PackedRow:
     """Lay sequences out in one row; share common prefixes of at least `share` tokens, or none if `share` is 0."""
     order, common = sorted_prefixes(sequences) if share else (range(len(sequences)), [0] * len(sequences))
-    row = _Row(share)
+    row = _RowBuilder(share)
     indices: list[torch.Tensor] = [torch.empty(0)] * len(sequences)
     for index, shared in zip(order, common, strict=True):
         row.append(len(sequences[index]), shared)
@@ -262,7 +262,7 @@ def _common_routes(left: torch.Tensor | None, right: torch.Tensor | None) -> int
 
 def _fitting(lengths: Sequence[int], common: Sequence[int], budget: int, share: int) -> int:
     """Count the sequences that fit into a row; at least one."""
-    row = _Row(share)
+    row = _RowBuilder(share)
     for count, (length, shared) in enumerate(zip(lengths, common, strict=True)):
         row.append(length, shared)
         if row.tokens > budget and count:
@@ -284,7 +284,7 @@ class _Open:
 
 
 @dataclass(slots=True)
-class _Row:
+class _RowBuilder:
     """Builder of a row, to which sequences are appended in the order of their tokens."""
 
     share: int

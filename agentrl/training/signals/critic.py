@@ -281,6 +281,16 @@ class CriticStep:
         return {**self._targets.measurements(), **self._tally.means(), **update_metrics("critic", self._updates)}
 
 
+def pretrain_steps(config: TrainerConfig) -> int:
+    """Return the number of first steps in which only the critic trains."""
+    return 0 if config.critic is None else config.critic.pretrain_steps
+
+
+def joins_policy(config: TrainerConfig) -> bool:
+    """Return True if the policy's loss includes the critic's."""
+    return config.critic is not None and config.critic.kind == "shared"
+
+
 def _value_estimators() -> list[str]:
     """List the shipped estimators that read a critic's values."""
     shipped = [name for name in names(Kind.ADVANTAGE) if ":" not in name]

@@ -1,0 +1,117 @@
+"""`agentrl diagnose`: what is wrong with a run, and which key to change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from agentrl.cli.help import examples
+from agentrl.config.config import Config
+from agentrl.diagnosis.finding import Finding, Severity
+from agentrl.diagnosis.read import Diagnosis, diagnose_evaluation, diagnose_run
+from agentrl.errors import AgentRLError, UsageError
+from agentrl.evaluation.panel import EPISODES_FILE
+from agentrl.observe.console import out
+from agentrl.observe.run_folder import RunDirectory, find_run
+from agentrl.render.tokenizers import load_tokenizer
+from agentrl.training.algorithm_functions import learns_from_rewards
+from agentrl.training.stored_episodes import model_of_run
+
+app = typer.Typer()
+
+STYLES = {Severity.CRITICAL: "bold red", Severity.SERIOUS: "bold yellow", Severity.MINOR: "bold"}
+
+
+@app.command(
+    epilog=examples(
+        "agentrl diagnose runs/latest",
+        "agentrl diagnose runs/my-run --json",
+        "agentrl diagnose runs/evaluations/engine-4f0c2a9d1b3e",
+    )
+)
+def diagnose(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, finished or not, or of an evaluation.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
+) -> None:
+    """Say what is wrong with a run, with the evidence, and which config key to change.
+
+    Reads metrics, log and episodes of a finished, running or crashed run. The root cause comes first; findings that
+    it explains come last.
+    """
+    found = diagnose_folder(run)
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=2))
+    else:
+        out.print(diagnosis_text(found), soft_wrap=True)
+
+
+def diagnose_folder(folder: Path) -> Diagnosis:
+    """Diagnose the run or evaluation in a folder.
+
+    Raises:
+        UsageError: the folder is neither.
+    """
+    if (folder / EPISODES_FILE).is_file():
+        return diagnose_evaluation(folder, folder / EPISODES_FILE)
+    run = find_run(folder)
+    if run is None:
+        raise UsageError(
+            f"{folder} is neither a run nor an evaluation",
+            got="no config.yaml and no episodes.jsonl" if folder.is_dir() else "no such folder",
+            expected="a folder such as runs/latest",
+        )
+    return diagnose_run(run, decode=_decoder(run), learns_from_rewards=_learns_from_rewards)
+
+
+def _learns_from_rewards(config: Config) -> bool:
+    try:
+        return learns_from_rewards(config.algorithm)
+    except AgentRLError:  # a function of the user's that cannot be imported here
+        return True
+
+
+def _decoder(run: RunDirectory) -> Callable[[Sequence[int]], str] | None:
+    try:
+        tokenizer = load_tokenizer(model_of_run(run))
+    except (AgentRLError, OSError, ValueError):  # no model, or a damaged one: the answers are not shown
+        return None
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def diagnosis_text(found: Diagnosis) -> Text:
+    """Format a diagnosis for the terminal."""
+    text = Text.assemble((str(found.folder), "bold"), f": {found.ending}\n")
+    for error in found.errors:
+        text.append(f"  {error}\n", "red")
+    for note in found.notes:
+        text.append(f"  {note}\n", "dim")
+    roots = [finding for finding in found.findings if finding.because_of is None]
+    for number, finding in enumerate(roots, 1):
+        text.append_text(_finding_text(number, finding, found.folder))
+    followers = [finding for finding in found.findings if finding.because_of is not None]
+    if followers:
+        text.append("\nExplained by the above:\n", "bold")
+    for finding in followers:
+        text.append(f"  {finding.kind} (because of {finding.because_of}): {finding.sentence}\n")
+    if not found.findings:
+        text.append("  nothing wrong was found\n", "green")
+    return text
+
+
+def _finding_text(number: int, finding: Finding, folder: Path) -> Text:
+    style = STYLES[finding.severity]
+    text = Text.assemble(f"\n{number}. ", (f"{finding.kind}, {finding.severity}", style), f": {finding.sentence}\n")
+    for line in finding.evidence:
+        text.append(f"   evidence: {line}\n")
+    for change in finding.changes:
+        text.append("   change:   ").append(f"{change}\n", "cyan")
+    if finding.advice:
+        text.append(f"   advice:   {finding.advice}\n")
+    if finding.example is not None:
+        text.append("   look:     ").append(f"{finding.example.view_command(folder)}\n", "cyan")
+    return text

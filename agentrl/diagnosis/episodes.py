@@ -1,0 +1,103 @@
+"""Rules about episodes: answers that are cut or cannot be used, and budgets that run out.
+
+rule               condition
+-----------------  -------------------------------------------------------------------------------------------------
+answers_cut        at least `MANY` of the answers were cut off at ``agent.max_answer_tokens``
+unusable_answers   at least `MANY` of the answers could not be used as actions
+truncated_turns    at least `MANY` of the episodes ended because their turns ran out
+truncated_tokens   … their tokens, or the model's context
+truncated_time     … their time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agentrl.diagnosis.finding import Finding
+from agentrl.diagnosis.summary import RunSummary
+from agentrl.errors import Outcome
+
+MANY = 0.2
+"""Minimum share of episodes or answers for reporting a problem."""
+MOST = 0.5
+"""Share of the unusable answers that were cut, from which the cut explains them."""
+
+
+def answers_cut(run: RunSummary) -> Iterator[Finding]:
+    """Find answers that ended because their tokens ran out."""
+    episodes = run.episodes
+    if not episodes.turns or (share := episodes.cut / episodes.turns) < MANY:
+        return
+    full = episodes.outcomes[Outcome.TRUNCATED_TOKENS.value]
+    if full and episodes.cut <= full:  # the last answers of episodes whose context is full
+        return
+    yield Finding(
+        kind="answers_cut",
+        sentence=f"{episodes.cut} of {episodes.turns} answers were cut off before their end",
+        changes=(run.raised("agent.max_answer_tokens"),),
+        advice="if the answers are long without need, reward short ones (algorithm.shaping={length: {factor: 0.1}})",
+        evidence=(f"stop reason length in {share:.0%} of the turns",),
+        example=run.example("cut"),
+        count=episodes.cut,
+        of=episodes.turns,
+        weight=0.25 + 0.5 * share + (0.15 if 2 * episodes.cut_unusable >= episodes.cut else 0.0),
+        causes=frozenset({"length_growth", "learning_rate_high"}),
+    )
+
+
+def unusable_answers(run: RunSummary) -> Iterator[Finding]:
+    """Find a policy that does not keep to the form of answers."""
+    episodes = run.episodes
+    if not episodes.turns or (share := min(1.0, episodes.unusable / episodes.turns)) < MANY:
+        return
+    remark = f", most often: {episodes.remarks.most_common(1)[0][0]}" if episodes.remarks else ""
+    answers = [f"{text!r} ({times} times in a sample)" for text, times in run.frequent_answers()]
+    mostly_cut = episodes.cut_unusable >= MOST * episodes.unusable
+    yield Finding(
+        kind="unusable_answers",
+        sentence=f"{episodes.unusable} of {episodes.turns} answers could not be used as actions{remark}",
+        advice="see what the policy is told: agentrl env prompt "
+        f"{run.setting('environment.name') or 'NAME'}; check agent.loop and agent.options, show examples "
+        "(agent.few_shot_turns), try a warm start (agentrl sft), or a model that follows the form",
+        evidence=tuple(f"frequent answer: {answer}" for answer in answers),
+        example=run.example("unusable"),
+        count=episodes.unusable,
+        of=episodes.turns,
+        weight=0.3 + 0.62 * share,
+        causes=frozenset({"learning_rate_high"}) | ({"answers_cut"} if mostly_cut else frozenset()),
+    )
+
+
+_BUDGETS = {
+    Outcome.TRUNCATED_TURNS: ("their turns", "agent.max_turns"),
+    Outcome.TRUNCATED_TOKENS: ("their tokens", "agent.max_tokens"),
+    Outcome.TRUNCATED_TIME: ("their time", "agent.max_seconds"),
+}
+"""Outcomes, the budget that ran out, and its key."""
+
+
+def truncated_episodes(run: RunSummary) -> Iterator[Finding]:
+    """Find episodes that ended because a budget ran out."""
+    episodes = run.episodes
+    for outcome, (what, key) in _BUDGETS.items():
+        count = episodes.outcomes[outcome.value]
+        if not episodes.episodes or (share := count / episodes.episodes) < MANY:
+            continue
+        is_tokens = outcome is Outcome.TRUNCATED_TOKENS
+        advice = "and the context of the engine and the model, if it is shorter" if is_tokens else ""
+        if is_tokens and 2 * episodes.first_turn_cuts >= count:
+            advice = "the prompt alone fills it: shorten the instructions or observations, too"
+        yield Finding(
+            kind=outcome.value,
+            sentence=f"{count} of {episodes.episodes} episodes ended because {what} ran out ({key})",
+            changes=(run.raised(key),),
+            advice=advice,
+            evidence=(f"outcome {outcome.value} in {share:.0%} of the episodes",),
+            example=run.example(outcome.value),
+            count=count,
+            of=episodes.episodes,
+            weight=0.2 + 0.5 * share,
+            causes=frozenset(
+                {"length_growth", "unusable_answers", "tool_failed"} if is_tokens else {"unusable_answers"}
+            ),
+        )

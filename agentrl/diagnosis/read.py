@@ -1,0 +1,330 @@
+"""Diagnosis of a folder: a finished, running, stopped or crashed run, or an evaluation.
+
+with                     the diagnosis reads
+-----------------------  ---------------------------------------------------------------------------------------
+``config.yaml``          the values of the keys that it advises to change
+``metrics.jsonl``        the steps
+``trajectories``         the episodes; of a large store, those of some steps
+``incidents.json``       failures of rewards, environments and tools, with file and line
+``logs``                 the error that ended the run
+"""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentrl.config.config import Config
+from agentrl.config.load import load_config
+from agentrl.diagnosis.finding import Finding
+from agentrl.diagnosis.summary import RunSummary
+from agentrl.diagnosis.watch import RunDiagnosis
+from agentrl.errors import AgentRLError, SourceLocation, UsageError
+from agentrl.observe.files import UNREADABLE, replace_file
+from agentrl.observe.incidents import Incidents
+from agentrl.observe.metrics import read_metrics
+from agentrl.observe.run_folder import LOCK, RunDirectory
+from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
+from agentrl.trajectory import Trajectory
+
+MOST_EPISODES = 2000
+"""Maximum number of episodes that are read, unless there are more than `MOST_STEPS` steps."""
+MOST_STEPS = 200
+"""Maximum number of steps whose episodes are read."""
+LEAST_PER_STEP = 16
+INCIDENTS_FILE = "incidents.json"
+_ERROR = re.compile(r"\b(?:\w+Error|Exception|CRITICAL|Segmentation fault|out of memory)\b", re.IGNORECASE)
+_TAIL = 65536
+"""Bytes at the end of a log that are read."""
+
+
+class RunState(enum.StrEnum):
+    """How a run stands."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    """Stopped on request; it can be resumed."""
+    FAILED = "failed"
+    """Ended with an error."""
+    KILLED = "killed"
+    """Ended without a word: killed, or the machine stopped."""
+    EVALUATION = "evaluation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Diagnosis of a run or an evaluation."""
+
+    folder: Path
+    state: RunState
+    step: int
+    """Last finished step."""
+    steps: int | None
+    """Steps of the whole run; ``None`` if the config cannot be read, and for evaluations."""
+    episodes: int
+    """Number of episodes that were read, without infrastructure failures."""
+    findings: tuple[Finding, ...]
+    """Ranked, the root cause first."""
+    errors: tuple[str, ...] = ()
+    """Errors that ended the run, from its logs."""
+    notes: tuple[str, ...] = ()
+    """Files that could not be read."""
+
+    @property
+    def ending(self) -> str:
+        """Description of the state."""
+        of = "" if self.steps is None else f" of {self.steps}"
+        steps = f"step {self.step}{of}"
+        match self.state:
+            case RunState.EVALUATION:
+                return f"an evaluation of {self.episodes} episodes"
+            case RunState.KILLED:
+                return f"ended after {steps} without an error in its log: it was killed, perhaps for its memory"
+            case RunState.STOPPED:
+                return f"stopped on request after {steps}"
+            case state:
+                return f"{state} {'at' if state is RunState.RUNNING else 'after'} {steps}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of ``--json``."""
+        return {
+            "folder": str(self.folder),
+            "state": self.state.value,
+            "ending": self.ending,
+            "step": self.step,
+            "steps": self.steps,
+            "episodes": self.episodes,
+            "errors": list(self.errors),
+            "notes": list(self.notes),
+            "findings": [
+                finding.to_json()
+                | {"look": None if finding.example is None else finding.example.view_command(self.folder)}
+                for finding in self.findings
+            ],
+        }
+
+
+def diagnose_run(
+    run: RunDirectory,
+    *,
+    decode: Callable[[Sequence[int]], str] | None = None,
+    learns_from_rewards: Callable[[Config], bool] = lambda config: True,
+) -> Diagnosis:
+    """Apply the rules to a run, step by step as the running run does.
+
+    Args:
+        run: Folder of the run.
+        decode: Decodes the tokens of answers.
+        learns_from_rewards: Returns False for a config whose algorithm also learns from equal rewards.
+    """
+    notes: list[str] = []
+    config = _read_config(run, notes)
+    lines = read_metrics(run.metrics_file)
+    incidents = read_incidents(run)
+    summary = RunSummary(
+        config=config,
+        is_training=not run.rollout_file.is_file(),
+        learns_from_rewards=config is None or learns_from_rewards(config),
+        incidents=incidents.incidents,
+        definitions=incidents.definitions or _names_of_rewards(config),
+        decode=decode,
+    )
+    by_step = _read_episodes(run.trajectories, notes)
+    diagnosis = RunDiagnosis(summary)
+    for line in lines:
+        diagnosis.add_step(line["step"], line, by_step.pop(line["step"], []))
+    for step, trajectories in by_step.items():  # of steps that have not finished
+        summary.episodes.add_step(trajectories, step)
+        if not lines:
+            summary.newest.add_step(trajectories, step)
+    step, steps = lines[-1]["step"] if lines else 0, None if config is None else config.trainer.steps
+    is_rl = any("groups/trained" in line for line in lines) or not lines
+    state = _state_of(run, is_complete=steps is not None and (step >= steps or not is_rl))
+    failed = state in (RunState.FAILED, RunState.KILLED)
+    return Diagnosis(
+        folder=run.path,
+        state=state,
+        step=step,
+        steps=steps if is_rl else None,
+        episodes=summary.episodes.episodes,
+        findings=diagnosis.findings(),
+        errors=tuple(_errors_of(run)) if failed else (),
+        notes=tuple(notes),
+    )
+
+
+def diagnose_evaluation(folder: Path, episodes: Path) -> Diagnosis:
+    """Apply the rules that make sense for an evaluation to its episodes.
+
+    Args:
+        folder: Folder of the evaluation.
+        episodes: File of its episodes.
+    """
+    notes: list[str] = []
+    summary = RunSummary(is_training=False, incidents=read_counts(folder / INCIDENTS_FILE))
+    for trajectories in _read_episodes(episodes, notes).values():
+        summary.episodes.add_step(trajectories, None)
+    return Diagnosis(
+        folder=folder,
+        state=RunState.EVALUATION,
+        step=0,
+        steps=None,
+        episodes=summary.episodes.episodes,
+        findings=RunDiagnosis(summary).findings(),
+        notes=tuple(notes),
+    )
+
+
+def _read_config(run: RunDirectory, notes: list[str]) -> Config | None:
+    try:
+        return load_config(run.config_file)
+    except (AgentRLError, OSError, UnicodeDecodeError) as error:
+        notes.append(f"config.yaml cannot be read, so advice lacks the present values: {error}")
+        return None
+
+
+def _names_of_rewards(config: Config | None) -> dict[str, SourceLocation | None]:
+    """Return the names of the config's reward functions as messages name them; their lines are not known."""
+    entries = [] if config is None else config.agent.reward
+    names = [entry if isinstance(entry, str) else entry["name"] for entry in entries]
+    return {f"reward function {name}": None for name in names if name != "environment"}
+
+
+def _read_episodes(store: Path, notes: list[str]) -> dict[int, list[Trajectory]]:
+    """Read the episodes of a store by training step: all of a small store, else those of evenly spread steps."""
+    if not store.exists():
+        return {}
+    found: dict[int, list[Trajectory]] = {}
+    ended = EpisodeFilter(is_infrastructure=False)
+    with TrajectoryIndex(store) as index:
+        steps, count = index.steps(ended), index.count(ended)
+        chosen = steps if count <= MOST_EPISODES else _spread(steps)
+        most = None if count <= MOST_EPISODES else max(LEAST_PER_STEP, MOST_EPISODES // len(chosen))
+        for step in chosen:
+            where = EpisodeFilter(is_infrastructure=False, first_step=step, last_step=step)
+            for row in index.select(where, limit=most):
+                with suppress(UsageError):  # the run has changed it since
+                    found.setdefault(step, []).append(index.read(row).trajectory)
+        if index.damaged:
+            notes.append(f"{index.damaged} damaged records of {store} are left out")
+        if most is not None:
+            read = sum(map(len, found.values()))
+            notes.append(f"{read} of {count} episodes were read, of {len(chosen)} of {len(steps)} steps")
+    return found
+
+
+def _spread(steps: Sequence[int]) -> list[int]:
+    """Return at most `MOST_STEPS` steps: evenly spread ones, with the first and the last."""
+    if len(steps) <= MOST_STEPS:
+        return list(steps)
+    return sorted({steps[round(i * (len(steps) - 1) / (MOST_STEPS - 1))] for i in range(MOST_STEPS)})
+
+
+def _state_of(run: RunDirectory, *, is_complete: bool) -> RunState:
+    if _is_locked(run.path / LOCK):
+        return RunState.RUNNING
+    if is_complete:
+        return RunState.FINISHED
+    text = _tail(run.run_log)
+    if _last_error(text) is not None:
+        return RunState.FAILED
+    return RunState.STOPPED if "stopping" in text else RunState.KILLED
+
+
+def _is_locked(lock: Path) -> bool:
+    """Return True if a process holds the lock file."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _tail(file: Path) -> str:
+    """Return the end of a log, with its damaged bytes replaced; empty if it cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            opened.seek(max(0, file.stat().st_size - _TAIL))
+            return opened.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _last_error(text: str) -> str | None:
+    """Return the last record of level ERROR in a run's log, unless the run was resumed after it."""
+    records = re.split(r"^(?=\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} )", text, flags=re.MULTILINE)
+    last = next((record for record in reversed(records) if record.strip()), "")
+    _, found, message = last.partition(" ERROR ")
+    return message.strip() if found else None
+
+
+def _errors_of(run: RunDirectory) -> list[str]:
+    """Return the run's last error, and the last lines with an error in the logs of its servers and ranks."""
+    own = _last_error(_tail(run.run_log))
+    found = [] if own is None else [own]
+    for log in sorted(run.logs.glob("*.log")):
+        lines = [line.strip() for line in _tail(log).splitlines() if _ERROR.search(line)]
+        if log != run.run_log and lines:
+            found.append(f"{log.name}: {lines[-1]}")
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunIncidents:
+    """Failures of a run's code, and its reward functions."""
+
+    incidents: Incidents = field(default_factory=Incidents)
+    definitions: Mapping[str, SourceLocation | None] = field(default_factory=dict)
+
+
+def save_incidents(run: RunDirectory, found: RunIncidents) -> None:
+    """Write the failures so far into the run's folder, for a diagnosis while it runs or after a crash.
+
+    Raises:
+        UsageError: the disk is full.
+    """
+    places = {
+        name: None if place is None else {"file": place.file, "line": place.line}
+        for name, place in found.definitions.items()
+    }
+    record = {"incidents": found.incidents.to_record(), "definitions": places}
+    replace_file(run.path / INCIDENTS_FILE, orjson.dumps(record))
+
+
+def read_counts(file: Path) -> Incidents:
+    """Read the failures of an evaluation; none if there is no such file, or it is damaged."""
+    incidents = Incidents()
+    with suppress(OSError, *UNREADABLE):
+        incidents.add_record(orjson.loads(file.read_bytes()))
+    return incidents
+
+
+def read_incidents(run: RunDirectory) -> RunIncidents:
+    """Read what `save_incidents` wrote; nothing if there is no such file, or it is damaged."""
+    incidents = Incidents()
+    try:
+        record = orjson.loads((run.path / INCIDENTS_FILE).read_bytes())
+        incidents.add_record(record["incidents"])
+        places = {
+            name: None if place is None else SourceLocation(place["file"], place["line"])
+            for name, place in record["definitions"].items()
+        }
+    except (OSError, *UNREADABLE):
+        return RunIncidents()
+    return RunIncidents(incidents=incidents, definitions=places)

@@ -1,0 +1,125 @@
+"""Diagnosis that follows a run step by step: its warnings, and its findings at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from agentrl.diagnosis.finding import Finding, rank
+from agentrl.diagnosis.rules import apply_rules
+from agentrl.diagnosis.summary import RunSummary
+from agentrl.observe.files import replace_file
+from agentrl.observe.run_folder import RunDirectory
+from agentrl.trajectory import Trajectory
+
+FACTOR = 3
+"""A lasting problem is reported at its 1st, 3rd, 9th, … step."""
+CALM = 10
+"""Number of steps without a problem after which its next occurrence counts as the first."""
+
+
+class Reminder:
+    """Schedule of repeated warnings about a lasting problem."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, int] = {}
+        self._last: dict[str, int] = {}
+
+    def is_due(self, kind: str, step: int) -> bool:
+        """Record that a step shows a problem; return True if it should be reported."""
+        if step - self._last.get(kind, step) > CALM:
+            self._times.pop(kind, None)
+        times = self._times[kind] = self._times.get(kind, 0) + 1
+        self._last[kind] = step
+        while times % FACTOR == 0:
+            times //= FACTOR
+        return times == 1
+
+
+class RunDiagnosis:
+    """Diagnosis of a run, updated with every step.
+
+    Args:
+        run: Summary of the run, which receives the steps.
+        lines: Metrics of earlier steps, for a resumed run.
+    """
+
+    def __init__(self, run: RunSummary, lines: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.run = run
+        self.run.lines.extend(lines)
+        self._seen: dict[str, list[tuple[int, Finding]]] = {}
+        self._reminder = Reminder()
+
+    def add_step(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> list[str]:
+        """Add a step, and return the warnings that are due, the root cause first.
+
+        Args:
+            step: Number of the step.
+            metrics: Metrics of the step.
+            trajectories: Trajectories of the step.
+        """
+        self.run.add_step({"step": step, **metrics}, trajectories)
+        found = []
+        for rule, finding in apply_rules(self.run, of_newest_step=True):
+            self._seen.setdefault(finding.kind, []).append((step, finding))
+            found += [finding] if rule.warns else []
+        whole = list(apply_rules(self.run, of_newest_step=False))
+        found += [finding for rule, finding in whole if rule.warns and finding.is_current]
+        others = [finding for rule, finding in whole if not rule.warns]
+        due = [one for one in rank(found) if self._reminder.is_due(f"{one.kind} {one.file}", step)]
+        return [_warning(finding, others) for finding in due]
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return everything that is wrong with the run so far, ranked."""
+        whole = [finding for _, finding in apply_rules(self.run, of_newest_step=False)]
+        return rank([*whole, *self._seen_findings()])
+
+    def _seen_findings(self) -> list[Finding]:
+        return [
+            replace(
+                seen[-1][1],
+                sentence=f"{_when([step for step, _ in seen])}: {seen[-1][1].sentence}",
+                count=len(seen),
+                of=len(self.run.lines),
+            )
+            for seen in self._seen.values()
+        ]
+
+
+def _warning(finding: Finding, others: Sequence[Finding]) -> str:
+    """Return the text of a warning, with the cause if another finding explains it."""
+    cause = next((other for other in others if other.kind in finding.causes), None)
+    if cause is None:
+        return finding.text
+    return f"{finding.sentence}. {cause.text[:1].upper()}{cause.text[1:]}"
+
+
+def _when(steps: Sequence[int]) -> str:
+    """Describe the steps with a sign."""
+    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, the last one {steps[-1]}"
+
+
+def save_findings(folder: RunDirectory, findings: Sequence[Finding]) -> None:
+    """Write the findings of a run into its folder, unless the folder was moved or removed.
+
+    Raises:
+        UsageError: the disk is full.
+    """
+    if not folder.path.is_dir():
+        return
+    record = {"problems": [finding.to_json() for finding in findings]}
+    replace_file(folder.diagnosis_file, orjson.dumps(record, option=orjson.OPT_INDENT_2))
+
+
+def read_findings(folder: RunDirectory) -> tuple[Finding, ...]:
+    """Read the findings that a run wrote at its end; none if it has not ended."""
+    if not folder.diagnosis_file.is_file():
+        return ()
+    try:
+        record = orjson.loads(folder.diagnosis_file.read_bytes())
+        return tuple(Finding.from_json(finding) for finding in record["problems"])
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):  # a file of another version, or damaged
+        return ()

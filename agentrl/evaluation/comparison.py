@@ -1,0 +1,168 @@
+"""Comparison of two runs or evaluations over the tasks that both have played, with a paired test."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+import numpy as np
+
+from agentrl.evaluation.result import MeanInterval, bootstrap_mean
+from agentrl.observe.metrics import MARGIN_ERRORS
+
+MOST_BOOTSTRAPPED = 2000
+"""Number of tasks up to which the interval of a difference is bootstrapped; the normal one is the same for more."""
+
+
+class Verdict(enum.StrEnum):
+    """Result of a task, seen from the second side."""
+
+    WON = "won"
+    """The second side did better."""
+    LOST = "lost"
+    SAME = "same"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskScore:
+    """Episodes of one side for one task."""
+
+    episodes: int
+    success: float | None
+    """Share of solved episodes; ``None`` if unknown."""
+    reward: float | None
+    """Mean reward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedTask:
+    """A task that both sides have played."""
+
+    first: TaskScore
+    second: TaskScore
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedTest:
+    """Two-sided test of the hypothesis that neither side is better.
+
+    Example: of 20 tasks with one episode each, the second side solves 6 that the first does not, and misses 1 that it
+    does: ``name="exact McNemar", p=0.125, difference=0.25``.
+    """
+
+    name: str
+    p: float
+    """Probability of a difference as large by chance."""
+    difference: float
+    """Mean over the tasks of the second side's success (or reward) minus the first side's."""
+    low: float
+    high: float
+    """Interval of the difference, at 95 %."""
+    measure: str
+    """Compared quantity: ``success`` or ``reward``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Comparison of two sides."""
+
+    tasks: Mapping[Hashable, ComparedTask]
+    """Tasks of both sides."""
+    only_first: int
+    """Number of tasks that only the first side has played."""
+    only_second: int
+    test: PairedTest | None
+    """``None`` without a common task whose results are known."""
+
+    def count(self, verdict: Verdict) -> int:
+        """Return the number of tasks with a verdict."""
+        return sum(task.verdict is verdict for task in self.tasks.values())
+
+
+def compare(first: Mapping[Hashable, TaskScore], second: Mapping[Hashable, TaskScore]) -> Comparison:
+    """Compare two sides, task by task: by success where both know it, otherwise by reward.
+
+    Args:
+        first: Scores of the first side by task.
+        second: Scores of the second side.
+    """
+    common = [key for key in first if key in second]
+    tasks = {
+        key: ComparedTask(first=first[key], second=second[key], verdict=_verdict(first[key], second[key]))
+        for key in common
+    }
+    by_success = [(one.first.success, one.second.success) for one in tasks.values()]
+    by_reward = [(one.first.reward, one.second.reward) for one in tasks.values()]
+    success = [(a, b) for a, b in by_success if a is not None and b is not None]
+    reward = [(a, b) for a, b in by_reward if a is not None and b is not None]
+    uses_success = bool(success) and len(success) >= len(reward)
+    pairs = success if uses_success else reward
+    return Comparison(
+        tasks=tasks,
+        only_first=len(first) - len(common),
+        only_second=len(second) - len(common),
+        test=paired_test(pairs, "success" if uses_success else "reward") if pairs else None,
+    )
+
+
+def paired_test(pairs: Sequence[tuple[float, float]], measure: str = "success") -> PairedTest:
+    """Test whether one side is better, by the tasks whose two values differ.
+
+    The sign test; for one episode of each task it is the exact test of McNemar (1947). The interval is that of the mean
+    difference: a percentile bootstrap over tasks, or the normal one of many tasks.
+
+    >>> test = paired_test([(0.0, 1.0)] * 6 + [(1.0, 0.0)] + [(1.0, 1.0)] * 13)
+    >>> test.name, test.p, test.difference
+    ('exact McNemar', 0.125, 0.25)
+
+    Raises:
+        ValueError: no pairs.
+    """
+    if not pairs:
+        raise ValueError("no task that both have played: nothing to test")
+    differences = [b - a for a, b in pairs]
+    won, lost = sum(one > 0 for one in differences), sum(one < 0 for one in differences)
+    is_binary = measure == "success" and all(value in (0.0, 1.0) for pair in pairs for value in pair)
+    interval = _interval(differences)
+    return PairedTest(
+        name="exact McNemar" if is_binary else "sign test",
+        p=sign_test(won, lost),
+        difference=interval.mean,
+        low=interval.low,
+        high=interval.high,
+        measure=measure,
+    )
+
+
+def sign_test(won: int, lost: int) -> float:
+    """Return the two-sided probability of a split at least as uneven, if both sides win with probability 1/2.
+
+    >>> sign_test(6, 1), sign_test(0, 0), sign_test(3, 3)
+    (0.125, 1.0, 1.0)
+    """
+    n, fewer = won + lost, min(won, lost)
+    if 2 * fewer >= n - 1:
+        return 1.0
+    k = np.arange(1, fewer + 1, dtype=np.float64)
+    logs = np.concatenate([[0.0], np.cumsum(np.log((n - k + 1) / k))]) - n * math.log(2)
+    return min(1.0, round(2 * float(np.exp(logs).sum()), 12))
+
+
+def _verdict(first: TaskScore, second: TaskScore) -> Verdict:
+    known = first.success is not None and second.success is not None
+    a, b = (first.success, second.success) if known else (first.reward, second.reward)
+    if a is None or b is None or a == b:
+        return Verdict.SAME
+    return Verdict.WON if b > a else Verdict.LOST
+
+
+def _interval(differences: Sequence[float]) -> MeanInterval:
+    if len(differences) <= MOST_BOOTSTRAPPED:
+        return bootstrap_mean(differences)
+    mean = fmean(differences)
+    margin = MARGIN_ERRORS * stdev(differences, mean) / math.sqrt(len(differences))
+    return MeanInterval(mean=mean, low=mean - margin, high=mean + margin)

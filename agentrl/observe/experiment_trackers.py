@@ -1,0 +1,181 @@
+"""Trackers of experiment services: MLflow, SwanLab and Trackio. Each gets config, metrics and a table of episodes.
+
+All work without a network, in the run's ``logs``; the services' own variables send the data elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.observe.traces import EpisodeTrace
+from agentrl.observe.trackers import Tracker, run_identity
+
+PROJECT = "agentrl"
+MOST_ROWS = 200
+"""Maximum number of episodes of a step in a table."""
+COLUMNS = ("episode", "environment", "task", "outcome", "reward", "success", "turns", "sampled_tokens", "seconds")
+"""Columns of a table of episodes."""
+
+
+class EpisodeTableTracker(Tracker):
+    """Tracker with a table of the episodes of each step."""
+
+    traces = True
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._rows: list[list[Any]] = []
+
+    def trace(self, trace: EpisodeTrace) -> None:
+        """Add an episode to the table of the step."""
+        if trace.group and len(self._rows) < MOST_ROWS:
+            tokens = sum(turn.answer_tokens for turn in trace.turns)
+            result = (trace.outcome, trace.reward, trace.success, len(trace.turns), tokens, round(trace.seconds, 3))
+            self._rows.append([trace.name, trace.environment, trace.task, *result])
+
+    def take_rows(self) -> list[list[Any]]:
+        """Return the episodes since the last call, as rows of `COLUMNS`."""
+        rows, self._rows = self._rows, []
+        return rows
+
+
+class MLflowTracker(EpisodeTableTracker):
+    """A run of the MLflow experiment ``agentrl``; needs the package mlflow.
+
+    ``MLFLOW_TRACKING_URI`` names a server; by default, it is the file ``logs/mlflow/mlflow.db`` of the run's folder.
+    """
+
+    package = "mlflow"
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        super().__init__(folder, name, config)
+        self._metric = Metric
+        local = f"sqlite:///{folder.resolve()}/mlflow.db"
+        self._client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or local)
+        self._run = self._find_run(folder / "run_id", name)
+        self._client.update_run(self._run, status="RUNNING")
+        known = self._client.get_run(self._run).data.params  # which cannot be changed
+        params = [Param(key, str(value)[:500]) for key, value in flat(config).items() if key not in known]
+        for some in _parts(params, 100):
+            self._client.log_batch(self._run, params=some)
+
+    def _find_run(self, identity: Path, name: str) -> str:
+        """Return the id of this run, or of the one that it resumes."""
+        if identity.is_file():
+            return identity.read_text()
+        found = self._client.get_experiment_by_name(PROJECT)
+        artifacts = None if "MLFLOW_TRACKING_URI" in os.environ else (identity.parent / "artifacts").resolve().as_uri()
+        experiment = self._client.create_experiment(PROJECT, artifacts) if found is None else found.experiment_id
+        made: str = self._client.create_run(experiment, run_name=name).info.run_id
+        identity.write_text(made)
+        return made
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write all metrics of a step, and its table as an artifact."""
+        now = int(time.time() * 1000)
+        values = [self._metric(_allowed(name), float(value), now, step) for name, value in metrics.items()]
+        for some in _parts(values, 1000):
+            self._client.log_batch(self._run, metrics=some)
+        if rows := self.take_rows():
+            self._client.log_dict(self._run, {"columns": COLUMNS, "data": rows}, f"episodes/step-{step:06d}.json")
+
+    def close(self) -> None:
+        """End the run."""
+        self._client.set_terminated(self._run)
+
+
+class SwanLabTracker(EpisodeTableTracker):
+    """A run of the SwanLab project ``agentrl``; needs the package swanlab.
+
+    ``SWANLAB_MODE`` is ``offline`` by default: files in ``logs/swanlab``, which ``swanlab sync`` uploads.
+    """
+
+    package = "swanlab"
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        import swanlab
+
+        super().__init__(folder, name, config)
+        self._table = swanlab.echarts.Table
+        self._run = swanlab.init(
+            project=PROJECT,
+            name=name,
+            id=run_identity(folder)[:21],
+            resume="allow",
+            config=dict(config),
+            log_dir=str(folder),
+            mode=os.environ.get("SWANLAB_MODE", "offline"),
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write all metrics and the table of a step."""
+        values: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
+        if rows := self.take_rows():
+            table = self._table()
+            table.add(list(COLUMNS), [[str(cell) for cell in row] for row in rows])
+            values["episodes"] = table
+        self._run.log(values, step=step)
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class TrackioTracker(EpisodeTableTracker):
+    """A run of the Trackio project ``agentrl``; needs the package trackio.
+
+    ``TRACKIO_DIR`` is the folder of its database; by default, Trackio's own: ``trackio show --project agentrl``.
+    """
+
+    package = "trackio"
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        import trackio
+
+        super().__init__(folder, name, config)
+        self._table = trackio.Table
+        self._run = trackio.init(
+            project=PROJECT, name=name, config=dict(config), resume="allow", auto_log_cpu=False, auto_log_gpu=False
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write all metrics and the table of a step."""
+        values: dict[str, Any] = dict(metrics)
+        if rows := self.take_rows():
+            values["episodes"] = self._table(columns=list(COLUMNS), data=rows, allow_mixed_types=True)
+        self._run.log(values, step=step)
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings under their dotted names; lists are values.
+
+    >>> flat({"trainer": {"steps": 3}, "trackers": ["mlflow"]})
+    {'trainer.steps': 3, 'trackers': ['mlflow']}
+    """
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def _allowed(name: str) -> str:
+    """Return a metric's name with the characters that MLflow allows."""
+    return "".join(letter if letter.isalnum() or letter in "_-. /:" else "_" for letter in name)
+
+
+def _parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

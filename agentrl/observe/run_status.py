@@ -1,0 +1,223 @@
+"""Status of a run as a file, which other programs read while the run lives or hangs, and after it has crashed.
+
+A thread of the run replaces ``status.json`` every second (`agentrl.runs.status_writer`). The last one that a killed run
+has written stays, with the episodes that were in flight.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
+
+STATUS_FILE = "status.json"
+INTERVAL_S = 1.0
+"""Seconds between two statuses."""
+SILENT_S = 10.0
+"""Age in seconds at which the status of a living process counts as old."""
+
+
+class EpisodeState(enum.StrEnum):
+    """What an episode waits for."""
+
+    WAITING = "waiting"
+    """A free slot."""
+    GENERATING = "generating"
+    TOOL = "tool"
+    ENVIRONMENT = "environment"
+    SCORING = "scoring"
+    LOOP = "loop"
+    """Its agent loop, which waits for something that the run does not know."""
+
+
+class RunEnd(enum.StrEnum):
+    """How a run ended by itself."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    """It was interrupted, and can be resumed."""
+    FAILED = "failed"
+
+
+class Liveness(enum.StrEnum):
+    """State of a run, by its status and its process."""
+
+    RUNNING = "running"
+    HUNG = "hung"
+    """The process lives but has not written its status lately: code that never releases the interpreter, a stopped
+    process, or a disk that does not answer."""
+    SUSPENDED = "suspended"
+    """The process was stopped by a signal (SIGSTOP, Ctrl-Z)."""
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    CRASHED = "crashed"
+    """The process ended without recording how, for example because it was killed."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if the run has ended."""
+        return self not in (Liveness.RUNNING, Liveness.HUNG, Liveness.SUSPENDED)
+
+    @property
+    def is_trouble(self) -> bool:
+        """True if somebody should look at the run."""
+        return self in (Liveness.HUNG, Liveness.SUSPENDED, Liveness.FAILED, Liveness.CRASHED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurrentWait:
+    """One wait of a run."""
+
+    owner: str
+    """Episode, or part of the run."""
+    kind: str
+    """Kind of wait: ``engine``, ``environment``, ``tool``, …"""
+    what: str
+    since: float
+    deadline: float | None = None
+    """Time at which the wait is given up; ``None`` without a deadline."""
+    unblocks: str = ""
+    """Config key or action that ends the wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockedLoop:
+    """What blocks the event loop of a run."""
+
+    since: float
+    by: str
+    """The latest wait or the running task, with the file and line that runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """Load of an engine."""
+
+    name: str
+    running: int = 0
+    queue: int = 0
+    """Number of waiting requests."""
+    tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnText:
+    """Text of a message, cut in the middle if it is long."""
+
+    role: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeInFlight:
+    """A running episode."""
+
+    id: str
+    environment: str
+    task: str
+    state: EpisodeState
+    since: float
+    """Time at which the state began."""
+    started: float
+    n_turns: int = 0
+    turns: Sequence[TurnText] = ()
+    """Its last messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSnapshot:
+    """Status of a run at one moment; times are in seconds since 1970."""
+
+    pid: int
+    process_started: int | None = None
+    """Start of the process in ticks since the machine's, which tells it from a later one with the same number."""
+    host: str = ""
+    time: float = 0.0
+    started: float = 0.0
+    phase: str = ""
+    step: int = 0
+    """Number of finished steps."""
+    steps: int = 0
+    seconds_left: float | None = None
+    waits: Sequence[CurrentWait] = ()
+    """Waits, oldest first."""
+    waiting: int = 0
+    """Number of waits, including those that `waits` leaves out."""
+    blocked: BlockedLoop | None = None
+    episodes: Mapping[str, int] = field(default_factory=dict)
+    """Number of running episodes by `EpisodeState`."""
+    episodes_done: int = 0
+    """Episodes that ended since the last training step."""
+    attempts_failed: int = 0
+    latest_failure: str = ""
+    engines: Sequence[EngineLoad] = ()
+    memory_bytes: int | None = None
+    in_flight: Sequence[EpisodeInFlight] = ()
+    ended: float | None = None
+    end: RunEnd | None = None
+    error: str | None = None
+
+    def liveness(self, now: float) -> Liveness:
+        """Return the state of the run at the time `now`; for a run of another machine, only the status is known."""
+        if self.end is not None:
+            return Liveness(self.end)
+        is_late = now - self.time > SILENT_S
+        if self.host != socket.gethostname():
+            return Liveness.HUNG if is_late else Liveness.RUNNING
+        if (state := _process_state(self.pid, self.process_started)) is None:
+            return Liveness.CRASHED
+        if state == "T":
+            return Liveness.SUSPENDED
+        return Liveness.HUNG if is_late else Liveness.RUNNING
+
+
+def process_start(pid: int) -> int | None:
+    """Return when a process started, in ticks since the machine's start; ``None`` if there is no such process."""
+    words = _process_words(pid)
+    return None if words is None else int(words[19])
+
+
+def _process_state(pid: int, started: int | None) -> str | None:
+    """Return the letter of a process's state, such as R, S or T; ``None`` if it is gone, or another one."""
+    words = _process_words(pid)
+    if words is None or words[0] in "ZX" or (started is not None and int(words[19]) != started):
+        return None
+    return words[0]
+
+
+def _process_words(pid: int) -> list[str] | None:
+    """Return the fields of a process's ``stat`` after its name."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+_READER = TypeAdapter(RunSnapshot)
+
+
+def read_status(run: Path) -> RunSnapshot | None:
+    """Read the status in a run's folder; ``None`` if there is none, or an unknown version wrote it."""
+    try:
+        return _READER.validate_json((run / STATUS_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def write_status(run: Path, snapshot: RunSnapshot) -> None:
+    """Replace the status in a run's folder atomically; it is not synced to disk, as it is replaced every second.
+
+    Raises:
+        OSError: the folder is gone, or the disk is full.
+    """
+    file = run / STATUS_FILE
+    partial = file.with_name(f"{STATUS_FILE}.partial")
+    partial.write_bytes(orjson.dumps(snapshot, option=orjson.OPT_APPEND_NEWLINE))
+    os.replace(partial, file)

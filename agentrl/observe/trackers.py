@@ -1,0 +1,276 @@
+"""Trackers, which show the metrics of a run in other programs: TensorBoard, Weights & Biases, or the user's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from agentrl.errors import ConfigError, UsageError, described_error
+from agentrl.errors.deadlines import CLOSING_S
+from agentrl.errors.foreign import DaemonThreads
+from agentrl.observe.traces import EpisodeTrace
+from agentrl.registry import Kind, lookup, names
+
+TRACKER_CALL_S = 30.0
+"""Seconds for one call of a tracker."""
+MOST_TRACES_WAITING = 10_000
+"""Maximum number of traces that wait for a tracker; later ones are dropped."""
+_log = logging.getLogger(__name__)
+
+
+class Tracker(ABC):
+    """Receiver of a run's metrics, constructed with the run's folder, name and config.
+
+    Its methods are called one at a time, in a thread of their own.
+    """
+
+    package: ClassVar[str | None] = None
+    """Package to import."""
+    distribution: ClassVar[str | None] = None
+    """Name for ``pip install``, if it is not that of `package`."""
+    traces: ClassVar[bool] = False
+    """True to receive the traces of episodes."""
+
+    @abstractmethod
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None: ...
+
+    @abstractmethod
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of one training step."""
+
+    def trace(self, trace: EpisodeTrace) -> None:  # noqa: B027 - most trackers do not trace
+        """Record the trace of an attempt at an episode, or of a training step, if `traces` is set."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Flush and close."""
+
+
+class TensorBoardTracker(Tracker):
+    """TensorBoard event files in the run's ``logs``; needs the package tensorboard (but not torch)."""
+
+    package = "tensorboard"
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = Event, Summary
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventFileWriter(str(folder))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one event with all scalars."""
+        values = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in metrics.items()]
+        summary = self._summary(value=values)
+        self._writer.add_event(self._event(step=step, wall_time=time.time(), summary=summary))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+
+class WandbTracker(Tracker):
+    """A Weights & Biases run; needs the package wandb."""
+
+    package = "wandb"
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project="agentrl",
+            id=run_identity(folder),
+            name=name,
+            dir=str(folder),
+            config=dict(config),
+            resume="allow",
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one history row."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+def run_identity(folder: Path) -> str:
+    """Return the identity of a run in a tracker's service: a resumed run continues the same history."""
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = folder / "run_id"
+    if not identity.is_file():
+        identity.write_text(uuid.uuid4().hex)
+    return identity.read_text()
+
+
+def check_trackers(chosen: Sequence[str]) -> None:
+    """Check that every named tracker can be created.
+
+    Raises:
+        UnknownNameError: no tracker has this name.
+        UsageError: the tracker's package is missing, or the name is not that of a tracker.
+    """
+    for name in chosen:
+        found = lookup(Kind.TRACKER, name)
+        if not (isinstance(found, type) and issubclass(found, Tracker)):
+            raise ConfigError(
+                f"trackers names {name}, which is not a tracker",
+                got=repr(found),
+                expected="a subclass of agentrl.observe.trackers.Tracker",
+            )
+        if found.package is not None and not _is_installed(found.package):
+            package = found.distribution or found.package
+            raise UsageError(
+                f"tracker {name} needs the package {package}",
+                got="it is not installed",
+                expected=f"{package} installed, or trackers without {name}",
+                hint=f"to install it: pip install {package}",
+            )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return package in sys.modules or importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package that contains it
+        return False
+
+
+def traces_episodes(chosen: Sequence[str]) -> bool:
+    """Return True if one of the named trackers takes traces of episodes."""
+    return any(lookup(Kind.TRACKER, name).traces for name in chosen)
+
+
+def tracker_states() -> dict[str, str]:
+    """Return each registered tracker with ``present``, or with the reason why it cannot be used."""
+    states = {}
+    for name in names(Kind.TRACKER):
+        try:
+            check_trackers([name])
+            states[name] = "present"
+        except UsageError as error:
+            states[name] = f"missing; {error.hint}" if error.hint else f"cannot be used: {error}"
+    return states
+
+
+class _TrackerThread:
+    """Thread of one tracker, which may block: its calls run there one after another, until one fails."""
+
+    def __init__(self, kind: str, make: Callable[[], Tracker]) -> None:
+        self.failure: str | None = None
+        self.traces_dropped = 0
+        """Number of traces that were not recorded, because the tracker is too slow."""
+        self._threads = DaemonThreads(f"agentrl-tracker-{kind}", limit=1)
+        self._traces_waiting = 0
+        self._began: float | None = None
+        """Time at which the running call began."""
+        try:  # in the thread, because it may block, and because trackers replace signal handlers in the main thread
+            self.tracker = self._threads.submit(make).result(timeout=TRACKER_CALL_S)
+        except TimeoutError:
+            raise TimeoutError(f"its start takes longer than {TRACKER_CALL_S:g} s") from None
+
+    def submit(self, call: Callable[[], None]) -> Future[None]:
+        """Run a call after the earlier ones."""
+        return self._threads.submit(self._run, call)
+
+    def trace(self, trace: EpisodeTrace) -> None:
+        """Record a trace after the earlier calls; drop it if too many are waiting."""
+        if self._traces_waiting >= MOST_TRACES_WAITING:
+            self.traces_dropped += 1
+        else:
+            self._traces_waiting += 1
+            self.submit(partial(self._trace, trace))
+
+    def _trace(self, trace: EpisodeTrace) -> None:
+        self._traces_waiting -= 1
+        self.tracker.trace(trace)
+
+    def is_late(self) -> bool:
+        """Return True if the running call takes longer than `TRACKER_CALL_S`."""
+        began = self._began
+        return began is not None and time.monotonic() - began > TRACKER_CALL_S
+
+    def _run(self, call: Callable[[], None]) -> None:
+        if self.failure is not None:
+            return
+        self._began = time.monotonic()
+        try:
+            call()
+        except BaseException as error:
+            self.failure = described_error(error)
+        self._began = None
+
+
+class Trackers:
+    """All configured trackers; a tracker that fails or blocks is disabled with a warning, and the run continues.
+
+    No call waits for a tracker, except for its end.
+
+    Args:
+        chosen: Registry names.
+        folder: The run's ``logs``; each tracker gets its own folder in it.
+        name: The run's name.
+        config: The resolved config as plain data.
+
+    Raises:
+        UnknownNameError: no tracker has this name.
+        UsageError: a tracker cannot be imported.
+    """
+
+    def __init__(self, chosen: Sequence[str], *, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        check_trackers(chosen)
+        self._threads: dict[str, _TrackerThread] = {}
+        for kind in chosen:
+            make = lookup(Kind.TRACKER, kind)
+            try:
+                self._threads[kind] = _TrackerThread(kind, partial(make, folder / kind, name, config))
+            except ImportError as error:
+                self.close()
+                raise UsageError(f"tracker {kind} cannot be imported", got=error, expected="its packages") from error
+            except Exception as error:
+                _report(kind, described_error(error))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send the metrics of one step to every tracker that has not failed."""
+        sent = dict(metrics)
+        for kind, thread in list(self._threads.items()):
+            failure = thread.failure or (f"a call takes longer than {TRACKER_CALL_S:g} s" if thread.is_late() else None)
+            if failure is None:
+                thread.submit(partial(thread.tracker.log, step, sent))
+            else:
+                del self._threads[kind]
+                _report(kind, failure)
+
+    def trace(self, trace: EpisodeTrace) -> None:
+        """Send a trace to every tracker that takes traces."""
+        for thread in self._threads.values():
+            if thread.tracker.traces:
+                thread.trace(trace)
+
+    def close(self, *, within_s: float = CLOSING_S) -> None:
+        """Close every tracker after its last call; give up those that are not closed after `within_s`."""
+        closing = {kind: thread.submit(thread.tracker.close) for kind, thread in self._threads.items()}
+        wait(closing.values(), timeout=within_s)
+        for kind, thread in self._threads.items():
+            failure = thread.failure or (None if closing[kind].done() else f"it is not closed after {within_s:g} s")
+            if failure is not None:
+                _report(kind, failure)
+            elif thread.traces_dropped:
+                _log.warning("tracker %s was too slow for %d traces", kind, thread.traces_dropped)
+        self._threads.clear()
+
+
+def _report(kind: str, failure: str) -> None:
+    _log.warning("tracker %s failed; the run continues without it: %s", kind, failure)

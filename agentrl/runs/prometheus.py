@@ -1,0 +1,154 @@
+"""Endpoint from which Prometheus reads a run: what it does now, and the metrics of its last training step.
+
+It answers in threads of its own, also while the event loop or the trainer hangs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from agentrl.errors import UsageError
+from agentrl.observe.progress import RunStatus
+from agentrl.observe.run_status import RunSnapshot
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+PREFIX = "agentrl_"
+STEP_PREFIX = "agentrl_step_"
+"""Prefix of the metrics of the last training step: ``agentrl_step_success_mean`` is ``success/mean``."""
+LOOPBACK = "127.0.0.1"
+ENDPOINT_END_S = 2.0
+"""Seconds for the end of the endpoint's thread."""
+
+
+def metric_name(name: str) -> str:
+    """Return the Prometheus name of a metric of a step.
+
+    >>> metric_name("time/wait/group scorer_s")
+    'agentrl_step_time_wait_group_scorer_s'
+    """
+    return STEP_PREFIX + re.sub(r"[^a-zA-Z0-9_]", "_", name)
+
+
+class RunCollector:
+    """Collector of a run's metrics, for a registry of prometheus_client.
+
+    Args:
+        run: Name of the run, which becomes the label ``run``.
+        status: Status that the run updates in place.
+        snapshot: Returns what the run does now; it takes no lock.
+    """
+
+    def __init__(self, run: str, status: RunStatus, snapshot: Callable[[], RunSnapshot]) -> None:
+        self._run, self._status, self._snapshot = run, status, snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics."""
+        now = self._snapshot()
+        yield self._gauge("finished_steps", "Finished training steps.", {(): now.step})
+        yield self._gauge("planned_steps", "Training steps of the whole run.", {(): now.steps})
+        yield self._gauge("phase", "1 for the phase of the run.", {(now.phase,): 1}, "phase")
+        states = {(state,): count for state, count in now.episodes.items()}
+        yield self._gauge("episodes", "Running episodes by what they wait for.", states, "state")
+        yield self._gauge("episodes_done", "Episodes that ended since the last training step.", {(): now.episodes_done})
+        yield self._gauge("attempts_failed", "Failed attempts since the last training step.", {(): now.attempts_failed})
+        yield self._counter("sampled_tokens", "Tokens sampled since the start.", self._status.sampled_tokens)
+        for name, text, values in (
+            ("engine_running", "Requests that an engine works on.", {(e.name,): e.running for e in now.engines}),
+            ("engine_queue", "Requests that wait in an engine.", {(e.name,): e.queue for e in now.engines}),
+            (
+                "engine_tokens_per_second",
+                "Tokens that an engine samples per second.",
+                {(e.name,): e.tokens_per_s for e in now.engines if e.tokens_per_s is not None},
+            ),
+        ):
+            yield self._gauge(name, text, values, "engine")
+        longest: dict[tuple[str, ...], float] = {}
+        for wait in now.waits:
+            longest[wait.kind,] = max(longest.get((wait.kind,), 0.0), now.time - wait.since)
+        yield self._gauge("longest_wait_seconds", "Longest current wait, by what is waited for.", longest, "kind")
+        blocked = 0.0 if now.blocked is None else now.time - now.blocked.since
+        yield self._gauge("event_loop_blocked_seconds", "Time for which the event loop is blocked.", {(): blocked})
+        for name, text, value in (
+            ("memory_bytes", "Memory of the trainer's process.", now.memory_bytes),
+            ("seconds_left", "Estimated time until the last step.", now.seconds_left),
+        ):
+            if value is not None:
+                yield self._gauge(name, text, {(): value})
+        for original, number in self._status.metrics.items():
+            name = metric_name(original).removeprefix(PREFIX)
+            yield self._gauge(name, f"{original} of the last training step.", {(): number})
+
+    def _gauge(self, name: str, text: str, values: Mapping[Any, float | int], *labels: str) -> Metric:
+        from prometheus_client.core import GaugeMetricFamily
+
+        family = GaugeMetricFamily(PREFIX + name, text, labels=["run", *labels])
+        for found, value in values.items():
+            family.add_metric([self._run, *found], float(value))
+        return family
+
+    def _counter(self, name: str, text: str, value: int) -> Metric:
+        from prometheus_client.core import CounterMetricFamily
+
+        family = CounterMetricFamily(PREFIX + name, text, labels=["run"])
+        family.add_metric([self._run], float(value))
+        return family
+
+
+def check_prometheus(port: int | None) -> None:
+    """Check that the endpoint can be served.
+
+    Raises:
+        UsageError: the package prometheus-client is missing.
+    """
+    if port is None:
+        return
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "observe.prometheus_port needs the package prometheus-client",
+            got="it is not installed",
+            hint="to install it: pip install prometheus-client",
+        ) from None
+
+
+@contextmanager
+def prometheus_endpoint(
+    port: int | None, run: str, status: RunStatus, snapshot: Callable[[], RunSnapshot]
+) -> Iterator[None]:
+    """Serve ``http://127.0.0.1:PORT/metrics`` while the block runs; do nothing without a port.
+
+    Args:
+        port: Port on the loopback address.
+        run: Name of the run.
+        status: Status that the run updates in place.
+        snapshot: Returns what the run does now.
+
+    Raises:
+        UsageError: the port is in use, or the package prometheus-client is missing.
+    """
+    if port is None:
+        yield
+        return
+    check_prometheus(port)
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(RunCollector(run, status, snapshot))
+    try:
+        server, thread = start_http_server(port, addr=LOOPBACK, registry=registry)
+    except OSError as error:
+        raise UsageError(
+            f"port {port} cannot be served (observe.prometheus_port)", got=error, hint="choose another port"
+        ) from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(ENDPOINT_END_S)

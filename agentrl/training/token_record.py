@@ -1,0 +1,173 @@
+"""What the updates of a step computed for each sampled token, and why a token did not train.
+
+    GradientPass ─► TokenRecord (values of the latest update of each token) ─► TokenColumns ─► StepReport.tokens
+
+The values are by-products of the step's own passes: nothing is computed twice. `agentrl.runs.token_tables` writes them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from agentrl.algorithms.types import LossInput
+from agentrl.observe.token_table import TokenColumns
+from agentrl.training.batch import StepBatch
+from agentrl.training.distributed import Ranks
+from agentrl.training.optimizer import Update
+from agentrl.training.roles import role_of
+from agentrl.trajectory import Trajectory
+
+PRETRAINING = "pretraining"
+"""Reason: the step trained only the signals' models."""
+GROUP_EQUAL = "group equal"
+"""Reason: the estimator does not tell the episodes of the group apart, so all advantages are 0."""
+ZERO_ADVANTAGE = "zero advantage"
+NOT_DRAWN = "shaping:pf_ppo"
+"""Reason: resampling by return did not draw the episode."""
+MAX_KL = "trainer.max_kl"
+"""Reason: the update was left out because the policy had moved too far."""
+UPDATE_SKIPPED = "update skipped"
+"""Reason: the gradients of the update were not finite."""
+
+_RATIO, _ENTROPY, _CLIPPED = range(3)
+
+
+class TokenRecord:
+    """Values of a step's sampled tokens in the latest update that contained them.
+
+    Args:
+        tokens: Number of sampled tokens of the step.
+        device: Device of the policy.
+    """
+
+    def __init__(self, tokens: int, device: torch.device) -> None:
+        self.values = torch.full((3, tokens), math.nan, device=device)
+        """Ratio, entropy and clipped (0 or 1) of each token; NaN if not computed: float32 [3, tokens]."""
+        self.rejected = torch.zeros(tokens, dtype=torch.uint8, device=device)
+        """What rejected each token, see `agentrl.training.gradients.Objective.mark_rejected`: uint8 [tokens]."""
+
+    def begin(self, index: torch.Tensor) -> None:
+        """Forget the values of an update's tokens: `index` is int64 [selected]."""
+        self.values[:, index] = math.nan
+
+    def add(self, where: torch.Tensor, tokens: LossInput, entropy: torch.Tensor) -> None:
+        """Record a micro-batch; called in the lanes' threads.
+
+        Args:
+            where: Index of each token in the step: int64 [selected].
+            tokens: Its loss input.
+            entropy: Entropy of the policy: [selected].
+        """
+        self.values[_RATIO, where] = tokens.ratio.detach()
+        self.values[_ENTROPY, where] = entropy.detach()
+
+    def add_clipped(self, where: torch.Tensor, clipped: torch.Tensor) -> None:
+        """Record which tokens of a micro-batch the loss clipped: bool [selected]; only those that train."""
+        self.values[_CLIPPED, where] = clipped.to(self.values.dtype)
+
+    def share(self, ranks: Ranks) -> None:
+        """Combine the values that each rank computed."""
+        if ranks.is_distributed:
+            self.values = ranks.fill_missing(self.values)
+
+
+def reasons_not_trained(
+    batch: StepBatch,
+    record: TokenRecord,
+    advantage: torch.Tensor,
+    *,
+    differing: torch.Tensor,
+    rejecters: Sequence[str],
+    updates: Sequence[Update],
+    zero_is_idle: bool,
+    pretraining: bool,
+) -> tuple[npt.NDArray[np.uint8], tuple[str, ...]]:
+    """Find why each sampled token of a step did not train.
+
+    Args:
+        batch: Batch of the step, with the sequences of each update.
+        record: Values of its tokens.
+        advantage: [tokens].
+        differing: True for groups whose episodes the estimator tells apart: bool [groups].
+        rejecters: Names of what may reject tokens; 1 in `TokenRecord.rejected` is the first one.
+        updates: Updates that were made; the rest of the batch's parts were left out.
+        zero_is_idle: True if a token with advantage 0 has no gradient.
+        pretraining: True if the policy was not updated.
+
+    Returns:
+        Number of the reason of each token, 0 for tokens that train: uint8 [tokens]; and the reasons, from 1.
+    """
+    names = (*rejecters, PRETRAINING, UPDATE_SKIPPED, MAX_KL, NOT_DRAWN, GROUP_EQUAL, ZERO_ADVANTAGE)
+    number = {name: place for place, name in enumerate(names, 1)}
+    found, advantage = record.rejected.cpu().clone(), advantage.cpu()
+    owners = batch.owners
+    if zero_is_idle:
+        equal = (~differing.cpu())[owners.group] & (advantage == 0)
+        found[(advantage == 0) & (found == 0)] = number[ZERO_ADVANTAGE]
+        found[equal] = number[GROUP_EQUAL]
+    if batch.sample_counts is not None:
+        found[batch.sample_counts[owners.trajectory] == 0] = number[NOT_DRAWN]
+    for reason, sequences in _untrained_sequences(batch, updates, pretraining=pretraining).items():
+        if sequences:
+            found[batch.token_index(sequences)] = number[reason]
+    return found.numpy(), names
+
+
+def _untrained_sequences(batch: StepBatch, updates: Sequence[Update], *, pretraining: bool) -> dict[str, list[int]]:
+    """Return the sequences that no update trained, by reason."""
+    if pretraining:
+        return {PRETRAINING: list(range(len(batch.sequences)))}
+    made = list(zip(batch.parts, updates, strict=False))
+    trained = {sequence for part, update in made if not update.non_finite for sequence in part}
+    skipped = {sequence for part, update in made if update.non_finite for sequence in part} - trained
+    left_out = set(range(len(batch.sequences))) - trained - skipped
+    return {UPDATE_SKIPPED: sorted(skipped), MAX_KL: sorted(left_out)}
+
+
+def token_columns(
+    batch: StepBatch,
+    tokens: LossInput,
+    record: TokenRecord,
+    masked_by: npt.NDArray[np.uint8],
+    reasons: Sequence[str],
+) -> TokenColumns:
+    """Return the values of all sampled tokens of a step on the CPU, sequence after sequence.
+
+    Args:
+        batch: Batch of the step.
+        tokens: Its loss input, whose `old_logp` is the trainer's before the first update.
+        record: Values of its tokens.
+        masked_by: See `reasons_not_trained`.
+        reasons: See `reasons_not_trained`.
+    """
+    ratio, entropy, clipped = record.values.cpu().numpy()
+    turns = [turn for trajectory in batch.trajectories for turn in trajectory.turns]
+    engine_logprob = batch.behaviour_logp
+    if batch.expert is not None:
+        engine_logprob = engine_logprob.masked_fill(batch.expert, math.nan)
+    return TokenColumns(
+        episodes=[_episode_of(batch.trajectories[owner]) for owner in batch.sequence_trajectory],
+        first_turns=[turns[number].index for number in batch.episodes.token_turn[list(batch.starts[:-1])].tolist()],
+        counts=np.asarray(batch.lengths),
+        position=torch.cat([sequence.positions + 1 for sequence in batch.sequences]).numpy(),
+        token=torch.cat([sequence.targets for sequence in batch.sequences]).numpy(),
+        advantage=tokens.advantage.cpu().numpy(),
+        episode_return=tokens.episode_return.cpu().numpy(),
+        engine_logprob=engine_logprob.numpy(),
+        trainer_logprob=tokens.old_logp.cpu().numpy(),
+        ratio=ratio,
+        entropy=entropy,
+        clipped=clipped == 1,
+        masked_by=masked_by,
+        reasons=tuple(reasons),
+    )
+
+
+def _episode_of(member: Trajectory) -> str:
+    """Return the id of a member's episode, which is its own id unless it is one of several roles."""
+    return member.id.removesuffix(f":{role_of(member)}")

@@ -1,0 +1,34 @@
+// Builds the viewer into ../static, or into the folder given as an argument. The same sources give the same bytes.
+import { copyFile, mkdir, readFile, rm, writeFile } from "node:fs/promises";
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { build } from "esbuild";
+
+const here = dirname(fileURLToPath(import.meta.url));
+const output = process.argv[2] ?? join(here, "..", "static");
+
+await rm(output, { recursive: true, force: true });
+await mkdir(output, { recursive: true });
+await build({
+  absWorkingDir: here,
+  entryPoints: { app: "src/main.tsx" },
+  outdir: output,
+  bundle: true,
+  minify: true,
+  format: "esm",
+  target: "es2022",
+  jsx: "automatic",
+  jsxImportSource: "preact",
+  legalComments: "none",
+  logLevel: "warning",
+});
+for (const name of ["index.html", "icon.svg"]) await copyFile(join(here, "src", name), join(output, name));
+
+const { dependencies } = JSON.parse(await readFile(join(here, "package.json"), "utf8"));
+const licenses = [];
+for (const name of [...Object.keys(dependencies), "@preact/signals-core"].sort()) {
+  const folder = join(here, "node_modules", name);
+  const { version } = JSON.parse(await readFile(join(folder, "package.json"), "utf8"));
+  licenses.push(`${name} ${version}\n\n${await readFile(join(folder, "LICENSE"), "utf8")}`);
+}
+await writeFile(join(output, "licenses.txt"), licenses.join("\n\n"));

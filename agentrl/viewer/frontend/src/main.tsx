@@ -1,0 +1,39 @@
+import { render } from "preact";
+import "uplot/dist/uPlot.min.css";
+import "./style/theme.css";
+import "./style/layout.css";
+import "./style/episode.css";
+import { links, url } from "./base/router";
+import { ComparePage } from "./pages/compare";
+import { EpisodePage } from "./pages/episode";
+import { EpisodesPage } from "./pages/episodes";
+import { GroupPage } from "./pages/group";
+import { InFlightPage } from "./pages/in_flight";
+import { RunPage } from "./pages/run";
+import { RunsPage } from "./pages/runs";
+import { Empty } from "./parts/common";
+import { Shell } from "./parts/shell";
+
+function App() {
+  const path = url.value.pathname.split("/").filter(Boolean).map(decodeURIComponent);
+  const [area, source, page, id] = path;
+  if (area === undefined) return <RunsPage />;
+  if (area === "compare") return <ComparePage />;
+  if (area === "r" && source !== undefined) {
+    if (page === undefined) return <RunPage key={source} source={source} />;
+    if (page === "episodes") return <EpisodesPage key={source} source={source} />;
+    if (page === "in-flight") return <InFlightPage key={source} source={source} />;
+    if (page === "episode" && id !== undefined) return <EpisodePage key={`${source} ${id}`} source={source} id={id} />;
+    if (page === "group" && id !== undefined) return <GroupPage key={`${source} ${id}`} source={source} group={id} />;
+  }
+  return (
+    <Shell title="Not found" crumbs={[{ text: "Runs", to: links.runs() }, { text: "Not found" }]}>
+      <Empty title="There is no page at this address.">
+        <a href={links.runs()}>All runs</a>
+      </Empty>
+    </Shell>
+  );
+}
+
+const root = document.getElementById("app");
+if (root) render(<App />, root);

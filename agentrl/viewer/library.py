@@ -1,0 +1,170 @@
+"""All opened sources, and the thread that watches their files."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import AgentRLError
+from agentrl.observe.run_status import STATUS_FILE
+from agentrl.viewer.opened_source import OpenedSource
+from agentrl.viewer.run_state import RunState, read_status
+from agentrl.viewer.sources import NotFound, OpenedFolders, Source
+from agentrl.viewer.store_index import IndexBuilder, StoreIndex
+
+_log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+"""Seconds between two looks at the files."""
+SEARCH_EVERY_S = 5.0
+"""Seconds between two searches for new runs."""
+STATE_EVERY_S = 5.0
+"""Seconds after which the state of a run that is not over is read again: a crash changes no file."""
+
+Publish = Callable[[str, str, dict[str, Any]], None]
+"""Receiver of events: kind, key of the source, body. It is called in other threads."""
+_OVER = (RunState.FINISHED.value, RunState.STOPPED.value, RunState.CRASHED.value)
+
+
+class Library:
+    """The opened sources by their keys.
+
+    Args:
+        folders: Opened folders.
+        publish: Receives what changes.
+    """
+
+    def __init__(self, folders: OpenedFolders, publish: Publish) -> None:
+        self.folders = folders
+        self._publish = publish
+        self._builder = IndexBuilder(self._on_index)
+        self._sources: dict[str, OpenedSource] = {}
+        self._seen: dict[str, dict[Path, tuple[int, int] | None]] = {}
+        self._read_at: dict[str, float] = {}
+        self._searching = threading.Lock()
+        self._closing = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="agentrl-watch", daemon=True)
+
+    def start(self) -> None:
+        """Find the sources, and start the threads."""
+        self.search()
+        self._builder.start()
+        self._watcher.start()
+
+    def close(self) -> None:
+        """End the threads and close the indexes."""
+        self._closing.set()
+        if self._watcher.is_alive():
+            self._watcher.join()
+        self._builder.close()
+        for opened in self._sources.values():
+            opened.close()
+
+    def __getitem__(self, key: str) -> OpenedSource:
+        """Return a source.
+
+        Raises:
+            NotFound: there is none with this key.
+        """
+        found = self._sources.get(key)
+        if found is None:
+            raise NotFound("no such run or evaluation", got=repr(key[:200]), hint="the list of all is at /")
+        return found
+
+    def opened(self) -> list[OpenedSource]:
+        """Return all sources, the newest first."""
+        return sorted(self._sources.values(), key=lambda one: -(one.line.get("updated") or 0.0))
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return the lines of the first page, the newest first."""
+        for key, opened in list(self._sources.items()):
+            if not opened.line:
+                self._refresh(key, opened)
+        return [{**opened.line, "index": opened.index_progress()} for opened in self.opened()]
+
+    def search(self) -> bool:
+        """Look for new and removed sources; return True if there are any."""
+        with self._searching:
+            found = {source.key: source for source in self.folders.discover()}
+            known = {key: opened.source for key, opened in self._sources.items()}
+            if found == known:
+                return False
+            kept = {key: opened for key, opened in self._sources.items() if found.get(key) == known[key]}
+            removed = [opened for key, opened in self._sources.items() if key not in kept]
+            self._sources = {key: kept.get(key) or self._open(source) for key, source in found.items()}
+        for opened in removed:
+            opened.close()
+        return True
+
+    def _open(self, source: Source) -> OpenedSource:
+        return OpenedSource(self.folders, source, self._builder)
+
+    def _watch(self) -> None:
+        searched = time.monotonic()
+        while not self._closing.wait(POLL_S):
+            try:
+                if time.monotonic() - searched >= SEARCH_EVERY_S:
+                    searched = time.monotonic()
+                    if self.search():
+                        self._publish("sources", "", {})
+                for key, opened in list(self._sources.items()):
+                    self._look_at(key, opened)
+            except Exception:  # a boundary: files may vanish or be damaged in any way
+                _log.warning("the opened folders cannot be watched", exc_info=True)
+
+    def _look_at(self, key: str, opened: OpenedSource) -> None:
+        found = {path: _state_of(path) for path in opened.watched()}
+        before = self._seen.get(key)
+        self._seen[key] = found
+        changed = {path for path in found if before is not None and found[path] != before.get(path)}
+        is_old = time.monotonic() - self._read_at.get(key, 0.0) > STATE_EVERY_S
+        if changed or not opened.line or (is_old and opened.line.get("state") not in _OVER):
+            self._read_at[key] = time.monotonic()
+            self._refresh(key, opened)
+        if opened.source.run.metrics_file in changed:
+            self._publish("metrics", key, {"step": opened.line.get("step")})
+        if opened.source.path / STATUS_FILE in changed:
+            status = read_status(self.folders, opened.source) or {}
+            self._publish("status", key, {name: status.get(name) for name in ("phase", "step", "steps", "time")})
+        if opened.index.opened.is_set() and any(_is_of_store(path, opened) for path in changed):
+            opened.want_index()
+
+    def _refresh(self, key: str, opened: OpenedSource) -> None:
+        before = dict(opened.line)
+        try:
+            after = opened.refresh()
+        except (AgentRLError, OSError) as error:
+            after = opened.line = opened.failed_line(str(error))
+        if {**before, "index": None} != {**after, "index": None}:
+            self._publish("sources", key, {"state": after["state"], "step": after["step"]})
+
+    def _on_index(self, index: StoreIndex) -> None:
+        progress = index.progress
+        self._publish("index", index.key, {"done_bytes": progress.done, "total_bytes": progress.total})
+        self._publish("episodes", index.key, {"revision": index.revision})
+
+
+def _is_of_store(path: Path, opened: OpenedSource) -> bool:
+    store = opened.source.store
+    return path == store or path.parent == store
+
+
+def _state_of(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        state = path.stat()
+        return state.st_size, state.st_mtime_ns
+    return None
+
+
+def open_library(folders: Sequence[Path], publish: Publish) -> Library:
+    """Open folders.
+
+    Raises:
+        UsageError: a folder does not exist.
+    """
+    return Library(OpenedFolders(folders), publish)

@@ -1,0 +1,271 @@
+"""One run or evaluation that the viewer shows: its files, its index, its tokenizer, and its line on the first page."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from agentrl.diagnosis.watch import read_findings
+from agentrl.errors import UsageError
+from agentrl.observe.run_status import STATUS_FILE
+from agentrl.observe.trajectory_index import EpisodeRow, TrajectoryIndex
+from agentrl.observe.trajectory_store import step_files
+from agentrl.viewer.decoding import TokenDecoder, load_decoder, model_of_evaluation, model_of_run
+from agentrl.viewer.metrics_table import MetricColumns, MetricsTable
+from agentrl.viewer.run_config import RunSettings, read_settings
+from agentrl.viewer.run_state import RunState, is_over, read_status, state_of
+from agentrl.viewer.sources import NotFound, OpenedFolders, Source, SourceKind
+from agentrl.viewer.store_index import IndexBuilder, StoreIndex
+from agentrl.viewer.training_tables import steps_with_tables
+
+SPARKLINE = 60
+"""Maximum number of points of a sparkline."""
+LARGEST_RESULT = 16 * 2**20
+"""Maximum bytes of an evaluation's result that are read."""
+OPENING_S = 5.0
+"""Seconds that the first request for a source waits until its index is open."""
+BUILDING_S = 0.1
+"""Seconds that a request waits for the build of the index of a small store."""
+SMALL_STORE = 8 * 2**20
+"""Bytes up to which a store is small."""
+LONGEST_ID = 1000
+"""Maximum number of characters of an episode's id in an address."""
+
+
+class OpenedSource:
+    """A run or an evaluation with what is read of it.
+
+    Args:
+        folders: Opened folders, outside of which nothing is read.
+        source: The run or evaluation.
+        builder: Builder of its index.
+    """
+
+    def __init__(self, folders: OpenedFolders, source: Source, builder: IndexBuilder) -> None:
+        self.folders, self.source = folders, source
+        self._builder = builder
+        self._metrics = MetricsTable(source.run.metrics_file)
+        self._decoder: TokenDecoder | None = None
+        self._decoding = threading.Lock()
+        self.decoder_problem: str | None = None
+        """Reason why there is no decoder."""
+        self.settings = RunSettings()
+        self.index = StoreIndex(source.key, lambda: folders.check_store(source), decode=self._decode)
+        self.line: dict[str, Any] = {}
+        """Its line on the first page, see `refresh`."""
+
+    def refresh(self) -> dict[str, Any]:
+        """Read the files again for the line on the first page, and return it.
+
+        Raises:
+            UsageError: a file leads out of the opened folders.
+        """
+        source, found = self.source, self.metrics()
+        if not self.settings.environments:
+            self.settings = self._read_settings()
+            self.index.splits.update(self.settings.splits)
+        status = read_status(self.folders, source)
+        result = self._result()
+        step = int(found.steps[-1]) if len(found.steps) else None
+        steps, written = self.settings.steps, [_changed_at(path) for path in self.watched()]
+        is_complete = is_over(source, step=step, steps=steps)
+        started = self._started(status)
+        updated = max([time for time in written if time is not None], default=None)
+        curve = _first_known(found, ("success/mean", "reward/mean", "sft/loss", "preferences/loss"))
+        self.line = {
+            **self._names(),
+            "state": state_of(source, status, is_complete=is_complete, changed=updated or 0.0).value,
+            "step": step,
+            "steps": steps,
+            "environments": list(self.settings.environments) or _words(result.get("env")),
+            "model": self.settings.model or result.get("model") or result.get("policy"),
+            "started": started,
+            "updated": updated,
+            "success": _mean(result.get("success")) if result else found.last("success/mean"),
+            "reward": _mean(result.get("reward")) if result else found.last("reward/mean"),
+            "evaluated": found.last("eval/success"),
+            "sparkline": [] if curve is None else _sparkline(curve),
+            "index": self.index_progress(),
+            "problem": None,
+        }
+        return self.line
+
+    def failed_line(self, problem: str) -> dict[str, Any]:
+        """Return the line of a source whose files cannot be read."""
+        unknown = ("step", "steps", "model", "started", "updated", "success", "reward", "evaluated")
+        return {
+            **self._names(),
+            "state": RunState.CRASHED.value,
+            **dict.fromkeys(unknown),
+            "environments": [],
+            "sparkline": [],
+            "index": self.index_progress(),
+            "problem": problem,
+        }
+
+    def _names(self) -> dict[str, Any]:
+        source = self.source
+        return {"key": source.key, "kind": source.kind.value, "path": str(source.path), "name": source.name}
+
+    def index_progress(self) -> dict[str, Any]:
+        """Return how much of the store is in the index."""
+        progress, problem = self.index.progress, self.index.problem
+        return {
+            "done_bytes": progress.done,
+            "total_bytes": progress.total,
+            "complete": progress.is_complete and self.index.place is not None,
+            "problem": None if problem is None or isinstance(problem, NotFound) else str(problem),
+        }
+
+    def watched(self) -> list[Path]:
+        """Return the files whose changes mean news."""
+        run, store = self.source.run, self.source.store
+        newest = step_files(store)[-1:] if store.is_dir() else [store]
+        own = [run.metrics_file, run.diagnosis_file, self.source.path / STATUS_FILE, self.source.result_file]
+        return [*own, *newest]
+
+    def document(self) -> dict[str, Any]:
+        """Return the document of the run's page."""
+        source, problems = self.source, read_findings(self.source.run)
+        return {
+            **self.refresh(),
+            "config": dict(self.settings.changed),
+            "command": self._command(),
+            "splits": self._splits(),
+            "has_tokens": bool(steps_with_tables(source)),
+            "problems": [problem.to_json() for problem in problems] or list(self._result().get("problems", ())),
+            "result": self._result(),
+            "tokenizer_problem": self.decoder_problem,
+        }
+
+    def metrics(self) -> MetricColumns:
+        """Return the metrics of the run; none for an evaluation.
+
+        Raises:
+            UsageError: the file leads out of the opened folders.
+        """
+        self.folders.file(self.source, "metrics.jsonl")
+        return self._metrics.read()
+
+    def want_index(self) -> None:
+        """Build or update the index in the background; the first time, also load the tokenizer."""
+        if self.index.place is None:
+            threading.Thread(target=self.decoder, name="agentrl-tokenizer", daemon=True).start()
+        self._builder.want(self.index)
+
+    def wait_for_index(self) -> None:
+        """Want the index if it is not open, and wait until it is; also a short time for its whole build.
+
+        Raises:
+            UsageError: it cannot be opened.
+        """
+        if not self.index.opened.is_set():
+            self.want_index()
+            self.index.opened.wait(OPENING_S)
+        if self.index.progress.total < SMALL_STORE:
+            self.index.scanned.wait(BUILDING_S)
+        if self.index.place is None:
+            raise self.index.problem or UsageError("the index is being opened", hint="try again")
+
+    def find_row(self, index: TrajectoryIndex, identity: str) -> EpisodeRow:
+        """Return the row of an episode.
+
+        Raises:
+            NotFound: there is no such episode.
+        """
+        row = index.find(identity) if len(identity) <= LONGEST_ID else None
+        if row is None:
+            hint = "the index is not complete yet" if not self.index.progress.is_complete else None
+            raise NotFound(f"no such episode in {self.source.name}", got=repr(identity[:200]), hint=hint)
+        return row
+
+    def decoder(self) -> TokenDecoder | None:
+        """Return the decoder of the episodes' tokens; ``None`` if there is none, see `decoder_problem`."""
+        with self._decoding:
+            if self._decoder is None and (self.decoder_problem is None or self.line.get("state") == "running"):
+                try:
+                    self._decoder = load_decoder(self._model())
+                    self.decoder_problem = None
+                except UsageError as error:
+                    self.decoder_problem = str(error)
+            return self._decoder
+
+    def close(self) -> None:
+        """Close the index."""
+        self.index.close()
+
+    def _decode(self, ids: list[int]) -> str:
+        decoder = self.decoder()
+        return "" if decoder is None else decoder.text(ids)
+
+    def _model(self) -> str:
+        source = self.source
+        return model_of_run(source.run) if source.kind is SourceKind.RUN else model_of_evaluation(source.path)
+
+    def _read_settings(self) -> RunSettings:
+        if self.source.kind is SourceKind.EVALUATION:
+            environment = str(self._result().get("env") or "")
+            name, _, split = environment.partition("/")
+            return RunSettings(environments=(name,), splits={name: split}) if split else RunSettings()
+        return read_settings(self.folders.file(self.source, "config.yaml"))
+
+    def _result(self) -> dict[str, Any]:
+        """Return the result of an evaluation; empty if it is not finished, or damaged."""
+        if self.source.kind is SourceKind.RUN:
+            return {}
+        file = self.folders.file(self.source, self.source.result_file.name)
+        with suppress(OSError, ValueError):
+            if file is not None and file.stat().st_size <= LARGEST_RESULT:
+                result = orjson.loads(file.read_bytes())
+                return result if isinstance(result, dict) else {}
+        return {}
+
+    def _splits(self) -> dict[str, list[str]]:
+        return {name: [split] for name, split in self.settings.splits.items()}
+
+    def _command(self) -> str:
+        """Return a command that repeats the run."""
+        path = shlex.quote(str(self.source.path))
+        if self.source.kind is SourceKind.EVALUATION:
+            return f"agentrl view {path}"
+        if self.source.run.rollout_file.is_file():
+            return f"agentrl rollout {shlex.quote(str(self.source.run.config_file))}"
+        return f"agentrl train {shlex.quote(str(self.source.run.config_file))}"
+
+    def _started(self, status: Mapping[str, Any] | None) -> float | None:
+        if status is not None and isinstance(status.get("started"), int | float):
+            return float(status["started"])
+        return _changed_at(self.source.run.config_file) if self.source.kind is SourceKind.RUN else None
+
+
+def _changed_at(path: Path) -> float | None:
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return None
+
+
+def _first_known(found: MetricColumns, names: tuple[str, ...]) -> npt.NDArray[np.float64] | None:
+    return next((found.columns[name] for name in names if name in found.columns), None)
+
+
+def _sparkline(values: npt.NDArray[np.float64]) -> list[float]:
+    """Return the means of at most `SPARKLINE` stretches of steps."""
+    known = values[~np.isnan(values)]
+    parts = np.array_split(known, min(SPARKLINE, len(known))) if len(known) else []
+    return [float(part.mean()) for part in parts]
+
+
+def _mean(estimate: object) -> float | None:
+    return estimate.get("mean") if isinstance(estimate, dict) else None
+
+
+def _words(value: object) -> list[str]:
+    return [value.partition("/")[0]] if isinstance(value, str) else []

@@ -1,0 +1,112 @@
+"""Query parameters of an address: each name once, checked, with an error that says what was expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from multidict import MultiMapping
+
+from agentrl.errors import Outcome, UsageError
+from agentrl.observe.trajectory_index import EpisodeFilter
+
+LONGEST_TEXT = 1000
+"""Maximum number of characters of a text parameter."""
+LARGEST_NUMBER = 2**53
+_RANGES: Mapping[str, tuple[str, str]] = {
+    "step": ("first_step", "last_step"),
+    "turns": ("least_turns", "most_turns"),
+    "tokens": ("least_tokens", "most_tokens"),
+}
+_TEXTS = {"split": "split", "environment": "environment", "task": "task_id", "task_type": "task_type"}
+_FLAGS = ("success", "invalid", "truncated")
+
+
+class Query:
+    """Parameters of a request.
+
+    Args:
+        values: The parameters as strings.
+    """
+
+    def __init__(self, values: MultiMapping[str]) -> None:
+        self._values = values
+
+    def text(self, name: str) -> str | None:
+        """Return a text; ``None`` if it is not given, or empty."""
+        value = self._values.get(name)
+        if value is not None and len(value) > LONGEST_TEXT:
+            raise UsageError(f"{name} is too long", got=f"{len(value)} characters", expected=f"at most {LONGEST_TEXT}")
+        return value or None
+
+    def texts(self, name: str) -> list[str]:
+        """Return the texts of a repeatable parameter."""
+        return [value for value in self._values.getall(name, []) if value]
+
+    def required(self, name: str) -> str:
+        """Return a text that must be given."""
+        value = self.text(name)
+        if value is None:
+            raise UsageError(f"{name} is missing", expected=f"?{name}=…")
+        return value
+
+    def integer(
+        self, name: str, default: int | None = None, *, least: int = 0, most: int = LARGEST_NUMBER
+    ) -> int | None:
+        """Return a whole number between two."""
+        value = self.text(name)
+        if value is None:
+            return default
+        try:
+            number = int(value) if len(value) < 20 else LARGEST_NUMBER + 1
+        except ValueError:
+            number = LARGEST_NUMBER + 1
+        if not least <= number <= most:
+            raise UsageError(f"{name} is not valid", got=value[:80], expected=f"a whole number from {least} to {most}")
+        return number
+
+    def number(self, name: str) -> float | None:
+        """Return a finite number."""
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise UsageError(f"{name} is not valid", got=value[:80], expected="a finite number")
+        return number
+
+    def flag(self, name: str) -> bool | None:
+        """Return true or false."""
+        value = self.text(name)
+        if value not in (None, "true", "false"):
+            raise UsageError(f"{name} is not valid", got=value[:80], expected="true or false")
+        return None if value is None else value == "true"
+
+    def filter(self) -> EpisodeFilter:
+        """Return the conditions for episodes."""
+        ranges: dict[str, Any] = {
+            key: self.integer(f"{name}_{end}")
+            for name, keys in _RANGES.items()
+            for end, key in zip(("from", "to"), keys, strict=True)
+        }
+        texts: dict[str, Any] = {key: self.text(name) for name, key in _TEXTS.items()}
+        flags: dict[str, Any] = {name: self.flag(name) for name in _FLAGS}
+        outcomes = self.texts("outcome")
+        if unknown := [one for one in outcomes if one not in {outcome.value for outcome in Outcome}]:
+            raise UsageError("outcome is not valid", got=unknown[0][:80], expected=", ".join(Outcome))
+        return EpisodeFilter(
+            complete=True if self.flag("running") is None else not self.flag("running"),
+            **ranges,
+            **texts,
+            **flags,
+            group_id=self.text("group"),
+            role=self.text("role"),
+            outcomes=tuple(Outcome(one) for one in outcomes) or None,
+            least_reward=self.number("reward_from"),
+            most_reward=self.number("reward_to"),
+            text=self.text("text"),
+        )

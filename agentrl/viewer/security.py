@@ -1,0 +1,105 @@
+"""Who may use the viewer, and what its pages may load.
+
+Without a token, a request must name this machine, and a page that sends it must be one of this machine. With a token,
+which a server for other machines always has, a browser shows the token once, in the address that the command prints,
+and gets a cookie for it, which pages of other sites cannot use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Any
+
+from aiohttp import web
+from yarl import URL
+
+from agentrl.remote.listening import Handler, is_own_page, own_names
+
+CONTENT_POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        "img-src 'self' data:",
+        "style-src 'self'",
+        "object-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+"""Content-Security-Policy of all answers: no script, style or picture from elsewhere, and none inside a page."""
+HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+COOKIE = "agentrl_view"
+TOKEN = "token"
+"""Parameter of the address that the command prints."""
+
+
+def add_headers(response: web.StreamResponse) -> None:
+    """Add the headers of all answers."""
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+
+
+def guard(token: str | None, host: str) -> Any:
+    """Make a middleware that admits only the user's own requests.
+
+    Args:
+        token: Token that clients must show; ``None`` requires none, and admits only requests to this machine's names.
+        host: Address on which the server listens.
+    """
+    names = own_names(host)
+    secret = None if token is None else hashlib.sha256(f"agentrl view {token}".encode()).hexdigest()
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if token is None or secret is None:
+            if not is_own_page(request, names):
+                raise web.HTTPForbidden(text="without a token the viewer answers only requests to this machine")
+            return await handler(request)
+        if not _is_same_site(request):
+            raise web.HTTPForbidden(text="the viewer answers only its own pages")
+        shown = request.query.get(TOKEN)
+        if shown is not None and _equal(shown, token) and request.method == "GET":
+            return _with_cookie(request, secret)
+        bearer = request.headers.get("Authorization", "")
+        if _equal(request.cookies.get(_cookie(request), ""), secret) or _equal(bearer, f"Bearer {token}"):
+            return await handler(request)
+        raise web.HTTPUnauthorized(text="open the address with ?token=… that agentrl view has printed")
+
+    return check
+
+
+def _cookie(request: web.Request) -> str:
+    """Return the name of the cookie: browsers send the cookies of one port to all servers of the machine."""
+    return f"{COOKIE}_{request.url.port}"
+
+
+def _equal(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(errors="surrogateescape"), other.encode(errors="surrogateescape"))
+
+
+def _is_same_site(request: web.Request) -> bool:
+    """Return True unless ``Origin`` shows that a page of another site sent the request."""
+    origin = request.headers.get("Origin")
+    if origin is None:
+        return True
+    try:
+        return URL(origin).authority.lower() == request.host.lower()
+    except ValueError:
+        return False
+
+
+def _with_cookie(request: web.Request, secret: str) -> web.Response:
+    """Send the browser to the same address without the token, with a cookie for it."""
+    target = request.rel_url.without_query_params(TOKEN)
+    path = target.raw_path if target.raw_path.startswith("/") and not target.raw_path.startswith("//") else "/"
+    location = f"{path}?{target.raw_query_string}" if target.raw_query_string else path
+    response = web.Response(status=303, headers={"Location": location, "Cache-Control": "no-store"})
+    response.set_cookie(_cookie(request), secret, httponly=True, samesite="Strict", path="/")
+    return response

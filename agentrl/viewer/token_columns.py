@@ -1,0 +1,122 @@
+"""Tokens of a sequence as columns, with what the trainer has computed for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.errors import UsageError
+from agentrl.trajectory import Source, TokenSequence, Trajectory
+from agentrl.viewer.decoding import TokenDecoder
+from agentrl.viewer.training_tables import OVERLAYS
+
+SOURCES = [source.name.lower() for source in Source]
+"""Names of the values of `Source`."""
+MOST_TOKENS = 20_000
+"""Maximum number of tokens in one answer."""
+_NUMBERS = ("advantage", "ratio", "entropy", "trainer_logprob", "episode_return", "engine_logprob")
+
+TokenRows = Mapping[str, Sequence[Any]]
+"""Rows of `read_token_rows`."""
+
+
+def token_columns(
+    trajectory: Trajectory,
+    rows: TokenRows | None,
+    decoder: TokenDecoder | None,
+    *,
+    number: int,
+    start: int,
+    end: int,
+) -> dict[str, Any]:
+    """Return the tokens `start` to `end` of a sequence as columns of equal lengths.
+
+    Args:
+        trajectory: The episode.
+        rows: Rows of the episode in the trainer's table, if there are any.
+        decoder: Decoder of its tokens; without one they are shown by their numbers.
+        number: Number of the sequence.
+        start: Index of the first token.
+        end: Index after the last token.
+
+    Raises:
+        UsageError: there is no such sequence.
+    """
+    if number >= len(trajectory.sequences):
+        raise UsageError("no such sequence", got=number, expected=f"less than {len(trajectory.sequences)}")
+    sequence = trajectory.sequences[number]
+    end = min(end, len(sequence), start + MOST_TOKENS)
+    start = min(start, end)
+    part = slice(start, end)
+    ids = sequence.token_ids[part].tolist()
+    logprobs = sequence.logprobs[part]
+    special = decoder.special if decoder is not None else frozenset()
+    return {
+        "sequence": number,
+        "from": start,
+        "total": len(sequence),
+        "text": [f"⟨{one}⟩" for one in ids] if decoder is None else _text(sequence, ids, start, decoder),
+        "id": ids,
+        "source": sequence.sources[part].tolist(),
+        "sources": SOURCES,
+        "special": [int(one in special) for one in ids],
+        "trained": sequence.loss_mask[part].astype(np.int8).tolist(),
+        "logprob": logprobs.astype(np.float64),
+        "version": [None if one < 0 else one for one in sequence.versions[part].tolist()],
+        "turn": _turns(sequence, start, end),
+        "images": [
+            {
+                "start": placed.start,
+                "end": placed.end,
+                "text": placed.image.alternative,
+                "checksum": placed.image.checksum,
+            }
+            for placed in sequence.images
+            if placed.start < end and placed.end > start
+        ],
+        **_overlays(rows, number, start, end),
+    }
+
+
+def _text(sequence: TokenSequence, ids: list[int], start: int, decoder: TokenDecoder) -> list[str]:
+    """Return the text of tokens; those of images have none."""
+    text = decoder.pieces(ids)
+    for placed in sequence.images:
+        for position in range(max(placed.start, start), min(placed.end, start + len(ids))):
+            text[position - start] = ""
+    return text
+
+
+def _turns(sequence: TokenSequence, start: int, end: int) -> list[int | None]:
+    """Return the number of the turn in whose answer each token is."""
+    found: list[int | None] = [None] * (end - start)
+    for turn in sequence.turns:
+        first, last = max(turn.start, start), min(turn.end, end)
+        found[first - start : last - start] = [turn.index] * max(0, last - first)
+    return found
+
+
+def _overlays(rows: TokenRows | None, number: int, start: int, end: int) -> dict[str, Any]:
+    if rows is None:
+        return dict.fromkeys(OVERLAYS)
+    sequences, positions = np.asarray(rows["sequence"], np.int64), np.asarray(rows["position"], np.int64)
+    chosen = np.flatnonzero((sequences == number) & (positions >= start) & (positions < end))
+    places = positions[chosen] - start
+    found: dict[str, Any] = {}
+    for name in OVERLAYS:
+        if name not in rows:
+            found[name] = None
+        elif name in _NUMBERS:
+            values: npt.NDArray[np.float64] = np.full(end - start, np.nan)
+            column = np.array([np.nan if one is None else one for one in rows[name]], dtype=np.float64)
+            values[places] = column[chosen]
+            found[name] = values
+        else:
+            listed: list[Any] = [0 if name == "clipped" else None] * (end - start)
+            for place, row in zip(places.tolist(), chosen.tolist(), strict=True):
+                listed[place] = int(bool(rows[name][row])) if name == "clipped" else rows[name][row]
+            found[name] = listed
+    return found

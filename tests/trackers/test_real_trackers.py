@@ -1,0 +1,153 @@
+"""What MLflow, SwanLab, Trackio, Weights & Biases, TensorBoard and OpenTelemetry themselves read of a run."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from agentrl.observe.metrics import read_metrics
+from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.trajectory_store import read_trajectories
+
+MLFLOW = """
+import json, sys
+from mlflow import MlflowClient
+client = MlflowClient(tracking_uri=f"sqlite:///{sys.argv[1]}/mlflow.db")
+(run,) = client.search_runs([client.get_experiment_by_name("agentrl").experiment_id])
+history = [[m.step, m.value] for m in client.get_metric_history(run.info.run_id, "reward/mean")]
+tables = [file.path for file in client.list_artifacts(run.info.run_id, "episodes")]
+path = client.download_artifacts(run.info.run_id, tables[0])
+print(json.dumps({
+    "name": run.data.tags["mlflow.runName"], "status": run.info.status, "history": history, "tables": tables,
+    "steps": run.data.params["trainer.tasks_per_step"], "table": json.load(open(path)),
+}))
+"""
+
+TRACKIO = """
+import json
+import trackio
+run = next(iter(trackio.Api().runs("agentrl")))
+print(json.dumps({"name": run.name, "logs": run.metrics() if hasattr(run, "metrics") else None}, default=str))
+"""
+
+
+def values(folder, name):
+    return [[line["step"], line[name]] for line in read_metrics(RunDirectory(folder).metrics_file)]
+
+
+def ended(folder, step):
+    stored = read_trajectories(RunDirectory(folder).trajectories)
+    return {found.trajectory.id: found.trajectory for found in stored if found.step == step}
+
+
+def test_mlflow_has_config_metrics_and_episodes(tracked_run, read_with):
+    folder = tracked_run("mlflow")
+    found = json.loads(read_with(MLFLOW, folder / "logs" / "mlflow"))
+    assert (found["name"], found["status"], found["steps"]) == ("run", "FINISHED", "2")
+    assert found["history"] == values(folder, "reward/mean"), "both parts of the resumed run are one history"
+    assert found["tables"] == ["episodes/step-000001.json", "episodes/step-000002.json"]
+    rows = [dict(zip(found["table"]["columns"], row, strict=True)) for row in found["table"]["data"]]
+    stored = ended(folder, 1)
+    assert {row["episode"] for row in rows} == stored.keys()
+    for row in rows:
+        trajectory = stored[row["episode"]]
+        assert (row["reward"], row["turns"]) == (trajectory.reward, len(trajectory.turns))
+        assert row["sampled_tokens"] == trajectory.sampled_tokens
+
+
+def test_swanlab_writes_files_that_it_can_upload(tracked_run):
+    folder = tracked_run("swanlab")
+    files = [path for path in (folder / "logs" / "swanlab").rglob("*") if path.is_file()]
+    assert any(path.suffix == ".swanlab" for path in files)
+    config = next(path.read_text() for path in files if path.name == "config.yaml")
+    assert "tasks_per_step" in config
+    data = b"".join(path.read_bytes() for path in files if path.suffix == ".swanlab")
+    assert b"reward/mean" in data
+    tables = "".join(path.read_text() for path in files if "echarts" in str(path))
+    assert all(name in tables for name in ended(folder, 1))
+
+
+def test_trackio_has_metrics_and_episodes(tracked_run, read_with, tmp_path):
+    own = {"TRACKIO_DIR": str(tmp_path)}
+    folder = tracked_run("trackio", variables=own)
+    found = read_with(TRACKIO, variables=own)
+    assert '"name": "run"' in found
+    database = b"".join(path.read_bytes() for path in tmp_path.rglob("*.db*"))
+    assert b"reward/mean" in database
+    assert all(name.encode() in database for name in ended(folder, 1))
+
+
+def test_wandb_works_offline(tracked_run):
+    folder = tracked_run("wandb", variables={"WANDB_MODE": "offline"})
+    files = list((folder / "logs" / "wandb").rglob("*.wandb"))
+    assert files
+    assert all(b"reward/mean" in path.read_bytes() for path in files)
+
+
+class Collector(BaseHTTPRequestHandler):
+    """Receiver of OTLP requests."""
+
+    def do_POST(self):
+        self.server.requests.append((self.path, self.rfile.read(int(self.headers["Content-Length"])), self.headers))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture
+def collector():
+    server = HTTPServer(("127.0.0.1", 0), Collector)
+    server.requests = []
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+SPANS = """
+import gzip, json, sys
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+found = []
+for path in sys.argv[1:]:
+    data = open(path, "rb").read()
+    request = ExportTraceServiceRequest.FromString(gzip.decompress(data) if data[:2] == b"\\x1f\\x8b" else data)
+    for resource in request.resource_spans:
+        for scope in resource.scope_spans:
+            for span in scope.spans:
+                found.append({
+                    "name": span.name, "id": span.span_id.hex(), "parent": span.parent_span_id.hex(),
+                    "trace": span.trace_id.hex(), "began": span.start_time_unix_nano, "ended": span.end_time_unix_nano,
+                    "attributes": {a.key: (a.value.string_value or a.value.int_value or a.value.double_value)
+                                   for a in span.attributes},
+                })
+print(json.dumps(found))
+"""
+
+
+def test_spans_reach_an_otlp_collector(tracked_run, read_with, collector, tmp_path):
+    address = f"http://127.0.0.1:{collector.server_address[1]}"
+    folder = tracked_run("opentelemetry", variables={"OTEL_EXPORTER_OTLP_ENDPOINT": address})
+    assert {path for path, _, _ in collector.requests} == {"/v1/traces"}
+    files = []
+    for number, (_, data, _) in enumerate(collector.requests):
+        files.append(tmp_path / str(number))
+        files[-1].write_bytes(data)
+    spans = json.loads(read_with(SPANS, *files))
+    roots = {span["attributes"]["gen_ai.conversation.id"]: span for span in spans if not span["parent"]}
+    stored = ended(folder, 1) | ended(folder, 2)
+    assert roots.keys() == stored.keys()
+    by_id = {span["id"]: span for span in spans}
+    for name, root in roots.items():
+        tree = [span for span in spans if span["trace"] == root["trace"]]
+        chats = [span for span in tree if span["name"].startswith("chat ")]
+        sizes = [turn.end - turn.start for turn in stored[name].turns]
+        answers = sorted(chats, key=lambda chat: chat["began"])
+        assert [chat["attributes"]["gen_ai.usage.output_tokens"] for chat in answers] == sizes
+        assert all(by_id[chat["parent"]]["name"].startswith("turn ") for chat in chats)
+        assert all(by_id[span["parent"]]["began"] <= span["began"] <= span["ended"] for span in tree if span["parent"])
+        assert root["name"] == "invoke_agent letters:Letters"
