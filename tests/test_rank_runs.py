@@ -89,6 +89,7 @@ def test_a_run_restarts_from_its_checkpoint_after_the_loss_of_a_rank(number, tin
     assert train(run, watcher=killer).step == 4
     assert ranks_of_this_process() == []
     (reason,) = [text for text in killer.said if "restarts from its newest checkpoint" in text]
+    assert "--resume" not in reason
     assert "rank 1 of the trainer" in reason
     assert "(1 of 3: trainer.restarts)" in reason
     for here, there in zip(*(read_metrics(one.folder.metrics_file) for one in (undisturbed, run)), strict=True):

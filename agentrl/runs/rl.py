@@ -568,7 +568,8 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
             if interruption.count or restarts >= most:
                 raise
             restarts += 1
-            reason = f"{error}. The run restarts from its newest checkpoint ({restarts} of {most}: trainer.restarts)"
+            next_step = f"the run restarts from its newest checkpoint ({restarts} of {most}: trainer.restarts)"
+            reason = str(RankLost(error.what, got=error.got, hint=next_step))
         run = Run(run.folder, run.config)
         del loop  # frees the model
         gc.collect()

@@ -17,6 +17,7 @@ ON_SECOND = "engine: {CPU: 1, engine: 1}"
         ("environments-0", f"{ON_HEAD}, {ON_SECOND}, environments: 1, environment: {{CPU: 1, spare: 1}}"),
         ("rank 1", f"strategy: strict_spread, {ON_SECOND}"),
     ],
+    ids=["engine", "environments", "rank"],
 )
 def test_a_run_survives_a_stopped_node(name, settings, nodes, spare_node, stop_node_of, tiny_run, story):
     for _ in range(2):
@@ -31,6 +32,6 @@ def test_a_run_survives_a_stopped_node(name, settings, nodes, spare_node, stop_n
     )
     assert train(run, watcher=told).step == 6
     assert [line["step"] for line in read_metrics(run.folder.metrics_file)] == list(range(1, 7))
-    (lost,) = [text for text in told.said if f"({stopped[0]})" in text and "was lost on node" in text]
-    assert name in lost
+    lost = [text for text in told.said if f"({stopped[0]})" in text and "was lost on node" in text]
+    assert name in lost[0]
     assert any(name in text and " is on node" in text and stopped[0] not in text for text in told.said)

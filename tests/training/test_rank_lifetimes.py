@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from agentrl.training.distributed.group import leave
 from agentrl.training.distributed.launch import START, RankProcesses
 
 PARENT = """
@@ -83,3 +84,30 @@ def test_ranks_share_the_cores_of_the_trainer(tmp_path, monkeypatch):
     finally:
         ranks.close(at_once=True)
     assert os.sched_getaffinity(0) == set(cores)
+
+
+JOINING_RANK = (
+    "import time; from agentrl.training.distributed.launch import join_starter; join_starter(); time.sleep(1000)"
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_collective_with_a_stopped_rank_fails_once_its_connections_are_shut_down(tmp_path, monkeypatch):
+    """As after the loss of a machine that hangs: its ranks cannot be killed, and their connections stay open."""
+    monkeypatch.setattr("agentrl.training.distributed.launch.PROGRAM", "joining_rank")
+    (tmp_path / "joining_rank.py").write_text(JOINING_RANK)
+    monkeypatch.syspath_prepend(tmp_path)
+    processes = RankProcesses(2, logs=tmp_path)
+    try:
+        ranks = processes.start()
+        os.kill(processes.pids[1], signal.SIGSTOP)
+        with ThreadPoolExecutor() as threads:
+            waiting = threads.submit(ranks.collect, ["own"])
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.5)
+            ranks.connections.shut_down()
+            with pytest.raises(RuntimeError, match=r"[Cc]onnection"):
+                waiting.result(timeout=60)
+    finally:
+        processes.close(at_once=True)
+        leave()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import socket
+import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -35,11 +37,45 @@ class RankCall:
     arguments: tuple[Any, ...]
 
 
+class RankConnections:
+    """Connections of this process to the other ranks, which gloo opens with every group."""
+
+    def __init__(self) -> None:
+        self._inodes: set[int] = set()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the connections that are opened in the block."""
+        before = _open_sockets()
+        yield
+        self._inodes |= _open_sockets().keys() - before.keys()
+
+    def shut_down(self) -> None:
+        """Shut down the connections. Collectives with a rank that does not answer then fail, instead of waiting."""
+        for inode, descriptor in _open_sockets().items():
+            if inode in self._inodes:
+                with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                    connection.getpeername()  # fails for a listener, without which gloo ends the process
+                    if connection.family in (socket.AF_INET, socket.AF_INET6):
+                        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _open_sockets() -> dict[int, int]:
+    """Return the descriptors of this process's sockets, by inode; none where there is no ``/proc``."""
+    found: dict[int, int] = {}
+    with suppress(FileNotFoundError):
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):  # closed meanwhile
+                status = os.stat(int(name))
+                if stat.S_ISSOCK(status.st_mode):
+                    found[status.st_ino] = int(name)
+    return found
+
+
 class Ranks:
     """Ranks of a trainer from the view of this process; the defaults describe a single process.
 
-    `control` is a gloo group for calls and small objects, and `background` another one for threads that run during
-    training. `explain` is called after a call has failed, and returns the error of the lost rank, if any.
+    `explain` is called after a call has failed, and returns the error of the lost rank, if any.
     """
 
     def __init__(
@@ -47,11 +83,14 @@ class Ranks:
         *,
         rank: int = 0,
         count: int = 1,
-        control: distributed.ProcessGroup | None = None,
-        background: distributed.ProcessGroup | None = None,
         explain: Callable[[], TrainingError | None] = lambda: None,
     ) -> None:
-        self.rank, self.count, self.control, self.background = rank, count, control, background
+        self.rank, self.count = rank, count
+        self.control: distributed.ProcessGroup | None = None
+        """Gloo group for calls and small objects."""
+        self.background: distributed.ProcessGroup | None = None
+        """Gloo group for threads that run during training."""
+        self.connections = RankConnections()
         self.context: ContextGroup | None = None
         """Ranks that share rows with this one; ``None`` without context parallelism."""
         self.tensor_parallel = self._together = 1
@@ -100,7 +139,8 @@ class Ranks:
                 for neighbour in range(tensor)
             ]
             make_groups: Any = distributed.new_subgroups_by_enumeration
-            group, _ = make_groups(sharing)
+            with self.connections.recording():
+                group, _ = make_groups(sharing)
             self.context = ContextGroup(group, self.rank % self._together // tensor, context)
 
     def device(self, asked: str) -> torch.device:
@@ -144,7 +184,8 @@ class Ranks:
             )
         sizes = {"replicate": replicas, "shard": whole // replicas, "tensor": self.tensor_parallel}
         kept = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
-        return init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+        with self.connections.recording():
+            return init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
 
     @contextmanager
     def broadcast_call(self, name: str, *arguments: Any) -> Iterator[None]:
@@ -208,15 +249,17 @@ def join(
     explain: Callable[[], TrainingError | None] = lambda: None,
 ) -> Ranks:
     """Join the process group of all ranks through `store`, or through the launcher's (torchrun); see `leave`."""
-    distributed.init_process_group(
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-        store=store,
-        rank=rank if store is not None else -1,
-        world_size=count if store is not None else -1,
-        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
-    )
-    control, background = (distributed.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2))
-    return Ranks(rank=rank, count=count, control=control, background=background, explain=explain)
+    ranks = Ranks(rank=rank, count=count, explain=explain)
+    with ranks.connections.recording():
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            store=store,
+            rank=rank if store is not None else -1,
+            world_size=count if store is not None else -1,
+            timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+        )
+        ranks.control, ranks.background = (distributed.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2))
+    return ranks
 
 
 def leave() -> None:

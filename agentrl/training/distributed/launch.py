@@ -56,7 +56,6 @@ class StartedRanks(ABC):
         self._logs, self._on_loss, self._host = logs, on_loss, host
         self._lost: TrainingError | None = None
         self._closing = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
 
     @abstractmethod
     def _start_rank(self, rank: int, port: int) -> None:
@@ -98,7 +97,7 @@ class StartedRanks(ABC):
                 )
             time.sleep(RANK_POLL_S)
         ranks = join(store, rank=0, count=self.count, explain=self.explain)
-        self._watcher.start()
+        threading.Thread(target=self._watch, args=(ranks,), name="ranks", daemon=True).start()
         return ranks
 
     def _log(self, rank: int) -> Path:
@@ -121,10 +120,11 @@ class StartedRanks(ABC):
         """Describe a rank whose process has been stopped for `after_s` seconds; ``None`` if this is not known."""
         return None
 
-    def _watch(self) -> None:
+    def _watch(self, ranks: Ranks) -> None:
         while not self._closing.wait(RANK_POLL_S):
             if (lost := self.find_lost()) is not None:
                 self._kill()
+                ranks.connections.shut_down()  # a rank on a machine that hangs cannot be killed
                 self._on_loss(lost)
                 if not self._closing.wait(HUNG_COLLECTIVE_S):
                     sys.stderr.write(f"{lost}\nthe run hangs in a collective and is killed\n")
