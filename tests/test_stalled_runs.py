@@ -88,6 +88,7 @@ HANGS = [
     (MetricsFile, "append_step", "disk         metrics.jsonl", 0),
     (GroupExtras, "for_step", "extras       extra rollouts and a served teacher", 0),
     (ReactText, "run", "loop         ReactText", 0),
+    (LocalEngine, "generate", "engine       an answer", 0),
     (LocalEngine, "end_session", "end_session  the end of its sessions in the engine", 0),
 ]
 

@@ -63,12 +63,12 @@ class TokenRecord:
             tokens: Its loss input.
             entropy: Entropy of the policy: [selected].
         """
-        self.values[_RATIO, where] = tokens.ratio.detach()
-        self.values[_ENTROPY, where] = entropy.detach()
+        self.values[_RATIO, where] = tokens.ratio.detach().float()
+        self.values[_ENTROPY, where] = entropy.detach().float()
 
     def add_clipped(self, where: torch.Tensor, clipped: torch.Tensor) -> None:
         """Record which tokens of a micro-batch the loss clipped: bool [selected]; only those that train."""
-        self.values[_CLIPPED, where] = clipped.to(self.values.dtype)
+        self.values[_CLIPPED, where] = clipped.float()
 
     def share(self, ranks: Ranks) -> None:
         """Combine the values that each rank computed."""
