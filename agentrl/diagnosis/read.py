@@ -92,6 +92,8 @@ class Diagnosis:
                 return f"ended after {steps} without an error in its log: it was killed, perhaps for its memory"
             case RunState.STOPPED:
                 return f"stopped on request after {steps}"
+            case RunState.FINISHED if self.steps is None:
+                return f"ended after {steps}"
             case state:
                 return f"{state} {'at' if state is RunState.RUNNING else 'after'} {steps}"
 
@@ -149,7 +151,7 @@ def diagnose_run(
             summary.newest.add_step(trajectories, step)
     step, steps = lines[-1]["step"] if lines else 0, None if config is None else config.trainer.steps
     is_rl = any("groups/trained" in line for line in lines) or not lines
-    state = _state_of(run, is_complete=steps is not None and (step >= steps or not is_rl))
+    state = _state_of(run, is_complete=steps is None or step >= steps or not is_rl)
     failed = state in (RunState.FAILED, RunState.KILLED)
     return Diagnosis(
         folder=run.path,
@@ -271,7 +273,7 @@ def _last_error(text: str) -> str | None:
     records = re.split(r"^(?=\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} )", text, flags=re.MULTILINE)
     last = next((record for record in reversed(records) if record.strip()), "")
     _, found, message = last.partition(" ERROR ")
-    return message.strip() if found else None
+    return message.partition(": ")[2].strip() if found else None
 
 
 def _errors_of(run: RunDirectory) -> list[str]:

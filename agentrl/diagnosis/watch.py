@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from agentrl.diagnosis.finding import Finding, rank
+from agentrl.diagnosis.policy import has_risen
 from agentrl.diagnosis.rules import apply_rules
 from agentrl.diagnosis.summary import RunSummary
 from agentrl.observe.files import replace_file
@@ -17,6 +18,8 @@ from agentrl.trajectory import Trajectory
 
 FACTOR = 3
 """A lasting problem is reported at its 1st, 3rd, 9th, … step."""
+PASSED = 0.6
+"""Factor of the weight of a problem that a run has overcome."""
 CALM = 10
 """Number of steps without a problem after which its next occurrence counts as the first."""
 
@@ -78,15 +81,22 @@ class RunDiagnosis:
         return rank([*whole, *self._seen_findings()])
 
     def _seen_findings(self) -> list[Finding]:
-        return [
-            replace(
-                seen[-1][1],
-                sentence=f"{_when([step for step, _ in seen])}: {seen[-1][1].sentence}",
-                count=len(seen),
-                of=len(self.run.lines),
-            )
-            for seen in self._seen.values()
-        ]
+        found = (self._seen_finding(*zip(*seen, strict=True)) for seen in self._seen.values())
+        return [finding for finding in found if finding is not None]
+
+    def _seen_finding(self, steps: Sequence[int], findings: Sequence[Finding]) -> Finding | None:
+        """Join the findings of a kind; those that have passed weigh less, or nothing if success has risen."""
+        last, now = findings[-1], self.run.lines[-1]["step"]
+        has_passed = len(steps) < FACTOR and now - steps[-1] >= FACTOR
+        if has_passed and has_risen(self.run.lines, "success/mean"):
+            return None
+        return replace(
+            last,
+            sentence=f"{_when(steps)}: {last.sentence}",
+            count=len(steps),
+            of=len(self.run.lines),
+            weight=last.weight * (PASSED if has_passed else 1.0),
+        )
 
 
 def _warning(finding: Finding, others: Sequence[Finding]) -> str:

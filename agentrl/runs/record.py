@@ -192,6 +192,7 @@ class StepClock:
         self._waits_before = dict(parts.waits.seconds)
         self._counts_before = self._counts()
         self._busy_before = parts.engine.metrics().busy_s
+        self._cpu_before = time.process_time()
 
     def phase_ended(self, name: str) -> None:
         """Record the end of the phase `name` and begin the next one."""
@@ -260,6 +261,7 @@ class StepClock:
         timings |= {f"wait/{kind}_s": waits[kind] - self._waits_before.get(kind, 0.0) for kind in MEASURED}
         timings |= {
             "step_s": whole,
+            "cpu_s": time.process_time() - self._cpu_before,
             "tokens_per_s": sampled / whole,
             "engine_busy_s": self._parts.engine.metrics().busy_s - self._busy_before,
         }
