@@ -18,7 +18,8 @@ overfitting         training success has risen, and the success of evaluations h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from statistics import fmean, median
 
 from agentrl.config.usual_learning_rate import check_learning_rates
@@ -283,9 +284,13 @@ def _updates_several(run: RunSummary) -> bool:
 
 def _windows(lines: Sequence[Line], *names: str) -> tuple[Sequence[Line], Sequence[Line]] | None:
     """Return the first and the last steps whose metrics are known; ``None`` for fewer than four steps."""
-    known = [line for line in lines if all(metric(line, name) is not None for name in names)]
-    window = min(WINDOW, len(known) // 2)
-    return None if window < 2 else (known[:window], known[-window:])
+    first, last = (list(islice(_known(part, names), 2 * WINDOW)) for part in (lines, reversed(lines)))
+    window = min(WINDOW, len(first) // 2)
+    return None if window < 2 else (first[:window], last[:window][::-1])
+
+
+def _known(lines: Iterable[Line], names: Sequence[str]) -> Iterator[Line]:
+    return (line for line in lines if all(metric(line, name) is not None for name in names))
 
 
 def has_risen(lines: Sequence[Line], name: str) -> bool:

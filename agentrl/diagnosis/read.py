@@ -144,7 +144,7 @@ def diagnose_run(
     by_step = _read_episodes(run.trajectories, notes)
     diagnosis = RunDiagnosis(summary)
     for line in lines:
-        diagnosis.add_step(line["step"], line, by_step.pop(line["step"], []))
+        diagnosis.record_step(line["step"], line, by_step.pop(line["step"], []))
     for step, trajectories in by_step.items():  # of steps that have not finished
         summary.episodes.add_step(trajectories, step)
         if not lines:

@@ -64,16 +64,23 @@ class RunDiagnosis:
             metrics: Metrics of the step.
             trajectories: Trajectories of the step.
         """
+        found = self.record_step(step, metrics, trajectories)
+        whole = list(apply_rules(self.run, of_newest_step=False))
+        found += [finding for rule, finding in whole if rule.warns and finding.is_current]
+        others = [finding for rule, finding in whole if not rule.warns]
+        ranked, kinds = rank([*found, *others]), {finding.kind for finding in found}
+        causes = {one.kind: one for one in reversed(ranked) if one.kind not in kinds}
+        due = [one for one in ranked if one.kind in kinds and self._reminder.is_due(f"{one.kind} {one.file}", step)]
+        return [_warning(finding, causes.get(finding.because_of or "")) for finding in due]
+
+    def record_step(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> list[Finding]:
+        """Add a step, and return what the rules that look at the newest step find, if they warn."""
         self.run.add_step({"step": step, **metrics}, trajectories)
         found = []
         for rule, finding in apply_rules(self.run, of_newest_step=True):
             self._seen.setdefault(finding.kind, []).append((step, finding))
             found += [finding] if rule.warns else []
-        whole = list(apply_rules(self.run, of_newest_step=False))
-        found += [finding for rule, finding in whole if rule.warns and finding.is_current]
-        others = [finding for rule, finding in whole if not rule.warns]
-        due = [one for one in rank(found) if self._reminder.is_due(f"{one.kind} {one.file}", step)]
-        return [_warning(finding, others) for finding in due]
+        return found
 
     def findings(self) -> tuple[Finding, ...]:
         """Return everything that is wrong with the run so far, ranked."""
@@ -99,9 +106,8 @@ class RunDiagnosis:
         )
 
 
-def _warning(finding: Finding, others: Sequence[Finding]) -> str:
-    """Return the text of a warning, with the cause if another finding explains it."""
-    cause = next((other for other in others if other.kind in finding.causes), None)
+def _warning(finding: Finding, cause: Finding | None) -> str:
+    """Return the text of a warning, with the finding that explains it and is not a warning of its own."""
     if cause is None:
         return finding.text
     return f"{finding.sentence}. {cause.text[:1].upper()}{cause.text[1:]}"
