@@ -42,6 +42,7 @@ MOST_STEPS = 200
 """Maximum number of steps whose episodes are read."""
 LEAST_PER_STEP = 16
 INCIDENTS_FILE = "incidents.json"
+"""File in the folder of a run or an evaluation with counts of failures."""
 _ERROR = re.compile(r"\b(?:\w+Error|Exception|CRITICAL|Segmentation fault|out of memory)\b", re.IGNORECASE)
 _TAIL = 65536
 """Bytes at the end of a log that are read."""
