@@ -284,7 +284,8 @@ def _updates_several(run: RunSummary) -> bool:
 
 def _windows(lines: Sequence[Line], *names: str) -> tuple[Sequence[Line], Sequence[Line]] | None:
     """Return the first and the last steps whose metrics are known; ``None`` for fewer than four steps."""
-    first, last = (list(islice(_known(part, names), 2 * WINDOW)) for part in (lines, reversed(lines)))
+    first = list(islice(_known(lines, names), 2 * WINDOW))
+    last = list(islice(_known(reversed(lines), names), 2 * WINDOW))
     window = min(WINDOW, len(first) // 2)
     return None if window < 2 else (first[:window], last[:window][::-1])
 

@@ -155,11 +155,8 @@ def success_by_type(run: ReportedRun) -> dict[str, str]:
     with TrajectoryIndex(run.folder.trajectories) as index:
         early = _solved(index, EpisodeFilter(is_trainable=True, last_step=first))
         late = _solved(index, EpisodeFilter(is_trainable=True, first_step=last))
-    return {
-        name: f"{_share(early.get(name))} to {_share(late.get(name))}"
-        for name in sorted({*early, *late})
-        if name is not None
-    }
+    types = sorted(name for name in {*early, *late} if name)
+    return {name: f"{_share(early.get(name))} to {_share(late.get(name))}" for name in types}
 
 
 def _solved(index: TrajectoryIndex, where: EpisodeFilter) -> dict[str | None, list[bool]]:
