@@ -46,11 +46,15 @@ COMMANDS: dict[str, CommandEntry] = {
     "status": CommandEntry("agentrl.cli.status", "Show what a run does now, and what it waits for.", LOOK),
     "view": CommandEntry("agentrl.cli.view", "Show the episodes of a run or an evaluation token by token.", LOOK),
     "diagnose": CommandEntry("agentrl.cli.diagnose", "Say what is wrong with a run, and which key to change.", LOOK),
+    "report": CommandEntry("agentrl.cli.report", "Write a report of runs, or of evaluations side by side.", LOOK),
     "rescore": CommandEntry("agentrl.cli.rescore", "Score stored episodes again, with other reward functions.", LOOK),
     "replay": CommandEntry("agentrl.cli.replay", "Continue a stored episode from one of its turns.", LOOK),
     "profile": CommandEntry("agentrl.cli.profile", "Show where the time of some training steps goes.", LOOK),
     "trace": CommandEntry("agentrl.cli.trace", "Write a timeline of a training step for Perfetto.", LOOK),
     "export": CommandEntry("agentrl.cli.export", "Write a run's model as a Hugging Face checkpoint.", LOOK),
+    "export-episodes": CommandEntry(
+        "agentrl.cli.export_episodes", "Write episodes as conversations, pairs or data sets.", LOOK
+    ),
     "repeat-update": CommandEntry("agentrl.cli.repeat_update", "Repeat an update that was not finite.", LOOK),
     "serve": CommandEntry("agentrl.cli.serve", "Start vLLM or SGLang servers without a run.", MORE),
     "gateway": CommandEntry("agentrl.cli.gateway", "Serve OpenAI and Anthropic clients, and record them.", MORE),

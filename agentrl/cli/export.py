@@ -16,11 +16,14 @@ from huggingface_hub import HfApi, constants
 
 from agentrl.builders.models import SHARD_SIZE, write_merged
 from agentrl.cli.help import examples
+from agentrl.cli.report import own_evaluations, read_reported_run
 from agentrl.errors import UsageError
+from agentrl.evaluation.model_card import CARD, model_card
 from agentrl.models.lora import ADAPTERS, adapter_folder, adapters_in, is_adapter_folder
 from agentrl.observe.console import note
 from agentrl.observe.files import writing
 from agentrl.observe.model_folder import find_model
+from agentrl.observe.run_folder import find_run
 from agentrl.training.checkpoint import system_errors
 
 Format = Literal["float32", "bfloat16"]
@@ -58,7 +61,7 @@ def export(
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository on the hub public.")] = False,
 ) -> None:
-    """Write a run's model as a Hugging Face checkpoint: weights, config, tokenizer, chat template."""
+    """Write a run's model as a Hugging Face checkpoint: weights, config, tokenizer, chat template, model card."""
     _check_shard_size(shard_size)
     repository = _repository(target)
     if public and repository is None:
@@ -95,6 +98,7 @@ def export(
     if repository is not None:
         with tempfile.TemporaryDirectory(prefix="agentrl-export-") as temporary:
             _write(files, Path(temporary) / "model", form)
+            _write_card(run, Path(temporary) / "model", is_adapter=adapter)
             address = push(Path(temporary) / "model", repository, is_public=public)
         note(f"pushed {source} to {address}")
         return
@@ -103,6 +107,7 @@ def export(
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.partial-", dir=folder.parent) as temporary:
             partial = Path(temporary) / folder.name
             _write(files, partial, form)
+            _write_card(run, partial, is_adapter=adapter)
             partial.rename(folder)
     note(f"wrote {folder} from {source}")
 
@@ -122,6 +127,16 @@ def _write(source: Path, folder: Path, form: WeightFormat | None) -> None:
         return
     with system_errors():
         write_merged(str(source), folder, dtype=form.dtype, shard_size=form.shard_size)
+
+
+def _write_card(run: str, folder: Path, *, is_adapter: bool) -> None:
+    """Write the model card, if the model is that of a run; a card that the model has stays."""
+    found = find_run(run)
+    if found is None or (folder / CARD).exists():
+        return
+    reported = read_reported_run(found)
+    card = model_card(reported, own_evaluations(found), is_adapter=is_adapter)
+    (folder / CARD).write_text(card, encoding="utf-8")
 
 
 def _repository(target: str) -> str | None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
 from agentrl.config import Config, dump_config
 from agentrl.config.estimate import EstimateRow
-from agentrl.diagnosis.finding import top
 from agentrl.diagnosis.watch import read_findings
 from agentrl.errors import AgentRLError
 from agentrl.evaluation.report import (
@@ -23,17 +21,19 @@ from agentrl.evaluation.report import (
     draw_learning_curve,
     write_report,
 )
+from agentrl.evaluation.run_report import ReportedRun, config_of, run_report
 from agentrl.evaluation.session import FinishedEvaluation
 from agentrl.observe.console import note, out
-from agentrl.observe.learning import steps_without_learning
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory, find_run
-from agentrl.observe.terminal import repeating, step_words
+from agentrl.observe.terminal import repeating
 from agentrl.observe.trajectory_store import read_trajectories, step_files
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.runs.dry_run import describe_run
 from agentrl.runs.start import StartCheck
+from agentrl.runs.start_record import read_start_record
+from agentrl.trajectory import Trajectory
 
 DRAWN_EVERY_S = 60.0
 """Seconds between two updates of the learning curve."""
@@ -71,26 +71,24 @@ def write_run_report(folder: Path) -> ReportFiles:
     """
     run = RunDirectory(folder)
     metrics = read_metrics(run.metrics_file)
-    files = reversed(step_files(run.trajectories))
-    newest = next((found for file in files if (found := [s.trajectory for s in read_trajectories(file)])), [])
-    report = Report(
-        title=f"Run {run.path.name}",
-        metrics=metrics,
-        examples=choose_examples(newest),
-        notes=[_run_note(metrics)],
-        problems=[problem.text for problem in top(read_findings(run))],
+    step = metrics[-1]["step"] if metrics else 0
+    reported = ReportedRun(
+        folder=run,
+        config=config_of(run),
+        lines=metrics,
+        state=f"step {step}",
+        start=read_start_record(run),
+        findings=read_findings(run),
     )
+    report = run_report([reported], examples=newest_examples(run))
     return write_report(report, run.path, decoder(find_model(str(run.path))))
 
 
-def _run_note(metrics: Sequence[Mapping[str, Any]]) -> str:
-    if not metrics:
-        return "No training step has finished."
-    note = f"{len(metrics)} training steps. The last one: {step_words(metrics[-1]['step'], len(metrics), metrics[-1])}."
-    idle = steps_without_learning(metrics)
-    if not idle:
-        return note
-    return f"{note} In {idle} of the steps nothing was learned: all episodes of a task had the same return."
+def newest_examples(run: RunDirectory) -> list[Trajectory]:
+    """Choose episodes of the newest step that has any."""
+    files = reversed(step_files(run.trajectories))
+    newest = next((found for file in files if (found := [s.trajectory for s in read_trajectories(file)])), [])
+    return choose_examples(newest)
 
 
 @contextmanager

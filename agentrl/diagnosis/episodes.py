@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agentrl.diagnosis.finding import Finding
-from agentrl.diagnosis.summary import RunSummary
+from agentrl.diagnosis.summary import LEAST, RunSummary
 from agentrl.errors import Outcome
 
 MANY = 0.2
 """Minimum share of episodes or answers for reporting a problem."""
 MOST = 0.5
-"""Share of the unusable answers that were cut, from which the cut explains them."""
+"""Share of unusable answers among the whole ones, up to which the cut explains those that were cut."""
 
 
 def answers_cut(run: RunSummary) -> Iterator[Finding]:
@@ -40,7 +40,7 @@ def answers_cut(run: RunSummary) -> Iterator[Finding]:
         example=run.example("cut"),
         count=episodes.cut,
         of=episodes.turns,
-        weight=0.25 + 0.5 * share + (0.15 if 2 * episodes.cut_unusable >= episodes.cut else 0.0),
+        weight=0.2 + 0.4 * share + (0.3 if 2 * episodes.cut_unusable >= episodes.cut else 0.0),
         causes=frozenset({"length_growth", "learning_rate_high"}),
     )
 
@@ -52,7 +52,8 @@ def unusable_answers(run: RunSummary) -> Iterator[Finding]:
         return
     remark = f", most often: {episodes.remarks.most_common(1)[0][0]}" if episodes.remarks else ""
     answers = [f"{text!r} ({times} times in a sample)" for text, times in run.frequent_answers()]
-    mostly_cut = episodes.cut_unusable >= MOST * episodes.unusable
+    whole, whole_unusable = episodes.turns - episodes.cut, episodes.unusable - episodes.cut_unusable
+    is_of_the_cut = (episodes.cut_unusable > 0 and whole_unusable < MOST * whole) or whole < LEAST <= episodes.cut
     yield Finding(
         kind="unusable_answers",
         sentence=f"{episodes.unusable} of {episodes.turns} answers could not be used as actions{remark}",
@@ -64,7 +65,7 @@ def unusable_answers(run: RunSummary) -> Iterator[Finding]:
         count=episodes.unusable,
         of=episodes.turns,
         weight=0.3 + 0.62 * share,
-        causes=frozenset({"learning_rate_high"}) | ({"answers_cut"} if mostly_cut else frozenset()),
+        causes=frozenset({"learning_rate_high"}) | ({"answers_cut"} if is_of_the_cut else frozenset()),
     )
 
 

@@ -4,7 +4,7 @@ rule               condition
 -----------------  -------------------------------------------------------------------------------------------------
 reward_error, …    a reward function or environment raises in at least `FEW` of the attempts
 tool_failed        a tool raises in at least `FEW` of its calls, or reports an error in nearly all of them
-tool_slow          a tool takes at least half of the time of the episodes
+tool_slow          a tool takes at least `SLOW_SHARE` of the time of the episodes
 engine_disagrees   trainer and engine give the same tokens different probabilities, though they have the same weights
 groups_stale       at least `MANY` of the groups are dropped because they are too old
 trains_selection   trained episodes differ from started ones by over `BIASED`, and by more than chance explains
@@ -27,7 +27,7 @@ OFTEN = 0.05
 """Minimum share of failures for listing them before problems of the episodes themselves."""
 ALWAYS = 0.9
 """Minimum share of a tool's calls that report an error to the policy."""
-SLOW_SHARE, SLOW_CALL_S = 0.5, 0.01
+SLOW_SHARE, SLOW_CALL_S = 0.4, 0.01
 """Minimum share of the episodes' time, and seconds per call, of a slow tool."""
 DISAGREEMENT = 0.01
 """Minimum mean difference of probabilities between trainer and engine; the default of ``trainer.numerics.mismatch``."""
@@ -152,8 +152,8 @@ def groups_stale(run: RunSummary) -> Iterator[Finding]:
         kind="groups_stale",
         sentence=f"{stale:.0f} of {stale + trained:.0f} groups were dropped because they were too old when they ended",
         changes=(
-            run.change("rollout.max_staleness", 2 if now is None else now + 1),
             *(() if is_ready else (run.change("rollout.batch_order", "windowed"),)),
+            run.change("rollout.max_staleness", 2 if now is None else now + 1),
         ),
         advice="or shorten the slowest episodes (agent.max_turns, agent.max_seconds): their groups are dropped most "
         "often",

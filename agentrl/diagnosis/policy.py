@@ -3,7 +3,7 @@
 rule                condition
 ------------------  ------------------------------------------------------------------------------------------------
 success_falls       success is significantly lower, but the reward significantly higher than in the first steps
-learning_rate_high  the KL of a step's updates is above `HIGH_KL` in most steps, or in the newest ones
+learning_rate_high  the KL of a step's updates is above `HIGH_KL` in several steps
 learning_rate_low   the KL of a step's updates is below `LOW_KL` in all steps, and nothing improves
 entropy_rises       entropy is at least `RISE` times the lowest of the last five steps (newest step)
 entropy_falls       entropy is at most a third of the highest of the last five steps, or a tenth of the first steps',
@@ -18,7 +18,8 @@ overfitting         training success has risen, and the success of evaluations h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from statistics import fmean, median
 
 from agentrl.config.usual_learning_rate import check_learning_rates
@@ -31,8 +32,8 @@ BACK = 5
 RISE, FALL, COLLAPSE = 3.0, 1 / 3, 0.1
 LEAST_CHANGE = 0.5
 """Minimum change of the entropy, in nats; small entropies change by large factors without a problem."""
-ALIKE = 0.5
-"""Minimum share of groups with identical members."""
+ALIKE, LEAST_ALIKE = 0.5, 3
+"""Minimum share and number of groups with identical members."""
 SOLVED = 0.95
 """Success rate from which groups with identical members are expected."""
 SPIKE = 20.0
@@ -44,6 +45,10 @@ CERTAIN = 3.0
 """Minimum difference of two windows, in standard errors, that counts as certain."""
 HIGH_KL, LOW_KL = 0.3, 1e-7
 """KL of a step's policy to that of its start, over several updates: beyond these, the rate is too high or too low."""
+LOST_KL, EARLY_STEPS = 1.0, 20
+"""KL of a single step that is too much in the first steps of a run."""
+OFTEN = 0.05
+"""Share of the steps above `HIGH_KL` from which the rate is too high."""
 LOW_STEPS = 5
 """Minimum number of steps for calling a rate too low."""
 GROWTH, ITS_REWARD = 1.4, 0.4
@@ -125,7 +130,9 @@ def entropy_falls(run: RunSummary) -> Iterator[Finding]:
     if highest - now < LEAST_CHANGE:
         return
     success, before = metric(lines[-1], "success/mean"), metric(lines[max(-len(lines), -1 - back)], "success/mean")
-    if success is not None and before is not None and success > before:
+    if success is not None and before is not None and (success > before or success >= SOLVED):
+        return
+    if has_risen(lines, "success/mean"):
         return
     yield Finding(
         kind="entropy_falls",
@@ -151,6 +158,9 @@ def members_alike(run: RunSummary) -> Iterator[Finding]:
     now = run.lines[-1] if run.lines else {}
     share, success = metric(now, "groups/identical"), metric(now, "success/mean")
     if share is None or share < ALIKE or (success is not None and success >= SOLVED):
+        return
+    groups = metric(now, "groups/trained")
+    if groups is not None and share * groups < LEAST_ALIKE:
         return
     temperature = run.setting("sampling.temperature")
     is_greedy = temperature is not None and temperature < 0.7
@@ -219,7 +229,8 @@ def learning_rate_high(run: RunSummary) -> Iterator[Finding]:
     kls = series(run.lines, "train/kl_old")
     beyond = [kl > HIGH_KL for kl in kls]
     is_recent = len(beyond) >= 2 and all(beyond[-2:])
-    if not kls or not (is_recent or 2 * sum(beyond) >= max(2, len(beyond))):
+    is_lost = len(kls) <= EARLY_STEPS and max(kls, default=0.0) > LOST_KL
+    if not (is_recent or is_lost or sum(beyond) >= max(2, OFTEN * len(beyond))):
         return
     clipped = series(run.lines, "train/clip_share")
     yield Finding(
@@ -242,7 +253,7 @@ def learning_rate_high(run: RunSummary) -> Iterator[Finding]:
 def learning_rate_low(run: RunSummary) -> Iterator[Finding]:
     """Find updates that hardly move the policy, although episodes differ."""
     lines = [line for line in run.lines if (metric(line, "train/advantage_abs_mean") or 0.0) > 0]
-    if len(lines) < LOW_STEPS or _has_risen(lines, "success/mean") or _has_risen(lines, "reward/mean"):
+    if len(lines) < LOW_STEPS or has_risen(lines, "success/mean") or has_risen(lines, "reward/mean"):
         return
     kls = [kl for kl in series(lines, "train/kl_old") if kl > 0 or _updates_several(run)]
     is_slow = len(kls) >= LOW_STEPS and max(kls) < LOW_KL
@@ -273,12 +284,17 @@ def _updates_several(run: RunSummary) -> bool:
 
 def _windows(lines: Sequence[Line], *names: str) -> tuple[Sequence[Line], Sequence[Line]] | None:
     """Return the first and the last steps whose metrics are known; ``None`` for fewer than four steps."""
-    known = [line for line in lines if all(metric(line, name) is not None for name in names)]
-    window = min(WINDOW, len(known) // 2)
-    return None if window < 2 else (known[:window], known[-window:])
+    first = list(islice(_known(lines, names), 2 * WINDOW))
+    last = list(islice(_known(reversed(lines), names), 2 * WINDOW))
+    window = min(WINDOW, len(first) // 2)
+    return None if window < 2 else (first[:window], last[:window][::-1])
 
 
-def _has_risen(lines: Sequence[Line], name: str) -> bool:
+def _known(lines: Iterable[Line], names: Sequence[str]) -> Iterator[Line]:
+    return (line for line in lines if all(metric(line, name) is not None for name in names))
+
+
+def has_risen(lines: Sequence[Line], name: str) -> bool:
     """Return True if a metric of episodes is certainly higher in the last steps than in the first."""
     windows = _windows(lines, name)
     if windows is None:
@@ -315,7 +331,7 @@ def length_growth(run: RunSummary) -> Iterator[Finding]:
     """Find answers that grow because longer ones are paid more, while success does not."""
     name = "tokens/sampled_per_episode"
     windows, pays = _windows(run.lines, name), run.episodes.length_and_reward.correlation
-    if windows is None or pays < ITS_REWARD or _has_risen(run.lines, "success/mean"):
+    if windows is None or pays < ITS_REWARD or has_risen(run.lines, "success/mean"):
         return
     before, now = (_mean(part, name) for part in windows)
     if now < GROWTH * before:
@@ -340,7 +356,7 @@ def overfitting(run: RunSummary) -> Iterator[Finding]:
     """Compare the rise of training success with that of the evaluations."""
     train = _windows(run.lines, "success/mean")
     held_out = series(run.lines, "eval/success")
-    if train is None or len(held_out) < EVALUATIONS or not _has_risen(run.lines, "success/mean"):
+    if train is None or len(held_out) < EVALUATIONS or not has_risen(run.lines, "success/mean"):
         return
     before, now = (_mean(part, "success/mean") for part in train)
     first, last = held_out[0], fmean(held_out[-2:])

@@ -42,6 +42,7 @@ MOST_STEPS = 200
 """Maximum number of steps whose episodes are read."""
 LEAST_PER_STEP = 16
 INCIDENTS_FILE = "incidents.json"
+"""File in the folder of a run or an evaluation with counts of failures."""
 _ERROR = re.compile(r"\b(?:\w+Error|Exception|CRITICAL|Segmentation fault|out of memory)\b", re.IGNORECASE)
 _TAIL = 65536
 """Bytes at the end of a log that are read."""
@@ -92,6 +93,8 @@ class Diagnosis:
                 return f"ended after {steps} without an error in its log: it was killed, perhaps for its memory"
             case RunState.STOPPED:
                 return f"stopped on request after {steps}"
+            case RunState.FINISHED if self.steps is None:
+                return f"ended after {steps}"
             case state:
                 return f"{state} {'at' if state is RunState.RUNNING else 'after'} {steps}"
 
@@ -142,14 +145,14 @@ def diagnose_run(
     by_step = _read_episodes(run.trajectories, notes)
     diagnosis = RunDiagnosis(summary)
     for line in lines:
-        diagnosis.add_step(line["step"], line, by_step.pop(line["step"], []))
+        diagnosis.record_step(line["step"], line, by_step.pop(line["step"], []))
     for step, trajectories in by_step.items():  # of steps that have not finished
         summary.episodes.add_step(trajectories, step)
         if not lines:
             summary.newest.add_step(trajectories, step)
     step, steps = lines[-1]["step"] if lines else 0, None if config is None else config.trainer.steps
     is_rl = any("groups/trained" in line for line in lines) or not lines
-    state = _state_of(run, is_complete=steps is not None and (step >= steps or not is_rl))
+    state = _state_of(run, is_complete=steps is None or step >= steps or not is_rl)
     failed = state in (RunState.FAILED, RunState.KILLED)
     return Diagnosis(
         folder=run.path,
@@ -271,7 +274,7 @@ def _last_error(text: str) -> str | None:
     records = re.split(r"^(?=\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} )", text, flags=re.MULTILINE)
     last = next((record for record in reversed(records) if record.strip()), "")
     _, found, message = last.partition(" ERROR ")
-    return message.strip() if found else None
+    return message.partition(": ")[2].strip() if found else None
 
 
 def _errors_of(run: RunDirectory) -> list[str]:

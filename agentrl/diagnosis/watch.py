@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from agentrl.diagnosis.finding import Finding, rank
+from agentrl.diagnosis.policy import has_risen
 from agentrl.diagnosis.rules import apply_rules
 from agentrl.diagnosis.summary import RunSummary
 from agentrl.observe.files import replace_file
@@ -17,6 +18,8 @@ from agentrl.trajectory import Trajectory
 
 FACTOR = 3
 """A lasting problem is reported at its 1st, 3rd, 9th, … step."""
+PASSED = 0.6
+"""Factor of the weight of a problem that a run has overcome."""
 CALM = 10
 """Number of steps without a problem after which its next occurrence counts as the first."""
 
@@ -61,16 +64,23 @@ class RunDiagnosis:
             metrics: Metrics of the step.
             trajectories: Trajectories of the step.
         """
+        found = self.record_step(step, metrics, trajectories)
+        whole = list(apply_rules(self.run, of_newest_step=False))
+        found += [finding for rule, finding in whole if rule.warns and finding.is_current]
+        others = [finding for rule, finding in whole if not rule.warns]
+        ranked, kinds = rank([*found, *others]), {finding.kind for finding in found}
+        causes = {one.kind: one for one in reversed(ranked) if one.kind not in kinds}
+        due = [one for one in ranked if one.kind in kinds and self._reminder.is_due(f"{one.kind} {one.file}", step)]
+        return [_warning(finding, causes.get(finding.because_of or "")) for finding in due]
+
+    def record_step(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> list[Finding]:
+        """Add a step, and return what the rules that look at the newest step find, if they warn."""
         self.run.add_step({"step": step, **metrics}, trajectories)
         found = []
         for rule, finding in apply_rules(self.run, of_newest_step=True):
             self._seen.setdefault(finding.kind, []).append((step, finding))
             found += [finding] if rule.warns else []
-        whole = list(apply_rules(self.run, of_newest_step=False))
-        found += [finding for rule, finding in whole if rule.warns and finding.is_current]
-        others = [finding for rule, finding in whole if not rule.warns]
-        due = [one for one in rank(found) if self._reminder.is_due(f"{one.kind} {one.file}", step)]
-        return [_warning(finding, others) for finding in due]
+        return found
 
     def findings(self) -> tuple[Finding, ...]:
         """Return everything that is wrong with the run so far, ranked."""
@@ -78,20 +88,26 @@ class RunDiagnosis:
         return rank([*whole, *self._seen_findings()])
 
     def _seen_findings(self) -> list[Finding]:
-        return [
-            replace(
-                seen[-1][1],
-                sentence=f"{_when([step for step, _ in seen])}: {seen[-1][1].sentence}",
-                count=len(seen),
-                of=len(self.run.lines),
-            )
-            for seen in self._seen.values()
-        ]
+        found = (self._seen_finding(*zip(*seen, strict=True)) for seen in self._seen.values())
+        return [finding for finding in found if finding is not None]
+
+    def _seen_finding(self, steps: Sequence[int], findings: Sequence[Finding]) -> Finding | None:
+        """Join the findings of a kind; those that have passed weigh less, or nothing if success has risen."""
+        last, now = findings[-1], self.run.lines[-1]["step"]
+        has_passed = len(steps) < FACTOR and now - steps[-1] >= FACTOR
+        if has_passed and has_risen(self.run.lines, "success/mean"):
+            return None
+        return replace(
+            last,
+            sentence=f"{_when(steps)}: {last.sentence}",
+            count=len(steps),
+            of=len(self.run.lines),
+            weight=last.weight * (PASSED if has_passed else 1.0),
+        )
 
 
-def _warning(finding: Finding, others: Sequence[Finding]) -> str:
-    """Return the text of a warning, with the cause if another finding explains it."""
-    cause = next((other for other in others if other.kind in finding.causes), None)
+def _warning(finding: Finding, cause: Finding | None) -> str:
+    """Return the text of a warning, with the finding that explains it and is not a warning of its own."""
     if cause is None:
         return finding.text
     return f"{finding.sentence}. {cause.text[:1].upper()}{cause.text[1:]}"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
 import numpy as np
 
+from agentrl.evaluation.panel import EvaluatedEpisode
 from agentrl.evaluation.result import MeanInterval, bootstrap_mean
 from agentrl.observe.metrics import MARGIN_ERRORS
+from agentrl.trajectory import Trajectory
 
 MOST_BOOTSTRAPPED = 2000
 """Number of tasks up to which the interval of a difference is bootstrapped; the normal one is the same for more."""
@@ -65,6 +67,12 @@ class PairedTest:
     measure: str
     """Compared quantity: ``success`` or ``reward``."""
 
+    def __str__(self) -> str:
+        """Return the difference with its interval: of a success in per cent."""
+        if self.measure != "success":
+            return f"{self.difference:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
+        return f"{100 * self.difference:+.1f} % ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -81,6 +89,26 @@ class Comparison:
     def count(self, verdict: Verdict) -> int:
         """Return the number of tasks with a verdict."""
         return sum(task.verdict is verdict for task in self.tasks.values())
+
+
+def evaluation_scores(episodes: Iterable[EvaluatedEpisode]) -> dict[Hashable, TaskScore]:
+    """Return the scores of an evaluation by the id and the content of its tasks; infrastructure failures do not count."""
+    found: dict[Hashable, list[Trajectory]] = {}
+    for episode in episodes:
+        if episode.is_measured:
+            found.setdefault((episode.task_id, episode.task), []).append(episode.trajectory)
+    return {
+        task: TaskScore(
+            episodes=len(samples),
+            success=_mean([float(one.success) for one in samples if one.success is not None]),
+            reward=_mean([one.reward for one in samples if one.reward is not None]),
+        )
+        for task, samples in found.items()
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
 
 
 def compare(first: Mapping[Hashable, TaskScore], second: Mapping[Hashable, TaskScore]) -> Comparison:

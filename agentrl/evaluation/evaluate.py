@@ -25,6 +25,7 @@ from agentrl.builders.models import build_renderer, prepare_model
 from agentrl.builders.servers import ServedModel, check_served, open_pool
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ScriptedEngineConfig, ServerEngineConfig
+from agentrl.diagnosis.read import INCIDENTS_FILE
 from agentrl.engine import ChatAnswer, PolicyEngine, SamplingParams
 from agentrl.errors import EngineError, UsageError
 from agentrl.evaluation.panel import (
@@ -54,9 +55,6 @@ from agentrl.serving.local import LocalEngine
 from agentrl.serving.openai import OpenAIEngine
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import TaskSource, fetch_tasks
-
-INCIDENTS_FILE = "incidents.json"
-"""Name of the file with counts of failures, next to the file of episodes."""
 
 
 def ignore(_: EvaluatedEpisode) -> None:

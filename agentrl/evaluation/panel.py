@@ -157,7 +157,7 @@ class EpisodeStore:
         if fresh and path.exists():
             path.rename(first_free(path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(1)))
         self.path = path
-        self._finished = _stored_episodes(path) if path.exists() else {}
+        self._finished = stored_episodes(path) if path.exists() else {}
         self._writer = JsonLinesWriter(path)
 
     def find(self, task: Task, sample: int) -> EvaluatedEpisode | None:
@@ -175,7 +175,7 @@ class EpisodeStore:
         self._writer.close()
 
 
-def _stored_episodes(path: Path) -> dict[tuple[str, int], EvaluatedEpisode]:
+def stored_episodes(path: Path) -> dict[tuple[str, int], EvaluatedEpisode]:
     """Return the latest stored episode of each slot; its tokens are read when they are used."""
     found = {}
     with TrajectoryIndex(path) as index:

@@ -12,6 +12,8 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from agentrl.evaluation.comparison import Verdict, compare, evaluation_scores
+from agentrl.evaluation.curves import NamedRuns, draw_curves
 from agentrl.evaluation.result import UNTYPED, EvaluationResult, estimate_text
 from agentrl.evaluation.token_view import LEGEND, Decode, template, trajectory_html
 from agentrl.observe.console import visible
@@ -27,7 +29,11 @@ CURVES: tuple[tuple[str, str], ...] = (
 """Metric names and their legend texts, in drawing order."""
 _OF_ENVIRONMENT = re.compile(rf"{ENVIRONMENT_PREFIX}[\w-]+/success")
 EXAMPLES = 6
+CURVES_NOTE = (
+    "Shaded: 95 % intervals, over a step's episodes or, for several runs, over their seeds. Dots: evaluations."
+)
 CURVE_FILE = "learning_curve.png"
+PANELS_FILE = "curves.png"
 
 
 def curves(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -78,6 +84,20 @@ class Report:
     notes: Sequence[str] = ()
     problems: Sequence[str] = ()
     """Problems, the most severe one first."""
+    run_tables: Sequence[ReportTable] = ()
+    runs: Sequence[NamedRuns] = ()
+    """Runs whose curves are drawn, with intervals."""
+    commands: Sequence[str] = ()
+    """Commands that repeat the runs, each with a description."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportTable:
+    """Table of text; the first column is the row's label."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +107,12 @@ class ReportFiles:
     markdown: Path
     html: Path
     curve: Path | None
+    panels: Path | None = None
+    """Curves of all metrics."""
 
 
 def write_report(report: Report, folder: Path, decode: Decode | None) -> ReportFiles:
-    """Write ``report.md``, ``report.html`` and, if there are metrics, ``learning_curve.png`` into `folder`.
+    """Write ``report.md``, ``report.html`` and, if there are metrics, pictures of curves into `folder`.
 
     `decode` returns the text of a token id; without it the report has no examples.
 
@@ -101,10 +123,11 @@ def write_report(report: Report, folder: Path, decode: Decode | None) -> ReportF
     curve = folder / CURVE_FILE if curves(report.metrics) else None
     if curve is not None:
         draw_learning_curve(report.metrics, curve)
-    files = ReportFiles(markdown=folder / "report.md", html=folder / "report.html", curve=curve)
+    panels = folder / PANELS_FILE if draw_curves(report.runs, folder / PANELS_FILE) else None
+    files = ReportFiles(markdown=folder / "report.md", html=folder / "report.html", curve=curve, panels=panels)
     examples = [] if decode is None else [trajectory_html(example, decode) for example in report.examples]
-    replace_file(files.markdown, visible(markdown(report, curve)).encode())  # users read it in terminals too
-    replace_file(files.html, _html(report, curve, examples).encode())
+    replace_file(files.markdown, visible(markdown(report, curve, panels)).encode())  # users read it in terminals too
+    replace_file(files.html, _html(report, curve, panels, examples).encode())
     return files
 
 
@@ -118,7 +141,7 @@ def choose_examples(trajectories: Sequence[Trajectory], count: int = EXAMPLES) -
     return [*mixed, *rest][:count]
 
 
-def markdown(report: Report, curve: Path | None = None) -> str:
+def markdown(report: Report, curve: Path | None = None, panels: Path | None = None) -> str:
     """Write the report as Markdown."""
     lines = [f"# {report.title}", ""]
     for note in report.notes:
@@ -126,20 +149,15 @@ def markdown(report: Report, curve: Path | None = None) -> str:
     if report.problems:
         listed = (f"{number}. {' '.join(problem.split())}" for number, problem in enumerate(report.problems, 1))
         lines += ["## Problems", "", *listed, ""]
-    for table in tables(report.results):
-        lines += [f"## {table.title}", "", *_markdown_table(table), ""]
+    for table in (*tables(report.results), *report.run_tables):
+        lines += [f"## {table.title}", "", *markdown_table(table), ""]
+    if report.commands:
+        lines += ["## How to repeat it", "", "```text", *report.commands, "```", ""]
     if curve is not None:
         lines += ["## Learning curve", "", f"![learning curve]({curve.name})", ""]
+    if panels is not None:
+        lines += ["## Curves", "", CURVES_NOTE, "", f"![curves with intervals]({panels.name})", ""]
     return "\n".join(lines)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportTable:
-    """Table of text; the first column is the row's label."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 def tables(results: Mapping[str, EvaluationResult]) -> list[ReportTable]:
@@ -156,7 +174,25 @@ def tables(results: Mapping[str, EvaluationResult]) -> list[ReportTable]:
         ReportTable(title="Result", header=header, rows=_overview(columns)),
         *([ReportTable(title="Success by type of task", header=header, rows=by_type)] if {*types} - {UNTYPED} else []),
         ReportTable(title="Outcomes", header=header, rows=by_outcome),
+        *_comparisons(results),
     ]
+
+
+def _comparisons(results: Mapping[str, EvaluationResult]) -> list[ReportTable]:
+    """Compare each evaluation with the first one, task by task."""
+    (first, base), *others = results.items()
+    before, rows = evaluation_scores(base.episodes), []
+    for name, result in others:
+        if result.panel.environment != base.panel.environment:
+            continue
+        found = compare(before, evaluation_scores(result.episodes))
+        if (test := found.test) is not None:
+            counts = [str(found.count(verdict)) for verdict in (Verdict.WON, Verdict.LOST, Verdict.SAME)]
+            rows.append(
+                [f"{name} against {first}", test.measure, str(test), str(len(found.tasks)), *counts, f"{test.p:.2g}"]
+            )
+    header = ["", "measure", "difference (95 % interval)", "tasks", "won", "lost", "tied", "p"]
+    return [ReportTable(title="Paired comparison on common tasks", header=header, rows=rows)] if rows else []
 
 
 def _overview(columns: Sequence[EvaluationResult]) -> list[list[str]]:
@@ -199,22 +235,29 @@ def _share(value: float | None) -> str:
     return "not measured" if value is None else f"{100 * value:.1f} %"
 
 
-def _markdown_table(table: ReportTable) -> list[str]:
+def markdown_table(table: ReportTable) -> list[str]:
+    """Return a table as lines of Markdown."""
     rows = [table.header, ["---"] * len(table.header), *table.rows]
     return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
 
 
-def _html(report: Report, curve: Path | None, examples: Sequence[str]) -> str:
-    picture = None if curve is None else base64.b64encode(curve.read_bytes()).decode()
+def _html(report: Report, curve: Path | None, panels: Path | None, examples: Sequence[str]) -> str:
     return template("report.html").render(
         title=report.title,
         notes=report.notes,
         problems=report.problems,
-        tables=tables(report.results),
-        picture=picture,
+        tables=[*tables(report.results), *report.run_tables],
+        commands=report.commands,
+        picture=_encoded(curve),
+        panels=_encoded(panels),
+        panels_note=CURVES_NOTE,
         examples=examples,
         legend=LEGEND,
     )
+
+
+def _encoded(picture: Path | None) -> str | None:
+    return None if picture is None else base64.b64encode(picture.read_bytes()).decode()
 
 
 def _kinds_first(trajectories: Sequence[Trajectory]) -> list[Trajectory]:

@@ -9,7 +9,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,22 @@ import orjson
 
 from agentrl.config import Config, load_config
 from agentrl.config.config import SCRATCH
+from agentrl.diagnosis.watch import read_findings
 from agentrl.errors import TrainingError, UsageError
-from agentrl.evaluation.report import Report, ReportFiles, choose_examples, write_report
+from agentrl.evaluation.report import ReportFiles, choose_examples, write_report
 from agentrl.evaluation.result import EvaluationResult, MeanInterval, estimate_text
+from agentrl.evaluation.run_report import ReportedRun, config_of, run_report
 from agentrl.observe.files import replace_file, writing
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.progress import RunWatcher
+from agentrl.observe.run_folder import RunDirectory
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.runs.api import evaluate
 from agentrl.runs.rl import train
 from agentrl.runs.sft import warm_start
 from agentrl.runs.start import RunResult, start_run
+from agentrl.runs.start_record import read_start_record
 
 RECIPE = "quickstart"
 JSON_FILE = "demo.json"
@@ -153,11 +157,18 @@ class DemoRunner:
     def _report(self, results: Mapping[str, EvaluationResult], trained: RunResult) -> ReportFiles:
         tokenizer = load_tokenizer(find_model(trained.checkpoint))
         after = results[AFTER]
-        report = Report(
-            title=f"agentrl demo: {after.panel.environment}",
-            results=results,
-            metrics=read_metrics(trained.folder / "metrics.jsonl"),
-            examples=choose_examples([episode.trajectory for episode in after.episodes]),
+        folder = RunDirectory(trained.folder)
+        run = ReportedRun(
+            folder=folder,
+            config=config_of(folder),
+            lines=read_metrics(folder.metrics_file),
+            state=f"finished after step {trained.step}",
+            start=read_start_record(folder),
+            findings=read_findings(folder),
+        )
+        examples = choose_examples([episode.trajectory for episode in after.episodes])
+        report = replace(
+            run_report([run], results=results, examples=examples), title=f"agentrl demo: {after.panel.environment}"
         )
         return write_report(report, self.folder, lambda token: str(tokenizer.decode([token])))
 

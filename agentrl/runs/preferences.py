@@ -54,7 +54,7 @@ class PreferenceRun(PairsRun):
             ConfigError: the episodes belong to a model with other tokens.
         """
         path = await self.find_model()
-        pairs = load_pairs(self.settings, path)
+        pairs = load_pairs(self.settings, path, build_renderer(self.config, path, load_tokenizer(path)))
         self._say_count(pairs)
         return partial(self._load, path, pairs)
 

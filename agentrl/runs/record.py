@@ -212,6 +212,7 @@ class StepClock:
         self._waits_before = dict(parts.waits.seconds)
         self._counts_before = self._counts()
         self._busy_before = parts.engine.metrics().busy_s
+        self._cpu_before = time.process_time()
 
     def _read_use(self) -> EngineSeconds:
         return self._parts.waits.engine_use.read(self._parts.waits.clock())
@@ -283,6 +284,7 @@ class StepClock:
         timings |= {f"wait/{kind}_s": waits[kind] - self._waits_before.get(kind, 0.0) for kind in MEASURED}
         timings |= {
             "step_s": whole,
+            "cpu_s": time.process_time() - self._cpu_before,
             "tokens_per_s": sampled / whole,
             "engine_busy_s": self._parts.engine.metrics().busy_s - self._busy_before,
             **self._engine_seconds(),

@@ -33,6 +33,7 @@ from agentrl.rollout.environment_probe import check_environments
 from agentrl.rollout.loop_choice import check_rendering, select_default_loop
 from agentrl.rollout.task_source import task_source
 from agentrl.runs.prometheus import check_prometheus
+from agentrl.runs.start_record import write_start_record
 from agentrl.serving.launch.placement import check_machine
 from agentrl.training.chat_file import ENVIRONMENT
 
@@ -106,6 +107,7 @@ def start_run(config: Config, *, kind: str, check: StartCheck | None = check_rol
     folder = RunDirectory.create(Path(config.run.directory), config.run.name, prefix=f"{name}-{kind}")
     try:
         folder.save_config(dump_config(resolved))
+        write_start_record(folder)
     except UsageError:
         folder.undo_start()
         raise

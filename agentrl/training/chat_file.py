@@ -63,7 +63,7 @@ def read_chats(path: str | Path) -> list[Chat]:
     Raises:
         UsageError: the file cannot be read, or a row is not a conversation with an answer; names the line.
     """
-    chats = [_chat(row) for row in read_rows(path, "conversations")]
+    chats = [chat_of(row) for row in read_rows(path, "conversations")]
     if not chats:
         raise UsageError(f"{path} is empty", expected="at least one conversation")
     return chats
@@ -129,7 +129,7 @@ def build_sft_dataset(chats: Sequence[Chat], renderer: Renderer, *, max_tokens: 
         UsageError: all conversations are too long.
     """
     check_chats(chats, renderer)
-    found = [_to_trajectory(chat, renderer) for chat in chats]
+    found = [to_trajectory(chat, renderer) for chat in chats]
     fitting = [trajectory for trajectory in found if len(trajectory.sequences[0]) <= max_tokens]
     if not fitting:
         shortest = min(len(trajectory.sequences[0]) for trajectory in found)
@@ -142,7 +142,8 @@ def build_sft_dataset(chats: Sequence[Chat], renderer: Renderer, *, max_tokens: 
     return SFTDataset(trajectories=fitting, too_long=len(found) - len(fitting))
 
 
-def _to_trajectory(chat: Chat, renderer: Renderer) -> Trajectory:
+def to_trajectory(chat: Chat, renderer: Renderer) -> Trajectory:
+    """Tokenize a conversation as a trajectory in which the assistant's tokens are trained on."""
     trajectory = Trajectory(
         id=chat.location,
         task_id=chat.location,
@@ -170,7 +171,12 @@ def _to_trajectory(chat: Chat, renderer: Renderer) -> Trajectory:
     return trajectory
 
 
-def _chat(row: Row) -> Chat:
+def chat_of(row: Row) -> Chat:
+    """Read the conversation of a row.
+
+    Raises:
+        UsageError: the row is not a conversation with an answer.
+    """
     values, location = row.values, row.location
     rows = message_rows(values.get("messages"))
     if not isinstance(rows, list):

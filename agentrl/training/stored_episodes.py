@@ -13,7 +13,9 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import read_trajectories, step_files
+from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import check_same_tokens
+from agentrl.training.preference_file import is_preference_file, read_preference_pairs
 from agentrl.training.preferences import Pair, make_pairs
 from agentrl.trajectory import Trajectory
 
@@ -34,15 +36,24 @@ def check_sources(settings: PreferencesConfig) -> list[Path]:
     return [find_store(Path(source)) for source in settings.sources]
 
 
-def load_pairs(settings: PreferencesConfig, model_path: str) -> list[Pair]:
-    """Load the pairs of a config's sources.
+def load_pairs(settings: PreferencesConfig, model_path: str, renderer: Renderer) -> list[Pair]:
+    """Load the pairs of a config's sources: of stored episodes, and of files of pairs of conversations.
+
+    Args:
+        settings: The ``preferences`` section.
+        model_path: Model that is trained.
+        renderer: Its renderer.
 
     Raises:
         ConfigError: a source's episodes were sampled with another tokenizer.
+        TemplateError: the chat template cannot render the conversations of a file.
         UsageError: a source does not exist, or the sources contain no pair.
     """
     check_pair_tokens(settings, model_path)
-    return find_pairs(settings)
+    files = [store for store in check_sources(settings) if is_preference_file(store)]
+    pairs = [pair for file in files for pair in read_preference_pairs(file, renderer)]
+    has_stores = len(files) < len(settings.sources)
+    return [*pairs, *(find_pairs(settings) if has_stores or not pairs else ())]
 
 
 def check_pair_tokens(settings: PreferencesConfig, model_path: str) -> None:
@@ -53,7 +64,8 @@ def check_pair_tokens(settings: PreferencesConfig, model_path: str) -> None:
         UsageError: a source does not exist.
     """
     for store in check_sources(settings):
-        check_store_tokens(store, model_path)
+        if not is_preference_file(store):
+            check_store_tokens(store, model_path)
 
 
 def load_trajectories(source: str, model_path: str, environments: Set[str]) -> list[Trajectory]:
@@ -111,7 +123,10 @@ def find_pairs(settings: PreferencesConfig) -> list[Pair]:
         ConfigError: the config has no source.
         UsageError: a source does not exist, or the sources contain no pair.
     """
-    found = itertools.chain.from_iterable(map(_trajectories, check_sources(settings)))
+    stores = [store for store in check_sources(settings) if not is_preference_file(store)]
+    if not stores:
+        raise UsageError("the sources are files of conversations", expected="the episodes of a run: --from RUN")
+    found = itertools.chain.from_iterable(map(_trajectories, stores))
     return make_pairs(found, by=settings.pairs, per_task=settings.pairs_per_task)
 
 

@@ -1,6 +1,7 @@
 """The worst problems of a run or an evaluation, with counts, file and line."""
 
 import pytest
+from support.episodes import episode
 
 from agentrl.diagnosis.episodes import answers_cut, truncated_episodes, unusable_answers
 from agentrl.diagnosis.finding import Finding, finding_lines, rank, top
@@ -10,20 +11,9 @@ from agentrl.diagnosis.summary import EpisodeSummary, RunSummary
 from agentrl.diagnosis.watch import Reminder
 from agentrl.errors import EnvironmentFailure, Outcome, RewardFailure, SourceLocation
 from agentrl.observe.incidents import MOST, Incidents
-from agentrl.trajectory import TokenSequence, Trajectory, Turn
 
 RULE = {"reward function rule": SourceLocation("/home/me/rewards.py", 7)}
 ENVIRONMENT: dict[str, SourceLocation | None] = {}
-
-
-def episode(reward=0.0, success=None, *, outcome=Outcome.FINISHED, error=None, answer=1, turns=1, invalid=0):
-    sequence = TokenSequence()
-    sequence.extend_sampled([answer] * turns, logprobs=[-1.0] * turns, versions=[0] * turns)
-    sequence.turns.extend(Turn(index=i, start=i, end=i + 1) for i in range(turns))
-    found = Trajectory(id="a", task_id="a", environment="e", seed=0, group_id="g", sequences=[sequence])
-    found.reward, found.success, found.outcome, found.error = reward, success, outcome, error
-    found.metrics["invalid_actions"] = invalid
-    return found
 
 
 def evidence_of(*episodes):

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from agentrl.evaluation.comparison import TaskScore, Verdict, compare, paired_test, sign_test
+from agentrl.errors import Outcome
+from agentrl.evaluation.comparison import TaskScore, Verdict, compare, evaluation_scores, paired_test, sign_test
 
 
 @pytest.mark.parametrize(("won", "lost"), [(0, 0), (1, 0), (5, 0), (6, 1), (12, 4), (40, 60), (3, 3), (1000, 1100)])
@@ -13,6 +14,10 @@ def test_the_sign_test_is_the_exact_binomial_one(won: int, lost: int) -> None:
     exact = min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2**n)
     assert sign_test(won, lost) == pytest.approx(exact, rel=1e-9)
     assert sign_test(lost, won) == sign_test(won, lost)
+
+
+from agentrl.evaluation.panel import EvaluatedEpisode
+from agentrl.trajectory import Trajectory
 
 
 def test_one_episode_of_each_task_is_compared_by_mcnemars_test() -> None:
@@ -55,3 +60,36 @@ def test_tasks_are_won_by_success_or_else_by_reward() -> None:
     assert compare({}, second).test is None
     with pytest.raises(ValueError, match="nothing to test"):
         paired_test([])
+
+
+def episode(task, success, sample=0, *, outcome=Outcome.FINISHED, content=""):
+    trajectory = Trajectory(id=task, task_id=task, environment="e", seed=0, group_id=task)
+    trajectory.success, trajectory.outcome = success, outcome
+    return EvaluatedEpisode(task_id=task, sample=sample, trajectory=trajectory, task=content)
+
+
+def compare_evaluations(first, second):
+    return compare(evaluation_scores(first), evaluation_scores(second))
+
+
+def test_evaluations_are_compared_on_their_common_tasks():
+    first = [episode(task, task in "ab") for task in "abcde"]
+    second = [episode(task, task in "acd") for task in "abcdx"]
+    found = compare_evaluations(first, second)
+    assert [found.count(verdict) for verdict in (Verdict.WON, Verdict.LOST, Verdict.SAME)] == [2, 1, 1]
+    assert (found.only_first, found.only_second) == (1, 1)
+    assert found.test.difference == pytest.approx(0.25)
+    assert found.test.p == 1.0  # 2 to 1
+    assert str(found.test).startswith("+25.0 % (")
+
+
+def test_samples_of_a_task_are_averaged_and_failures_do_not_count():
+    first = [episode("a", False, 0), episode("a", True, 1), episode("a", True, 2, outcome=Outcome.ENGINE_ERROR)]
+    second = [episode("a", True, 0), episode("a", True, 1)]
+    assert compare_evaluations(first, second).test.difference == pytest.approx(0.5)
+
+
+def test_tasks_of_one_id_with_different_content_are_different_tasks():
+    assert compare_evaluations([episode("a", True)], [episode("b", True)]).test is None
+    assert compare_evaluations([episode("a", None)], [episode("a", True)]).test is None
+    assert compare_evaluations([episode("a", True, content="1")], [episode("a", True, content="2")]).test is None

@@ -116,6 +116,11 @@ ROOMS = {
         left_out=("agentrl/observe/trajectory_record.py",),
         goal=0.90,
     ),
+    "diagnosis": Room(
+        sources=("agentrl/diagnosis",),
+        tests=("tests/diagnosis", "tests/test_diagnosed_runs.py"),
+        goal=0.80,
+    ),
     "rewards": Room(
         sources=(
             "agentrl/reward.py",

@@ -36,12 +36,24 @@ class Chance(Letters):
         return observation, float(solved), *rest, {"success": solved}
 
 
+class Breaking(Letters):
+    """Breaks for good after a while."""
+
+    steps = 0
+
+    def step(self, action):
+        Breaking.steps += action != "aeiou"
+        if Breaking.steps > 40:
+            raise RuntimeError("the world broke")
+        return super().step(action)
+
+
 class Uneven(Letters):
     """The steps of some tasks are slow, so that their groups are too old when they end."""
 
     def step(self, action):
-        if self.wanted == "a":
-            time.sleep(0.3)
+        if self.wanted in "ae":
+            time.sleep(1.5)
         return super().step(action)
 
 
@@ -76,7 +88,7 @@ async def slow(text: str) -> str:
     Args:
         text: What to look up.
     """
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.4)
     return "nothing"
 
 
