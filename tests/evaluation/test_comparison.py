@@ -6,6 +6,8 @@ import pytest
 
 from agentrl.errors import Outcome
 from agentrl.evaluation.comparison import TaskScore, Verdict, compare, evaluation_scores, paired_test, sign_test
+from agentrl.evaluation.panel import EvaluatedEpisode
+from agentrl.trajectory import Trajectory
 
 
 @pytest.mark.parametrize(("won", "lost"), [(0, 0), (1, 0), (5, 0), (6, 1), (12, 4), (40, 60), (3, 3), (1000, 1100)])
@@ -15,9 +17,6 @@ def test_the_sign_test_is_the_exact_binomial_one(won: int, lost: int) -> None:
     assert sign_test(won, lost) == pytest.approx(exact, rel=1e-9)
     assert sign_test(lost, won) == sign_test(won, lost)
 
-
-from agentrl.evaluation.panel import EvaluatedEpisode
-from agentrl.trajectory import Trajectory
 
 
 def test_one_episode_of_each_task_is_compared_by_mcnemars_test() -> None:

@@ -58,7 +58,7 @@ def test_markdown_compares_before_and_after() -> None:
     assert re.search(r"\| tokens/s \| [\d,]+ \| [\d,]+ \|", text)
     assert "m\\|1" in text
     widths = {line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("|")}
-    assert widths == {4, 8}, "the table of the comparison has seven columns"
+    assert widths == {4, 9}, "the table of the comparison has eight columns"
     assert "| after against before | +50.0 % " in text
 
 
