@@ -19,7 +19,11 @@ _RANGES: Mapping[str, tuple[str, str]] = {
     "turns": ("least_turns", "most_turns"),
     "tokens": ("least_tokens", "most_tokens"),
 }
-_TEXTS = {"split": "split", "environment": "environment", "task": "task_id", "task_type": "task_type"}
+_TEXTS = {
+    **{name: name for name in ("split", "environment", "task_type", "role")},
+    "task": "task_id",
+    "group": "group_id",
+}
 _FLAGS = ("success", "invalid", "truncated")
 
 
@@ -88,23 +92,18 @@ class Query:
 
     def filter(self) -> EpisodeFilter:
         """Return the conditions for episodes."""
-        ranges: dict[str, Any] = {
+        given: dict[str, Any] = {
             key: self.integer(f"{name}_{end}")
             for name, keys in _RANGES.items()
             for end, key in zip(("from", "to"), keys, strict=True)
         }
-        texts: dict[str, Any] = {key: self.text(name) for name, key in _TEXTS.items()}
-        flags: dict[str, Any] = {name: self.flag(name) for name in _FLAGS}
-        outcomes = self.texts("outcome")
+        given |= {key: self.text(name) for name, key in _TEXTS.items()} | {name: self.flag(name) for name in _FLAGS}
+        outcomes, is_running = self.texts("outcome"), self.flag("running")
         if unknown := [one for one in outcomes if one not in {outcome.value for outcome in Outcome}]:
             raise UsageError("outcome is not valid", got=unknown[0][:80], expected=", ".join(Outcome))
         return EpisodeFilter(
-            complete=True if self.flag("running") is None else not self.flag("running"),
-            **ranges,
-            **texts,
-            **flags,
-            group_id=self.text("group"),
-            role=self.text("role"),
+            **given,
+            complete=not is_running,
             outcomes=tuple(Outcome(one) for one in outcomes) or None,
             least_reward=self.number("reward_from"),
             most_reward=self.number("reward_to"),
