@@ -292,7 +292,7 @@ export function TokenCard({ columns, token }: { columns: TokenColumns; token: nu
         <Fact name="Id">{columns.id[token]}</Fact>
         <Fact name="Turn">{turn === null ? "prompt" : turn + 1}</Fact>
         <Fact name="Source">{columns.sources[columns.source[token] ?? 0]}</Fact>
-        <Fact name="In the loss">{columns.trained[token] ? "✓ yes" : masked ? `✕ ${masked}` : "no"}</Fact>
+        <Fact name="In the loss">{masked ? `✕ ${masked}` : columns.trained[token] ? "✓ yes" : "no"}</Fact>
         {isSampled && (
           <>
             <Fact name="Probability">{logprob === null ? num(null) : percent(Math.exp(logprob), 2)}</Fact>
