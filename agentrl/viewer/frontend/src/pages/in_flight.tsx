@@ -38,7 +38,7 @@ function Card({ episode, now }: { episode: InFlightEpisode; now: number }) {
 
 export function InFlightPage({ source }: { source: string }) {
   const loaded = useGet<InFlight>(api(source, "in-flight"));
-  useEvents(source, ["status"], loaded.reload);
+  useEvents(source, ["status", "sources"], loaded.reload);
   const [clock, setClock] = useState(Date.now() / 1000);
   const isRunning = loaded.data?.state === "running";
   useEffect(() => {
