@@ -29,7 +29,8 @@ def test_pictures_of_a_real_run(demo, keep_picture) -> None:
     running, visit = demo
     lines = running.server.library.lines()
     (train,) = (line["key"] for line in lines if line["kind"] == "run")
-    second, first = (line["key"] for line in sorted(lines, key=lambda line: line["started"]) if line["kind"] != "run")
+    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    first, second = (line["key"] for line in sorted(evaluations, key=lambda line: line["success"]))
     keep_picture(visit.open("/", "Runs and evaluations"), "runs")
     page = visit.open(f"/r/{train}", "train")
     keep_picture(page, "run")

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 
-def test_the_runs_are_listed_with_state_figures_and_sparklines(visit, keep_picture) -> None:
+def test_the_runs_are_listed_with_state_figures_and_sparklines(visit) -> None:
     page = visit.open("/", "Runs and evaluations")
     rows = page.locator("table.runs tbody tr")
     expect(rows).to_have_count(3)
@@ -17,7 +17,6 @@ def test_the_runs_are_listed_with_state_figures_and_sparklines(visit, keep_pictu
     expect(first).to_contain_text("4 / 4")
     expect(first).to_contain_text(re.compile(r"\d\.\d %|\d+\.\d %"))
     expect(first.locator("svg.sparkline polyline")).to_have_count(1)
-    keep_picture(page, "runs")
 
 
 def test_keys_move_through_the_runs_mark_two_and_compare_them(visit) -> None:
@@ -40,7 +39,7 @@ def test_keys_move_through_the_runs_mark_two_and_compare_them(visit) -> None:
     expect(page).to_have_url(re.compile(r"/r/.+"))
 
 
-def test_a_run_has_curves_with_bands_outcomes_and_task_types(visit, keep_picture) -> None:
+def test_a_run_has_curves_with_bands_outcomes_and_task_types(visit) -> None:
     page = visit.open("/r/second", "second")
     titles = page.locator(".chart .title").all_inner_texts()
     assert {"Success", "Reward", "Outcomes by step", "Entropy", "Staleness"} <= set(titles)
@@ -50,7 +49,6 @@ def test_a_run_has_curves_with_bands_outcomes_and_task_types(visit, keep_picture
     expect(success.locator(".legend")).to_contain_text("to")  # the interval of the newest step
     table = page.locator("section", has_text="Success by environment and task type").locator("tbody tr")
     expect(table.first).to_contain_text("letters:Letters")
-    keep_picture(page, "run")
 
 
 def test_smoothing_log_scale_and_the_search_are_in_the_address(visit) -> None:

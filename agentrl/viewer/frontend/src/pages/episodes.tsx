@@ -233,7 +233,7 @@ export function EpisodesPage({ source }: { source: string }) {
   const text = query.toString();
   const { state, error, more, reload, isSearching, isCurrent } = useRows(source, text);
   const [at, setAt] = useState(0);
-  useEvents(source, ["episodes", "index"], reload, 2000);
+  useEvents(source, ["episodes", "index"], reload, { pause: 2000 });
   // A new query starts at the top
   useEffect(() => setAt(0), [text]);
   useEffect(() => {

@@ -114,7 +114,8 @@ interface TableProps {
 
 export function RunsPage() {
   const loaded = useGet<{ sources: Source[] }>("/api/sources");
-  useEvents(null, ["sources", "index"], loaded.reload);
+  const isAnyRunning = loaded.data?.sources.some((one) => one.state === "running") ?? false;
+  useEvents(null, ["sources", "index"], loaded.reload, { beat: isAnyRunning ? 5000 : null });
   const [at, setAt] = useState(0);
   const [marked, setMarked] = useState<string[]>([]);
   const sources = loaded.data?.sources ?? [];
