@@ -293,6 +293,7 @@ def test_a_crashed_run_shows_the_episodes_that_were_running(
 ) -> None:
     run = tmp_path / "runs" / "crashed"
     shutil.copytree(visit.folder / "first", run)
+    (run / "diagnosis.json").unlink()
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("steps: 4", "steps: 9"))
     status = {"pid": 1, "time": 1_795_000_000.0, "phase": "rollout", "step": 4, "steps": 9, "waits": [], "engines": []}
