@@ -45,7 +45,7 @@ LOCK_S = 30.0
 """Seconds to wait for another process that updates the index."""
 CACHE_KB = 65_536
 """Memory for pages of the index, in KiB."""
-READER_CACHE_KB = 8192
+READER_CACHE_KB = 4096
 """The same for an index that is only read, of which several may be open; the system keeps its file in memory, too."""
 COLUMNS = (
     *("id", "environment", "task_id", "task_type", "group_id", "member", "attempt", "outcome", "is_trainable"),

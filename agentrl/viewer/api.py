@@ -176,7 +176,7 @@ def show_comparison(library: Library, request: web.Request, query: Query) -> dic
 def compare_episodes(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return two episodes of one task: the newest ones, or those with the ids ``episode_a`` and ``episode_b``."""
     task, environment = query.required("task"), query.text("environment")
-    found = {}
+    found: dict[str, Any] = {}
     for side in ("a", "b"):
         opened, identity = library[query.required(side)], query.text(f"episode_{side}")
         opened.wait_for_index()

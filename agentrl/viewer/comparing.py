@@ -46,10 +46,10 @@ def _score_tasks(index: TrajectoryIndex, where: EpisodeFilter) -> dict[Hashable,
 
 
 def _task_document(key: Hashable, task: ComparedTask) -> dict[str, Any]:
-    environment, name = key  # type: ignore[misc]
+    assert isinstance(key, tuple)  # of `_score_tasks`
     return {
-        "task": name,
-        "environment": environment,
+        "task": key[1],
+        "environment": key[0],
         "a": asdict(task.first),
         "b": asdict(task.second),
         "result": task.verdict.value,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ from agentrl.observe.run_folder import RunDirectory, find_run
 SCRATCH = "scratch"
 """Model path of a run whose model was created for it."""
 TOKENIZER_FILE = "tokenizer.json"
+MOST_LOADED = 3
+"""Different tokenizers that are kept."""
 UNDECODED = "\N{REPLACEMENT CHARACTER}"
 """Text of bytes that are only a part of a character."""
 LONGEST_CHARACTER = 4
@@ -98,11 +101,7 @@ def load_decoder(model: str) -> TokenDecoder:
     """
     file = _tokenizer_file(model)
     try:
-        if file is not None:
-            tokenizer = Tokenizer.from_file(str(file))
-            added = tokenizer.get_added_tokens_decoder()
-            return TokenDecoder(tokenizer, frozenset(number for number, token in added.items() if token.special))
-        return _load_other(model)
+        return _load_other(model) if file is None else _load(file.read_bytes())
     except Exception as error:  # the libraries raise many types
         raise UsageError(
             f"cannot load the tokenizer of {model}",
@@ -110,6 +109,14 @@ def load_decoder(model: str) -> TokenDecoder:
             expected=f"a folder with {TOKENIZER_FILE}",
             hint="without it, tokens are shown by their numbers",
         ) from error
+
+
+@lru_cache(maxsize=MOST_LOADED)
+def _load(content: bytes) -> TokenDecoder:
+    """Load the content of ``tokenizer.json``; models of one family share a decoder."""
+    tokenizer = Tokenizer.from_buffer(content)
+    added = tokenizer.get_added_tokens_decoder()
+    return TokenDecoder(tokenizer, frozenset(number for number, token in added.items() if token.special))
 
 
 def _load_other(model: str) -> TokenDecoder:
@@ -147,8 +154,8 @@ def model_of_run(run: RunDirectory) -> str:
 
 def _initial_model(run: RunDirectory) -> str | None:
     try:
-        config = yaml.safe_load(run.config_file.read_bytes())
-        return str(config["model"]["path"])
+        path = yaml.safe_load(run.config_file.read_bytes())["model"]["path"]
+        return path if isinstance(path, str) else None
     except (OSError, yaml.YAMLError, ValueError, KeyError, TypeError):
         return None
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import orjson
 
 from agentrl.message import Content, ImagePart, Message
 from agentrl.observe.trajectory_index import EpisodeRow
-from agentrl.trajectory import TokenSequence, Trajectory, Turn
+from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 from agentrl.viewer.decoding import TokenDecoder
 from agentrl.viewer.episode_list import row_document
 
@@ -32,13 +33,15 @@ _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _ROLE = re.compile(r"\W*(system|developer|user|assistant|model|tool|ipython|observation)\W*\n?", re.IGNORECASE)
 
 
-@dataclass(slots=True)
+Parts = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class _Places:
-    """Where images are fetched that are too large for the document."""
+    """Place from which images are fetched that are too large for the document."""
 
     address: str
     """Address of the episode's images, which ends with a slash."""
-    images: dict[str, ImagePart] = field(default_factory=dict)
 
     def of(self, image: ImagePart) -> str:
         """Return a ``data:`` URL or an address."""
@@ -59,13 +62,15 @@ def episode_document(
         run: Path of its run, for the command that repeats it.
         images: Address of its images, which ends with a slash.
     """
+    if not row.complete:
+        trajectory = _with_turns(trajectory)
     places = _Places(images)
     parts = _parts_by_turn(trajectory, decoder, places)
     numbers = {id(sequence): number for number, sequence in enumerate(trajectory.sequences)}
     sequences = [
         {
             "role": sequence.turns[0].role if sequence.turns else None,
-            "parent": None if sequence.parent is None else numbers[id(sequence.parent)],
+            "parent": None if sequence.parent is None else numbers.get(id(sequence.parent)),
             "shared": sequence.shared,
             "tokens": len(sequence),
             "turns": [_turn_document(turn, sequence, trajectory, parts.get(turn.index, [])) for turn in sequence.turns],
@@ -85,6 +90,21 @@ def episode_document(
         "reward_components": trajectory.reward_components,
         "metrics": trajectory.metrics,
     }
+
+
+def _with_turns(trajectory: Trajectory) -> Trajectory:
+    """Return a running episode with turns: the store has their table only at the end."""
+    sequences, index = [], 0
+    for sequence in trajectory.sequences:
+        answered = np.isin(sequence.sources, (Source.SAMPLED, Source.FORCED, Source.MISTAKE))
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], answered, [False]]).astype(np.int8))).tolist()
+        turns = []
+        for start, end in zip(edges[::2], edges[1::2], strict=True):
+            if start >= sequence.shared:
+                turns.append(Turn(index=index, start=start, end=end))
+                index += 1
+        sequences.append(sequence.with_turns(turns))
+    return replace(trajectory, sequences=sequences)
 
 
 def find_image(trajectory: Trajectory, checksum: str) -> ImagePart | None:
@@ -125,9 +145,6 @@ def _turn_document(turn: Turn, sequence: TokenSequence, trajectory: Trajectory, 
     }
 
 
-Parts = list[dict[str, Any]]
-
-
 def _part(kind: str, text: str = "", **others: Any) -> dict[str, Any]:
     return {"kind": kind, "text": text, "name": None, "arguments": None, "data": None, "invalid": False, **others}
 
@@ -145,30 +162,30 @@ def _from_messages(trajectory: Trajectory, places: _Places) -> dict[int, Parts]:
     turns = trajectory.turns
     numbers = {id(answer): number for number, answer in enumerate(trajectory.answers)}
     found: dict[int, Parts] = {}
-    shown: set[int] = set()
-    """Messages that are already in a turn: a rewritten conversation repeats some."""
-    for messages in trajectory.conversations:
+    for position, messages in enumerate(trajectory.conversations):
+        repeated = max((_common(messages, earlier) for earlier in trajectory.conversations[:position]), default=0)
         current: Turn | None = None
         before: Parts = []
-        is_opening = True
-        for message in messages:
+        for place, message in enumerate(messages):
             number = numbers.get(id(message))
             if number is not None:
-                current, is_opening = turns[number], False
-                if id(message) not in shown:
+                current = turns[number]
+                if current.index not in found:  # a rewritten conversation repeats earlier answers
                     found[current.index] = [*before, *_answer_parts(message, current)]
                 before = []
-            elif id(message) not in shown:
-                parts = list(_message_parts(message, current, places, is_opening=is_opening))
-                if current is None:
-                    before += parts
-                else:
-                    found.setdefault(current.index, []).extend(parts)
-            shown.add(id(message))
-        if before:  # messages after which no answer was given
-            last = turns[-1].index if turns else 0
-            found.setdefault(last, []).extend(before)
+            elif place >= repeated:
+                parts = _message_parts(message, current, places)
+                (before if current is None else found[current.index]).extend(parts)
+        if before and turns:  # no answer followed
+            found.setdefault(turns[-1].index, []).extend(before)
     return found
+
+
+def _common(messages: Sequence[Message], others: Sequence[Message]) -> int:
+    """Return the number of equal messages at the beginnings of two conversations."""
+    pairs = zip(messages, others, strict=False)
+    shared = min(len(messages), len(others))
+    return next((place for place, (one, other) in enumerate(pairs) if one is not other and one != other), shared)
 
 
 def _answer_parts(answer: Message, turn: Turn) -> Iterator[dict[str, Any]]:
@@ -183,13 +200,12 @@ def _answer_parts(answer: Message, turn: Turn) -> Iterator[dict[str, Any]]:
         yield _part("tool_call", name=call.name, arguments=dict(call.arguments), invalid=not turn.valid)
 
 
-def _message_parts(
-    message: Message, turn: Turn | None, places: _Places, *, is_opening: bool
-) -> Iterator[dict[str, Any]]:
+def _message_parts(message: Message, turn: Turn | None, places: _Places) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a message before the first answer, or after that of a turn."""
     kind = _KINDS.get(message.role, "observation")
-    if kind == "observation" and is_opening:
+    if kind == "observation" and turn is None:
         kind = "user"
-    if kind == "observation" and turn is not None and not turn.valid and message.text.startswith(REMARK):
+    elif kind == "observation" and turn is not None and not turn.valid and message.text.startswith(REMARK):
         kind = "remark"
     yield from _content_parts(kind, message.content, message.name, places)
 
@@ -249,68 +265,45 @@ def _from_tokens(trajectory: Trajectory, decoder: TokenDecoder | None, places: _
     """Return the parts of an episode that was stored without messages."""
     found: dict[int, Parts] = {}
     for sequence in trajectory.sequences:
-        ids, position = sequence.ids_list(), sequence.shared
-        for number, turn in enumerate(sequence.turns):
-            is_prompt = number == 0
-            start = max(position, 0)
-            before = _context_parts(sequence, ids, start, turn.start, decoder, places, is_prompt=is_prompt)
-            answer = _decoded(ids[turn.start : turn.end], decoder, is_special_shown=False)
-            own = [*_text_answer(answer, is_valid=turn.valid)] if turn.end > turn.start else []
-            previous = sequence.turns[number - 1] if number else None
-            if previous is not None:
-                found.setdefault(previous.index, []).extend(before)
-                before = []
-            found.setdefault(turn.index, []).extend([*before, *own])
-            position = turn.end
-        if sequence.turns:
-            rest = _context_parts(sequence, ids, position, len(ids), decoder, places, is_prompt=False)
-            found.setdefault(sequence.turns[-1].index, []).extend(rest)
+        ids, position, previous = sequence.ids_list(), sequence.shared, None
+        for turn in sequence.turns:
+            context = _context_parts(sequence, position, turn.start, decoder, places, is_prompt=previous is None)
+            found.setdefault(turn.index if previous is None else previous, []).extend(context)
+            if turn.end > turn.start:
+                answer = _decoded(ids[turn.start : turn.end], decoder)
+                found.setdefault(turn.index, []).extend(_text_answer(answer, is_valid=turn.valid))
+            position, previous = turn.end, turn.index
+        if previous is not None:
+            found[previous] += _context_parts(sequence, position, len(ids), decoder, places, is_prompt=False)
     return found
 
 
 def _context_parts(
-    sequence: TokenSequence,
-    ids: Sequence[int],
-    start: int,
-    end: int,
-    decoder: TokenDecoder | None,
-    places: _Places,
-    *,
-    is_prompt: bool,
+    sequence: TokenSequence, start: int, end: int, decoder: TokenDecoder | None, places: _Places, *, is_prompt: bool
 ) -> Parts:
     """Return the messages in tokens that were not sampled: a role after a special token begins one."""
-    parts: Parts = []
-    images = {placed.start: placed for placed in sequence.images if start <= placed.start < end}
-    kind, text, position = ("user" if is_prompt else "observation"), list[int](), start
-
-    def flush(next_kind: str) -> None:
-        nonlocal kind
-        words = _decoded(text, decoder, is_special_shown=False)
-        if role := _ROLE.match(words) if has_opened else None:
-            kind = _kind_of(role[1].lower(), is_prompt=is_prompt)
-            words = words[role.end() :]
-        if words.strip():
-            parts.append(_part(kind, words.strip("\n")))
-        text.clear()
-        kind = next_kind
-
-    has_opened = False
-    while position < end:
-        if position in images:
-            flush(kind)
-            placed = images[position]
+    special = frozenset() if decoder is None else decoder.special
+    images = {placed.start: placed for placed in sequence.images}
+    kind, parts = "user" if is_prompt else "observation", Parts()
+    ids, position, piece, follows_special = sequence.ids_list(), start, list[int](), False
+    while position <= end:
+        placed = images.get(position) if position < end else None
+        if piece and (position == end or placed is not None or ids[position] in special):
+            text = _decoded(piece, decoder)
+            if follows_special and (role := _ROLE.match(text)):
+                kind, text = _kind_of(role[1].lower(), is_prompt=is_prompt), text[role.end() :]
+            if text.strip():
+                parts.append(_part(kind, text.strip("\n")))
+            piece = []
+        if placed is not None:
             parts.append(_part("image", placed.image.alternative, data=places.of(placed.image)))
-            position = placed.end
+            position, follows_special = placed.end, False
             continue
-        if decoder is not None and ids[position] in decoder.special and text:
-            flush(kind)
-            has_opened = True
-        elif decoder is not None and ids[position] in decoder.special:
-            has_opened = True
-        text.append(ids[position])
+        if position < end:
+            follows_special = ids[position] in special or (follows_special and bool(piece))
+            piece += [] if ids[position] in special else [ids[position]]
         position += 1
-    flush(kind)
-    return [part for part in parts if part["kind"] != "assistant" or part["text"].strip()]
+    return parts
 
 
 def _kind_of(role: str, *, is_prompt: bool) -> str:
@@ -320,10 +313,11 @@ def _kind_of(role: str, *, is_prompt: bool) -> str:
     return kinds.get(role, "user" if is_prompt else "observation")
 
 
-def _decoded(ids: Sequence[int], decoder: TokenDecoder | None, *, is_special_shown: bool) -> str:
+def _decoded(ids: Sequence[int], decoder: TokenDecoder | None) -> str:
+    """Return the text of ids without special tokens; without a decoder, their numbers."""
     if decoder is None:
         return " ".join(map(str, ids))
-    return decoder.text(ids if is_special_shown else [number for number in ids if number not in decoder.special])
+    return decoder.text([number for number in ids if number not in decoder.special])
 
 
 def chat_messages(trajectory: Trajectory, decoder: TokenDecoder | None) -> list[dict[str, Any]]:

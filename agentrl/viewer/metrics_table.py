@@ -54,8 +54,8 @@ class MetricColumns:
     def last(self, name: str) -> float | None:
         """Return the newest known value; ``None`` if there is none."""
         values = self.columns.get(name)
-        known = values[~np.isnan(values)] if values is not None else ()
-        return float(known[-1]) if len(known) else None
+        known = [] if values is None else values[~np.isnan(values)].tolist()
+        return known[-1] if known else None
 
 
 class MetricsTable:

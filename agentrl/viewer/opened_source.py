@@ -32,7 +32,9 @@ LARGEST_RESULT = 16 * 2**20
 OPENING_S = 5.0
 """Seconds that the first request for a source waits until its index is open."""
 BUILDING_S = 0.1
-"""Seconds that a request waits for the build of an index, which a small store needs no longer."""
+"""Seconds that a request waits for the build of the index of a small store."""
+SMALL_STORE = 8 * 2**20
+"""Bytes up to which a store is small."""
 LONGEST_ID = 1000
 """Maximum number of characters of an episode's id in an address."""
 
@@ -153,7 +155,9 @@ class OpenedSource:
         return self._metrics.read()
 
     def want_index(self) -> None:
-        """Build or update the index in the background."""
+        """Build or update the index in the background; the first time, also load the tokenizer."""
+        if self.index.place is None:
+            threading.Thread(target=self.decoder, name="agentrl-tokenizer", daemon=True).start()
         self._builder.want(self.index)
 
     def wait_for_index(self) -> None:
@@ -165,7 +169,8 @@ class OpenedSource:
         if not self.index.opened.is_set():
             self.want_index()
             self.index.opened.wait(OPENING_S)
-        self.index.scanned.wait(BUILDING_S)
+        if self.index.progress.total < SMALL_STORE:
+            self.index.scanned.wait(BUILDING_S)
         if self.index.place is None:
             raise self.index.problem or UsageError("the index is being opened", hint="try again")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from multidict import MultiMapping
 
@@ -18,7 +19,11 @@ _RANGES: Mapping[str, tuple[str, str]] = {
     "turns": ("least_turns", "most_turns"),
     "tokens": ("least_tokens", "most_tokens"),
 }
-_TEXTS = {"split": "split", "environment": "environment", "task": "task_id", "task_type": "task_type"}
+_TEXTS = {
+    **{name: name for name in ("split", "environment", "task_type", "role")},
+    "task": "task_id",
+    "group": "group_id",
+}
 _FLAGS = ("success", "invalid", "truncated")
 
 
@@ -87,21 +92,18 @@ class Query:
 
     def filter(self) -> EpisodeFilter:
         """Return the conditions for episodes."""
-        ranges = {
+        given: dict[str, Any] = {
             key: self.integer(f"{name}_{end}")
             for name, keys in _RANGES.items()
             for end, key in zip(("from", "to"), keys, strict=True)
         }
-        outcomes = self.texts("outcome")
+        given |= {key: self.text(name) for name, key in _TEXTS.items()} | {name: self.flag(name) for name in _FLAGS}
+        outcomes, is_running = self.texts("outcome"), self.flag("running")
         if unknown := [one for one in outcomes if one not in {outcome.value for outcome in Outcome}]:
             raise UsageError("outcome is not valid", got=unknown[0][:80], expected=", ".join(Outcome))
         return EpisodeFilter(
-            complete=True if self.flag("running") is None else not self.flag("running"),
-            **ranges,
-            **{key: self.text(name) for name, key in _TEXTS.items()},
-            **{name: self.flag(name) for name in _FLAGS},
-            group_id=self.text("group"),
-            role=self.text("role"),
+            **given,
+            complete=not is_running,
             outcomes=tuple(Outcome(one) for one in outcomes) or None,
             least_reward=self.number("reward_from"),
             most_reward=self.number("reward_to"),

@@ -43,7 +43,10 @@ def read_settings(file: Path | None) -> RunSettings:
     try:
         if file is None or file.stat().st_size > LARGEST:
             return RunSettings()
-        data = yaml.load(file.read_bytes(), Loader=_loader())
+        text = file.read_bytes()
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_loader())):
+            return RunSettings()  # a run writes none, and a small file with some may mean a large one
+        data = yaml.load(text, Loader=_loader())
     except (OSError, yaml.YAMLError, ValueError, RecursionError):
         return RunSettings()
     if not isinstance(data, dict):

@@ -34,16 +34,16 @@ episodes. The data is at <a href="/api/sources">/api/sources</a>.</p></body></ht
 """
 
 
-def page(folder: Path = STATIC) -> web.Response:
+def page() -> web.Response:
     """Return the page of all addresses."""
     try:
-        text = (folder / INDEX).read_text(encoding="utf-8")
+        text = (STATIC / INDEX).read_text(encoding="utf-8")
     except OSError:
         return web.Response(text=MISSING, content_type="text/html", status=503)
     return web.Response(text=text, content_type="text/html", headers={"Cache-Control": "no-cache"})
 
 
-def asset(name: str, folder: Path = STATIC) -> web.Response:
+def asset(name: str) -> web.Response:
     """Return a built file.
 
     Raises:
@@ -51,8 +51,8 @@ def asset(name: str, folder: Path = STATIC) -> web.Response:
     """
     kind = TYPES.get(Path(name).suffix)
     try:
-        file = (folder / name).resolve()
-        is_inside = file.is_relative_to(folder.resolve()) and file.is_file()
+        file = (STATIC / name).resolve()
+        is_inside = file.is_relative_to(STATIC.resolve()) and file.is_file()
         data = file.read_bytes() if kind is not None and is_inside else None
     except (OSError, ValueError):  # a name with a null character, or too long
         data = None

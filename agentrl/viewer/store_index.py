@@ -27,13 +27,13 @@ from agentrl.observe.trajectory_index import DecodeTokens, TrajectoryIndex
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MOST_READERS = 4
+MOST_READERS = 2
 """Open readers of one index."""
 MOST_CACHED = 32
 """Results of one index that are kept."""
 TURN_S = 0.5
 """Seconds for one index before another one that waits gets its turn."""
-MOST_OPEN = 4
+MOST_OPEN = 2
 """Indexes that the builder keeps open."""
 
 
