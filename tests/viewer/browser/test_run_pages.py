@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import expect
@@ -103,12 +104,15 @@ def test_the_theme_follows_the_system_until_one_is_chosen(new_visitor) -> None:
 
 
 def test_the_list_of_keys_belongs_to_the_page(visit) -> None:
-    page = visit.open("/r/second/episodes", "Episodes")
-    page.keyboard.press("?")
-    dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("Search in the text of the turns")
-    page.keyboard.press("Escape")
-    expect(dialog).to_have_count(0)
+    shop = quote("9-shop/0.0", safe="")
+    places = {"episodes": "Search in the text of the turns", f"episode/{shop}?view=tokens": "Let go of the token"}
+    for path, text in places.items():
+        page = visit.open(f"/r/second/{path}")
+        page.keyboard.press("?")
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text(text)
+        page.keyboard.press("Escape")
+        expect(dialog).to_have_count(0)
 
 
 @pytest.mark.parametrize(
