@@ -36,6 +36,7 @@ def test_keys_move_through_the_runs_mark_two_and_compare_them(visit) -> None:
     page.keyboard.press("g")
     page.keyboard.press("r")
     expect(page).to_have_url(re.compile(r"/$"))
+    expect(current).to_be_visible()
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(r"/r/.+"))
 
