@@ -310,7 +310,8 @@ viewer-check:
 		diff -r "$$built" agentrl/viewer/static || \
 		{ echo "the pages in agentrl/viewer/static differ from their sources; build them: make viewer" >&2; exit 1; }
 
-# The tests of the pages run in Chromium. VIEWER_IMAGES=docs/images keeps the pictures that they take.
+# The tests of the pages run in Chromium. VIEWER_IMAGES=docs/images keeps the pictures that they take; VIEWER_RUNS names the
+# folder that `make demo-llm` has written, for pictures of a real run. VIEWER_EPISODES=100000 makes their large store so large.
 browser: setup
 	@test -d $(FRONTEND)/node_modules/axe-core || (cd $(FRONTEND) && npm ci --no-progress)
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && DEBIAN_FRONTEND=noninteractive \

@@ -60,7 +60,7 @@ class RunningViewer:
 
 @pytest.fixture(scope="session")
 def small_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with small runs: ``third`` has the tasks of ``first``; ``second`` has the written episodes in step 5."""
+    """A folder with small runs: ``third`` has the tasks of ``first``, ``second`` the written episodes in step 5."""
     from support.fixtures import tiny_runs  # a plugin, which pytest has to load first
 
     folder = tmp_path_factory.mktemp("viewer")

@@ -23,10 +23,9 @@ def number_found(page) -> int:
     return int(page.locator(".count[role=status]").inner_text().split()[0])
 
 
-def test_the_table_shows_all_episodes_and_keys_move_in_it(visit, keep_picture) -> None:
+def test_the_table_shows_all_episodes_and_keys_move_in_it(visit) -> None:
     page = visit.open("/r/second/episodes", "Episodes")
     assert number_found(page) == 29
-    keep_picture(page, "episodes")
     row = page.locator("table.episodes tr.current")
     expect(row).to_have_attribute("aria-rowindex", "2")
     for key, place in (("j", 3), ("j", 4), ("k", 3), ("G", 30), ("PageUp", 10), ("ArrowDown", 11)):
@@ -241,7 +240,7 @@ def test_overlays_without_values_cannot_be_chosen(visit) -> None:
     expect(page.get_by_role("button", name="Log-probability", exact=True)).to_be_enabled()
 
 
-def test_a_group_shows_siblings_and_where_they_part(visit, keep_picture) -> None:
+def test_a_group_shows_siblings_and_where_they_part(visit) -> None:
     page = visit.open(f"{SHOP}", "shop-17")
     page.keyboard.press("s")
     expect(page).to_have_url(re.compile("/group/9-shop$"))
@@ -252,8 +251,7 @@ def test_a_group_shows_siblings_and_where_they_part(visit, keep_picture) -> None
     expect(rows.nth(1).locator(".selected")).to_have_text("Y")
     expect(page.locator(".side-head")).to_have_count(2)
     expect(page.locator(".parting")).to_have_count(2)
-    expect(page.get_by_text("I cannot help with that.")).to_be_visible()
-    keep_picture(page, "group")
+    expect(page.get_by_text("I cannot help with that.", exact=True)).to_be_visible()
     page.get_by_role("button", name="Show what all of them read").click()
     expect(page.locator(".side-by-side .part.system")).to_have_count(2)
     page.keyboard.press("j")
@@ -264,24 +262,30 @@ def test_a_group_shows_siblings_and_where_they_part(visit, keep_picture) -> None
     expect(page.locator(".t.selected")).to_be_in_viewport()
 
 
-def test_two_runs_are_compared_task_by_task(visit, keep_picture) -> None:
+def test_two_runs_are_compared_task_by_task(visit) -> None:
     page = visit.open("/compare", "Compare")
     expect(page.get_by_text("Choose two runs or evaluations")).to_be_visible()
     page.get_by_label("A", exact=True).select_option("first")
     page.get_by_label("B", exact=True).select_option("third")
     expect(page.locator(".tile").first).to_contain_text("tasks B won")
-    expect(page.get_by_text("exact McNemar")).to_be_visible()
+    expect(page.get_by_text(re.compile("McNemar|sign test"))).to_be_visible()
     rows = page.locator(".task-list tbody tr")
     won, lost, same = (int(re.sub(r"\D", "", text)) for text in page.locator(".tile strong").all_inner_texts()[:3])
     expect(rows).to_have_count(won + lost + same)
     page.keyboard.press("j")
     expect(page.locator(".side-head")).to_have_count(2)
     expect(page.locator(".side-by-side .turn")).not_to_have_count(0)
-    keep_picture(page, "compare")
     page.get_by_role("button", name="Same").click()
     expect(rows).to_have_count(same)
     page.get_by_role("button", name="Swap").click()
     expect(page).to_have_url(re.compile("a=third&b=first"))
+
+
+def in_flight(number: int, state: str, *texts: str) -> dict[str, object]:
+    turns = [{"role": "assistant" if n % 2 else "environment", "text": text} for n, text in enumerate(texts)]
+    since = 1_795_000_000.0 - 7.25 * number
+    name = {"id": f"4-train-{number}/1.0", "environment": "household", "task": f"train-{number}"}
+    return {**name, "state": state, "since": since, "turns": turns}
 
 
 def test_a_crashed_run_shows_the_episodes_that_were_running(
@@ -289,17 +293,27 @@ def test_a_crashed_run_shows_the_episodes_that_were_running(
 ) -> None:
     run = tmp_path / "runs" / "crashed"
     shutil.copytree(visit.folder / "first", run)
-    turns = [{"role": "user", "text": "Write e."}, {"role": "assistant", "text": HOSTILE}]
-    running = {"id": "4-train-7/1.0", "environment": "letters:Letters", "task": "train-7", "state": "generating"}
+    (run / "diagnosis.json").unlink()
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("steps: 4", "steps: 9"))
     status = {"pid": 1, "time": 1_795_000_000.0, "phase": "rollout", "step": 4, "steps": 9, "waits": [], "engines": []}
-    status["in_flight"] = [{**running, "since": 1_794_999_990.0, "turns": turns}]
-    (run / "status.json").write_text(json.dumps(status))
-    page = new_visitor(run_viewer([tmp_path / "runs"]).url).open("/r/crashed/in-flight", "in flight")
-    card = page.locator(".flight")
-    expect(card).to_contain_text("train-7")
-    expect(card).to_contain_text("10.0 s")
-    expect(card.locator(".hidden-char").first).to_be_visible()
+    episodes = [
+        in_flight(1, "generating", "You are in the kitchen. You see a fridge.", "open the fridge", "You see an apple."),
+        in_flight(2, "environment", "You see a drawer.", "take the fork from the drawer"),
+        in_flight(3, "tool", "Problem: What is 948 + 61 * 91?", "calculate 948 + 61 * 91"),
+        in_flight(4, "scoring", "You hold a plate.", "put the plate on the table", "The plate is on the table."),
+    ]
+    (run / "status.json").write_text(json.dumps({**status, "in_flight": episodes}))
+    page = new_visitor(run_viewer([tmp_path / "runs"]).url).open("/r/crashed/in-flight", "that were in flight")
+    expect(page.get_by_text("The run ended without finishing.")).to_be_visible()
+    cards = page.locator(".flight")
+    expect(cards).to_have_count(4)
+    expect(cards.nth(1)).to_contain_text("take the fork from the drawer")
+    expect(cards.nth(1)).to_contain_text("14.5 s")
     keep_picture(page, "in-flight")
+    (run / "status.json").write_text(json.dumps({**status, "in_flight": [in_flight(5, "generating", HOSTILE)]}))
+    expect(cards.locator(".hidden-char").first).to_be_visible(timeout=20_000)
+    expect(cards).to_have_count(1)
 
 
 def test_a_token_is_chosen_by_key_by_click_and_by_address(visit) -> None:
@@ -343,6 +357,8 @@ def test_only_tokens_near_the_screen_have_elements(visit) -> None:
         }"""
     )
     assert frames < 2000  # on a machine that is busy with other tests; some 20 ms on an idle one
+    expect(page.locator("[data-i='100']")).to_have_count(0)
+    page.evaluate("window.scrollTo(0, 0)")
     expect(page.locator("[data-i='100']")).to_have_count(1)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import expect
 
 
-def test_the_runs_are_listed_with_state_figures_and_sparklines(visit, keep_picture) -> None:
+def test_the_runs_are_listed_with_state_figures_and_sparklines(visit) -> None:
     page = visit.open("/", "Runs and evaluations")
     rows = page.locator("table.runs tbody tr")
     expect(rows).to_have_count(3)
@@ -17,7 +18,6 @@ def test_the_runs_are_listed_with_state_figures_and_sparklines(visit, keep_pictu
     expect(first).to_contain_text("4 / 4")
     expect(first).to_contain_text(re.compile(r"\d\.\d %|\d+\.\d %"))
     expect(first.locator("svg.sparkline polyline")).to_have_count(1)
-    keep_picture(page, "runs")
 
 
 def test_keys_move_through_the_runs_mark_two_and_compare_them(visit) -> None:
@@ -36,11 +36,12 @@ def test_keys_move_through_the_runs_mark_two_and_compare_them(visit) -> None:
     page.keyboard.press("g")
     page.keyboard.press("r")
     expect(page).to_have_url(re.compile(r"/$"))
+    expect(current).to_be_visible()
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(r"/r/.+"))
 
 
-def test_a_run_has_curves_with_bands_outcomes_and_task_types(visit, keep_picture) -> None:
+def test_a_run_has_curves_with_bands_outcomes_and_task_types(visit) -> None:
     page = visit.open("/r/second", "second")
     titles = page.locator(".chart .title").all_inner_texts()
     assert {"Success", "Reward", "Outcomes by step", "Entropy", "Staleness"} <= set(titles)
@@ -50,7 +51,6 @@ def test_a_run_has_curves_with_bands_outcomes_and_task_types(visit, keep_picture
     expect(success.locator(".legend")).to_contain_text("to")  # the interval of the newest step
     table = page.locator("section", has_text="Success by environment and task type").locator("tbody tr")
     expect(table.first).to_contain_text("letters:Letters")
-    keep_picture(page, "run")
 
 
 def test_smoothing_log_scale_and_the_search_are_in_the_address(visit) -> None:
@@ -105,12 +105,15 @@ def test_the_theme_follows_the_system_until_one_is_chosen(new_visitor) -> None:
 
 
 def test_the_list_of_keys_belongs_to_the_page(visit) -> None:
-    page = visit.open("/r/second/episodes", "Episodes")
-    page.keyboard.press("?")
-    dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("Search in the text of the turns")
-    page.keyboard.press("Escape")
-    expect(dialog).to_have_count(0)
+    shop = quote("9-shop/0.0", safe="")
+    places = {"episodes": "Search in the text of the turns", f"episode/{shop}?view=tokens": "Let go of the token"}
+    for path, text in places.items():
+        page = visit.open(f"/r/second/{path}")
+        page.keyboard.press("?")
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text(text)
+        page.keyboard.press("Escape")
+        expect(dialog).to_have_count(0)
 
 
 @pytest.mark.parametrize(

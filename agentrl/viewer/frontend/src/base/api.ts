@@ -82,8 +82,20 @@ export function useGet<T>(url: string | null): Loaded<T> {
   return { data: isCurrent ? state.data : null, error: isCurrent ? state.error : null, isLoading: !isCurrent, reload };
 }
 
-/** Call `changed` when the server reports one of the events, at most once in `pause` milliseconds. */
-export function useEvents(source: string | null, names: readonly string[], changed: () => void, pause = 700): void {
+interface EventOptions {
+  /** Milliseconds during which several events count as one. */
+  pause?: number;
+  /** Milliseconds after which `changed` is called without an event; by default, never. */
+  beat?: number | null;
+}
+
+/** Call `changed` when the server reports one of the events. */
+export function useEvents(
+  source: string | null,
+  names: readonly string[],
+  changed: () => void,
+  { pause = 700, beat = null }: EventOptions = {},
+): void {
   const latest = useRef(changed);
   latest.current = changed;
   const list = names.join(" ");
@@ -98,9 +110,11 @@ export function useEvents(source: string | null, names: readonly string[], chang
       }, pause);
     };
     for (const name of list.split(" ")) events.addEventListener(name, hear);
+    const clock = beat === null ? null : setInterval(hear, beat);
     return () => {
       events.close();
+      if (clock) clearInterval(clock);
       if (timer) clearTimeout(timer);
     };
-  }, [source, list, pause]);
+  }, [source, list, pause, beat]);
 }

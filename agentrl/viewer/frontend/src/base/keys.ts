@@ -41,7 +41,7 @@ document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") (event.target as HTMLElement).blur();
     return;
   }
-  if (document.querySelector("dialog[open]") && event.key !== "Escape" && event.key !== "?") return;
+  if (document.querySelector("dialog[open]") && event.key !== "?") return;
   const isControl = event.target instanceof Element && event.target.closest("button, a, summary, input");
   if (isControl && (event.key === "Enter" || event.key === " ")) return;
   const now = performance.now();

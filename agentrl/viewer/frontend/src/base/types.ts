@@ -19,7 +19,16 @@ export interface Source {
   success: Num;
   reward: Num;
   sparkline: Column;
-  index: { done_bytes: number; total_bytes: number } | null;
+  index: IndexProgress | null;
+  problem?: string | null;
+}
+
+/** How much of a store the server has read. */
+export interface IndexProgress {
+  done_bytes: number;
+  total_bytes: number;
+  complete?: boolean;
+  problem?: string | null;
 }
 
 export interface Problem {
@@ -99,6 +108,7 @@ export interface EpisodePage {
   total: number | null;
   /** Episodes that a text search has not read yet. */
   unsearched?: number | null;
+  index?: IndexProgress | null;
   rows: EpisodeRow[];
   cursor: string | null;
   facets: { environments: string[]; splits: string[]; outcomes: string[]; roles: string[]; task_types: string[] };

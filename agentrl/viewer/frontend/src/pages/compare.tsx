@@ -21,6 +21,7 @@ function Pick({ name, label, sources, value }: { name: string; label: string; so
     <label class="inline-field">
       {label}
       <select
+        aria-label={label}
         value={value}
         onChange={(e) => setQuery({ [name]: e.currentTarget.value, task: null, environment: null }, false)}
       >

@@ -5,8 +5,8 @@ import { useKeys } from "../base/keys";
 import { rememberList } from "../base/list";
 import { links, navigate, setQuery, url } from "../base/router";
 import { Inline } from "../base/text";
-import type { EpisodeRow, EpisodePage as Page } from "../base/types";
-import { Empty, Failure, Loading, Outcome, SourceName, Success } from "../parts/common";
+import type { EpisodeRow, IndexProgress, EpisodePage as Page } from "../base/types";
+import { Empty, Failure, Indexing, Loading, Outcome, SourceName, Success } from "../parts/common";
 import { Filters } from "../parts/filters";
 import { Shell } from "../parts/shell";
 
@@ -18,6 +18,7 @@ interface Rows {
   rows: EpisodeRow[];
   total: number | null;
   unsearched?: number | null;
+  index?: IndexProgress | null;
   cursor: string | null;
   facets: Page["facets"];
 }
@@ -232,7 +233,7 @@ export function EpisodesPage({ source }: { source: string }) {
   const text = query.toString();
   const { state, error, more, reload, isSearching, isCurrent } = useRows(source, text);
   const [at, setAt] = useState(0);
-  useEvents(source, ["episodes", "index"], reload, 2000);
+  useEvents(source, ["episodes", "index"], reload, { pause: 2000 });
   // A new query starts at the top
   useEffect(() => setAt(0), [text]);
   useEffect(() => {
@@ -278,6 +279,7 @@ export function EpisodesPage({ source }: { source: string }) {
             <span class="count" role="status">
               {state && countText(state, isSearching)}
             </span>
+            <Indexing index={state?.index} />
             <span class="hint muted">
               <kbd>j</kbd> <kbd>k</kbd> move · <kbd>Enter</kbd> open · <kbd>/</kbd> search · <kbd>f</kbd> filters
             </span>

@@ -38,9 +38,9 @@ function Card({ episode, now }: { episode: InFlightEpisode; now: number }) {
 
 export function InFlightPage({ source }: { source: string }) {
   const loaded = useGet<InFlight>(api(source, "in-flight"));
-  useEvents(source, ["status"], loaded.reload);
   const [clock, setClock] = useState(Date.now() / 1000);
   const isRunning = loaded.data?.state === "running";
+  useEvents(source, ["status", "sources"], loaded.reload, { beat: isRunning ? 5000 : null });
   useEffect(() => {
     if (!isRunning) return;
     const timer = setInterval(() => setClock(Date.now() / 1000), 1000);

@@ -292,7 +292,8 @@ export function RunPage({ source }: { source: string }) {
     metrics.reload();
     outcomes.reload();
   };
-  useEvents(source, ["metrics", "status", "episodes"], refresh, 1500);
+  const beat = detail.data?.state === "running" ? 5000 : null;
+  useEvents(source, ["metrics", "status", "episodes", "sources"], refresh, { pause: 1500, beat });
   useKeys([
     {
       keys: "l",

@@ -5,19 +5,8 @@ import { useKeys } from "../base/keys";
 import { links, navigate } from "../base/router";
 import { Inline } from "../base/text";
 import type { Source } from "../base/types";
-import { Await, Empty, Sparkline, StateBadge } from "../parts/common";
+import { Await, Empty, Indexing, Sparkline, StateBadge } from "../parts/common";
 import { Shell } from "../parts/shell";
-
-function IndexProgress({ source }: { source: Source }) {
-  const { done_bytes: done, total_bytes: total } = source.index ?? { done_bytes: 1, total_bytes: 1 };
-  if (done >= total) return null;
-  return (
-    <span class="indexing">
-      indexing {percent(done / total, 0)}
-      <progress value={done} max={total} aria-label={`Index of ${source.name}`} />
-    </span>
-  );
-}
 
 function Row({ source, isCurrent, isMarked, mark }: RowProps) {
   const progress =
@@ -38,7 +27,8 @@ function Row({ source, isCurrent, isMarked, mark }: RowProps) {
         </span>
       </th>
       <td>
-        <StateBadge state={source.state} /> <IndexProgress source={source} />
+        <StateBadge state={source.state} /> <Indexing index={source.index} />
+        {source.problem && <p class="error">✕ {source.problem}</p>}
       </td>
       <td class="number">{progress}</td>
       <td class="number">{percent(source.success)}</td>
@@ -124,7 +114,8 @@ interface TableProps {
 
 export function RunsPage() {
   const loaded = useGet<{ sources: Source[] }>("/api/sources");
-  useEvents(null, ["sources", "index"], loaded.reload);
+  const isAnyRunning = loaded.data?.sources.some((one) => one.state === "running") ?? false;
+  useEvents(null, ["sources", "index"], loaded.reload, { beat: isAnyRunning ? 5000 : null });
   const [at, setAt] = useState(0);
   const [marked, setMarked] = useState<string[]>([]);
   const sources = loaded.data?.sources ?? [];

@@ -2,10 +2,10 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import type { ApiError, Loaded } from "../base/api";
-import { fixed, words } from "../base/format";
+import { fixed, percent, words } from "../base/format";
 import { useSourceName } from "../base/names";
 import { Inline } from "../base/text";
-import type { Column, Num, RunState } from "../base/types";
+import type { Column, IndexProgress, Num, RunState } from "../base/types";
 
 export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
   return (
@@ -156,6 +156,17 @@ export function SignedBar({ value, scale }: { value: Num; scale: number }) {
       <rect class={value < 0 ? "neg" : "pos"} x={value < 0 ? 40 - length : 40} y="1" width={length} height="10" />
       <path d="M40 0v12" />
     </svg>
+  );
+}
+
+/** The progress of the server's index of a store; nothing if it is complete. */
+export function Indexing({ index }: { index: IndexProgress | null | undefined }) {
+  if (!index || index.complete || index.done_bytes >= index.total_bytes) return null;
+  return (
+    <span class="indexing" role="status">
+      indexing {percent(index.done_bytes / index.total_bytes, 0)}
+      <progress value={index.done_bytes} max={index.total_bytes} aria-label="Index of the stored episodes" />
+    </span>
   );
 }
 

@@ -73,8 +73,9 @@ const SOURCE_TEXT: Record<string, string> = {
 };
 
 function sources(columns: TokenColumns): Overlay {
-  const styles = columns.source.map((s, i) => `src-${columns.sources[s]}${columns.trained[i] ? " in-loss" : ""}`);
-  const values = columns.source.map((s, i) => `${columns.sources[s]}${columns.trained[i] ? ", in the loss" : ""}`);
+  const isTrained = (i: number) => Boolean(columns.trained[i]) && !columns.masked_by?.[i];
+  const styles = columns.source.map((s, i) => `src-${columns.sources[s]}${isTrained(i) ? " in-loss" : ""}`);
+  const values = columns.source.map((s, i) => `${columns.sources[s]}${isTrained(i) ? ", in the loss" : ""}`);
   const texts = [...new Set(styles)].map((style) => {
     const source = style.slice(4).split(" ")[0] ?? "";
     return [style, (SOURCE_TEXT[source] ?? source) + (style.endsWith("in-loss") ? ": in the loss" : "")] as const;

@@ -39,6 +39,7 @@ export function SideBySide({ sides, foldBefore = null }: { sides: Side[]; foldBe
               {turn && (
                 <TurnView
                   turn={turn}
+                  owner={side.key}
                   isParting={side.partsAt !== undefined && side.partsAt !== null && turn.number === side.partsAt}
                 />
               )}

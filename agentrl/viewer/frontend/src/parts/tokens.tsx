@@ -164,6 +164,13 @@ interface BlockProps {
   selected: number | null;
 }
 
+/** Tokens of a turn that were not sampled were written for the policy. */
+function nameOf(block: Block, start: number): string {
+  if (block.source === "sampled") return turnName(block.turn);
+  if (block.turn !== null) return `${turnName(block.turn)}, given`;
+  return start === 0 ? "Prompt" : "Input";
+}
+
 /** A turn's answer, or what the model read before it. Long inputs are folded unless they hold the chosen token. */
 function BlockView({ block, columns, overlay, options, selected }: BlockProps) {
   const [isOpen, setOpen] = useState(false);
@@ -176,10 +183,10 @@ function BlockView({ block, columns, overlay, options, selected }: BlockProps) {
     <section
       class={`token-block ${block.source}`}
       data-turn={block.turn ?? undefined}
-      aria-label={isSampled ? turnName(block.turn) : `Input, tokens ${start} to ${end - 1}`}
+      aria-label={isSampled ? turnName(block.turn) : `${nameOf(block, start)}: tokens ${start} to ${end - 1}`}
     >
       <div class="gutter">
-        <strong>{isSampled ? turnName(block.turn) : start === 0 ? "Prompt" : "Input"}</strong>
+        <strong>{nameOf(block, start)}</strong>
         <span>
           {start}–{end - 1}
         </span>
@@ -292,7 +299,7 @@ export function TokenCard({ columns, token }: { columns: TokenColumns; token: nu
         <Fact name="Id">{columns.id[token]}</Fact>
         <Fact name="Turn">{turn === null ? "prompt" : turn + 1}</Fact>
         <Fact name="Source">{columns.sources[columns.source[token] ?? 0]}</Fact>
-        <Fact name="In the loss">{columns.trained[token] ? "✓ yes" : masked ? `✕ ${masked}` : "no"}</Fact>
+        <Fact name="In the loss">{masked ? `✕ ${masked}` : columns.trained[token] ? "✓ yes" : "no"}</Fact>
         {isSampled && (
           <>
             <Fact name="Probability">{logprob === null ? num(null) : percent(Math.exp(logprob), 2)}</Fact>

@@ -121,18 +121,20 @@ interface TurnProps {
   turn: Turn;
   isCurrent?: boolean;
   isParting?: boolean;
+  /** Whose turn it is, where several episodes are on the page. */
+  owner?: string;
   link?: string;
   tokensLink?: string;
 }
 
 /** A whole turn. It is drawn again only when its data or marks change. */
-export const TurnView = memo(function TurnView({ turn, isCurrent, isParting, link, tokensLink }: TurnProps) {
+export const TurnView = memo(function TurnView({ turn, isCurrent, isParting, owner, link, tokensLink }: TurnProps) {
   const duration = turnSeconds(turn);
   return (
     <section
       class={`turn${isCurrent ? " current" : ""}${turn.invalid ? " invalid" : ""}`}
-      id={turn.number === null ? undefined : `turn-${turn.number}`}
-      aria-label={turnName(turn.number)}
+      id={turn.number === null || owner ? undefined : `turn-${turn.number}`}
+      aria-label={owner ? `${owner}: ${turnName(turn.number)}` : turnName(turn.number)}
     >
       <header>
         <h2>{link ? <a href={link}>{turnName(turn.number)}</a> : turnName(turn.number)}</h2>
