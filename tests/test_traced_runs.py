@@ -9,8 +9,7 @@ from typing import ClassVar
 import pytest
 
 from agentrl.errors import UsageError
-from agentrl.observe import metrics
-from agentrl.observe.metrics import Tracker, Trackers
+from agentrl.observe import trackers as tracker_module
 from agentrl.observe.traces import (
     EpisodeTrace,
     TraceSpan,
@@ -20,6 +19,7 @@ from agentrl.observe.traces import (
     span_tree,
     traced_steps,
 )
+from agentrl.observe.trackers import Tracker, Trackers
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.registry import Kind, register, unregister
 from agentrl.runs.rl import train
@@ -154,7 +154,7 @@ class Slow(Tracker):
 
 
 def test_a_slow_tracker_loses_traces_instead_of_memory(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(metrics, "MOST_TRACES_WAITING", 2)
+    monkeypatch.setattr(tracker_module, "MOST_TRACES_WAITING", 2)
     register(Kind.TRACKER, "slow", Slow)
     try:
         trackers = Trackers(["slow"], folder=tmp_path, name="run", config={})

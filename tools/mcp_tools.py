@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from agentrl.errors import ToolError, UsageError
-from agentrl.tool import TOOL_NAME, Tool, ToolDependencies, ToolResult, ToolRules, Toolset
+from agentrl.tool import TOOL_NAME, ForwardedTool, Tool, ToolDependencies, ToolResult, ToolRules, Toolset
 from agentrl.tool.schema import WrongArguments
 
 from .mcp_arguments import EXTRA, LONGEST_PROBLEM, Checker, InputSchema
@@ -158,7 +158,7 @@ class MCPTools(Toolset):
             await lasting[0].aclose()
 
 
-class MCPTool(Tool):
+class MCPTool(ForwardedTool):
     """One tool of a server."""
 
     open_deadline_s = MCP_START_S + 5.0
@@ -166,29 +166,15 @@ class MCPTool(Tool):
     def __init__(self, toolset: MCPTools, described: Any, name: str, timeout_s: float | None) -> None:
         description = described.description or described.title or described.name
         reads = described.annotations is not None and described.annotations.read_only_hint is True
-        self.name = name
-        self.rules = ToolRules(parallel=reads, timeout_s=timeout_s)
-        self.options = {}
         self._input = InputSchema(described.name, described.input_schema)
-        self.schema = {
-            "type": "function",
-            "function": {"name": name, "description": description, "parameters": self._input.shown},
-        }
+        function = {"name": name, "description": description, "parameters": self._input.shown}
+        rules = ToolRules(parallel=reads, timeout_s=timeout_s)
+        super().__init__(name, {"type": "function", "function": function}, rules)
         output = described.output_schema
         self._output = None if output is None else Checker(f"the output schema of MCP tool {described.name}", output)
         self._has_warned = False
         self._toolset = toolset
         self._own_name = described.name
-
-    @property
-    def is_stateful(self) -> bool:
-        """False: the state is in the server."""
-        return False
-
-    @property
-    def needs_sandbox(self) -> bool:
-        """False: the server runs outside the sandbox."""
-        return False
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments in the form of the server's schema.

@@ -182,9 +182,9 @@ class Memory:
     process_reward: int
     """Weights, gradients and moments of an implicit process reward model, and the weights of its frozen reference."""
     engine_copy: int
-    """Weights of the engine if it cannot share the trainer's."""
+    """Weights of local engines that cannot share the trainer's."""
     cache: int
-    """Full key-value cache of the local engine."""
+    """Full key-value caches of local engines."""
     logits: int
     """Logits of one chunk and their gradient."""
 
@@ -316,12 +316,21 @@ def _memory(config: Config, size: ModelSize) -> Memory:
         else 0,
         critic=_critic_bytes(config, size, width),
         process_reward=_process_reward_bytes(config, size, width),
-        engine_copy=copied if local and not config.rollout.is_synchronous else 0,
-        cache=config.engine.cache_tokens * size.cache_values_per_token * width
-        if isinstance(config.engine, LocalEngineConfig)
-        else 0,
+        engine_copy=(copied if local and not config.rollout.is_synchronous else 0)
+        + (weights if isinstance(config.evaluation.engine, LocalEngineConfig) else 0),
+        cache=sum(_cache_tokens(config).values()) * size.cache_values_per_token * width,
         logits=2 * min(LOGITS_MEGABYTES << 20, trainer.tokens_per_micro_batch * size.vocab_size * _FULL),
     )
+
+
+def _cache_tokens(config: Config) -> dict[str, int]:
+    """Return the size of the cache of each local engine in tokens, by its config key."""
+    engines = {"engine": config.engine, "evaluation.engine": config.evaluation.engine}
+    return {
+        f"{section}.cache_tokens": engine.cache_tokens
+        for section, engine in engines.items()
+        if isinstance(engine, LocalEngineConfig)
+    }
 
 
 def _critic_parameters(config: Config, policy: ModelSize) -> int | None:
@@ -511,8 +520,8 @@ def _memory_rows(arithmetic: RunEstimate, config: Config) -> list[EstimateRow]:
             f"weights {weights}, gradients {gradients}, optimizer {optimizer}",
         ),
     ]
-    if isinstance(config.engine, LocalEngineConfig):
-        found.append(("key-value cache", f"{shown_bytes(memory.cache)} when full", "engine.cache_tokens"))
+    if keys := _cache_tokens(config):
+        found.append(("key-value cache", f"{shown_bytes(memory.cache)} when full", " and ".join(keys)))
     return found
 
 

@@ -299,6 +299,8 @@ def save_incidents(run: RunDirectory, found: RunIncidents) -> None:
     Raises:
         UsageError: the disk is full.
     """
+    if not run.path.is_dir():  # it was moved, which another error reports
+        return
     places = {
         name: None if place is None else {"file": place.file, "line": place.line}
         for name, place in found.definitions.items()

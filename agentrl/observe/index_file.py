@@ -27,7 +27,6 @@ from agentrl.observe.index_scan import (
     IndexEntry,
     Line,
     StoreScan,
-    may_contain,
     pack_pieces,
     read_pieces,
     scan_lines,
@@ -392,7 +391,6 @@ def _open_reader(place: Path) -> sqlite3.Connection:
 def _open_database(place: Path | None) -> sqlite3.Connection:
     """Open an index, or create it; one that is damaged or of another version is removed first."""
     database = sqlite3.connect(":memory:" if place is None else place, timeout=LOCK_S, isolation_level=None)
-    database.create_function("may_contain", 2, may_contain, deterministic=True)
     try:
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute(f"PRAGMA cache_size = -{CACHE_KB}")

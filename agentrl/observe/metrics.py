@@ -74,7 +74,7 @@ def trajectory_metrics(
     return {
         "episodes": len(trajectories),
         **_spread("reward", [t.reward for t in trained if t.reward is not None]),
-        **_mean("success/mean", [float(t.success) for t in trained if t.success is not None]),
+        **mean_metric("success/mean", [float(t.success) for t in trained if t.success is not None]),
         **_identical(trained),
         **_outcomes(trajectories),
         **_spread("turns", [float(len(t.turns)) for t in trained]),
@@ -99,7 +99,8 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
+def mean_metric(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Return the mean of values as a metric; empty without values."""
     return {name: math.fsum(values) / len(values)} if values else {}
 
 
@@ -109,7 +110,7 @@ def _identical(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     for trajectory in trajectories:
         groups.setdefault(trajectory.group_id, []).append(sampled_bytes(trajectory))
     several = [members for members in groups.values() if len(members) > 1]
-    return _mean("groups/identical", [float(len(set(members)) == 1) for members in several])
+    return mean_metric("groups/identical", [float(len(set(members)) == 1) for members in several])
 
 
 def sampled_bytes(trajectory: Trajectory) -> bytes:
@@ -128,15 +129,15 @@ def _tokens(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {
         "tokens/total": sum(totals),
         "tokens/sampled": sum(sampled),
-        **_mean("tokens/per_episode", [float(total) for total in totals]),
-        **_mean("tokens/sampled_per_episode", [float(count) for count in sampled]),
+        **mean_metric("tokens/per_episode", [float(total) for total in totals]),
+        **mean_metric("tokens/sampled_per_episode", [float(count) for count in sampled]),
         "tokens/longest_sequence": max((len(s) for t in trajectories for s in t.sequences), default=0),
     }
 
 
 def _staleness(trajectories: Sequence[Trajectory], version: int, adapters: Mapping[str, int]) -> dict[str, float]:
     ages = [float(age) for t in trajectories if (age := t.staleness(version, adapters)) is not None]
-    return {**_mean("staleness/mean", ages), "staleness/max": max(ages, default=0.0)}
+    return {**mean_metric("staleness/mean", ages), "staleness/max": max(ages, default=0.0)}
 
 
 def _counts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -173,7 +174,7 @@ def _roles(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for role in sorted(spoken) if spoken.keys() - {SOLE_ROLE} else ():
         returns = [found[role] for t in trajectories if role in (found := t.role_returns)]
-        metrics |= {**_spread(f"role/{role}/return", returns), **_mean(f"role/{role}/turns/mean", spoken[role])}
+        metrics |= {**_spread(f"role/{role}/return", returns), **mean_metric(f"role/{role}/turns/mean", spoken[role])}
     return metrics
 
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.observe.files import replace_file
+from agentrl.observe.files import replace_file, writing
 from agentrl.observe.run_folder import step_name, step_of
 
 FOLDER = "tokens"
@@ -168,8 +168,10 @@ def write_step(run: Path, step: int, tokens: Sequence[pa.Table], episodes: pa.Ta
     """Write the tables of a step, replacing those of an earlier attempt at it.
 
     Raises:
-        UsageError: the disk is full.
+        UsageError: the disk is full, or the run's folder was moved.
     """
+    with writing(run):
+        (run / FOLDER).mkdir(exist_ok=True)
     joined = pa.concat_tables(tokens).unify_dictionaries() if tokens else TOKENS.empty_table()
     for file, table in ((token_file(run, step), joined), (episode_file(run, step), episodes)):
         buffer = pa.BufferOutputStream()

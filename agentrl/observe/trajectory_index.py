@@ -36,7 +36,6 @@ from agentrl.observe.index_scan import (
     episode_text,
     is_evaluated,
     may_contain,
-    pattern_hashes,
     read_pieces,
     unpack_pieces,
 )
@@ -186,8 +185,10 @@ ALL = EpisodeFilter()
 _VALID = f"voided_by IS NULL AND state != {EntryState.DAMAGED:d}"
 _ROW = f"number, {', '.join(COLUMNS)}, step, start_step, state"
 _CONTENT = "FROM contents JOIN episodes USING (number) WHERE number = ? AND id = ?"
+_SIGNATURES = 8192
+"""Number of signatures that are read at a time."""
 _SEARCHED_AT_ONCE = 500
-"""Number of rows whose signatures a search reads at once."""
+"""Number of rows of a page that a search reads at once."""
 _ENDED = ("step", "end_offset")
 _RANGES = ("step", "reward", "turns", "tokens")
 _EQUAL = ("environment", "task_id", "task_type", "group_id", "is_trainable")
@@ -388,17 +389,15 @@ class TrajectoryIndex:
 
     def _search(self, numbers: Sequence[int], text: str, limit: int, deadline: float) -> EpisodePage:
         """Find the first rows of some whose episodes contain a text, until the deadline."""
-        hashes, rows, last = pattern_hashes(text), list[EpisodeRow](), None
+        rows, last = list[EpisodeRow](), None
         for start in range(0, len(numbers), _SEARCHED_AT_ONCE):
             block = numbers[start : start + _SEARCHED_AT_ONCE]
-            signatures = dict(
-                self._query(f"SELECT number, signature FROM contents WHERE number IN ({_marks(block)})", block)
-            )
+            possible = set(self._may_contain(text, f"number IN ({_marks(block)})", block))
             for position, number in enumerate(block, start):
                 if last is not None and (len(rows) >= limit or time.monotonic() > deadline):
                     return EpisodePage(rows=rows, last=last, unsearched=len(numbers) - position)
                 last = number
-                if may_contain(signatures.get(number), hashes):
+                if number in possible:
                     found = self._query(f"SELECT {_ROW} FROM episodes WHERE number = ?", [number])
                     rows += [row for row in map(self._row, found) if self._contains(row, text)]
         return EpisodePage(rows=rows, last=None, unsearched=0)
@@ -483,11 +482,19 @@ class TrajectoryIndex:
         if where.truncated is not None:
             add("truncated = ?", where.truncated)
         if where.text:
-            add(
-                "may_contain((SELECT signature FROM contents c WHERE c.number = episodes.number), ?)",
-                pattern_hashes(where.text),
-            )
+            possible = self._may_contain(where.text, " AND ".join(parts), values)
+            add("number IN (SELECT value FROM json_each(?))", orjson.dumps(possible).decode())
         return " AND ".join(parts), values
+
+    def _may_contain(self, text: str, condition: str, values: Sequence[Any]) -> list[int]:
+        """Return the numbers of the rows that fulfil a condition and whose text may contain `text`."""
+        statement = f"""SELECT number, signature FROM episodes JOIN contents USING (number)
+            WHERE {condition} AND number > ? ORDER BY number LIMIT {_SIGNATURES}"""
+        found, last = list[int](), 0
+        while rows := self._query(statement, [*values, last]):
+            found += may_contain(rows, text)
+            last = rows[-1][0]
+        return found
 
     def _contains(self, row: EpisodeRow, text: str) -> bool:
         (last,) = read_pieces(self._paths, self._pieces(row)[-1:])

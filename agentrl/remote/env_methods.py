@@ -39,7 +39,7 @@ from agentrl.remote.wire import (
     write_message,
     write_tool_result,
 )
-from agentrl.tool import Tool, ToolDependencies, ToolResult, ToolRules
+from agentrl.tool import ForwardedTool, Tool, ToolDependencies, ToolResult, ToolRules
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,7 +47,7 @@ LARGEST_SEED = 2**128
 CallTool: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
 
 
-class RemoteTool(Tool):
+class RemoteTool(ForwardedTool):
     """Local name and schema of a tool whose function is in a worker process or behind a server.
 
     Args:
@@ -66,11 +66,9 @@ class RemoteTool(Tool):
         rules: Mapping[str, Any] = MappingProxyType({}),
         remote: CallTool | None = None,
     ) -> None:
-        self.name = name
         known = {rule.name for rule in dataclasses.fields(ToolRules)}  # a newer server may send more
-        self.rules = ToolRules(**{name: value for name, value in rules.items() if name in known} | {"stop": stop})
-        self.options = {}
-        self.schema = schema
+        own = {name: value for name, value in rules.items() if name in known} | {"stop": stop}
+        super().__init__(name, schema, ToolRules(**own))
         self.remote = remote
 
     def to_plain(self) -> dict[str, Any]:
@@ -84,16 +82,6 @@ class RemoteTool(Tool):
         """Make the remote form of a tool, where the tool is."""
         rules = {name: value for name, value in tool.rules.non_defaults().items() if name not in ("stop", "inline")}
         return cls(tool.name, tool.schema, tool.stop, rules)
-
-    @property
-    def is_stateful(self) -> bool:
-        """False: the environment keeps the state."""
-        return False
-
-    @property
-    def needs_sandbox(self) -> bool:
-        """False: the environment has the resources of the function."""
-        return False
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments unchanged; the process that has the function validates them."""

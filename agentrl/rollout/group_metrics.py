@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agentrl.observe.metrics import BIAS_PREFIX, ENVIRONMENT_PREFIX, MARGIN_ERRORS, MARGIN_SUFFIX, TIMING_PREFIX
+from agentrl.observe.metrics import (
+    BIAS_PREFIX,
+    ENVIRONMENT_PREFIX,
+    MARGIN_ERRORS,
+    MARGIN_SUFFIX,
+    TIMING_PREFIX,
+    mean_metric,
+)
 from agentrl.rollout.groups import EXPERT, GREEDY, Group
 from agentrl.trajectory import Trajectory
 
@@ -46,8 +53,8 @@ def extra_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def _scores(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {
-        **_mean(f"{name}/success", [float(t.success) for t in trajectories if t.success is not None]),
-        **_mean(f"{name}/reward", [t.reward for t in trajectories if t.reward is not None]),
+        **mean_metric(f"{name}/success", [float(t.success) for t in trajectories if t.success is not None]),
+        **mean_metric(f"{name}/reward", [t.reward for t in trajectories if t.reward is not None]),
     }
 
 
@@ -59,8 +66,8 @@ def _metrics_of_one(
         f"{name}/groups": float(len(groups)),
         f"{name}/zero_variance": float(sum(not has_signal(group) for group in groups)),
         **_scores(name, trained),
-        **_mean(f"{name}/turns", [float(len(t.turns)) for t in trained]),
-        **_mean(f"{name}/tokens", [float(t.sampled_tokens) for t in trained]),
+        **mean_metric(f"{name}/turns", [float(len(t.turns)) for t in trained]),
+        **mean_metric(f"{name}/tokens", [float(t.sampled_tokens) for t in trained]),
         f"{name}/token_share": _tokens(groups) / tokens if tokens else 0.0,
         **_horizon(f"{name}/horizon", groups),
     }
@@ -77,10 +84,6 @@ def _tokens(groups: Sequence[Group]) -> int:
 def _horizon(name: str, groups: Sequence[Group]) -> dict[str, float]:
     turns = [group.draw.horizon for group in groups if group.draw.horizon is not None]
     return {name: float(max(turns))} if turns else {}
-
-
-def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
-    return {name: math.fsum(values) / len(values)} if values else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

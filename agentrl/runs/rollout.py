@@ -33,7 +33,7 @@ from agentrl.observe.run_folder import RunDirectory, logging_to
 from agentrl.observe.trackers import Trackers, traces_episodes
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import TrajectoryStore
-from agentrl.rollout.finished_episodes import RecoveredEpisodes
+from agentrl.rollout.finished_episodes import RecoveredEpisodes, group_position
 from agentrl.rollout.group_metrics import environment_metrics
 from agentrl.rollout.groups import Group
 from agentrl.rollout.policies import EngineEpisodePolicy
@@ -202,12 +202,12 @@ class Rollout:
             rows = index.select(EpisodeFilter(is_trainable=True))
             members: defaultdict[int, set[int | None]] = defaultdict(set)
             for row in rows:
-                members[_position(row.group_id)].add(row.member)
+                members[group_position(row.group_id)].add(row.member)
             first = 0
             while len(members[first]) >= self._size:
                 first += 1
-            later = [row for row in rows if _position(row.group_id) >= first]
-            complete = {row.group_id for row in later if len(members[_position(row.group_id)]) >= self._size}
+            later = [row for row in rows if group_position(row.group_id) >= first]
+            complete = {row.group_id for row in later if len(members[group_position(row.group_id)]) >= self._size}
             episodes = RecoveredEpisodes((index.read(row).trajectory for row in later), are_stored=True)
         return _Played(first, frozenset(complete), episodes)
 
@@ -262,11 +262,6 @@ class Rollout:
     def _say(self, text: str) -> None:
         _log.warning("%s", text)
         self._watcher.on_message(text)
-
-
-def _position(group_id: str) -> int:
-    """Return the position of a group in the run's order of tasks."""
-    return int(group_id.partition("-")[0])
 
 
 def _write_size(run: Run) -> None:

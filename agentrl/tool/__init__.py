@@ -2,6 +2,7 @@
 
 from agentrl.tool.contract import (
     TOOL_NAME,
+    ForwardedTool,
     Tool,
     ToolContext,
     ToolDependencies,
@@ -13,6 +14,7 @@ from agentrl.tool.contract import (
 
 __all__ = [
     "TOOL_NAME",
+    "ForwardedTool",
     "Tool",
     "ToolContext",
     "ToolDependencies",

@@ -338,6 +338,31 @@ class Tool:
         return (await self.run(bound, self.validate(arguments))).text
 
 
+class ForwardedTool(Tool):
+    """Tool without a function here: a server, another process or another role carries out its calls.
+
+    Subclasses implement `validate`, and `open` with `run` or an episode that carries out the calls.
+
+    Args:
+        name: Name that the policy uses.
+        schema: Schema that the policy reads.
+        rules: Rules for calls.
+    """
+
+    def __init__(self, name: str, schema: dict[str, Any], rules: ToolRules) -> None:
+        self.name, self.schema, self.rules, self.options = name, schema, rules, {}
+
+    @property
+    def is_stateful(self) -> bool:
+        """False: the state is where the calls are carried out."""
+        return False
+
+    @property
+    def needs_sandbox(self) -> bool:
+        """False: the resources are there, too."""
+        return False
+
+
 class Toolset(ABC):
     """Several tools that are known only at run time, such as those of an MCP server.
 

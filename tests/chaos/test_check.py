@@ -15,7 +15,7 @@ from agentrl.observe.files import decode_record, encode_record
 from agentrl.observe.trajectory_store import GroupEnd, read_groups, step_files
 from agentrl.runs.rl import train
 from agentrl.runs.start import start_run
-from agentrl.testing.chaos.check import Account, check_run, played_episodes
+from agentrl.testing.chaos.check import Account, check_run, ledger_episodes
 from agentrl.testing.chaos.damage import Damage
 from agentrl.testing.chaos.result import CampaignResult
 from agentrl.testing.chaos.scenarios import COMMON, GROUP_SIZE, LIMITS, LOCAL_ENGINE, SCRATCH
@@ -271,7 +271,7 @@ def test_a_failure_has_no_reward_not_even_nothing(copied: Path) -> None:
 
 def test_a_failed_episode_that_claims_success_is_mislabelled(copied: Path) -> None:
     """A failure in the ledger is not an unknown success."""
-    failed = next(each for each in played_episodes(read_ledger(copied / "ledger.jsonl")).values() if each.ended)
+    failed = next(each for each in ledger_episodes(read_ledger(copied / "ledger.jsonl")).values() if each.ended)
 
     def edit_ledger(event: Record) -> Iterator[Record]:
         yield event | ({"success": False} if event.get("total") == failed.total else {})
@@ -339,7 +339,7 @@ def test_a_restored_episode_has_what_happened_before_its_snapshot() -> None:
 
     reset = {"event": "reset", "episode": "one", "seed": 5, "observation": "start"}
     restore = {"event": "restore", "episode": "two", "before": "one", "turns": 2}
-    first, second = played_episodes(
+    first, second = ledger_episodes(
         [reset, *(step("one", turn) for turn in (1, 2, 3)), restore, step("two", 3)]
     ).values()
     assert (first.seed, first.total, first.ended) == (5, 3.0, True)

@@ -46,7 +46,7 @@ Cli = Callable[..., Any]
         ("eval --env gymnasium --policy expert --tasks 2", "no expert"),
         ("eval --env household --policy expert environment.options={colour:red}", "are invalid for household"),
         ("eval --env guess_number --model m --url http://127.0.0.1:1 --engine local", "has no address"),
-        ("view nowhere", "nowhere is neither a run nor an evaluation: got no such folder"),
+        ("view nowhere", "nowhere cannot be opened: got no such folder"),
         ("dpo", "expected --from RUN"),
         ("reward-model", "expected --from RUN"),
         ("export nowhere out --shard-size 0", "is not a file size: got '0'"),

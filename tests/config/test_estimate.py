@@ -54,6 +54,16 @@ def test_a_stale_local_engine_needs_its_own_weights(staleness, copies):
     assert memory.total > memory.weights + memory.gradients + memory.optimizer
 
 
+def test_a_local_engine_for_evaluations_needs_another_model_and_cache():
+    stale = [*SMALL, "rollout.max_staleness=1", "engine.cache_tokens=1000"]
+    one = derive(load_config(None, stale)).memory
+    both = load_config(None, [*stale, "evaluation={every: 1, engine: {type: local, cache_tokens: 500}}"])
+    two = derive(both).memory
+    assert (two.engine_copy, two.cache) == (2 * one.engine_copy, 1.5 * one.cache)
+    how = {name: how for name, _, how in rows(both)}["key-value cache"]
+    assert how == "engine.cache_tokens and evaluation.engine.cache_tokens"
+
+
 def test_a_critic_of_its_own_is_a_model_more_and_a_shared_one_is_next_to_nothing():
     fixed = [*SMALL, "trainer.tokens_per_micro_batch=10"]
     none, own, shared = (

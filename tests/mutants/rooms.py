@@ -191,7 +191,7 @@ ROOMS = {
             "agentrl/training/gradients.py",
             *(f"agentrl/training/forward/{name}.py" for name in ("micro_batches", "runner")),
             *(f"agentrl/training/{name}.py" for name in ("batch", "rewards", "report")),
-            *(f"agentrl/training/signals/{name}.py" for name in ("critic", "greedy_baseline", "reference", "teacher")),
+            *(f"agentrl/training/signals/{name}.py" for name in ("critic", "extra_rollouts", "reference", "teacher")),
         ),
         tests=_training(
             "gradients", "critic", "signals", "matrix", "reference", "selection", "batch", "trainer", "watch"

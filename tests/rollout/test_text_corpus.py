@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from agentrl.builders import scratch
 from agentrl.builders.scratch import scratch_corpus
 from agentrl.rollout import text_corpus
 
@@ -48,4 +49,4 @@ async def test_slow_episodes_report_their_progress(waiting, monkeypatch):
     said = []
     await scratch_corpus(config, say=said.append)
     assert said[0].startswith("episodes for the new model's vocabulary: ")
-    assert said[0].endswith(" of 512 played")
+    assert said[0].endswith(f" of {scratch.EPISODES} played")

@@ -16,7 +16,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from support.fixtures import tiny_runs  # a plugin, which pytest has to load first
 
     with tiny_runs(tmp_path_factory.mktemp("finished")) as start:
-        run = start("evaluation={every: 2, split: train, tasks: 3}")
+        run = start("evaluation={every: 2, split: train, tasks: 3}", "observe.tokens=none")
         train(run)
     return run.folder.path
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,16 @@ from agentrl.message.image import PlacedImage
 from agentrl.message.message import TranscriptMessage
 from agentrl.observe.files import JsonLinesWriter
 from agentrl.observe.metrics import MetricsFile
+from agentrl.observe.run_status import (
+    CurrentWait,
+    EpisodeInFlight,
+    EpisodeState,
+    RunEnd,
+    RunSnapshot,
+    TurnText,
+    process_start,
+    write_status,
+)
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.trajectory import BranchPoint, Source, TokenSequence, Trajectory, Turn
 from agentrl.viewer import library
@@ -54,6 +65,28 @@ async def wait_for(viewer: Viewer, kind: str, source: str | None, change: Any) -
                 body: dict[str, Any] = orjson.loads((await stream.content.readline()).removeprefix(b"data: "))
                 if source is None or body["source"] == source:
                     return body
+
+
+def this_process(**changes: Any) -> RunSnapshot:
+    """A status of this process, with an episode in flight."""
+    turns = [TurnText(role="user", text="hi")]
+    flying = EpisodeInFlight(
+        id="9-new/0.0",
+        environment="letters:Letters",
+        task="new",
+        state=EpisodeState.TOOL,
+        since=0.0,
+        started=0.0,
+        turns=turns,
+    )
+    values: dict[str, Any] = {
+        "pid": os.getpid(),
+        "process_started": process_start(os.getpid()),
+        "host": socket.gethostname(),
+        "time": time.time(),
+        "in_flight": [flying],
+    }
+    return RunSnapshot(**{**values, **changes})
 
 
 def an_episode(number: int, *, turns: int = 2) -> Trajectory:
@@ -116,7 +149,7 @@ async def test_new_episodes_metrics_status_and_runs_are_announced(runs: Path) ->
         assert found["columns"]["reward/mean"] == [None]
 
         def report() -> None:
-            (first / "status.json").write_bytes(orjson.dumps({"time": time.time(), "phase": "train", "step": 5}))
+            write_status(first, this_process(phase="train", step=5))
 
         assert (await wait_for(viewer, "status", "first", report))["phase"] == "train"
         assert (await viewer.get("/api/r/first"))["state"] == "running"
@@ -125,34 +158,44 @@ async def test_new_episodes_metrics_status_and_runs_are_announced(runs: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("status", "state"),
+    ("changes", "state"),
     [
-        ({"time": 0.0}, "running"),
-        ({"time": -100.0}, "crashed"),
-        ({"time": 0.0, "waits": [{"deadline": -60.0}]}, "stalled"),
-        ({"time": 0.0, "waits": [{"deadline": 60.0}]}, "running"),
-        ({"time": 0.0, "waits": "odd"}, "running"),
-        ([1], "crashed"),
+        ({}, "running"),
+        ({"age": 100.0}, "stalled"),
+        ({"deadline": -60.0}, "stalled"),
+        ({"deadline": 60.0}, "running"),
+        ({"deadline": None}, "running"),
+        ({"process_started": 1}, "crashed"),
+        ({"end": RunEnd.FINISHED}, "finished"),
+        ({"end": RunEnd.STOPPED}, "stopped"),
+        ({"end": RunEnd.FAILED}, "crashed"),
+        (b"[1]", "crashed"),
+        (b"{", "crashed"),
         (None, "crashed"),
     ],
 )
-async def test_the_state_of_an_unfinished_run(runs: Path, status: Any, state: str) -> None:
+async def test_the_state_of_a_run_before_its_last_step(runs: Path, changes: Any, state: str) -> None:
     first, now = runs / "first", time.time()
     (first / "diagnosis.json").unlink()
     lines = (first / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (first / "metrics.jsonl").write_bytes(b"".join(lines[:2]))
-    if isinstance(status, dict):
-        waits = status.get("waits")
-        waits = [{"deadline": now + wait["deadline"]} for wait in waits] if isinstance(waits, list) else waits
-        flying = {"id": "9-new/0.0", "turns": [{"role": "user", "text": "hi"}]}
-        status = {**status, "time": now + status["time"], "waits": waits, "in_flight": [flying]}
-    if status is not None:
-        (first / "status.json").write_bytes(orjson.dumps(status))
+    if isinstance(changes, dict):
+        own = dict(changes)
+        own["time"] = now - own.pop("age", 0.0)
+        if "deadline" in own:
+            limit = own.pop("deadline")
+            deadline = None if limit is None else now + limit
+            own["waits"] = [CurrentWait(owner="e", kind="tool", what="search", since=now, deadline=deadline)]
+        write_status(first, this_process(**own))
+    elif changes is None:
+        (first / "status.json").unlink()
+    else:
+        (first / "status.json").write_bytes(changes)
     async with open_viewer(runs) as viewer:
         assert (await viewer.get("/api/r/first"))["state"] == state
         found = await viewer.get("/api/r/first/in-flight")
         assert found["state"] == state
-        assert len(found["in_flight"]) == isinstance(status, dict)
+        assert len(found["in_flight"]) == isinstance(changes, dict)
 
 
 async def test_a_run_without_metrics_and_one_of_another_version_are_shown(runs: Path) -> None:

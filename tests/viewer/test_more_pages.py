@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from support.viewer import Viewer, episode_path, open_viewer
 
+from agentrl.observe.token_table import read_token_rows
 from agentrl.observe.trajectory_index import TrajectoryIndex
+from agentrl.runs.rl import train
+from agentrl.runs.start import Run
 
 
 def write_tables(run: Path, step: int) -> list[str]:
@@ -70,6 +75,22 @@ async def test_tokens_have_the_overlays_of_the_trainers_table(runs: Path) -> Non
         assert part["advantage"] == found["advantage"][5:30]
         other = (await viewer.rows("first", "step_from=4"))[0]["id"]
         assert (await viewer.get(f"{episode_path('first', other)}/tokens"))["advantage"] is None
+
+
+async def test_the_overlays_are_what_the_trainer_computed(tiny_run: Callable[..., Run]) -> None:
+    run = tiny_run("trainer.steps=1", "observe.tokens=all")
+    await asyncio.to_thread(train, run)
+    async with open_viewer(run.folder.path) as viewer:
+        await viewer.indexed("run")
+        for row in await viewer.rows("run"):
+            found = await viewer.get(f"{episode_path('run', row['id'])}/tokens")
+            table = read_token_rows(run.folder.path, 1, row["id"])
+            assert table is not None
+            positions = table["position"].to_pylist()
+            assert positions == [place for place, trained in enumerate(found["trained"]) if trained]
+            for name in ("advantage", "ratio", "entropy", "trainer_logprob"):
+                assert [found[name][place] for place in positions] == table[name].to_pylist()
+                assert sum(value is not None for value in found[name]) == len(positions)
 
 
 async def test_a_damaged_table_leaves_the_tokens_readable(runs: Path) -> None:

@@ -9,10 +9,10 @@ from agentrl.agent_loop import Conversation, Episode, EpisodeEnd, example_call
 from agentrl.errors import Outcome, ToolError
 from agentrl.message import Message, ToolCall, system, user
 from agentrl.rollout.tools import ToolCallResult
-from agentrl.tool import Tool, ToolResult, ToolRules
+from agentrl.tool import ForwardedTool, Tool, ToolResult, ToolRules
 
 
-class RoleTool(Tool):
+class RoleTool(ForwardedTool):
     """Tool that calls a role. The episode carries out its calls one after another.
 
     Args:
@@ -23,26 +23,11 @@ class RoleTool(Tool):
     """
 
     def __init__(self, role: str, *, description: str, arguments: Mapping[str, str], max_turns: int) -> None:
-        self.name = role
-        self.max_turns = max_turns
-        self.rules = ToolRules()
-        self.options = {}
         properties = {name: {"type": "string", "description": what} for name, what in arguments.items()}
         parameters = {"type": "object", "properties": properties, "required": list(arguments)}
-        self.schema = {
-            "type": "function",
-            "function": {"name": role, "description": description, "parameters": parameters},
-        }
-
-    @property
-    def is_stateful(self) -> bool:
-        """False: each call opens a new conversation."""
-        return False
-
-    @property
-    def needs_sandbox(self) -> bool:
-        """False: only the role's own tools may need one."""
-        return False
+        function = {"name": role, "description": description, "parameters": parameters}
+        super().__init__(role, {"type": "function", "function": function}, ToolRules())
+        self.max_turns = max_turns
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Check the arguments and return them; raise a `ToolError` that lists the wrong ones for the policy."""
