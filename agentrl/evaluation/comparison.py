@@ -92,7 +92,7 @@ class Comparison:
 
 
 def evaluation_scores(episodes: Iterable[EvaluatedEpisode]) -> dict[Hashable, TaskScore]:
-    """Return the scores of an evaluation by the id and the content of its tasks; infrastructure failures do not count."""
+    """Return the scores of an evaluation by the id and content of its tasks, without infrastructure failures."""
     found: dict[Hashable, list[Trajectory]] = {}
     for episode in episodes:
         if episode.is_measured:

@@ -18,7 +18,6 @@ def test_the_sign_test_is_the_exact_binomial_one(won: int, lost: int) -> None:
     assert sign_test(lost, won) == sign_test(won, lost)
 
 
-
 def test_one_episode_of_each_task_is_compared_by_mcnemars_test() -> None:
     test = paired_test([(0.0, 1.0)] * 8 + [(1.0, 0.0)] * 2 + [(1.0, 1.0)] * 10)
     assert test.name == "exact McNemar"
