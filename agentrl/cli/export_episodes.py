@@ -16,8 +16,8 @@ from agentrl.config.derived import per_environment_configs
 from agentrl.data_file import ToolSchema, write_dataset
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import AgentRLError, UsageError
+from agentrl.evaluation.panel import EPISODES_FILE
 from agentrl.evaluation.run_report import config_of
-from agentrl.evaluation.session import EPISODES_FILE
 from agentrl.observe.console import note
 from agentrl.observe.files import replace_file
 from agentrl.observe.run_folder import RunDirectory, find_run

@@ -14,11 +14,10 @@ from agentrl.cli.diagnose import diagnose_folder
 from agentrl.cli.help import examples
 from agentrl.cli.reports import decoder, newest_examples
 from agentrl.errors import AgentRLError, UsageError
-from agentrl.evaluation.panel import Panel, stored_episodes
+from agentrl.evaluation.panel import EPISODES_FILE, FOLDER, RESULT_FILE, Panel, stored_episodes
 from agentrl.evaluation.report import write_report
 from agentrl.evaluation.result import EvaluationResult, summarise
 from agentrl.evaluation.run_report import ReportedRun, config_of, run_report
-from agentrl.evaluation.session import EPISODES_FILE, FOLDER, RESULT_FILE
 from agentrl.observe.console import note
 from agentrl.observe.files import UNREADABLE
 from agentrl.observe.metrics import read_metrics
