@@ -105,10 +105,10 @@ def view(
     )
     if output is None and not terminal:
         token = read_token(token_file, TOKEN_VARIABLE)
-        settings = ViewerSettings(folders=folders or [_runs()], host=host, port=port, token=_token(host, token))
+        settings = ViewerSettings(folders=folders or [_runs()], host=host, port=port, token=choose_token(host, token))
         chosen = {"step_from": step, "step_to": step, "task": task, "success": "false" if failed else None}
         filters = {name: str(value) for name, value in chosen.items() if value is not None}
-        run_with_stop_event(lambda stop: _serve(settings, filters, stop, opens=not no_browser))
+        run_with_stop_event(lambda stop: serve(settings, filters, stop, opens=not no_browser))
         return
     if folders is not None and len(folders) > 1:
         raise UsageError("--output and --terminal show one run", got=f"{len(folders)} folders", expected="one folder")
@@ -118,7 +118,7 @@ def view(
 TOKEN_VARIABLE = "AGENTRL_VIEW_TOKEN"
 
 
-def _token(host: str, token: str | None) -> str | None:
+def choose_token(host: str, token: str | None) -> str | None:
     """Return the token that clients must show: a new one if other machines can reach the server and none is given."""
     return token or (None if host in LOOPBACK else secrets.token_urlsafe(24))
 
@@ -135,20 +135,26 @@ def _runs() -> Path:
     return runs
 
 
-async def _serve(settings: ViewerSettings, filters: Mapping[str, str], stop: asyncio.Event, *, opens: bool) -> None:
+async def serve(settings: ViewerSettings, filters: Mapping[str, str], stop: asyncio.Event, *, opens: bool) -> None:
+    """Serve the pages, and print their address.
+
+    Args:
+        settings: Settings of the server.
+        filters: Query of the list of episodes that the address shows, if it is that of one run or evaluation.
+        stop: Ends the server once it is set.
+        opens: True to open a browser.
+    """
     server = ViewerServer(settings)
     try:
         await server.start()
-        opened = server.library.opened()
-        address = URL(server.url)
-        if len(opened) == 1:
-            address /= f"r/{opened[0].source.key}"
-        if filters and len(opened) == 1:
-            address = (address / "episodes").with_query(filters)
+        sole, address = server.library.sole(), URL(server.url)
+        if sole is not None:
+            address /= f"r/{sole.source.key}"
+            address = (address / "episodes").with_query(filters) if filters else address
         if settings.token is not None:
             address = address.update_query({TOKEN: settings.token})
         out.print(str(address), soft_wrap=True)
-        note(f"showing {len(opened)} runs and evaluations; stop with Ctrl-C")
+        note(f"runs and evaluations: {len(server.library.opened())}; stop with Ctrl-C")
         if opens:  # in a thread, as text browsers block
             threading.Thread(target=webbrowser.open, args=(str(address),), daemon=True).start()
         await stop.wait()

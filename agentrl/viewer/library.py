@@ -79,6 +79,12 @@ class Library:
         """Return all sources, the newest first."""
         return sorted(self._sources.values(), key=lambda one: -(one.line.get("updated") or 0.0))
 
+    def sole(self) -> OpenedSource | None:
+        """Return the run or evaluation that the user has named, or the only one in the folder; otherwise ``None``."""
+        opened = list(self._sources.values())
+        named = [one for one in opened if self.folders.roots == (one.source.path,)]
+        return next(iter(named or (opened if len(opened) == 1 else [])), None)
+
     def lines(self) -> list[dict[str, Any]]:
         """Return the lines of the first page, the newest first."""
         for key, opened in list(self._sources.items()):

@@ -183,7 +183,7 @@ def _key(name: str) -> str:
     """Return a short name for addresses; a name with other characters gets a digest.
 
     >>> _key("demo"), _key("demo/evaluations/engine-4f0c")
-    ('demo', 'demo-evaluations-engine-4f0c-e2d3bb')
+    ('demo', 'demo-evaluations-engine-4f0c-332688')
     """
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}", name):
         return name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -11,8 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from safetensors import safe_open
+from yarl import URL
+
+from agentrl.cli.view import choose_token, serve
+from agentrl.viewer.server import ViewerSettings
 
 Cli = Callable[..., Any]
 
@@ -86,6 +92,39 @@ def test_episodes_without_tokens_are_shown_as_text(agentrl: Cli, workplace: Path
     stored = folder / "episodes.jsonl"
     stored.write_bytes(b"")
     assert f"no finished episode in {folder}" in agentrl("view", str(folder), "--terminal").err
+
+
+async def test_the_server_prints_an_address_that_shows_the_filtered_episodes(
+    trained_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for token in (None, "a-long-token"):
+        stop, settings = asyncio.Event(), ViewerSettings(folders=[trained_run], token=token)
+        serving = asyncio.create_task(serve(settings, {"success": "false", "step_from": "2"}, stop, opens=False))
+        printed = ""
+        async with asyncio.timeout(100):
+            while not printed.endswith("\n"):
+                await asyncio.sleep(0.02)
+                printed += capsys.readouterr().out
+        address = URL(printed.strip())
+        assert address.path == f"/r/{trained_run.name}/episodes"
+        shown = {} if token is None else {"token": token}
+        assert dict(address.query) == {"success": "false", "step_from": "2", **shown}
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        page = address.with_path(f"/api/r/{trained_run.name}").with_query({})
+        async with aiohttp.ClientSession(headers=headers) as http, http.get(page) as answer:
+            assert (await answer.json())["kind"] == "run"
+        stop.set()
+        await serving
+
+
+def test_another_host_gets_a_token_of_its_own() -> None:
+    assert choose_token("127.0.0.1", None) is None
+    assert choose_token("127.0.0.1", "mine") == "mine"
+    assert choose_token("0.0.0.0", "mine") == "mine"
+    made = choose_token("0.0.0.0", None)
+    assert made is not None
+    assert len(made) >= 32
+    assert made != choose_token("0.0.0.0", None)
 
 
 def test_an_empty_folder_has_nothing_to_view(agentrl: Cli, workplace: Path) -> None:
