@@ -38,8 +38,13 @@ function useRows(source: string, query: string) {
         const page = await get<Page>(`${api(source, "episodes")}?${address}`, signal);
         setError(null);
         setState((old) => {
-          const isNext = cursor !== null && old?.query === query;
-          return { ...page, query, rows: isNext ? [...old.rows, ...page.rows] : page.rows };
+          if (old?.query !== query) return { ...page, query };
+          if (cursor !== null) return { ...page, query, rows: [...old.rows, ...page.rows] };
+          // Loaded again while more rows are there: the others stay below, so that the table does not shrink.
+          const found = new Set(page.rows.map((row) => row.id));
+          const others =
+            page.cursor === null ? [] : old.rows.slice(page.rows.length).filter((row) => !found.has(row.id));
+          return { ...page, query, rows: [...page.rows, ...others], cursor: others.length ? old.cursor : page.cursor };
         });
       } catch (caught) {
         if (signal?.aborted) return;
