@@ -130,7 +130,7 @@ def describe(folder: Path, snapshot: RunSnapshot, now: float) -> Group:
     at = min(now, snapshot.time) if state in (Liveness.CRASHED, Liveness.FAILED) else now
     style = STYLES.get(state, "red")
     lines = [
-        Text.assemble((f"{folder}  ", "bold"), (_state_words(state, snapshot, now), f"bold {style}")),
+        Text.assemble((f"{_state_words(state, snapshot, now)}  ", f"bold {style}"), (str(folder), "bold")),
         Text("  ".join(_progress_words(snapshot))),
     ]
     if snapshot.error:

@@ -35,7 +35,7 @@ def test_adapters_are_exported_evaluated_and_shown_by_role(agentrl, run, tmp_pat
     (line,) = read_metrics(run.folder.metrics_file)
     assert (line["eval/turns"], line["eval/failed"]) == (6, 0)
     assert agentrl("export", folder, str(out), "--adapter").code == 0
-    assert sorted(one.name for one in out.iterdir()) == ["teller", "writer"]
+    assert sorted(one.name for one in out.iterdir()) == ["README.md", "teller", "writer"]
     model = Checkpoints(run.folder.checkpoints, keep=9).newest().path / "model"
     for name in ("teller", "writer"):
         exported, own = (load_file(one / ADAPTER_WEIGHTS) for one in (out / name, adapter_folder(model, name)))
