@@ -109,6 +109,9 @@ def test_a_batch_script_starts_ray_on_all_nodes_and_resumes(agentrl: Cli, workpl
     log = stand_ins(workplace)
     job = environment_of(log, SLURM_JOB_NODELIST="node-[a-b]", SLURM_JOB_ID="7")
     subprocess.run(["bash", str(folder / "job.sbatch")], check=True, env=job, timeout=60)
+    until = time.monotonic() + 30
+    while "--exclude" not in log.read_text() and time.monotonic() < until:  # the workers start in the background
+        time.sleep(0.05)
     lines = log.read_text().splitlines()
     assert "ray health-check --address 10.0.0.1:6379" in lines
     (head,) = [line for line in lines if "--head" in line]
