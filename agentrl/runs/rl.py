@@ -62,7 +62,7 @@ from agentrl.rollout.finished_episodes import RecoveredEpisodes, read_recoverabl
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.tracing import EpisodeTracer
-from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker, settled_heap
+from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker, collect_settled_heap, settled_heap
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
 from agentrl.runs.closing import close_in_thread, close_together
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
@@ -447,6 +447,7 @@ class Orchestrator:
 
     async def _finish_step(self) -> None:
         """Evaluate if due, write the step's metrics, and save a checkpoint if due."""
+        collect_settled_heap()
         if self._pending is None:
             return
         last = self.step == self.config.trainer.steps

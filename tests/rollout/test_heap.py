@@ -6,7 +6,8 @@ from gc import get_freeze_count
 
 import pytest
 
-from agentrl.rollout.waits import settled_heap
+from agentrl.rollout import waits
+from agentrl.rollout.waits import collect_settled_heap, settled_heap
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +49,39 @@ def test_an_outer_block_decides():
             assert 0 < gc.get_freeze_count() <= left_out, "other threads may free some"
         assert 0 < gc.get_freeze_count() <= left_out
     assert gc.get_freeze_count() == 0
+
+
+def test_what_survives_a_full_collection_is_visited_once():
+    with settled_heap():
+        kept = [Node() for _ in range(1000)]
+        before = gc.get_freeze_count()
+        gc.collect()
+        assert gc.get_freeze_count() >= before + 1000
+        gone = [weakref.ref(node) for node in kept]
+        del kept
+        gc.collect()
+        assert gone[0]() is not None, "it is not visited again"
+    gc.collect()
+    assert not any(reference() for reference in gone)
+
+
+def test_garbage_among_excluded_objects_is_collected_once_they_have_doubled(monkeypatch):
+    with settled_heap():
+        kept = [Node() for _ in range(1000)]
+        gc.collect()
+        gone = [weakref.ref(node) for node in kept]
+        del kept
+        monkeypatch.setattr(waits, "_frozen_before", gc.get_freeze_count())
+        collect_settled_heap()
+        assert gone[0]() is not None
+        monkeypatch.setattr(waits, "_frozen_before", gc.get_freeze_count() // 2 - 1)
+        collect_settled_heap()
+        assert not any(reference() for reference in gone)
+        assert gc.get_freeze_count() > 0
+
+
+def test_the_collectors_settings_come_back():
+    before, callbacks = gc.get_threshold(), list(gc.callbacks)
+    with settled_heap():
+        assert gc.get_threshold() != before
+    assert (gc.get_threshold(), gc.callbacks) == (before, callbacks)
