@@ -57,7 +57,7 @@ def report(
     if output is None and len(folders) > 1:
         raise UsageError("a report of several folders needs --output", expected="--output FOLDER")
     results = {found.name: read_evaluation(found) for found in map(Path.resolve, folders) if _is_evaluation(found)}
-    runs = [_reported(folder) for folder in folders if not _is_evaluation(folder.resolve())]
+    runs = [_read_run(folder) for folder in folders if not _is_evaluation(folder.resolve())]
     if len(runs) == 1:
         results |= own_evaluations(runs[0].folder)
     target = output or (runs[0].folder.path if runs else folders[0])
@@ -74,7 +74,7 @@ def _is_evaluation(folder: Path) -> bool:
     return (folder / EPISODES_FILE).is_file()
 
 
-def _reported(folder: Path) -> ReportedRun:
+def _read_run(folder: Path) -> ReportedRun:
     """Read what the report says about a run.
 
     Raises:

@@ -10,7 +10,7 @@ from agentrl.config.section import Section
 
 
 class ObserveConfig(Section):
-    """What a run stores and serves for those who watch it."""
+    """Settings of what a run stores and serves for observers."""
 
     tokens: Annotated[int, Field(ge=1)] | Literal["all", "none"] = 64
     """Episodes per training step whose sampled tokens are stored with the advantage, log-probabilities, ratio and

@@ -284,13 +284,13 @@ def _updates_several(run: RunSummary) -> bool:
 
 def _windows(lines: Sequence[Line], *names: str) -> tuple[Sequence[Line], Sequence[Line]] | None:
     """Return the first and the last steps whose metrics are known; ``None`` for fewer than four steps."""
-    first = list(islice(_known(lines, names), 2 * WINDOW))
-    last = list(islice(_known(reversed(lines), names), 2 * WINDOW))
+    first = list(islice(_lines_with(lines, names), 2 * WINDOW))
+    last = list(islice(_lines_with(reversed(lines), names), 2 * WINDOW))
     window = min(WINDOW, len(first) // 2)
     return None if window < 2 else (first[:window], last[:window][::-1])
 
 
-def _known(lines: Iterable[Line], names: Sequence[str]) -> Iterator[Line]:
+def _lines_with(lines: Iterable[Line], names: Sequence[str]) -> Iterator[Line]:
     return (line for line in lines if all(metric(line, name) is not None for name in names))
 
 

@@ -242,7 +242,7 @@ def _answer_of(turn: Turn, ids: Sequence[int], texts: Mapping[int, str]) -> Answ
 
 @dataclass(slots=True, kw_only=True)
 class RunSummary:
-    """Everything that rules know about a run or an evaluation.
+    """Summary of a run or an evaluation, which the rules read.
 
     Example: after two steps of a run, `lines` are their two lines of ``metrics.jsonl``, `episodes` counts the episodes
     of both, and `newest` those of the second.
@@ -284,7 +284,7 @@ class RunSummary:
         """Return a change of a config key."""
         return Change(key=key, value=value, now=self.setting(key))
 
-    def raised(self, key: str) -> Change:
+    def double_limit(self, key: str) -> Change:
         """Return a change that doubles a limit."""
         now = self.setting(key)
         return self.change(key, None if now is None else 2 * now)

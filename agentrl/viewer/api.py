@@ -58,7 +58,7 @@ def _encodable(value: Any) -> Any:
     return value
 
 
-def _opened(library: Library, request: web.Request) -> OpenedSource:
+def _find_source(library: Library, request: web.Request) -> OpenedSource:
     return library[request.match_info["source"]]
 
 
@@ -69,7 +69,7 @@ def list_sources(library: Library, request: web.Request, query: Query) -> dict[s
 
 def show_source(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return one run or evaluation; its index is built from now on."""
-    opened = _opened(library, request)
+    opened = _find_source(library, request)
     if not opened.index.opened.is_set():
         opened.want_index()
     return opened.document()
@@ -77,17 +77,17 @@ def show_source(library: Library, request: web.Request, query: Query) -> dict[st
 
 def show_metrics(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return the metrics of a run."""
-    return metrics_document(_opened(library, request).metrics(), after=query.integer("after"))
+    return metrics_document(_find_source(library, request).metrics(), after=query.integer("after"))
 
 
 def list_episodes(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return a page of episodes."""
-    return episodes_document(_opened(library, request), query)
+    return episodes_document(_find_source(library, request), query)
 
 
 def count_outcomes(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return outcomes by step, and success by type of task."""
-    return outcomes_document(_opened(library, request), query)
+    return outcomes_document(_find_source(library, request), query)
 
 
 def _read_episode(opened: OpenedSource, identity: str, *, messages: bool = False) -> tuple[EpisodeRow, Trajectory]:
@@ -110,7 +110,7 @@ def _read_episode(opened: OpenedSource, identity: str, *, messages: bool = False
 
 def show_episode(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return the document of an episode."""
-    opened, identity = _opened(library, request), request.match_info["episode"]
+    opened, identity = _find_source(library, request), request.match_info["episode"]
     return _episode_document(opened, identity)
 
 
@@ -124,7 +124,7 @@ def _episode_document(opened: OpenedSource, identity: str) -> dict[str, Any]:
 
 def show_tokens(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return tokens of an episode as columns."""
-    opened, identity = _opened(library, request), request.match_info["episode"]
+    opened, identity = _find_source(library, request), request.match_info["episode"]
     start = query.integer("from", 0) or 0
     end = query.integer("to", start + 4000) or 0
     row, trajectory = _read_episode(opened, identity)
@@ -141,7 +141,7 @@ def show_tokens(library: Library, request: web.Request, query: Query) -> dict[st
 
 def show_raw(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return an episode as it is stored."""
-    _, trajectory = _read_episode(_opened(library, request), request.match_info["episode"], messages=True)
+    _, trajectory = _read_episode(_find_source(library, request), request.match_info["episode"], messages=True)
     messages = trajectory.episode_messages
     return {
         **trajectory_record(trajectory),
@@ -151,7 +151,7 @@ def show_raw(library: Library, request: web.Request, query: Query) -> dict[str, 
 
 def show_prompt(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return the tokens that the model read before it gave an answer."""
-    opened, number = _opened(library, request), query.integer("turn", 0)
+    opened, number = _find_source(library, request), query.integer("turn", 0)
     _, trajectory = _read_episode(opened, request.match_info["episode"])
     decoder = opened.decoder()
     for sequence in trajectory.sequences:
@@ -164,21 +164,21 @@ def show_prompt(library: Library, request: web.Request, query: Query) -> dict[st
 
 def show_group(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return the members of a group."""
-    return group_document(_opened(library, request), request.match_info["group"])
+    return group_document(_find_source(library, request), request.match_info["group"])
 
 
 def show_comparison(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return the comparison of two sources."""
-    a, b = (library[query.required(name)] for name in ("a", "b"))
+    a, b = (library[query.required_text(name)] for name in ("a", "b"))
     return comparison_document(a, b, replace(query.filter(), is_infrastructure=False))
 
 
 def compare_episodes(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return two episodes of one task: the newest ones, or those with the ids ``episode_a`` and ``episode_b``."""
-    task, environment = query.required("task"), query.text("environment")
+    task, environment = query.required_text("task"), query.text("environment")
     found: dict[str, Any] = {}
     for side in ("a", "b"):
-        opened, identity = library[query.required(side)], query.text(f"episode_{side}")
+        opened, identity = library[query.required_text(side)], query.text(f"episode_{side}")
         opened.wait_for_index()
         with opened.index.reader() as index:
             where = EpisodeFilter(task_id=task, environment=environment)
@@ -191,13 +191,13 @@ def compare_episodes(library: Library, request: web.Request, query: Query) -> di
 
 def list_notes(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return the notes of a source."""
-    opened = _opened(library, request)
+    opened = _find_source(library, request)
     return {"notes": read_notes(opened.folders, opened.source)}
 
 
 def create_note(library: Library, request: web.Request, body: Mapping[str, Any]) -> dict[str, Any]:
     """Store a note on an episode."""
-    opened, episode = _opened(library, request), body.get("episode")
+    opened, episode = _find_source(library, request), body.get("episode")
     if not isinstance(episode, str):
         raise UsageError("the note's episode is not valid", got=repr(episode)[:80], expected="an id")
     opened.wait_for_index()
@@ -208,14 +208,14 @@ def create_note(library: Library, request: web.Request, body: Mapping[str, Any])
 
 def remove_note(library: Library, request: web.Request, body: Mapping[str, Any]) -> dict[str, Any]:
     """Delete a note."""
-    opened = _opened(library, request)
+    opened = _find_source(library, request)
     delete_note(opened.folders, opened.source, request.match_info["note"])
     return {}
 
 
 def find_episode_image(library: Library, request: web.Request) -> tuple[bytes, str]:
     """Return an image of an episode and its content type."""
-    _, trajectory = _read_episode(_opened(library, request), request.match_info["episode"], messages=True)
+    _, trajectory = _read_episode(_find_source(library, request), request.match_info["episode"], messages=True)
     image = find_image(trajectory, request.match_info["checksum"])
     if image is None:
         raise NotFound("the episode has no such image")
@@ -224,7 +224,7 @@ def find_episode_image(library: Library, request: web.Request) -> tuple[bytes, s
 
 def show_in_flight(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return the running episodes; after a crash, those that were running."""
-    opened = _opened(library, request)
+    opened = _find_source(library, request)
     status = read_status(opened.folders, opened.source) or {}
     state = opened.refresh()["state"]
     episodes = status.get("in_flight")

@@ -33,7 +33,7 @@ def comparison_document(a: OpenedSource, b: OpenedSource, where: EpisodeFilter) 
 
 def _scores(opened: OpenedSource, where: EpisodeFilter) -> dict[Hashable, TaskScore]:
     opened.wait_for_index()
-    return opened.index.cached(("tasks", where), lambda index: _score_tasks(index, where))
+    return opened.index.get_or_make(("tasks", where), lambda index: _score_tasks(index, where))
 
 
 def _score_tasks(index: TrajectoryIndex, where: EpisodeFilter) -> dict[Hashable, TaskScore]:

@@ -46,13 +46,13 @@ def episodes_document(opened: OpenedSource, query: Query) -> dict[str, Any]:
         )
     found_all = where.text is not None and after is None and page.last is None
     if where.text is None:
-        total = opened.index.cached(("count", known), lambda index: index.count(known))
+        total = opened.index.get_or_make(("count", known), lambda index: index.count(known))
     return {
         "total": len(page.rows) if found_all else total if where.text is None else None,
         "unsearched": page.unsearched,
         "rows": [row_document(row) for row in page.rows],
         "cursor": None if page.last is None else str(page.last),
-        "facets": opened.index.cached("facets", _facets),
+        "facets": opened.index.get_or_make("facets", _facets),
         "index": opened.index_progress(),
     }
 
@@ -75,8 +75,8 @@ def outcomes_document(opened: OpenedSource, query: Query) -> dict[str, Any]:
     where = query.filter()
     opened.wait_for_index()
     return {
-        **opened.index.cached(("outcomes", where), lambda index: _outcomes(index, where)),
-        "by_task_type": opened.index.cached(("types", where), lambda index: _by_task_type(index, where)),
+        **opened.index.get_or_make(("outcomes", where), lambda index: _outcomes(index, where)),
+        "by_task_type": opened.index.get_or_make(("types", where), lambda index: _by_task_type(index, where)),
         "index": opened.index_progress(),
     }
 

@@ -76,7 +76,7 @@ class Library:
             raise NotFound("no such run or evaluation", got=repr(key[:200]), hint="the list of all is at /")
         return found
 
-    def opened(self) -> list[OpenedSource]:
+    def newest_first(self) -> list[OpenedSource]:
         """Return all sources, the newest first."""
         return sorted(self._sources.values(), key=lambda one: -(one.line.get("updated") or 0.0))
 
@@ -91,7 +91,7 @@ class Library:
         for key, opened in list(self._sources.items()):
             if not opened.line:
                 self._refresh(key, opened)
-        return [{**opened.line, "index": opened.index_progress()} for opened in self.opened()]
+        return [{**opened.line, "index": opened.index_progress()} for opened in self.newest_first()]
 
     def search(self) -> bool:
         """Look for new and removed sources; return True if there are any."""
@@ -124,7 +124,7 @@ class Library:
                 _log.warning("the opened folders cannot be watched", exc_info=True)
 
     def _look_at(self, key: str, opened: OpenedSource) -> None:
-        found = {path: _state_of(path) for path in opened.watched()}
+        found = {path: _state_of(path) for path in opened.watched_files()}
         before = self._seen.get(key)
         self._seen[key] = found
         changed = {path for path in found if before is not None and found[path] != before.get(path)}

@@ -75,9 +75,9 @@ class OpenedSource:
         status = read_status(self.folders, source)
         result = self._result()
         step = int(found.steps[-1]) if len(found.steps) else None
-        steps, written = self.settings.steps, [_changed_at(path) for path in self.watched()]
+        steps, written = self.settings.steps, [_changed_at(path) for path in self.watched_files()]
         is_complete = is_over(source, step=step, steps=steps)
-        started = self._started(status)
+        started = self._start_time(status)
         updated = max([time for time in written if time is not None], default=None)
         curve = _first_known(found, ("success/mean", "reward/mean", "sft/loss", "preferences/loss"))
         self.line = {
@@ -125,7 +125,7 @@ class OpenedSource:
             "problem": None if problem is None or isinstance(problem, NotFound) else str(problem),
         }
 
-    def watched(self) -> list[Path]:
+    def watched_files(self) -> list[Path]:
         """Return the files whose changes mean news."""
         run, store = self.source.run, self.source.store
         newest = step_files(store)[-1:] if store.is_dir() else [store]
@@ -240,7 +240,7 @@ class OpenedSource:
             return f"agentrl rollout {shlex.quote(str(self.source.run.config_file))}"
         return f"agentrl train {shlex.quote(str(self.source.run.config_file))}"
 
-    def _started(self, status: Mapping[str, Any] | None) -> float | None:
+    def _start_time(self, status: Mapping[str, Any] | None) -> float | None:
         if status is not None and isinstance(status.get("started"), int | float):
             return float(status["started"])
         return _changed_at(self.source.run.config_file) if self.source.kind is SourceKind.RUN else None

@@ -59,7 +59,7 @@ def read_settings(file: Path | None) -> RunSettings:
         splits={name: split for name, split in splits.items() if split},
         model=None if model is None else str(model),
         steps=steps if isinstance(steps, int) else None,
-        changed=dict(list(_changed(data, Config, ""))[:MOST_KEYS]),
+        changed=dict(list(_changed_keys(data, Config, ""))[:MOST_KEYS]),
     )
 
 
@@ -85,7 +85,7 @@ def _environments(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, split
 
 
-def _changed(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
+def _changed_keys(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
     """Yield the keys of a section whose values are not the defaults; unknown keys are among them."""
     for name, value in data.items():
         key, known = f"{prefix}{name}", model.model_fields.get(str(name))
@@ -95,9 +95,9 @@ def _changed(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> It
         variants = models_of(known.annotation)
         if isinstance(value, dict) and variants and name in LABELLED:
             for label, section in value.items():
-                yield from _changed(section if isinstance(section, dict) else {}, variants[0], f"{key}.{label}.")
+                yield from _changed_keys(section if isinstance(section, dict) else {}, variants[0], f"{key}.{label}.")
         elif isinstance(value, dict) and variants:
-            yield from _changed(value, _variant(variants, value), f"{key}.")
+            yield from _changed_keys(value, _variant(variants, value), f"{key}.")
         elif value != _plain(known.get_default(call_default_factory=True)):
             yield key, value
 

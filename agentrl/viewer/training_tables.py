@@ -1,4 +1,4 @@
-"""What the trainer has computed for each token and episode: the Parquet files in a run's folder ``tokens``."""
+"""Reading of the trainer's values for each token and episode: the Parquet files in a run's folder ``tokens``."""
 
 from __future__ import annotations
 

@@ -65,9 +65,9 @@ def test_the_correlation_is_that_within_groups():
 
 def test_settings_are_read_from_the_config():
     run = RunSummary(config=load_config(None, ["environment=guess_number", "agent.max_turns=7"]))
-    assert str(run.raised("agent.max_turns")) == "set agent.max_turns=14 (now 7)"
+    assert str(run.double_limit("agent.max_turns")) == "set agent.max_turns=14 (now 7)"
     assert run.setting("agent.away.key") is None
-    assert str(RunSummary().raised("agent.max_turns")) == "raise agent.max_turns"
+    assert str(RunSummary().double_limit("agent.max_turns")) == "raise agent.max_turns"
     assert str(Change(key="algorithm.dynamic_sampling", value=True, now=False)).endswith("=true (now false)")
 
 
