@@ -23,7 +23,7 @@ from itertools import islice
 from statistics import fmean, median
 
 from agentrl.config.usual_learning_rate import check_learning_rates
-from agentrl.diagnosis.finding import Change, Finding
+from agentrl.diagnosis.finding import ConfigChange, Finding
 from agentrl.diagnosis.summary import Line, RunSummary, metric, series
 from agentrl.observe.learning import share_that_differs
 
@@ -59,7 +59,7 @@ EVALUATIONS = 3
 """Minimum number of evaluations for comparing their first with their last."""
 
 
-def _rate_changes(run: RunSummary, factor: float) -> tuple[Change, ...]:
+def _rate_changes(run: RunSummary, factor: float) -> tuple[ConfigChange, ...]:
     """Return the change of the learning rate, by a factor or to the usual rate of the model, if that is known."""
     line = run.lines[-1] if run.lines else {}
     rate = run.setting("trainer.learning_rate") or metric(line, "train/learning_rate")
@@ -69,7 +69,7 @@ def _rate_changes(run: RunSummary, factor: float) -> tuple[Change, ...]:
     usual = [check.usual for check in ([] if run.config is None else check_learning_rates(run.config))]
     if usual and (usual[0] < rate) == (factor < 1) and not 0.5 < usual[0] / rate < 2:
         target = float(f"{usual[0]:.1g}")
-    return (Change(key="trainer.learning_rate", value=target, now=rate),)
+    return (ConfigChange(key="trainer.learning_rate", value=target, now=rate),)
 
 
 WARM_UP = "add a warm-up (trainer.warmup_steps)"
@@ -146,7 +146,7 @@ def entropy_falls(run: RunSummary) -> Iterator[Finding]:
     )
 
 
-def _against_collapse(run: RunSummary) -> tuple[Change, ...]:
+def _against_collapse(run: RunSummary) -> tuple[ConfigChange, ...]:
     coefficient = run.setting("algorithm.entropy_coef") or 0.0
     if coefficient < 0:
         return (run.change("algorithm.entropy_coef", 0.0),)

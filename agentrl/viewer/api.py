@@ -25,7 +25,7 @@ from agentrl.viewer.notes import add_note, delete_note, read_notes
 from agentrl.viewer.opened_source import OpenedSource
 from agentrl.viewer.queries import Query
 from agentrl.viewer.run_state import read_status
-from agentrl.viewer.sources import NotFound, SourceKind
+from agentrl.viewer.sources import SourceKind, UnknownAddress
 from agentrl.viewer.token_columns import token_columns
 from agentrl.viewer.training_tables import read_token_rows
 
@@ -94,7 +94,7 @@ def _read_episode(opened: OpenedSource, identity: str, *, messages: bool = False
     """Read an episode.
 
     Raises:
-        NotFound: there is no such episode.
+        UnknownAddress: there is no such episode.
         UsageError: it cannot be read, because the store has just changed.
     """
     opened.wait_for_index()
@@ -159,7 +159,7 @@ def show_prompt(library: Library, request: web.Request, query: Query) -> dict[st
             if turn.index == number:
                 ids = sequence.ids_list()[: turn.start]
                 return {"text": None if decoder is None else decoder.text(ids), "ids": ids}
-    raise NotFound("the episode has no such turn", got=number, expected=f"less than {len(trajectory.turns)}")
+    raise UnknownAddress("the episode has no such turn", got=number, expected=f"less than {len(trajectory.turns)}")
 
 
 def show_group(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def find_episode_image(library: Library, request: web.Request) -> tuple[bytes, s
     _, trajectory = _read_episode(_find_source(library, request), request.match_info["episode"], messages=True)
     image = find_image(trajectory, request.match_info["checksum"])
     if image is None:
-        raise NotFound("the episode has no such image")
+        raise UnknownAddress("the episode has no such image")
     return image.data, image.media_type if image.media_type in IMAGE_TYPES else "application/octet-stream"
 
 

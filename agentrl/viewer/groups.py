@@ -12,7 +12,7 @@ from agentrl.observe.trajectory_index import EpisodeFilter
 from agentrl.trajectory import Trajectory
 from agentrl.viewer.episode_list import row_document
 from agentrl.viewer.opened_source import OpenedSource
-from agentrl.viewer.sources import NotFound
+from agentrl.viewer.sources import UnknownAddress
 from agentrl.viewer.training_tables import read_episode_rows
 
 MOST_MEMBERS = 64
@@ -23,14 +23,14 @@ def group_document(opened: OpenedSource, group: str) -> dict[str, Any]:
     """Return a group.
 
     Raises:
-        NotFound: there is no such group.
+        UnknownAddress: there is no such group.
     """
     opened.wait_for_index()
     with opened.index.reader() as index:
         rows = index.select(EpisodeFilter(group_id=group), limit=MOST_MEMBERS)
         rows.sort(key=lambda row: (row.member is None, row.member, row.attempt, row.number))
         if not rows:
-            raise NotFound(f"no such group in {opened.source.name}", got=repr(group[:200]))
+            raise UnknownAddress(f"no such group in {opened.source.name}", got=repr(group[:200]))
         played = [index.read(row).trajectory for row in rows]
     table: Mapping[str, Mapping[str, Any]] = {}
     problem = None

@@ -13,8 +13,8 @@ from typing import Any
 from agentrl.errors import AgentRLError
 from agentrl.observe.run_status import STATUS_FILE
 from agentrl.viewer.opened_source import OpenedSource
-from agentrl.viewer.run_state import RunState, read_status
-from agentrl.viewer.sources import NotFound, OpenedFolders, Source
+from agentrl.viewer.run_state import SourceState, read_status
+from agentrl.viewer.sources import OpenedFolders, SourceFolder, UnknownAddress
 from agentrl.viewer.store_index import IndexBuilder, StoreIndex
 
 _log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ STATE_EVERY_S = 5.0
 
 Publish = Callable[[str, str, dict[str, Any]], None]
 """Receiver of events: kind, key of the source, body. It is called in other threads."""
-_OVER = (RunState.FINISHED.value, RunState.STOPPED.value, RunState.CRASHED.value)
+_OVER = (SourceState.FINISHED.value, SourceState.STOPPED.value, SourceState.CRASHED.value)
 
 
 class Library:
@@ -69,11 +69,11 @@ class Library:
         """Return a source.
 
         Raises:
-            NotFound: there is none with this key.
+            UnknownAddress: there is none with this key.
         """
         found = self._sources.get(key)
         if found is None:
-            raise NotFound("no such run or evaluation", got=repr(key[:200]), hint="the list of all is at /")
+            raise UnknownAddress("no such run or evaluation", got=repr(key[:200]), hint="the list of all is at /")
         return found
 
     def newest_first(self) -> list[OpenedSource]:
@@ -107,7 +107,7 @@ class Library:
             opened.close()
         return True
 
-    def _open(self, source: Source) -> OpenedSource:
+    def _open(self, source: SourceFolder) -> OpenedSource:
         return OpenedSource(self.folders, source, self._builder)
 
     def _watch(self) -> None:

@@ -15,7 +15,7 @@ import orjson
 from agentrl.errors import UsageError
 from agentrl.message import encodable
 from agentrl.observe.files import write_fully, writing
-from agentrl.viewer.sources import NotFound, OpenedFolders, Source
+from agentrl.viewer.sources import OpenedFolders, SourceFolder, UnknownAddress
 
 NOTES_FILE = "notes.jsonl"
 LONGEST_NOTE = 10_000
@@ -25,7 +25,7 @@ LARGEST_FILE = 16 * 2**20
 _LOCK = threading.Lock()
 
 
-def read_notes(folders: OpenedFolders, source: Source) -> list[dict[str, Any]]:
+def read_notes(folders: OpenedFolders, source: SourceFolder) -> list[dict[str, Any]]:
     """Return the notes of a source, the oldest first; damaged lines are left out."""
     path = folders.file(source, NOTES_FILE)
     data = b""
@@ -43,7 +43,7 @@ def read_notes(folders: OpenedFolders, source: Source) -> list[dict[str, Any]]:
     return list(notes.values())
 
 
-def add_note(folders: OpenedFolders, source: Source, body: Mapping[str, Any]) -> dict[str, Any]:
+def add_note(folders: OpenedFolders, source: SourceFolder, body: Mapping[str, Any]) -> dict[str, Any]:
     """Store a note, and return it.
 
     Args:
@@ -71,19 +71,19 @@ def add_note(folders: OpenedFolders, source: Source, body: Mapping[str, Any]) ->
     return note
 
 
-def delete_note(folders: OpenedFolders, source: Source, identity: str) -> None:
+def delete_note(folders: OpenedFolders, source: SourceFolder, identity: str) -> None:
     """Delete a note.
 
     Raises:
-        NotFound: there is no such note.
+        UnknownAddress: there is no such note.
         UsageError: the folder cannot be written.
     """
     if not any(note["id"] == identity for note in read_notes(folders, source)):
-        raise NotFound("no such note", got=repr(identity[:80]))
+        raise UnknownAddress("no such note", got=repr(identity[:80]))
     _append(folders, source, {"deleted": identity})
 
 
-def _append(folders: OpenedFolders, source: Source, record: Mapping[str, Any]) -> None:
+def _append(folders: OpenedFolders, source: SourceFolder, record: Mapping[str, Any]) -> None:
     path = source.path / NOTES_FILE
     folders.check(path)
     line = orjson.dumps(record) + b"\n"

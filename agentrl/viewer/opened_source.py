@@ -20,9 +20,9 @@ from agentrl.observe.trajectory_index import EpisodeRow, TrajectoryIndex
 from agentrl.observe.trajectory_store import step_files
 from agentrl.viewer.decoding import TokenDecoder, load_decoder, model_of_evaluation, model_of_run
 from agentrl.viewer.metrics_table import MetricColumns, MetricsTable
-from agentrl.viewer.run_config import RunSettings, read_settings
-from agentrl.viewer.run_state import RunState, is_over, read_status, state_of
-from agentrl.viewer.sources import NotFound, OpenedFolders, Source, SourceKind
+from agentrl.viewer.run_config import ConfigSummary, read_settings
+from agentrl.viewer.run_state import SourceState, is_over, read_status, state_of
+from agentrl.viewer.sources import OpenedFolders, SourceFolder, SourceKind, UnknownAddress
 from agentrl.viewer.store_index import IndexBuilder, StoreIndex
 from agentrl.viewer.training_tables import steps_with_tables
 
@@ -49,7 +49,7 @@ class OpenedSource:
         builder: Builder of its index.
     """
 
-    def __init__(self, folders: OpenedFolders, source: Source, builder: IndexBuilder) -> None:
+    def __init__(self, folders: OpenedFolders, source: SourceFolder, builder: IndexBuilder) -> None:
         self.folders, self.source = folders, source
         self._builder = builder
         self._metrics = MetricsTable(source.run.metrics_file)
@@ -57,7 +57,7 @@ class OpenedSource:
         self._decoding = threading.Lock()
         self.decoder_problem: str | None = None
         """Reason why there is no decoder."""
-        self.settings = RunSettings()
+        self.settings = ConfigSummary()
         self.index = StoreIndex(source.key, lambda: folders.check_store(source), decode=self._decode)
         self.line: dict[str, Any] = {}
         """Its line on the first page, see `refresh`."""
@@ -103,7 +103,7 @@ class OpenedSource:
         unknown = ("step", "steps", "model", "started", "updated", "success", "reward", "evaluated")
         return {
             **self._names(),
-            "state": RunState.CRASHED.value,
+            "state": SourceState.CRASHED.value,
             **dict.fromkeys(unknown),
             "environments": [],
             "sparkline": [],
@@ -122,7 +122,7 @@ class OpenedSource:
             "done_bytes": progress.done,
             "total_bytes": progress.total,
             "complete": progress.is_complete and self.index.place is not None,
-            "problem": None if problem is None or isinstance(problem, NotFound) else str(problem),
+            "problem": None if problem is None or isinstance(problem, UnknownAddress) else str(problem),
         }
 
     def watched_files(self) -> list[Path]:
@@ -179,12 +179,12 @@ class OpenedSource:
         """Return the row of an episode.
 
         Raises:
-            NotFound: there is no such episode.
+            UnknownAddress: there is no such episode.
         """
         row = index.find(identity) if len(identity) <= LONGEST_ID else None
         if row is None:
             hint = "the index is not complete yet" if not self.index.progress.is_complete else None
-            raise NotFound(f"no such episode in {self.source.name}", got=repr(identity[:200]), hint=hint)
+            raise UnknownAddress(f"no such episode in {self.source.name}", got=repr(identity[:200]), hint=hint)
         return row
 
     def decoder(self) -> TokenDecoder | None:
@@ -210,11 +210,11 @@ class OpenedSource:
         source = self.source
         return model_of_run(source.run) if source.kind is SourceKind.RUN else model_of_evaluation(source.path)
 
-    def _read_settings(self) -> RunSettings:
+    def _read_settings(self) -> ConfigSummary:
         if self.source.kind is SourceKind.EVALUATION:
             environment = str(self._result().get("env") or "")
             name, _, split = environment.partition("/")
-            return RunSettings(environments=(name,), splits={name: split}) if split else RunSettings()
+            return ConfigSummary(environments=(name,), splits={name: split}) if split else ConfigSummary()
         return read_settings(self.folders.file(self.source, "config.yaml"))
 
     def _result(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ MOST_KEYS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
+class ConfigSummary:
     """Settings of a run that the viewer shows."""
 
     environments: tuple[str, ...] = ()
@@ -38,23 +38,23 @@ class RunSettings:
     """Values that differ from the defaults, by key."""
 
 
-def read_settings(file: Path | None) -> RunSettings:
+def read_settings(file: Path | None) -> ConfigSummary:
     """Read the settings of a run; empty ones if the file is missing or damaged."""
     try:
         if file is None or file.stat().st_size > LARGEST:
-            return RunSettings()
+            return ConfigSummary()
         text = file.read_bytes()
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_loader())):
-            return RunSettings()  # a run writes none, and a small file with some may mean a large one
+            return ConfigSummary()  # a run writes none, and a small file with some may mean a large one
         data = yaml.load(text, Loader=_loader())
     except (OSError, yaml.YAMLError, ValueError, RecursionError):
-        return RunSettings()
+        return ConfigSummary()
     if not isinstance(data, dict):
-        return RunSettings()
+        return ConfigSummary()
     splits = dict(_environments(data))
     steps = _section(data, "trainer").get("steps")
     model = _section(data, "model").get("path")
-    return RunSettings(
+    return ConfigSummary(
         environments=tuple(splits),
         splits={name: split for name, split in splits.items() if split},
         model=None if model is None else str(model),

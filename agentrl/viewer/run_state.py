@@ -15,7 +15,7 @@ import orjson
 from agentrl.observe.run_folder import LOCK
 from agentrl.observe.run_status import STATUS_FILE, Liveness
 from agentrl.observe.run_status import read_status as read_snapshot
-from agentrl.viewer.sources import OpenedFolders, Source, SourceKind
+from agentrl.viewer.sources import OpenedFolders, SourceFolder, SourceKind
 
 LARGEST_STATUS = 32 * 2**20
 """Maximum bytes of ``status.json`` that are read."""
@@ -28,7 +28,7 @@ OVERDUE_S = 5.0
 _LOCKS = Path("/proc/locks")
 
 
-class RunState(enum.StrEnum):
+class SourceState(enum.StrEnum):
     """State of a run or an evaluation."""
 
     RUNNING = "running"
@@ -42,17 +42,17 @@ class RunState(enum.StrEnum):
 
 
 _STATES = {
-    Liveness.RUNNING: RunState.RUNNING,
-    Liveness.HUNG: RunState.STALLED,
-    Liveness.SUSPENDED: RunState.STALLED,
-    Liveness.FINISHED: RunState.FINISHED,
-    Liveness.STOPPED: RunState.STOPPED,
-    Liveness.FAILED: RunState.CRASHED,
-    Liveness.CRASHED: RunState.CRASHED,
+    Liveness.RUNNING: SourceState.RUNNING,
+    Liveness.HUNG: SourceState.STALLED,
+    Liveness.SUSPENDED: SourceState.STALLED,
+    Liveness.FINISHED: SourceState.FINISHED,
+    Liveness.STOPPED: SourceState.STOPPED,
+    Liveness.FAILED: SourceState.CRASHED,
+    Liveness.CRASHED: SourceState.CRASHED,
 }
 
 
-def read_status(folders: OpenedFolders, source: Source) -> dict[str, Any] | None:
+def read_status(folders: OpenedFolders, source: SourceFolder) -> dict[str, Any] | None:
     """Read ``status.json``; ``None`` if there is none, or it is damaged or too large."""
     path = folders.file(source, STATUS_FILE)
     if path is None:
@@ -64,7 +64,9 @@ def read_status(folders: OpenedFolders, source: Source) -> dict[str, Any] | None
     return None
 
 
-def state_of(source: Source, status: Mapping[str, Any] | None, *, is_complete: bool, changed: float) -> RunState:
+def state_of(
+    source: SourceFolder, status: Mapping[str, Any] | None, *, is_complete: bool, changed: float
+) -> SourceState:
     """Return the state of a source.
 
     Args:
@@ -78,17 +80,17 @@ def state_of(source: Source, status: Mapping[str, Any] | None, *, is_complete: b
     if snapshot is not None:
         state = _STATES[snapshot.liveness(now)]
         is_overdue = any(wait.deadline is not None and wait.deadline < now - OVERDUE_S for wait in snapshot.waits)
-        return RunState.STALLED if state is RunState.RUNNING and is_overdue else state
+        return SourceState.STALLED if state is SourceState.RUNNING and is_overdue else state
     if is_complete:
-        return RunState.FINISHED
+        return SourceState.FINISHED
     if is_locked(source.path / LOCK):
         is_quiet = now - changed > WITHOUT_NEWS_S
-        return RunState.STALLED if is_quiet else RunState.RUNNING
+        return SourceState.STALLED if is_quiet else SourceState.RUNNING
     is_elsewhere = status is None and not _LOCKS.exists()
-    return RunState.RUNNING if is_elsewhere and now - changed <= ELSEWHERE_S else RunState.CRASHED
+    return SourceState.RUNNING if is_elsewhere and now - changed <= ELSEWHERE_S else SourceState.CRASHED
 
 
-def is_over(source: Source, *, step: int | None, steps: int | None) -> bool:
+def is_over(source: SourceFolder, *, step: int | None, steps: int | None) -> bool:
     """Return True if a source has ended as it should."""
     if source.kind is SourceKind.EVALUATION:
         return source.result_file.is_file()

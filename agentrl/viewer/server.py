@@ -28,7 +28,7 @@ from agentrl.viewer.events import EventHub
 from agentrl.viewer.library import Library, open_library
 from agentrl.viewer.queries import Query
 from agentrl.viewer.security import add_headers, guard
-from agentrl.viewer.sources import NotFound
+from agentrl.viewer.sources import UnknownAddress
 
 _log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class ViewerServer:
         except web.HTTPException as error:
             response = _error(error.status, UsageError(error.text or error.reason))
             response.headers.extend({name: value for name, value in error.headers.items() if name == "Allow"})
-        except NotFound as error:
+        except UnknownAddress as error:
             response = _error(404, error)
         except AgentRLError as error:
             response = _error(400, error)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.viewer.sources import OpenedFolders, Source
+from agentrl.viewer.sources import OpenedFolders, SourceFolder
 
 FOLDER = "tokens"
 OVERLAYS = (
@@ -19,7 +19,7 @@ LATER_STEPS = 8
 _STEP = re.compile(r"(step|episodes)-(\d{6,12})\.parquet")
 
 
-def steps_with_tables(source: Source) -> list[int]:
+def steps_with_tables(source: SourceFolder) -> list[int]:
     """Return the steps whose tokens are stored, in order."""
     folder = source.path / FOLDER
     if not folder.is_dir():
@@ -28,7 +28,9 @@ def steps_with_tables(source: Source) -> list[int]:
     return sorted(int(one[2]) for one in found if one is not None and one[1] == "step")
 
 
-def read_token_rows(folders: OpenedFolders, source: Source, step: int, episode: str) -> Mapping[str, list[Any]] | None:
+def read_token_rows(
+    folders: OpenedFolders, source: SourceFolder, step: int, episode: str
+) -> Mapping[str, list[Any]] | None:
     """Read the rows of an episode's tokens.
 
     Args:
@@ -54,7 +56,7 @@ def read_token_rows(folders: OpenedFolders, source: Source, step: int, episode: 
 
 
 def read_episode_rows(
-    folders: OpenedFolders, source: Source, step: int, episodes: Sequence[str]
+    folders: OpenedFolders, source: SourceFolder, step: int, episodes: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """Read the rows of episodes, by id: advantages, group statistics, staleness; see `read_token_rows`."""
     found: dict[str, dict[str, Any]] = {}
