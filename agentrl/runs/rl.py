@@ -64,11 +64,10 @@ from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.tracing import EpisodeTracer
 from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker, settled_heap
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
-from agentrl.runs.closing import close_in_thread, close_together
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
 from agentrl.runs.status_writer import StatusWriter, stall_words
-from agentrl.runs.stop import PHASE_GRACE_S, StopRequest, run_until_stopped
+from agentrl.runs.stop import PHASE_GRACE_S, StopRequest, close_in_thread, close_together, run_until_stopped
 from agentrl.runs.stored_training import StoredTraining
 from agentrl.runs.token_tables import TokenTables
 from agentrl.serving.launch.placement import core_warnings

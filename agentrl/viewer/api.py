@@ -15,10 +15,14 @@ from agentrl.message import encodable
 from agentrl.observe.trajectory_index import EpisodeFilter, EpisodeRow
 from agentrl.observe.trajectory_record import trajectory_record
 from agentrl.trajectory import Trajectory
-from agentrl.viewer.comparing import comparison_document
-from agentrl.viewer.episode_list import episodes_document, outcomes_document, row_document
+from agentrl.viewer.episode_list import (
+    comparison_document,
+    episodes_document,
+    group_document,
+    outcomes_document,
+    row_document,
+)
 from agentrl.viewer.episode_view import episode_document, find_image
-from agentrl.viewer.groups import group_document
 from agentrl.viewer.library import Library
 from agentrl.viewer.metrics_table import metrics_document
 from agentrl.viewer.notes import add_note, delete_note, read_notes
@@ -26,8 +30,7 @@ from agentrl.viewer.opened_source import OpenedSource
 from agentrl.viewer.queries import Query
 from agentrl.viewer.run_state import read_status
 from agentrl.viewer.sources import SourceKind, UnknownAddress
-from agentrl.viewer.token_columns import token_columns
-from agentrl.viewer.training_tables import read_token_rows
+from agentrl.viewer.token_columns import read_token_rows, token_columns
 
 LARGEST_BODY = 64 * 1024
 """Maximum bytes of a request's body."""

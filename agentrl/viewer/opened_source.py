@@ -20,11 +20,10 @@ from agentrl.observe.trajectory_index import EpisodeRow, TrajectoryIndex
 from agentrl.observe.trajectory_store import step_files
 from agentrl.viewer.decoding import TokenDecoder, load_decoder, model_of_evaluation, model_of_run
 from agentrl.viewer.metrics_table import MetricColumns, MetricsTable
-from agentrl.viewer.run_config import ConfigSummary, read_settings
-from agentrl.viewer.run_state import SourceState, is_over, read_status, state_of
+from agentrl.viewer.run_state import ConfigSummary, SourceState, is_over, read_settings, read_status, state_of
 from agentrl.viewer.sources import OpenedFolders, SourceFolder, SourceKind, UnknownAddress
 from agentrl.viewer.store_index import IndexBuilder, StoreIndex
-from agentrl.viewer.training_tables import steps_with_tables
+from agentrl.viewer.token_columns import steps_with_tables
 
 SPARKLINE = 60
 """Maximum number of points of a sparkline."""
