@@ -11,7 +11,8 @@ import pytest
 from support.fixtures import tiny_runs
 from support.judge_service import judge_service
 
-from agentrl.cli.diagnose import diagnose_folder, diagnosis_text
+from agentrl.cli.diagnose import diagnosis_text
+from agentrl.runs.diagnosis import diagnose_folder
 from agentrl.runs.rl import train
 from agentrl.runs.sft import warm_start
 from agentrl.serving.local import engine as local_engine
