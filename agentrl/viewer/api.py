@@ -1,8 +1,17 @@
-"""Answers of the viewer's addresses under ``/api``; each is made in a thread, from files only."""
+"""Answers of the viewer's addresses under ``/api``; each is made in a thread, from files only.
+
+Notes on episodes are the only thing that the viewer writes: one JSON line each in ``notes.jsonl`` in the folder of the
+run or evaluation.
+"""
 
 from __future__ import annotations
 
+import os
+import secrets
+import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -12,6 +21,7 @@ from aiohttp import web
 
 from agentrl.errors import UsageError
 from agentrl.message import encodable
+from agentrl.observe.files import write_fully, writing
 from agentrl.observe.trajectory_index import EpisodeFilter, EpisodeRow
 from agentrl.observe.trajectory_record import trajectory_record
 from agentrl.trajectory import Trajectory
@@ -25,11 +35,10 @@ from agentrl.viewer.episode_list import (
 from agentrl.viewer.episode_view import episode_document, find_image
 from agentrl.viewer.library import Library
 from agentrl.viewer.metrics_table import metrics_document
-from agentrl.viewer.notes import add_note, delete_note, read_notes
 from agentrl.viewer.opened_source import OpenedSource
 from agentrl.viewer.queries import Query
 from agentrl.viewer.run_state import read_status
-from agentrl.viewer.sources import SourceKind, UnknownAddress
+from agentrl.viewer.sources import OpenedFolders, SourceFolder, SourceKind, UnknownAddress
 from agentrl.viewer.token_columns import read_token_rows, token_columns
 
 LARGEST_BODY = 64 * 1024
@@ -39,6 +48,12 @@ MOST_CHOICES = 100
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Content types of images; others are not shown."""
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+NOTES_FILE = "notes.jsonl"
+LONGEST_NOTE = 10_000
+"""Maximum number of characters of a note."""
+LARGEST_NOTES = 16 * 2**20
+"""Maximum bytes of all notes of a source."""
+_NOTES_LOCK = threading.Lock()
 
 
 def encode(document: Any) -> bytes:
@@ -232,6 +247,80 @@ def show_in_flight(library: Library, request: web.Request, query: Query) -> dict
     state = opened.refresh()["state"]
     episodes = status.get("in_flight")
     return {"state": state, "time": status.get("time"), "in_flight": episodes if isinstance(episodes, list) else []}
+
+
+def read_notes(folders: OpenedFolders, source: SourceFolder) -> list[dict[str, Any]]:
+    """Return the notes of a source, the oldest first; damaged lines are left out."""
+    path = folders.file(source, NOTES_FILE)
+    data = b""
+    with suppress(OSError):
+        if path is not None and path.stat().st_size <= LARGEST_NOTES:
+            data = path.read_bytes()
+    notes: dict[str, dict[str, Any]] = {}
+    for line in data.splitlines():
+        with suppress(ValueError, KeyError, TypeError):
+            record = orjson.loads(line)
+            if "deleted" in record:
+                notes.pop(record["deleted"], None)
+            else:
+                notes[record["id"]] = {name: record[name] for name in ("id", "episode", "turn", "text", "time")}
+    return list(notes.values())
+
+
+def add_note(folders: OpenedFolders, source: SourceFolder, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Store a note, and return it.
+
+    Args:
+        folders: Opened folders.
+        source: The run or evaluation.
+        body: ``{"episode": id, "turn": number or null, "text": text}``.
+
+    Raises:
+        UsageError: the note is not valid, there are too many, or the folder cannot be written.
+    """
+    text, turn = body.get("text"), body.get("turn")
+    if not isinstance(text, str) or not text.strip() or len(text) > LONGEST_NOTE:
+        got = f"{len(text)} characters" if isinstance(text, str) else repr(text)[:80]
+        raise UsageError("the note's text is not valid", got=got, expected=f"1 to {LONGEST_NOTE} characters")
+    if turn is not None and (isinstance(turn, bool) or not isinstance(turn, int) or not 0 <= turn < 2**31):
+        raise UsageError("the note's turn is not valid", got=repr(turn)[:80], expected="a number of a turn, or null")
+    note = {
+        "id": secrets.token_hex(8),
+        "episode": str(body.get("episode")),
+        "turn": turn,
+        "text": encodable(text),
+        "time": time.time(),
+    }
+    _append_note(folders, source, note)
+    return note
+
+
+def delete_note(folders: OpenedFolders, source: SourceFolder, identity: str) -> None:
+    """Delete a note.
+
+    Raises:
+        UnknownAddress: there is no such note.
+        UsageError: the folder cannot be written.
+    """
+    if not any(note["id"] == identity for note in read_notes(folders, source)):
+        raise UnknownAddress("no such note", got=repr(identity[:80]))
+    _append_note(folders, source, {"deleted": identity})
+
+
+def _append_note(folders: OpenedFolders, source: SourceFolder, record: Mapping[str, Any]) -> None:
+    path = source.path / NOTES_FILE
+    folders.check(path)
+    line = orjson.dumps(record) + b"\n"
+    with _NOTES_LOCK, writing(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size + len(line) > LARGEST_NOTES:
+                raise UsageError(f"{path} is full", got=f"{size} bytes", expected=f"at most {LARGEST_NOTES}")
+            torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
+            write_fully(descriptor, b"\n" + line if torn else line)
+        finally:
+            os.close(descriptor)
 
 
 READS: dict[str, Callable[[Library, web.Request, Query], Any]] = {
