@@ -11,8 +11,7 @@ import pytest
 
 from agentrl.config.engines import ScriptedEngineConfig
 from agentrl.errors import Outcome
-from agentrl.gateway import server
-from agentrl.gateway.server import LARGEST_BODY
+from agentrl.gateway import LARGEST_BODY, server
 from agentrl.remote import listening
 
 QUESTION = [{"role": "user", "content": "one"}]
