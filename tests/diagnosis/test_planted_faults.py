@@ -15,7 +15,7 @@ from agentrl.cli.diagnose import diagnosis_text
 from agentrl.runs.diagnosis import diagnose_folder
 from agentrl.runs.rl import train
 from agentrl.runs.sft import warm_start
-from agentrl.serving.local import engine as local_engine
+from agentrl.serving import local as local_engine
 
 STEPS = ("trainer={steps: 5, tasks_per_step: 4}", "algorithm.group_size=4", "checkpoint.every=100")
 SEARCHING = "{loop: 'faults:Searching', options: {}, tools: ['faults:%s'], max_answer_tokens: 8, max_tokens: 256}"
