@@ -22,7 +22,8 @@ from throughput.training_load import GROUP_SIZE, long_prompts, multi_turn
 from throughput.trl_step import TRLStep
 from transformers import PreTrainedModel
 
-from agentrl.config.config import AlgorithmConfig, CorrectionConfig, TrainerConfig
+from agentrl.config.algorithm import CorrectionConfig
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import UsageError
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Trajectory

@@ -25,7 +25,7 @@ from agentrl.config.reference import config_reference
 from agentrl.config.resume_rules import RULES as RESUME_RULES
 from agentrl.registry import Kind, lookup, names
 from agentrl.testing.env_check import INTEGRITY, RULES
-from agentrl.testing.report import Rule
+from agentrl.testing.report import CheckRule
 from agentrl.tool import Tool
 from agentrl.training.algorithm_functions import PROVIDED
 
@@ -57,7 +57,7 @@ def cli_page() -> str:
     return "\n".join(parts)
 
 
-def rules_table(rules: Sequence[Rule]) -> str:
+def rules_table(rules: Sequence[CheckRule]) -> str:
     """Return the table of rules for environments."""
     rows = [f"| {rule.name} | {rule.demand} | {rule.mend} |" for rule in rules]
     return "\n".join(["| rule | requirement | what to do if it is broken |", "|---|---|---|", *rows])

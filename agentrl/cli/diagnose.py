@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,16 +10,10 @@ import typer
 from rich.text import Text
 
 from agentrl.cli.help import examples
-from agentrl.config.config import Config
 from agentrl.diagnosis.finding import Finding, Severity
-from agentrl.diagnosis.read import Diagnosis, diagnose_evaluation, diagnose_run
-from agentrl.errors import AgentRLError, UsageError
-from agentrl.evaluation.panel import EPISODES_FILE
+from agentrl.diagnosis.read import Diagnosis
 from agentrl.observe.console import out
-from agentrl.observe.run_folder import RunDirectory, find_run
-from agentrl.render.tokenizers import load_tokenizer
-from agentrl.training.algorithm_functions import learns_from_rewards
-from agentrl.training.stored_episodes import model_of_run
+from agentrl.runs.diagnosis import diagnose_folder
 
 app = typer.Typer()
 
@@ -48,39 +41,6 @@ def diagnose(
         typer.echo(json.dumps(found.to_json(), indent=2))
     else:
         out.print(diagnosis_text(found), soft_wrap=True)
-
-
-def diagnose_folder(folder: Path) -> Diagnosis:
-    """Diagnose the run or evaluation in a folder.
-
-    Raises:
-        UsageError: the folder is neither.
-    """
-    if (folder / EPISODES_FILE).is_file():
-        return diagnose_evaluation(folder, folder / EPISODES_FILE)
-    run = find_run(folder)
-    if run is None:
-        raise UsageError(
-            f"{folder} is neither a run nor an evaluation",
-            got="no config.yaml and no episodes.jsonl" if folder.is_dir() else "no such folder",
-            expected="a folder such as runs/latest",
-        )
-    return diagnose_run(run, decode=_decoder(run), learns_from_rewards=_learns_from_rewards)
-
-
-def _learns_from_rewards(config: Config) -> bool:
-    try:
-        return learns_from_rewards(config.algorithm)
-    except AgentRLError:  # a function of the user's that cannot be imported here
-        return True
-
-
-def _decoder(run: RunDirectory) -> Callable[[Sequence[int]], str] | None:
-    try:
-        tokenizer = load_tokenizer(model_of_run(run))
-    except (AgentRLError, OSError, ValueError):  # no model, or a damaged one: the answers are not shown
-        return None
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 def diagnosis_text(found: Diagnosis) -> Text:

@@ -16,7 +16,7 @@ from huggingface_hub import HfApi, constants
 
 from agentrl.builders.models import SHARD_SIZE, write_merged
 from agentrl.cli.help import examples
-from agentrl.cli.report import own_evaluations, read_reported_run
+from agentrl.cli.reports import own_evaluations, read_reported_run
 from agentrl.errors import UsageError
 from agentrl.evaluation.model_card import CARD, model_card
 from agentrl.models.lora import ADAPTERS, adapter_folder, adapters_in, is_adapter_folder

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
+import orjson
 from rich.table import Table
 
 from agentrl.config import Config, dump_config
 from agentrl.config.estimate import EstimateRow
 from agentrl.diagnosis.watch import read_findings
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, UsageError
+from agentrl.evaluation.panel import EPISODES_FILE, FOLDER, RESULT_FILE, Panel, stored_episodes
 from agentrl.evaluation.report import (
     CURVE_FILE,
     Report,
@@ -21,15 +24,18 @@ from agentrl.evaluation.report import (
     draw_learning_curve,
     write_report,
 )
+from agentrl.evaluation.result import EvaluationResult, summarise
 from agentrl.evaluation.run_report import ReportedRun, config_of, run_report
 from agentrl.evaluation.session import FinishedEvaluation
 from agentrl.observe.console import note, out
+from agentrl.observe.files import UNREADABLE
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory, find_run
 from agentrl.observe.terminal import repeating
 from agentrl.observe.trajectory_store import read_trajectories, step_files
 from agentrl.render.tokenizers import load_tokenizer
+from agentrl.runs.diagnosis import diagnose_folder
 from agentrl.runs.dry_run import describe_run
 from agentrl.runs.start import StartCheck
 from agentrl.runs.start_record import read_start_record
@@ -82,6 +88,57 @@ def write_run_report(folder: Path) -> ReportFiles:
     )
     report = run_report([reported], examples=newest_examples(run))
     return write_report(report, run.path, decoder(find_model(str(run.path))))
+
+
+def read_reported_run(run: RunDirectory) -> ReportedRun:
+    """Read what the report says about a run, with a new diagnosis."""
+    found = diagnose_folder(run.path)
+    return ReportedRun(
+        folder=run,
+        config=config_of(run),
+        lines=read_metrics(run.metrics_file),
+        state=found.ending,
+        start=read_start_record(run),
+        findings=found.findings,
+    )
+
+
+def own_evaluations(run: RunDirectory) -> dict[str, EvaluationResult]:
+    """Read the finished evaluations in a run's folder, in the order in which they ended."""
+    files = sorted(run.path.glob(f"{FOLDER}/*/{RESULT_FILE}"), key=lambda file: file.stat().st_mtime_ns)
+    found = {}
+    for file in files:
+        with suppress(UsageError):  # an unfinished or damaged one
+            found[file.parent.name] = read_evaluation(file.parent)
+    return found
+
+
+def read_evaluation(folder: Path) -> EvaluationResult:
+    """Read a finished evaluation, with its episodes.
+
+    Raises:
+        UsageError: the evaluation has not finished, or its result is damaged.
+    """
+    try:
+        record = orjson.loads((folder / RESULT_FILE).read_bytes())
+        panel = Panel(
+            environment=record["env"],
+            policy=record["policy"],
+            model=record["model"],
+            n_tasks=record["n_tasks"],
+            samples=record["samples"],
+            seed=record["seed"],
+            settings=record["settings"],
+        )
+        seconds, speed = float(record["seconds"]), float(record["tokens_per_s"])
+    except (OSError, *UNREADABLE) as error:
+        raise UsageError(
+            f"evaluation {folder} has no result that can be read",
+            got=f"{type(error).__name__}: {error}",
+            hint="the same agentrl eval command finishes it",
+        ) from error
+    episodes = list(stored_episodes(folder / EPISODES_FILE).values())
+    return replace(summarise(panel, episodes, seconds), tokens_per_s=speed)
 
 
 def newest_examples(run: RunDirectory) -> list[Trajectory]:

@@ -54,7 +54,7 @@ def rollout(
     agentrl train --episodes, agentrl dpo and agentrl reward-model train on them. Ctrl-C keeps the finished episodes,
     and --resume plays the others.
     """
-    run = _resumed(resume, words, [env, model, engine, tasks, *(reward or [])]) if resume else None
+    run = _resume(resume, words, [env, model, engine, tasks, *(reward or [])]) if resume else None
     if run is None:
         has_environment = env is not None or names_environment(config_words(words or []).source)
         shortcuts = [
@@ -67,18 +67,18 @@ def rollout(
         run = start_rollout(read_config(words, shortcuts=shortcuts))
     folder = shlex.quote(str(run.folder.path))
 
-    def stopped() -> str:
+    def stop_message() -> str:
         if not run.folder.config_file.is_file():
             return "stopped before the first episode had ended"
         return f"stopped; finished episodes are stored. Resume with: agentrl rollout --resume {folder}"
 
-    with watching() as watcher, message_when_interrupted(stopped):
+    with watching() as watcher, message_when_interrupted(stop_message):
         result = play(run, watcher=watcher)
     note(f"done: {result.groups} groups, {result.episodes} episodes in {folder}")
     note(f"read them:  agentrl view {folder}\ntrain on them: agentrl train CONFIG --episodes {folder}")
 
 
-def _resumed(folder: Path, words: list[str] | None, options: list[str | None]) -> Run:
+def _resume(folder: Path, words: list[str] | None, options: list[str | None]) -> Run:
     given = config_words(words or [])
     if given.source is not None or any(option is not None for option in options):
         raise UsageError(

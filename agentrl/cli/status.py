@@ -57,7 +57,7 @@ def status(
     is alive, hung, suspended or gone. The exit code is 1 if the run has hung, failed or crashed.
     """
     folder = _newest_run() if run is None else _folder_of(run)
-    with _shown(folder, as_json=as_json, watch=watch) as show:
+    with _display(folder, as_json=as_json, watch=watch) as show:
         while not (state := show()).is_over and watch:
             time.sleep(INTERVAL_S)
     if state.is_trouble:
@@ -65,7 +65,7 @@ def status(
 
 
 @contextmanager
-def _shown(folder: Path, *, as_json: bool, watch: bool) -> Iterator[Callable[[], Liveness]]:
+def _display(folder: Path, *, as_json: bool, watch: bool) -> Iterator[Callable[[], Liveness]]:
     """Yield a function that shows the current status of a run, and returns its state."""
 
     def show(write: Callable[[RunSnapshot, float], object]) -> Liveness:

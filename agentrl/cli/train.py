@@ -22,8 +22,8 @@ from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note
 from agentrl.observe.terminal import watching
+from agentrl.runs.diagnosis import idle_steps
 from agentrl.runs.dry_run import measured_step_s, training_rows
-from agentrl.runs.rl import idle_steps
 from agentrl.runs.rl import train as train_run
 from agentrl.runs.start import Run, RunResult, StartCheck, resume_run, start_run
 from agentrl.runs.stored_training import start_check

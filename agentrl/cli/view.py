@@ -139,7 +139,7 @@ async def serve(settings: ViewerSettings, filters: Mapping[str, str], stop: asyn
         if settings.token is not None:
             address = address.update_query({TOKEN: settings.token})
         out.print(str(address), soft_wrap=True)
-        note(f"runs and evaluations: {len(server.library.opened())}; stop with Ctrl-C")
+        note(f"runs and evaluations: {len(server.library.newest_first())}; stop with Ctrl-C")
         if opens:  # in a thread, as text browsers block
             threading.Thread(target=webbrowser.open, args=(str(address),), daemon=True).start()
         await stop.wait()

@@ -1,4 +1,4 @@
-"""Settings of the algorithm's parts: teacher, expert, reference policy, and learning from pairs of episodes."""
+"""Settings of the algorithm's parts: teacher, expert, reference policy, learning from pairs, and correction."""
 
 from __future__ import annotations
 
@@ -108,5 +108,42 @@ class PreferencesConfig(Section):
             raise ValueError(
                 "preferences.loss spin prefers demonstrations to the policy's own episodes: "
                 "set preferences.pairs=demonstrations, or preferences.loss=dpo"
+            )
+        return self
+
+
+class CorrectionConfig(Section):
+    """Train/inference correction: importance weights pi_old / mu (rho)."""
+
+    mode: Literal["token", "sequence", "icepop", "off"] = "token"
+    """Weighted unit: ``token``, every token; ``sequence``, whole sequences; ``icepop``, tokens inside a band, dropping
+    the others; ``off``, nothing."""
+    cap: float | None = Field(None, gt=0)
+    """Upper limit of the weights; if not set, 2 for token and 5 for sequence. Not used by icepop and off."""
+    band: tuple[float, float] | None = None
+    """Range of rho that icepop keeps; [0.5, 5] if not set. Only for icepop."""
+    proximal: Literal["trainer", "behaviour", "loglinear"] = "trainer"
+    """Source of pi_old: ``trainer`` computes it; ``behaviour`` uses the engine's mu; ``loglinear`` interpolates between
+    mu and pi by their versions. The latter two save a forward pass in steps with several mini-batches."""
+
+    @model_validator(mode="after")
+    def _keys_are_used(self) -> Self:
+        if self.cap is not None and self.mode in ("icepop", "off"):
+            raise ValueError(
+                f"algorithm.correction.cap is ignored with mode {self.mode}: remove it, or use token or sequence"
+            )
+        if self.band is not None and self.mode != "icepop":
+            raise ValueError(f"algorithm.correction.band is ignored with mode {self.mode}: remove it, or use icepop")
+        if self.band is not None and not 0 <= self.band[0] < self.band[1]:
+            raise ValueError(f"algorithm.correction.band is {list(self.band)}: give [low, high] with 0 <= low < high")
+        if self.proximal == "behaviour" and (self.cap is not None or self.mode == "icepop"):
+            raise ValueError(
+                "algorithm.correction.proximal behaviour makes pi_old / mu 1, so that "
+                f"{'mode icepop' if self.mode == 'icepop' else 'cap'} is ignored: remove one of them"
+            )
+        if self.proximal == "loglinear" and self.mode == "icepop":
+            raise ValueError(
+                "algorithm.correction.proximal loglinear saves the forward pass that mode icepop needs: "
+                "use mode token or sequence"
             )
         return self

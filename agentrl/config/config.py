@@ -7,12 +7,17 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from agentrl.config.algorithm import ExpertConfig, PreferencesConfig, ReferenceConfig, TeacherConfig
+from agentrl.config.algorithm import (
+    CorrectionConfig,
+    ExpertConfig,
+    PreferencesConfig,
+    ReferenceConfig,
+    TeacherConfig,
+)
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig, CurriculumConfig, EnvironmentConfig, MixedEnvironmentConfig
 from agentrl.config.number_format import AUTO, fastest_format
-from agentrl.config.observe import ObserveConfig
 from agentrl.config.section import Finite, LearningRate, Section, implausible_values
 from agentrl.config.trainer import (
     AdamConfig,
@@ -126,43 +131,6 @@ MOST_EPISODES_PER_STEP = 1_000_000
 
 LABEL = re.compile(r"[\w-]+")
 """Labels of several environments; they are part of metric names and overrides."""
-
-
-class CorrectionConfig(Section):
-    """Train/inference correction: importance weights pi_old / mu (rho)."""
-
-    mode: Literal["token", "sequence", "icepop", "off"] = "token"
-    """Weighted unit: ``token``, every token; ``sequence``, whole sequences; ``icepop``, tokens inside a band, dropping
-    the others; ``off``, nothing."""
-    cap: float | None = Field(None, gt=0)
-    """Upper limit of the weights; if not set, 2 for token and 5 for sequence. Not used by icepop and off."""
-    band: tuple[float, float] | None = None
-    """Range of rho that icepop keeps; [0.5, 5] if not set. Only for icepop."""
-    proximal: Literal["trainer", "behaviour", "loglinear"] = "trainer"
-    """Source of pi_old: ``trainer`` computes it; ``behaviour`` uses the engine's mu; ``loglinear`` interpolates between
-    mu and pi by their versions. The latter two save a forward pass in steps with several mini-batches."""
-
-    @model_validator(mode="after")
-    def _keys_are_used(self) -> Self:
-        if self.cap is not None and self.mode in ("icepop", "off"):
-            raise ValueError(
-                f"algorithm.correction.cap is ignored with mode {self.mode}: remove it, or use token or sequence"
-            )
-        if self.band is not None and self.mode != "icepop":
-            raise ValueError(f"algorithm.correction.band is ignored with mode {self.mode}: remove it, or use icepop")
-        if self.band is not None and not 0 <= self.band[0] < self.band[1]:
-            raise ValueError(f"algorithm.correction.band is {list(self.band)}: give [low, high] with 0 <= low < high")
-        if self.proximal == "behaviour" and (self.cap is not None or self.mode == "icepop"):
-            raise ValueError(
-                "algorithm.correction.proximal behaviour makes pi_old / mu 1, so that "
-                f"{'mode icepop' if self.mode == 'icepop' else 'cap'} is ignored: remove one of them"
-            )
-        if self.proximal == "loglinear" and self.mode == "icepop":
-            raise ValueError(
-                "algorithm.correction.proximal loglinear saves the forward pass that mode icepop needs: "
-                "use mode token or sequence"
-            )
-        return self
 
 
 REFERENCE_LOSSES = frozenset({"sppo"})
@@ -446,6 +414,18 @@ class CheckpointConfig(Section):
     """Number of newest checkpoints to keep."""
     background: bool = False
     """True to copy the state at the end of the step, and write the copy during the next steps."""
+
+
+class ObserveConfig(Section):
+    """Settings of what a run stores and serves for observers."""
+
+    tokens: Annotated[int, Field(ge=1)] | Literal["all", "none"] = 64
+    """Episodes per training step whose sampled tokens are stored with the advantage, log-probabilities, ratio and
+    entropy that the trainer computed for them, in ``tokens/``: a number, ``all``, or ``none`` for no tables at all.
+    Whole groups are chosen, in turn the one whose rewards differ most, the best and the worst. See docs/status.md."""
+    prometheus_port: int | None = Field(None, ge=1, le=65535)
+    """Port on the loopback address at which Prometheus can read the run (``/metrics``); no port by default. See
+    docs/monitoring.md."""
 
 
 class Config(Section):

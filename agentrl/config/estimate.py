@@ -256,7 +256,7 @@ def derive(config: Config) -> RunEstimate:
         most_tokens_per_step=episodes * most_tokens,
         most_micro_batches=_micro_batches(per_mini_batch * sequences, agent.max_tokens, trainer.tokens_per_micro_batch),
         optimizer_steps=trainer.epochs * trainer.mini_batches * trainer.steps,
-        admitted_ahead=_admitted(config),
+        admitted_ahead=_admission_limit(config),
         evaluation_episodes=evaluations * len(parts) * config.evaluation.tasks * config.evaluation.samples,
         checkpoints=math.ceil(trainer.steps / config.checkpoint.every),
         model=size,
@@ -269,10 +269,10 @@ def most_episodes_in_flight(config: Config) -> int:
     """Return the maximum number of concurrent episodes: limits of the run and its environments, and admission."""
     environments = [part.config.sole_environment for part in per_environment_configs(config)]
     own = sum(environment.max_concurrent for environment in environments)
-    return min(config.rollout.max_concurrent, own, _admitted(config))
+    return min(config.rollout.max_concurrent, own, _admission_limit(config))
 
 
-def _admitted(config: Config) -> int:
+def _admission_limit(config: Config) -> int:
     episodes = config.trainer.tasks_per_step * config.algorithm.group_size
     return (config.rollout.max_staleness + 1) * episodes
 

@@ -34,7 +34,7 @@ def answers_cut(run: RunSummary) -> Iterator[Finding]:
     yield Finding(
         kind="answers_cut",
         sentence=f"{episodes.cut} of {episodes.turns} answers were cut off before their end",
-        changes=(run.raised("agent.max_answer_tokens"),),
+        changes=(run.double_limit("agent.max_answer_tokens"),),
         advice="if the answers are long without need, reward short ones (algorithm.shaping={length: {factor: 0.1}})",
         evidence=(f"stop reason length in {share:.0%} of the turns",),
         example=run.example("cut"),
@@ -91,7 +91,7 @@ def truncated_episodes(run: RunSummary) -> Iterator[Finding]:
         yield Finding(
             kind=outcome.value,
             sentence=f"{count} of {episodes.episodes} episodes ended because {what} ran out ({key})",
-            changes=(run.raised(key),),
+            changes=(run.double_limit(key),),
             advice=advice,
             evidence=(f"outcome {outcome.value} in {share:.0%} of the episodes",),
             example=run.example(outcome.value),

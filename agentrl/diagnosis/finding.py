@@ -24,10 +24,10 @@ class Severity(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ConfigChange:
     """Config key to change.
 
-    Example: ``Change(key="agent.max_turns", value=20, now=10)`` reads ``set agent.max_turns=20 (now 10)``.
+    Example: ``ConfigChange(key="agent.max_turns", value=20, now=10)`` reads ``set agent.max_turns=20 (now 10)``.
     """
 
     key: str
@@ -69,7 +69,7 @@ class Finding:
     """One thing that is wrong with a run.
 
     Example: ``Finding(kind="truncated_turns", sentence="12 of 24 episodes ended because their turns ran out", changes=
-    (Change(key="agent.max_turns", value=6, now=3),), count=12, of=24, weight=0.4)``.
+    (ConfigChange(key="agent.max_turns", value=6, now=3),), count=12, of=24, weight=0.4)``.
     """
 
     kind: str
@@ -78,7 +78,7 @@ class Finding:
     """Description with counts."""
     advice: str = ""
     """Remedy, in addition to `changes`."""
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ConfigChange, ...] = ()
     evidence: tuple[str, ...] = ()
     """Figures, steps and texts that show it."""
     example: ExampleEpisode | None = None
@@ -126,7 +126,7 @@ class Finding:
     def from_json(cls, record: dict[str, Any]) -> Self:
         """Read the result of `to_json`; `KeyError` or `TypeError` if it is not one."""
         plain = {name: value for name, value in record.items() if name not in ("severity", "text")}
-        plain["changes"] = tuple(Change(**change) for change in plain["changes"])
+        plain["changes"] = tuple(ConfigChange(**change) for change in plain["changes"])
         plain["evidence"] = tuple(plain["evidence"])
         example = plain["example"]
         plain["example"] = None if example is None else ExampleEpisode(**example)

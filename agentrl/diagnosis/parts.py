@@ -101,7 +101,7 @@ def tool_slow(run: RunSummary) -> Iterator[Finding]:
     yield Finding(
         kind="tool_slow",
         sentence=f"the tool {name} takes {each:.2g} s per call, and {share:.0%} of the time of the episodes",
-        changes=(run.raised("rollout.max_concurrent"),),
+        changes=(run.double_limit("rollout.max_concurrent"),),
         advice="more episodes at a time use the engine while others wait; or make the tool faster: cache its results "
         "(@agentrl.tool(pure=True)), or let it answer several calls at once; rollout.max_staleness=1 trains meanwhile",
         evidence=(f"{use.calls} calls of {name} took {use.seconds:.3g} s of {whole:.3g} s in all turns",),

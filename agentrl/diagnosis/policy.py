@@ -23,7 +23,7 @@ from itertools import islice
 from statistics import fmean, median
 
 from agentrl.config.usual_learning_rate import check_learning_rates
-from agentrl.diagnosis.finding import Change, Finding
+from agentrl.diagnosis.finding import ConfigChange, Finding
 from agentrl.diagnosis.summary import Line, RunSummary, metric, series
 from agentrl.observe.learning import share_that_differs
 
@@ -59,7 +59,7 @@ EVALUATIONS = 3
 """Minimum number of evaluations for comparing their first with their last."""
 
 
-def _rate_changes(run: RunSummary, factor: float) -> tuple[Change, ...]:
+def _rate_changes(run: RunSummary, factor: float) -> tuple[ConfigChange, ...]:
     """Return the change of the learning rate, by a factor or to the usual rate of the model, if that is known."""
     line = run.lines[-1] if run.lines else {}
     rate = run.setting("trainer.learning_rate") or metric(line, "train/learning_rate")
@@ -69,7 +69,7 @@ def _rate_changes(run: RunSummary, factor: float) -> tuple[Change, ...]:
     usual = [check.usual for check in ([] if run.config is None else check_learning_rates(run.config))]
     if usual and (usual[0] < rate) == (factor < 1) and not 0.5 < usual[0] / rate < 2:
         target = float(f"{usual[0]:.1g}")
-    return (Change(key="trainer.learning_rate", value=target, now=rate),)
+    return (ConfigChange(key="trainer.learning_rate", value=target, now=rate),)
 
 
 WARM_UP = "add a warm-up (trainer.warmup_steps)"
@@ -146,7 +146,7 @@ def entropy_falls(run: RunSummary) -> Iterator[Finding]:
     )
 
 
-def _against_collapse(run: RunSummary) -> tuple[Change, ...]:
+def _against_collapse(run: RunSummary) -> tuple[ConfigChange, ...]:
     coefficient = run.setting("algorithm.entropy_coef") or 0.0
     if coefficient < 0:
         return (run.change("algorithm.entropy_coef", 0.0),)
@@ -284,13 +284,13 @@ def _updates_several(run: RunSummary) -> bool:
 
 def _windows(lines: Sequence[Line], *names: str) -> tuple[Sequence[Line], Sequence[Line]] | None:
     """Return the first and the last steps whose metrics are known; ``None`` for fewer than four steps."""
-    first = list(islice(_known(lines, names), 2 * WINDOW))
-    last = list(islice(_known(reversed(lines), names), 2 * WINDOW))
+    first = list(islice(_lines_with(lines, names), 2 * WINDOW))
+    last = list(islice(_lines_with(reversed(lines), names), 2 * WINDOW))
     window = min(WINDOW, len(first) // 2)
     return None if window < 2 else (first[:window], last[:window][::-1])
 
 
-def _known(lines: Iterable[Line], names: Sequence[str]) -> Iterator[Line]:
+def _lines_with(lines: Iterable[Line], names: Sequence[str]) -> Iterator[Line]:
     return (line for line in lines if all(metric(line, name) is not None for name in names))
 
 

@@ -49,7 +49,7 @@ _TAIL = 65536
 
 
 class RunState(enum.StrEnum):
-    """How a run stands."""
+    """State of a diagnosed run."""
 
     RUNNING = "running"
     FINISHED = "finished"

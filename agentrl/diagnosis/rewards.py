@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from agentrl.diagnosis.finding import Finding
-from agentrl.diagnosis.summary import LEAST, WHOLE, EpisodeSummary, RunSummary
+from agentrl.diagnosis.summary import LEAST, WHOLE, EpisodeCounts, RunSummary
 from agentrl.errors import SourceLocation, with_location
 from agentrl.observe.learning import learns_nothing
 
@@ -187,7 +187,7 @@ def nothing_varies(run: RunSummary) -> Iterator[Finding]:
     )
 
 
-def explain_equal_returns(episodes: EpisodeSummary) -> tuple[str, str]:
+def explain_equal_returns(episodes: EpisodeCounts) -> tuple[str, str]:
     """Explain why a step learned nothing; return the reason and the remedy."""
     ended = episodes.episodes
     if ended and episodes.solved == ended:

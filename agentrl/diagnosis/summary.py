@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, TypeAlias
 
 from agentrl.config.config import Config
-from agentrl.diagnosis.finding import Change, ExampleEpisode
+from agentrl.diagnosis.finding import ConfigChange, ExampleEpisode
 from agentrl.engine import StopReason
 from agentrl.errors import Outcome, SourceLocation
 from agentrl.observe.incidents import Incidents
@@ -108,7 +108,7 @@ Answer: TypeAlias = str | tuple[int, ...]
 
 
 @dataclass(slots=True, kw_only=True)
-class EpisodeSummary:
+class EpisodeCounts:
     """Counts over episodes without infrastructure failures."""
 
     episodes: int = 0
@@ -242,7 +242,7 @@ def _answer_of(turn: Turn, ids: Sequence[int], texts: Mapping[int, str]) -> Answ
 
 @dataclass(slots=True, kw_only=True)
 class RunSummary:
-    """Everything that rules know about a run or an evaluation.
+    """Summary of a run or an evaluation, which the rules read.
 
     Example: after two steps of a run, `lines` are their two lines of ``metrics.jsonl``, `episodes` counts the episodes
     of both, and `newest` those of the second.
@@ -256,8 +256,8 @@ class RunSummary:
     """False if a step learns also when the episodes of a group do not differ."""
     lines: list[Line] = field(default_factory=list)
     """Metrics of the steps, in order."""
-    episodes: EpisodeSummary = field(default_factory=EpisodeSummary)
-    newest: EpisodeSummary = field(default_factory=EpisodeSummary)
+    episodes: EpisodeCounts = field(default_factory=EpisodeCounts)
+    newest: EpisodeCounts = field(default_factory=EpisodeCounts)
     """Episodes of the newest step."""
     incidents: Incidents = field(default_factory=Incidents)
     """Failures of rewards, environments and tools."""
@@ -269,7 +269,7 @@ class RunSummary:
     def add_step(self, line: Line, trajectories: Sequence[Trajectory]) -> None:
         """Add the metrics and the episodes of a step."""
         self.lines.append(line)
-        self.newest = EpisodeSummary()
+        self.newest = EpisodeCounts()
         for episodes in (self.episodes, self.newest):
             episodes.add_step(trajectories, line["step"])
 
@@ -280,11 +280,11 @@ class RunSummary:
             found = getattr(found, part, None)
         return found
 
-    def change(self, key: str, value: Any) -> Change:
+    def change(self, key: str, value: Any) -> ConfigChange:
         """Return a change of a config key."""
-        return Change(key=key, value=value, now=self.setting(key))
+        return ConfigChange(key=key, value=value, now=self.setting(key))
 
-    def raised(self, key: str) -> Change:
+    def double_limit(self, key: str) -> ConfigChange:
         """Return a change that doubles a limit."""
         now = self.setting(key)
         return self.change(key, None if now is None else 2 * now)

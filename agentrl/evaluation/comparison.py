@@ -75,8 +75,8 @@ class PairedTest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Comparison of two sides."""
+class PairedComparison:
+    """Comparison of two sides, task by task."""
 
     tasks: Mapping[Hashable, ComparedTask]
     """Tasks of both sides."""
@@ -111,7 +111,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def compare(first: Mapping[Hashable, TaskScore], second: Mapping[Hashable, TaskScore]) -> Comparison:
+def compare(first: Mapping[Hashable, TaskScore], second: Mapping[Hashable, TaskScore]) -> PairedComparison:
     """Compare two sides, task by task: by success where both know it, otherwise by reward.
 
     Args:
@@ -129,7 +129,7 @@ def compare(first: Mapping[Hashable, TaskScore], second: Mapping[Hashable, TaskS
     reward = [(a, b) for a, b in by_reward if a is not None and b is not None]
     uses_success = bool(success) and len(success) >= len(reward)
     pairs = success if uses_success else reward
-    return Comparison(
+    return PairedComparison(
         tasks=tasks,
         only_first=len(first) - len(common),
         only_second=len(second) - len(common),

@@ -248,15 +248,15 @@ def _html(report: Report, curve: Path | None, panels: Path | None, examples: Seq
         problems=report.problems,
         tables=[*tables(report.results), *report.run_tables],
         commands=report.commands,
-        picture=_encoded(curve),
-        panels=_encoded(panels),
+        picture=_encode_picture(curve),
+        panels=_encode_picture(panels),
         panels_note=CURVES_NOTE,
         examples=examples,
         legend=LEGEND,
     )
 
 
-def _encoded(picture: Path | None) -> str | None:
+def _encode_picture(picture: Path | None) -> str | None:
     return None if picture is None else base64.b64encode(picture.read_bytes()).decode()
 
 

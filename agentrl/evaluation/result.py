@@ -14,7 +14,7 @@ import numpy as np
 
 from agentrl.diagnosis.finding import Finding, rank, top
 from agentrl.diagnosis.rules import apply_rules
-from agentrl.diagnosis.summary import EpisodeSummary, RunSummary
+from agentrl.diagnosis.summary import EpisodeCounts, RunSummary
 from agentrl.errors import Outcome, SourceLocation
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
 from agentrl.observe.console import html_table
@@ -291,7 +291,7 @@ def find_problems(
         incidents: Failures of rewards, environments and tools.
         definitions: Places of the reward functions by their name in messages; empty if the environment gives rewards.
     """
-    summary = EpisodeSummary()
+    summary = EpisodeCounts()
     summary.add_step([episode.trajectory for episode in episodes], None)
     run = RunSummary(is_training=False, episodes=summary, incidents=incidents, definitions=definitions)
     return top(rank(finding for _, finding in apply_rules(run, of_newest_step=False)))

@@ -29,13 +29,13 @@ _HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedRun:
-    """What a report says about a run."""
+    """A run with its metrics and findings, as a report needs them."""
 
     folder: RunDirectory
     config: Config | None
     lines: Sequence[Mapping[str, Any]]
     state: str
-    """How it stands, in words."""
+    """State of the run, in words."""
     start: Mapping[str, Any] = field(default_factory=dict)
     """Record of its start: command, machine, versions."""
     findings: Sequence[Finding] = ()
@@ -153,13 +153,13 @@ def success_by_type(run: ReportedRun) -> dict[str, str]:
     quarter = _quarter(run.lines)
     first, last = int(run.lines[quarter - 1]["step"]), int(run.lines[-quarter]["step"])
     with TrajectoryIndex(run.folder.trajectories) as index:
-        early = _solved(index, EpisodeFilter(is_trainable=True, last_step=first))
-        late = _solved(index, EpisodeFilter(is_trainable=True, first_step=last))
+        early = _successes(index, EpisodeFilter(is_trainable=True, last_step=first))
+        late = _successes(index, EpisodeFilter(is_trainable=True, first_step=last))
     types = sorted(name for name in {*early, *late} if name)
     return {name: f"{_share(early.get(name))} to {_share(late.get(name))}" for name in types}
 
 
-def _solved(index: TrajectoryIndex, where: EpisodeFilter) -> dict[str | None, list[bool]]:
+def _successes(index: TrajectoryIndex, where: EpisodeFilter) -> dict[str | None, list[bool]]:
     found: dict[str | None, list[bool]] = {}
     for row in index.select(where):
         if row.success is not None:

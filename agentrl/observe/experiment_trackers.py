@@ -80,7 +80,7 @@ class MLflowTracker(EpisodeTableTracker):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write all metrics of a step, and its table as an artifact."""
         now = int(time.time() * 1000)
-        values = [self._metric(_allowed(name), float(value), now, step) for name, value in metrics.items()]
+        values = [self._metric(_mlflow_name(name), float(value), now, step) for name, value in metrics.items()]
         for some in _parts(values, 1000):
             self._client.log_batch(self._run, metrics=some)
         if rows := self.take_rows():
@@ -172,7 +172,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _allowed(name: str) -> str:
+def _mlflow_name(name: str) -> str:
     """Return a metric's name with the characters that MLflow allows."""
     return "".join(letter if letter.isalnum() or letter in "_-. /:" else "_" for letter in name)
 

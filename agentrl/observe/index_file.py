@@ -122,7 +122,7 @@ class IndexFile:
             raise UsageError(f"no trajectories found in {store}", got="no such file or folder")
         self.store = store
         self._is_reader = built_at is not None
-        self._places = [built_at] if built_at is not None else [self._beside(), *_cached(store), spare]
+        self._places = [built_at] if built_at is not None else [self._beside(), *_cache_places(store), spare]
         """Places that are left to try; ``None`` is in memory."""
         self.database = self._open() if built_at is None else _open_reader(built_at)
 
@@ -226,25 +226,25 @@ class IndexFile:
 
     def _scan_chunk(self, on_progress: Callable[[int, int], None]) -> bool:
         """Scan at most a chunk of one file; return True if more is left."""
-        if self._is_current(self.files(), self._known()):
+        if self._is_current(self.files(), self._scanned_files()):
             return False
         with self._transaction():
-            found, known = self.files(), self._known()
+            found, known = self.files(), self._scanned_files()
             valid = {step: file for step, file in known.items() if self._continues(found.get(step), file)}
             first = min((step for step in known if step not in valid), default=None)
             late = [step for step in found if step not in known and known and step < max(known)]
             grown = [step for step in valid if found[step].size != known[step].size and step < max(known)]
             if (changed := min((*([] if first is None else [first]), *late, *grown), default=None)) is not None:
                 self._forget_since(changed, found)
-                known = self._known()
+                known = self._scanned_files()
             step = next((one for one in sorted(found) if not _is_same(found[one], known.get(one))), None)
             if step is not None:
                 self._scan_file(step, found[step], known.get(step))
-        done = sum(file.position for file in self._known().values())
+        done = sum(file.position for file in self._scanned_files().values())
         on_progress(done, sum(file.size for file in found.values()))
         return True
 
-    def _known(self) -> dict[int, _ScannedFile]:
+    def _scanned_files(self) -> dict[int, _ScannedFile]:
         rows = self.database.execute("SELECT * FROM files")
         names = [column[0] for column in rows.description]
         files = (_ScannedFile(**dict(zip(names, row, strict=True))) for row in rows)
@@ -353,7 +353,7 @@ def _is_same(file: StoreFile, known: _ScannedFile | None) -> bool:
     return known is not None and (file.inode, file.size, file.changed) == (known.inode, known.size, known.changed)
 
 
-def _cached(store: Path) -> list[Path]:
+def _cache_places(store: Path) -> list[Path]:
     """Return the place of a store's index in the user's cache folder; none if there is no home folder."""
     name = hashlib.blake2b(os.fsencode(store.resolve()), digest_size=12).hexdigest()
     try:

@@ -139,7 +139,7 @@ class IndexEntry:
         self.finish(record["trajectory"], record["turns"], record.get("messages"))
 
     @classmethod
-    def evaluated(cls, record: Mapping[str, Any], piece: Piece) -> IndexEntry:
+    def from_evaluation(cls, record: Mapping[str, Any], piece: Piece) -> IndexEntry:
         """Return the entry of an evaluation's episode; a malformed record raises one of `UNREADABLE`."""
         trajectory = record["trajectory"]
         ended = float(record.get("played_at", 0.0)) or None
@@ -259,7 +259,7 @@ class StoreScan:
 
     def _add(self, record: Mapping[str, Any], piece: Piece) -> None:
         if is_evaluated(record):
-            self.entries.append(IndexEntry.evaluated(record, piece))
+            self.entries.append(IndexEntry.from_evaluation(record, piece))
             return
         identity = record["id"]
         entry = self._latest.get(identity)

@@ -24,7 +24,7 @@ SILENT_S = 10.0
 
 
 class EpisodeState(enum.StrEnum):
-    """What an episode waits for."""
+    """State of a running episode: the part that it waits for."""
 
     WAITING = "waiting"
     """A free slot."""
@@ -37,7 +37,7 @@ class EpisodeState(enum.StrEnum):
 
 
 class RunEnd(enum.StrEnum):
-    """How a run ended by itself."""
+    """Way in which a run ended by itself."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -89,7 +89,7 @@ class CurrentWait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedLoop:
-    """What blocks the event loop of a run."""
+    """Code that blocks the event loop of a run."""
 
     since: float
     by: str

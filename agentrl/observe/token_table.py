@@ -92,7 +92,7 @@ null. ``has_tokens`` is true if the step's tokens include those of the episode.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenColumns:
-    """What a trainer computed for all sampled tokens of a step, sequence after sequence; arrays are [tokens].
+    """Values that a trainer computed for the sampled tokens of a step, sequence after sequence; arrays are [tokens].
 
     NaN stands for a number that was not computed.
     """

@@ -164,7 +164,7 @@ def read_traces(run: Path, step: int) -> list[EpisodeTrace]:
     if not file.is_file():
         known = traced_steps(run)
         raise UsageError(
-            f"there are no traces of step {step} in {run}",
+            f"step {step} has not been traced in {run}",
             expected=f"a step from {known[0]} to {known[-1]}" if known else "a run with trackers=[trace]",
             hint=None if known else f"to trace its next steps: agentrl train --resume {run} 'trackers=[trace]'",
         )

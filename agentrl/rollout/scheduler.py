@@ -434,10 +434,10 @@ class GroupScheduler:
 
     def record_left_over(self) -> None:
         """Tell the observer of the groups that no batch has taken, after the last one."""
-        for group in sorted(self._unused(), key=lambda group: group.position):
+        for group in sorted(self._untaken_groups(), key=lambda group: group.position):
             self.record_end(group, GroupEnd.LEFT_OVER)
 
-    def _unused(self) -> list[Group]:
+    def _untaken_groups(self) -> list[Group]:
         return [*self._finished, *self._running.values(), *self._to_restart]
 
     def state_dict(self) -> dict[str, Any]:

@@ -262,7 +262,7 @@ class WaitTracker:
             blocked: First line if the event loop is blocked, which is a stall even if no waits are registered.
         """
         now = self.clock()
-        waits = self.listed()
+        waits = self.list_waits()
         quiet_since = max(self._last_progress, self._last_report)
         if not (waits or blocked) or now - quiet_since < silence_s:
             return None
@@ -270,7 +270,7 @@ class WaitTracker:
         lines = [blocked] if blocked else []
         return "\n".join([*lines, *self._table(waits, now)])
 
-    def listed(self) -> list[Wait]:
+    def list_waits(self) -> list[Wait]:
         """Return the current waits, oldest first; that for an agent loop only if its episode waits for nothing else.
 
         May be called from any thread.
@@ -309,7 +309,7 @@ class WaitTracker:
 
 @dataclass(frozen=True, slots=True)
 class BlockedCode:
-    """What blocks the event loop, and for how long."""
+    """Code that blocks the event loop, and for how long."""
 
     seconds: float
     by: str
@@ -343,7 +343,7 @@ class StallWatch:
 
     def look(self) -> None:
         """Report a stall if there is one, and ask the event loop for a sign of life."""
-        found = self.blocked(self._silence_s / 2)
+        found = self.find_blocking_code(self._silence_s / 2)
         blocked = "" if found is None else f"the event loop has been blocked for {found.seconds:.0f} s by {found.by}"
         text = self._waits.stall_report(self._silence_s, blocked=blocked)
         if text is not None and found is not None:
@@ -354,7 +354,7 @@ class StallWatch:
             self._is_asked = True
             self._loop.call_soon_threadsafe(self._answer)
 
-    def blocked(self, least_s: float = 2 * LOOP_PING_S) -> BlockedCode | None:
+    def find_blocking_code(self, least_s: float = 2 * LOOP_PING_S) -> BlockedCode | None:
         """Return what has blocked the event loop for more than `least_s` seconds; may be called from any thread."""
         blocked_s = self._waits.clock() - self._answered
         return BlockedCode(blocked_s, self._blocker()) if self._is_asked and blocked_s > least_s else None

@@ -94,7 +94,7 @@ def make_job(
     Raises:
         ConfigError: the run needs more GPUs than the nodes have, or its weights cannot be sent to other nodes.
     """
-    needed = _needed(config, has_gpus=gpus_per_node != 0 and config.model.device != "cpu")
+    needed = _required_bundles(config, has_gpus=gpus_per_node != 0 and config.model.device != "cpu")
     total, largest = sum(one.get("GPU", 0) for one in needed), max(one.get("GPU", 0) for one in needed)
     gpus = min(MOST_GPUS, math.ceil(total)) if gpus_per_node is None else gpus_per_node
     enough = max(1, math.ceil(total / gpus)) if gpus else 1
@@ -127,7 +127,7 @@ def make_job(
     )
 
 
-def _needed(config: Config, *, has_gpus: bool) -> list[dict[str, float]]:
+def _required_bundles(config: Config, *, has_gpus: bool) -> list[dict[str, float]]:
     section = config.cluster or ClusterConfig()
     bundles = [*rank_bundles(config, section, gpus=has_gpus), *engine_bundles(config, section, gpus=has_gpus)]
     return [dict(bundle.resources) for bundle in bundles]

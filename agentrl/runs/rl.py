@@ -36,25 +36,21 @@ from agentrl.builders.group_extras import check_extra_rollouts
 from agentrl.builders.models import prepare_model
 from agentrl.builders.processes import open_processes
 from agentrl.builders.training import build_training
-from agentrl.config.config import Config
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
-from agentrl.diagnosis.finding import Finding, finding_lines, top
-from agentrl.diagnosis.read import RunIncidents, read_incidents, save_incidents
-from agentrl.diagnosis.summary import RunSummary
-from agentrl.diagnosis.watch import RunDiagnosis, save_findings
-from agentrl.errors import RankLost, ResumableError, ServersLost, TrainingError, UsageError, described_error
+from agentrl.diagnosis.finding import Finding
+from agentrl.diagnosis.watch import RunDiagnosis
+from agentrl.errors import RankLost, ResumableError, ServersLost, TrainingError, described_error
 from agentrl.errors.foreign import DaemonThreads, call_in_thread, cancel_or_abandon
 from agentrl.evaluation.periodic import AT_STEP, PeriodicEvaluations
 from agentrl.models.cores import divide_cores
 from agentrl.models.threads import compute_on
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
-from agentrl.observe.learning import steps_without_learning
-from agentrl.observe.metrics import MetricsFile, read_metrics
+from agentrl.observe.metrics import MetricsFile
 from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
-from agentrl.observe.run_folder import RunDirectory, logging_to
+from agentrl.observe.run_folder import logging_to
 from agentrl.observe.traces import EpisodeTrace
 from agentrl.observe.trackers import Trackers, traces_episodes
 from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore, void_after
@@ -64,15 +60,14 @@ from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.tracing import EpisodeTracer
 from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker, collect_settled_heap, settled_heap
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
-from agentrl.runs.closing import close_in_thread, close_together
+from agentrl.runs.diagnosis import open_diagnosis, report_problems, save_failures
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
 from agentrl.runs.status_writer import StatusWriter, stall_words
-from agentrl.runs.stop import PHASE_GRACE_S, StopRequest, run_until_stopped
+from agentrl.runs.stop import PHASE_GRACE_S, StopRequest, close_in_thread, close_together, run_until_stopped
 from agentrl.runs.stored_training import StoredTraining
 from agentrl.runs.token_tables import TokenTables
 from agentrl.serving.launch.placement import core_warnings
-from agentrl.training.algorithm_functions import run_learns_from_rewards
 from agentrl.training.report import StepReport
 from agentrl.weights import SyncReport
 
@@ -153,7 +148,7 @@ class Orchestrator:
             for change in self._changes:
                 self._say(f"changed: {change} ({rule_of(change.key).why})")
             async with AsyncExitStack() as stack:
-                stack.callback(self._say_problems)
+                stack.callback(self._report_problems)
                 interrupted = await self._prepare_and_train(stack)
                 self._status_writer.is_interrupted = interrupted
             return RunResult(
@@ -165,17 +160,10 @@ class Orchestrator:
                 problems=self._problems,
             )
 
-    def _say_problems(self) -> None:
+    def _report_problems(self) -> None:
         """Report and save the worst problems of the run, even after an error."""
-        if self._diagnosis is None:
-            return
-        findings = self._diagnosis.findings()
-        self._problems = top(findings)
-        for line in finding_lines(self._problems):
-            self._say(line)
-        with suppress(UsageError):  # a full disk, which another error reports already
-            save_findings(self.folder, findings)
-            self._save_incidents()
+        if self._diagnosis is not None:
+            self._problems = report_problems(self.folder, self._diagnosis, self._say)
 
     async def _prepare_and_train(self, stack: AsyncExitStack) -> bool:
         """Run to the last step; return True if a requested stop came first."""
@@ -256,7 +244,7 @@ class Orchestrator:
         if journals is not None and (recovered := self._parts.scheduler.recover(finished, journals)):
             self._say(f"kept {recovered} finished episodes not yet trained on")
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
-        self._diagnosis = self._open_diagnosis()
+        self._diagnosis = open_diagnosis(self.folder, self.config, self._parts)
         with self._waits.on(WaitKind.SYNC, "trainer", "the engine's start and the check of its weights"):
             await self._parts.engine.start()
             await self._parts.sync.verify()
@@ -267,31 +255,6 @@ class Orchestrator:
                 await self._repeat_evaluation(progress.evaluating)
         if self._changes:
             self.folder.save_config(dump_config(self.config))
-
-    def _open_diagnosis(self) -> RunDiagnosis:
-        """Open the diagnosis of the run, from the steps that it has made."""
-        self._parts.counters.incidents.add_record(read_incidents(self.folder).incidents.to_record())
-        summary = RunSummary(
-            config=self.config,
-            learns_from_rewards=run_learns_from_rewards(self.config),
-            incidents=self._parts.counters.incidents,
-            definitions={
-                name: location
-                for part in self._parts.environments
-                for name, location in part.runner.scorer.definitions.items()
-            },
-            decode=self._parts.renderer.encoder.decode,
-        )
-        if summary.definitions:
-            save_incidents(self.folder, RunIncidents(incidents=summary.incidents, definitions=summary.definitions))
-        return RunDiagnosis(summary, read_metrics(self.folder.metrics_file))
-
-    def _save_incidents(self) -> None:
-        """Write the failures so far, if there are any, for a diagnosis while the run trains or after a crash."""
-        assert self._diagnosis is not None
-        run = self._diagnosis.run
-        if run.incidents.found:
-            save_incidents(self.folder, RunIncidents(incidents=run.incidents, definitions=run.definitions))
 
     async def _repeat_evaluation(self, step: int) -> None:
         """Start an evaluation again that the checkpoint's run did not finish, if the checkpoint has its weights."""
@@ -395,11 +358,12 @@ class Orchestrator:
         if not self.config.rollout.is_synchronous:
             parts.scheduler.start_episodes()
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        seen = [] if self._diagnosis is None else self._diagnosis.add_step(self.step, self._pending, trajectories)
+        assert self._diagnosis is not None
+        seen = self._diagnosis.add_step(self.step, self._pending, trajectories)
         for warning in (*report.warnings, *seen):
             self._say(f"step {self.step}: {warning}")
         with self._waits.on(WaitKind.DISK, "run", "incidents.json"):
-            self._save_incidents()
+            save_failures(self.folder, self._diagnosis)
         await self._finish_step()
 
     async def _release_memory(self) -> bool:
@@ -590,12 +554,3 @@ def _run_loop(loop: Orchestrator | StoredTraining, interruption: StopRequest) ->
 async def _train(loop: Orchestrator | StoredTraining, interruption: StopRequest) -> RunResult:
     with interruption.stops(loop.stop):
         return await loop.run()
-
-
-def idle_steps(result: RunResult, config: Config) -> str:
-    """Describe the steps in which nothing was learned, if they are at least half of the run."""
-    lines = read_metrics(RunDirectory(result.folder).metrics_file)
-    idle = steps_without_learning(lines)
-    if not run_learns_from_rewards(config) or not idle or 2 * idle < len(lines):
-        return ""
-    return f", but nothing was learned in {idle} of {len(lines)} steps: all episodes of a task had the same return"

@@ -143,7 +143,7 @@ class StatusWriter:
     def snapshot(self) -> RunSnapshot:
         """Return the current status."""
         now, clock, status = time.time(), self._waits.clock(), self._status
-        waits = self._waits.listed()
+        waits = self._waits.list_waits()
         running = list(status.in_flight.values())
         states = _states(running, waits, lambda began: now - (clock - began))
         counts = Counter(state for state, _ in states.values())
@@ -161,7 +161,7 @@ class StatusWriter:
             seconds_left=self._seconds_left(),
             waits=[_current(wait, now - (clock - wait.began)) for wait in waits[:MOST_WAITS]],
             waiting=len(waits),
-            blocked=self._blocked(now),
+            blocked=self._blocked_loop(now),
             episodes={state.value: counts[state] for state in EpisodeState},
             episodes_done=status.episodes_done,
             attempts_failed=status.attempts_failed,
@@ -185,8 +185,8 @@ class StatusWriter:
         per_step = (known[-1][0] - known[0][0]) / (known[-1][1] - known[0][1])
         return max(0.0, (self._status.steps - step) * per_step - (now - known[-1][0]))
 
-    def _blocked(self, now: float) -> BlockedLoop | None:
-        blocked = None if self.watch is None else self.watch.blocked()
+    def _blocked_loop(self, now: float) -> BlockedLoop | None:
+        blocked = None if self.watch is None else self.watch.find_blocking_code()
         return None if blocked is None else BlockedLoop(since=now - blocked.seconds, by=blocked.by)
 
     def _loads(self) -> list[EngineLoad]:

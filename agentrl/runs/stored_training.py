@@ -14,7 +14,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,9 +28,9 @@ from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
-from agentrl.diagnosis.finding import Finding, finding_lines, top
+from agentrl.diagnosis.finding import Finding
 from agentrl.diagnosis.summary import RunSummary
-from agentrl.diagnosis.watch import RunDiagnosis, save_findings
+from agentrl.diagnosis.watch import RunDiagnosis
 from agentrl.errors import ConfigError, Outcome, TrainingError, UsageError
 from agentrl.errors.deadlines import CLOSING_S
 from agentrl.errors.foreign import DaemonThreads, call_in_thread, run_in_own_thread
@@ -47,6 +47,7 @@ from agentrl.rollout.finished_episodes import group_position
 from agentrl.rollout.groups import Group
 from agentrl.rollout.task_order import SampledTask
 from agentrl.runs.checkpoint import read_progress, write_progress
+from agentrl.runs.diagnosis import report_problems
 from agentrl.runs.record import group_metrics
 from agentrl.runs.start import Run, RunResult, StartCheck, check_rollouts
 from agentrl.runs.status_writer import StatusWriter
@@ -332,7 +333,7 @@ class StoredTraining:
             async with AsyncExitStack() as stack:
                 await self._prepare(stack)
                 await self._train()
-                self._diagnose()
+                self._problems = report_problems(self.folder, self._diagnosis, self._say)
                 self._status_writer.is_interrupted = self.step < self.config.trainer.steps
             return RunResult(
                 folder=self.folder.path,
@@ -467,14 +468,6 @@ class StoredTraining:
 
         self._saved = self._checkpoints.save(self.step, write)
         self._watcher.on_checkpoint(self.step, self._saved.path)
-
-    def _diagnose(self) -> None:
-        findings = self._diagnosis.findings()
-        self._problems = top(findings)
-        for line in finding_lines(self._problems):
-            self._say(line)
-        with suppress(UsageError):  # a full disk
-            save_findings(self.folder, findings)
 
     def _enter(self, phase: Phase) -> None:
         self.status.phase = phase

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from agentrl.engine import GenerateRequest, Generation, PolicyEngine, SamplingParams, StopReason
 from agentrl.errors import AgentRLError, EngineError, UsageError
-from agentrl.testing.report import Broken, CheckReport, CheckRow, CheckStatus, Missing, Rule, require
+from agentrl.testing.report import Broken, CheckReport, CheckRow, CheckRule, CheckStatus, Missing, require
 
 Reference: TypeAlias = Callable[[Sequence[int], float], Sequence[float]]
 """Function (ids, temperature) → log-probabilities of ``ids[1:]`` given their prefixes, on the current weights."""
@@ -441,7 +441,7 @@ async def killed_engine(probe: EngineProbe) -> str:
 
 
 RULES = tuple(
-    Rule(check)
+    CheckRule(check)
     for check in (
         length,
         context,
@@ -517,7 +517,7 @@ async def check_engine(
         await probe.engine.close()
 
 
-async def _check(rule: Rule, probe: EngineProbe, deadline_s: float) -> CheckRow:
+async def _check(rule: CheckRule, probe: EngineProbe, deadline_s: float) -> CheckRow:
     start = time.perf_counter()
     try:
         async with asyncio.timeout(deadline_s) as limit:

@@ -21,7 +21,7 @@ from agentrl.rollout.env_adapter import WrongReturn
 from agentrl.testing.env_rules import blind, contract, determinism, leaks, resources, rewards
 from agentrl.testing.env_session import LONG_CALL, CallFailed, asking, run_watched
 from agentrl.testing.env_subject import EFFORTS, CheckDepth, Subject
-from agentrl.testing.report import Broken, CheckReport, CheckRow, CheckStatus, Rule, choose_rules
+from agentrl.testing.report import Broken, CheckReport, CheckRow, CheckRule, CheckStatus, choose_rules
 
 PLAYS = contract.plays_an_episode
 """Rule that is always checked first."""
@@ -144,12 +144,12 @@ def reward_integrity(
 class _Inspection:
     """State of a check: its rules, and the rows so far."""
 
-    rules: Sequence[Rule]
+    rules: Sequence[CheckRule]
     must_play: bool
     """True if all rules are skipped when no episode can be played."""
     watch: Callable[[str], object] | None
     rows: list[CheckRow] = field(default_factory=list)
-    now: Rule = PLAYS
+    now: CheckRule = PLAYS
     begun: float = field(default_factory=time.perf_counter)
 
     def run(
@@ -224,7 +224,7 @@ def _find(environment: str | EnvironmentSpec | Callable[..., AnyEnv]) -> tuple[E
     return resolve_environment(name), split
 
 
-def _check(rule: Rule, subject: Subject) -> CheckRow:
+def _check(rule: CheckRule, subject: Subject) -> CheckRow:
     """Check a rule; an exception of the environment breaks it."""
     start = time.perf_counter()
     try:

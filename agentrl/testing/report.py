@@ -54,7 +54,7 @@ def require(holds: bool, otherwise: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckFinding:
     """Result of a rule that measures something; other rules return only a text."""
 
     detail: str
@@ -63,12 +63,12 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CheckRule:
     """Rule of a check: its requirement, its check, and what to do if it is broken."""
 
     check: Callable[[Any], Any]
-    """Function that takes the subject of the check, and returns a text or a `Finding` (some rules as coroutines) or
-    raises a `RuleOutcome`. Its name is the rule's name; the first paragraph of its docstring is the requirement."""
+    """Function that takes the subject of the check, and returns a text or a `CheckFinding` (some rules as coroutines),
+    or raises a `RuleOutcome`. Its name is the rule's name; the first paragraph of its docstring is the requirement."""
     mend: str = ""
     """Next step for the author of the checked code if the rule is broken."""
 
@@ -82,11 +82,11 @@ class Rule:
         """Requirement of the rule in one sentence."""
         return " ".join((inspect.getdoc(self.check) or "").partition("\n\n")[0].split())
 
-    def row(self, found: Finding | str | Exception, seconds: float) -> CheckRow:
+    def row(self, found: CheckFinding | str | Exception, seconds: float) -> CheckRow:
         """Return the row of the report; an exception other than a `RuleOutcome` breaks the rule."""
         status, figures = CheckStatus.PASSED, dict[str, float]()
         match found:
-            case Finding():
+            case CheckFinding():
                 detail, figures = found.detail, dict(found.figures)
             case RuleOutcome():
                 status, detail = found.status, str(found)
@@ -98,12 +98,12 @@ class Rule:
         return CheckRow(check=self.name, status=status, detail=detail, figures=figures, mend=mend, seconds=seconds)
 
 
-def rule(mend: str) -> Callable[[Callable[[Any], Finding | str]], Rule]:
-    """Make a `Rule` of the decorated function; `mend` says what to do if it is broken."""
-    return lambda check: Rule(check, mend)
+def rule(mend: str) -> Callable[[Callable[[Any], CheckFinding | str]], CheckRule]:
+    """Make a `CheckRule` of the decorated function; `mend` says what to do if it is broken."""
+    return lambda check: CheckRule(check, mend)
 
 
-async def check_rule(rule: Rule, subject: object, *, escaping: tuple[type[Exception], ...] = ()) -> CheckRow:
+async def check_rule(rule: CheckRule, subject: object, *, escaping: tuple[type[Exception], ...] = ()) -> CheckRow:
     """Check a rule whose `check` is a coroutine function; raise exceptions in `escaping`, all others break the rule."""
     start = time.perf_counter()
     try:
@@ -115,7 +115,9 @@ async def check_rule(rule: Rule, subject: object, *, escaping: tuple[type[Except
     return rule.row(found, time.perf_counter() - start)
 
 
-def choose_rules(rules: Sequence[Rule], *, only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[Rule, ...]:
+def choose_rules(
+    rules: Sequence[CheckRule], *, only: Collection[str] = (), skip: Collection[str] = ()
+) -> tuple[CheckRule, ...]:
     """Choose rules by name.
 
     Args:

@@ -13,12 +13,12 @@ from typing import Any
 
 from agentrl.errors import UsageError
 from agentrl.sandbox import SandboxSpec, read_spec
-from agentrl.testing.report import CheckReport, Rule, check_rule, choose_rules
+from agentrl.testing.report import CheckReport, CheckRule, check_rule, choose_rules
 from agentrl.testing.sandbox_rules import behaviour, limits, network, security
 from agentrl.testing.sandbox_subject import SandboxSubject
 
 RULES = tuple(
-    Rule(check)
+    CheckRule(check)
     for check in (
         behaviour.runs_commands,
         behaviour.tells_how_commands_end,

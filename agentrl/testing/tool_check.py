@@ -20,7 +20,7 @@ from agentrl.errors import UsageError
 from agentrl.message import ToolCall
 from agentrl.rollout.env_adapter import call_own_tool
 from agentrl.rollout.tools import EpisodeTools, ToolCallResult, tool_session
-from agentrl.testing.report import Broken, CheckReport, Missing, Rule, check_rule
+from agentrl.testing.report import Broken, CheckReport, CheckRule, Missing, check_rule
 from agentrl.tool import Tool
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -190,7 +190,7 @@ async def parallel_calls_agree(subject: _CheckedTool) -> str:
 
 
 RULES = tuple(
-    Rule(check)
+    CheckRule(check)
     for check in (
         arguments_are_described,
         name_can_be_sent,

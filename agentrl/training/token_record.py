@@ -1,4 +1,4 @@
-"""What the updates of a step computed for each sampled token, and why a token did not train.
+"""Record of what the updates of a step computed for each sampled token, and why a token did not train.
 
     GradientPass ─► TokenRecord (values of the latest update of each token) ─► TokenColumns ─► StepReport.tokens
 

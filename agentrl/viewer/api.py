@@ -1,8 +1,17 @@
-"""Answers of the viewer's addresses under ``/api``; each is made in a thread, from files only."""
+"""Answers of the viewer's addresses under ``/api``; each is made in a thread, from files only.
+
+Notes on episodes are the only thing that the viewer writes: one JSON line each in ``notes.jsonl`` in the folder of the
+run or evaluation.
+"""
 
 from __future__ import annotations
 
+import os
+import secrets
+import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -12,22 +21,25 @@ from aiohttp import web
 
 from agentrl.errors import UsageError
 from agentrl.message import encodable
+from agentrl.observe.files import write_fully, writing
 from agentrl.observe.trajectory_index import EpisodeFilter, EpisodeRow
 from agentrl.observe.trajectory_record import trajectory_record
 from agentrl.trajectory import Trajectory
-from agentrl.viewer.comparing import comparison_document
-from agentrl.viewer.episode_list import episodes_document, outcomes_document, row_document
+from agentrl.viewer.episode_list import (
+    comparison_document,
+    episodes_document,
+    group_document,
+    outcomes_document,
+    row_document,
+)
 from agentrl.viewer.episode_view import episode_document, find_image
-from agentrl.viewer.groups import group_document
 from agentrl.viewer.library import Library
 from agentrl.viewer.metrics_table import metrics_document
-from agentrl.viewer.notes import add_note, delete_note, read_notes
 from agentrl.viewer.opened_source import OpenedSource
 from agentrl.viewer.queries import Query
 from agentrl.viewer.run_state import read_status
-from agentrl.viewer.sources import NotFound, SourceKind
-from agentrl.viewer.token_columns import token_columns
-from agentrl.viewer.training_tables import read_token_rows
+from agentrl.viewer.sources import OpenedFolders, SourceFolder, SourceKind, UnknownAddress
+from agentrl.viewer.token_columns import read_token_rows, token_columns
 
 LARGEST_BODY = 64 * 1024
 """Maximum bytes of a request's body."""
@@ -36,6 +48,12 @@ MOST_CHOICES = 100
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Content types of images; others are not shown."""
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+NOTES_FILE = "notes.jsonl"
+LONGEST_NOTE = 10_000
+"""Maximum number of characters of a note."""
+LARGEST_NOTES = 16 * 2**20
+"""Maximum bytes of all notes of a source."""
+_NOTES_LOCK = threading.Lock()
 
 
 def encode(document: Any) -> bytes:
@@ -58,7 +76,7 @@ def _encodable(value: Any) -> Any:
     return value
 
 
-def _opened(library: Library, request: web.Request) -> OpenedSource:
+def _find_source(library: Library, request: web.Request) -> OpenedSource:
     return library[request.match_info["source"]]
 
 
@@ -69,7 +87,7 @@ def list_sources(library: Library, request: web.Request, query: Query) -> dict[s
 
 def show_source(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return one run or evaluation; its index is built from now on."""
-    opened = _opened(library, request)
+    opened = _find_source(library, request)
     if not opened.index.opened.is_set():
         opened.want_index()
     return opened.document()
@@ -77,24 +95,24 @@ def show_source(library: Library, request: web.Request, query: Query) -> dict[st
 
 def show_metrics(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return the metrics of a run."""
-    return metrics_document(_opened(library, request).metrics(), after=query.integer("after"))
+    return metrics_document(_find_source(library, request).metrics(), after=query.integer("after"))
 
 
 def list_episodes(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return a page of episodes."""
-    return episodes_document(_opened(library, request), query)
+    return episodes_document(_find_source(library, request), query)
 
 
 def count_outcomes(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return outcomes by step, and success by type of task."""
-    return outcomes_document(_opened(library, request), query)
+    return outcomes_document(_find_source(library, request), query)
 
 
 def _read_episode(opened: OpenedSource, identity: str, *, messages: bool = False) -> tuple[EpisodeRow, Trajectory]:
     """Read an episode.
 
     Raises:
-        NotFound: there is no such episode.
+        UnknownAddress: there is no such episode.
         UsageError: it cannot be read, because the store has just changed.
     """
     opened.wait_for_index()
@@ -110,7 +128,7 @@ def _read_episode(opened: OpenedSource, identity: str, *, messages: bool = False
 
 def show_episode(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return the document of an episode."""
-    opened, identity = _opened(library, request), request.match_info["episode"]
+    opened, identity = _find_source(library, request), request.match_info["episode"]
     return _episode_document(opened, identity)
 
 
@@ -124,7 +142,7 @@ def _episode_document(opened: OpenedSource, identity: str) -> dict[str, Any]:
 
 def show_tokens(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return tokens of an episode as columns."""
-    opened, identity = _opened(library, request), request.match_info["episode"]
+    opened, identity = _find_source(library, request), request.match_info["episode"]
     start = query.integer("from", 0) or 0
     end = query.integer("to", start + 4000) or 0
     row, trajectory = _read_episode(opened, identity)
@@ -141,7 +159,7 @@ def show_tokens(library: Library, request: web.Request, query: Query) -> dict[st
 
 def show_raw(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return an episode as it is stored."""
-    _, trajectory = _read_episode(_opened(library, request), request.match_info["episode"], messages=True)
+    _, trajectory = _read_episode(_find_source(library, request), request.match_info["episode"], messages=True)
     messages = trajectory.episode_messages
     return {
         **trajectory_record(trajectory),
@@ -151,7 +169,7 @@ def show_raw(library: Library, request: web.Request, query: Query) -> dict[str, 
 
 def show_prompt(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return the tokens that the model read before it gave an answer."""
-    opened, number = _opened(library, request), query.integer("turn", 0)
+    opened, number = _find_source(library, request), query.integer("turn", 0)
     _, trajectory = _read_episode(opened, request.match_info["episode"])
     decoder = opened.decoder()
     for sequence in trajectory.sequences:
@@ -159,26 +177,26 @@ def show_prompt(library: Library, request: web.Request, query: Query) -> dict[st
             if turn.index == number:
                 ids = sequence.ids_list()[: turn.start]
                 return {"text": None if decoder is None else decoder.text(ids), "ids": ids}
-    raise NotFound("the episode has no such turn", got=number, expected=f"less than {len(trajectory.turns)}")
+    raise UnknownAddress("the episode has no such turn", got=number, expected=f"less than {len(trajectory.turns)}")
 
 
 def show_group(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return the members of a group."""
-    return group_document(_opened(library, request), request.match_info["group"])
+    return group_document(_find_source(library, request), request.match_info["group"])
 
 
 def show_comparison(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return the comparison of two sources."""
-    a, b = (library[query.required(name)] for name in ("a", "b"))
+    a, b = (library[query.required_text(name)] for name in ("a", "b"))
     return comparison_document(a, b, replace(query.filter(), is_infrastructure=False))
 
 
 def compare_episodes(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return two episodes of one task: the newest ones, or those with the ids ``episode_a`` and ``episode_b``."""
-    task, environment = query.required("task"), query.text("environment")
+    task, environment = query.required_text("task"), query.text("environment")
     found: dict[str, Any] = {}
     for side in ("a", "b"):
-        opened, identity = library[query.required(side)], query.text(f"episode_{side}")
+        opened, identity = library[query.required_text(side)], query.text(f"episode_{side}")
         opened.wait_for_index()
         with opened.index.reader() as index:
             where = EpisodeFilter(task_id=task, environment=environment)
@@ -191,13 +209,13 @@ def compare_episodes(library: Library, request: web.Request, query: Query) -> di
 
 def list_notes(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return the notes of a source."""
-    opened = _opened(library, request)
+    opened = _find_source(library, request)
     return {"notes": read_notes(opened.folders, opened.source)}
 
 
 def create_note(library: Library, request: web.Request, body: Mapping[str, Any]) -> dict[str, Any]:
     """Store a note on an episode."""
-    opened, episode = _opened(library, request), body.get("episode")
+    opened, episode = _find_source(library, request), body.get("episode")
     if not isinstance(episode, str):
         raise UsageError("the note's episode is not valid", got=repr(episode)[:80], expected="an id")
     opened.wait_for_index()
@@ -208,27 +226,101 @@ def create_note(library: Library, request: web.Request, body: Mapping[str, Any])
 
 def remove_note(library: Library, request: web.Request, body: Mapping[str, Any]) -> dict[str, Any]:
     """Delete a note."""
-    opened = _opened(library, request)
+    opened = _find_source(library, request)
     delete_note(opened.folders, opened.source, request.match_info["note"])
     return {}
 
 
 def find_episode_image(library: Library, request: web.Request) -> tuple[bytes, str]:
     """Return an image of an episode and its content type."""
-    _, trajectory = _read_episode(_opened(library, request), request.match_info["episode"], messages=True)
+    _, trajectory = _read_episode(_find_source(library, request), request.match_info["episode"], messages=True)
     image = find_image(trajectory, request.match_info["checksum"])
     if image is None:
-        raise NotFound("the episode has no such image")
+        raise UnknownAddress("the episode has no such image")
     return image.data, image.media_type if image.media_type in IMAGE_TYPES else "application/octet-stream"
 
 
 def show_in_flight(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return the running episodes; after a crash, those that were running."""
-    opened = _opened(library, request)
+    opened = _find_source(library, request)
     status = read_status(opened.folders, opened.source) or {}
     state = opened.refresh()["state"]
     episodes = status.get("in_flight")
     return {"state": state, "time": status.get("time"), "in_flight": episodes if isinstance(episodes, list) else []}
+
+
+def read_notes(folders: OpenedFolders, source: SourceFolder) -> list[dict[str, Any]]:
+    """Return the notes of a source, the oldest first; damaged lines are left out."""
+    path = folders.file(source, NOTES_FILE)
+    data = b""
+    with suppress(OSError):
+        if path is not None and path.stat().st_size <= LARGEST_NOTES:
+            data = path.read_bytes()
+    notes: dict[str, dict[str, Any]] = {}
+    for line in data.splitlines():
+        with suppress(ValueError, KeyError, TypeError):
+            record = orjson.loads(line)
+            if "deleted" in record:
+                notes.pop(record["deleted"], None)
+            else:
+                notes[record["id"]] = {name: record[name] for name in ("id", "episode", "turn", "text", "time")}
+    return list(notes.values())
+
+
+def add_note(folders: OpenedFolders, source: SourceFolder, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Store a note, and return it.
+
+    Args:
+        folders: Opened folders.
+        source: The run or evaluation.
+        body: ``{"episode": id, "turn": number or null, "text": text}``.
+
+    Raises:
+        UsageError: the note is not valid, there are too many, or the folder cannot be written.
+    """
+    text, turn = body.get("text"), body.get("turn")
+    if not isinstance(text, str) or not text.strip() or len(text) > LONGEST_NOTE:
+        got = f"{len(text)} characters" if isinstance(text, str) else repr(text)[:80]
+        raise UsageError("the note's text is not valid", got=got, expected=f"1 to {LONGEST_NOTE} characters")
+    if turn is not None and (isinstance(turn, bool) or not isinstance(turn, int) or not 0 <= turn < 2**31):
+        raise UsageError("the note's turn is not valid", got=repr(turn)[:80], expected="a number of a turn, or null")
+    note = {
+        "id": secrets.token_hex(8),
+        "episode": str(body.get("episode")),
+        "turn": turn,
+        "text": encodable(text),
+        "time": time.time(),
+    }
+    _append_note(folders, source, note)
+    return note
+
+
+def delete_note(folders: OpenedFolders, source: SourceFolder, identity: str) -> None:
+    """Delete a note.
+
+    Raises:
+        UnknownAddress: there is no such note.
+        UsageError: the folder cannot be written.
+    """
+    if not any(note["id"] == identity for note in read_notes(folders, source)):
+        raise UnknownAddress("no such note", got=repr(identity[:80]))
+    _append_note(folders, source, {"deleted": identity})
+
+
+def _append_note(folders: OpenedFolders, source: SourceFolder, record: Mapping[str, Any]) -> None:
+    path = source.path / NOTES_FILE
+    folders.check(path)
+    line = orjson.dumps(record) + b"\n"
+    with _NOTES_LOCK, writing(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size + len(line) > LARGEST_NOTES:
+                raise UsageError(f"{path} is full", got=f"{size} bytes", expected=f"at most {LARGEST_NOTES}")
+            torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
+            write_fully(descriptor, b"\n" + line if torn else line)
+        finally:
+            os.close(descriptor)
 
 
 READS: dict[str, Callable[[Library, web.Request, Query], Any]] = {

@@ -1,17 +1,24 @@
-"""Pages of episodes, and what is counted over all of them: outcomes by step, success by type of task."""
+"""Documents about several episodes: pages of a list, outcomes by step, success by type of task, groups, comparisons."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, replace
+from statistics import fmean, pstdev
 from typing import Any, get_args
 
+import numpy as np
 import orjson
 
 from agentrl.errors import UsageError
+from agentrl.evaluation.comparison import ComparedTask, TaskScore, Verdict, compare
 from agentrl.evaluation.result import MeanInterval, wilson_interval
 from agentrl.observe.trajectory_index import EpisodeFilter, EpisodeOrder, EpisodeRow, EpisodeSummary, TrajectoryIndex
+from agentrl.trajectory import Trajectory
 from agentrl.viewer.opened_source import OpenedSource
 from agentrl.viewer.queries import Query
+from agentrl.viewer.sources import UnknownAddress
+from agentrl.viewer.token_columns import read_episode_rows
 
 LONGEST_PAGE = 1000
 """Maximum number of rows of a page."""
@@ -19,6 +26,11 @@ SEARCH_S = 0.1
 """Seconds that a request searches for a text; the next page continues."""
 _HIDDEN = "number"
 """Field of a row that is not shown: a rebuilt index has other numbers."""
+MOST_MEMBERS = 64
+"""Maximum number of members that are compared."""
+MOST_TASKS = 10_000
+"""Maximum number of tasks that are listed; lost and won ones come first."""
+_ORDER = {Verdict.LOST: 0, Verdict.WON: 1, Verdict.SAME: 2}
 
 
 def row_document(row: EpisodeRow) -> dict[str, Any]:
@@ -46,13 +58,13 @@ def episodes_document(opened: OpenedSource, query: Query) -> dict[str, Any]:
         )
     found_all = where.text is not None and after is None and page.last is None
     if where.text is None:
-        total = opened.index.cached(("count", known), lambda index: index.count(known))
+        total = opened.index.get_or_make(("count", known), lambda index: index.count(known))
     return {
         "total": len(page.rows) if found_all else total if where.text is None else None,
         "unsearched": page.unsearched,
         "rows": [row_document(row) for row in page.rows],
         "cursor": None if page.last is None else str(page.last),
-        "facets": opened.index.cached("facets", _facets),
+        "facets": opened.index.get_or_make("facets", _facets),
         "index": opened.index_progress(),
     }
 
@@ -75,8 +87,8 @@ def outcomes_document(opened: OpenedSource, query: Query) -> dict[str, Any]:
     where = query.filter()
     opened.wait_for_index()
     return {
-        **opened.index.cached(("outcomes", where), lambda index: _outcomes(index, where)),
-        "by_task_type": opened.index.cached(("types", where), lambda index: _by_task_type(index, where)),
+        **opened.index.get_or_make(("outcomes", where), lambda index: _outcomes(index, where)),
+        "by_task_type": opened.index.get_or_make(("types", where), lambda index: _by_task_type(index, where)),
         "index": opened.index_progress(),
     }
 
@@ -114,3 +126,113 @@ def success_document(row: EpisodeSummary) -> dict[str, float | None]:
     if found is None:
         return {"success": None, "low": None, "high": None}
     return {"success": found.mean, "low": found.low, "high": found.high}
+
+
+def group_document(opened: OpenedSource, group: str) -> dict[str, Any]:
+    """Return a group.
+
+    Raises:
+        UnknownAddress: there is no such group.
+    """
+    opened.wait_for_index()
+    with opened.index.reader() as index:
+        rows = index.select(EpisodeFilter(group_id=group), limit=MOST_MEMBERS)
+        rows.sort(key=lambda row: (row.member is None, row.member, row.attempt, row.number))
+        if not rows:
+            raise UnknownAddress(f"no such group in {opened.source.name}", got=repr(group[:200]))
+        played = [index.read(row).trajectory for row in rows]
+    table: Mapping[str, Mapping[str, Any]] = {}
+    problem = None
+    try:
+        first = min(row.start_step for row in rows)
+        table = read_episode_rows(opened.folders, opened.source, first, [row.id for row in rows])
+    except (ValueError, OSError, KeyError) as error:  # a damaged file, or one that was just removed
+        problem = f"the trainer's table cannot be read: {type(error).__name__}"
+    rewards = [row.reward for row in rows if row.is_trainable and row.reward is not None]
+    parts = [None, *(_first_difference(played[0], other) for other in played[1:])]
+    differences = [part for part in parts if part is not None]
+    return {
+        "group": group,
+        "task": rows[0].task_id,
+        "environment": rows[0].environment,
+        "mean": fmean(rewards) if rewards else None,
+        "std": pstdev(rewards) if rewards else None,
+        "members": [
+            {
+                "row": row_document(row),
+                "advantage": table.get(row.id, {}).get("advantage_mean"),
+                "table": table.get(row.id),
+                "parts_at": part,
+            }
+            for row, part in zip(rows, parts, strict=True)
+        ],
+        "first_difference": min(differences, key=_place) if differences else None,
+        "overlay_problem": problem,
+    }
+
+
+def _place(part: Mapping[str, int | None]) -> tuple[int, int]:
+    return part["sequence"] or 0, part["position"] or 0
+
+
+def _first_difference(one: Trajectory, other: Trajectory) -> dict[str, int | None] | None:
+    """Return the first token at which an episode differs from another; ``None`` if all are equal."""
+    for number, (a, b) in enumerate(zip(one.sequences, other.sequences, strict=False)):
+        common = min(len(a), len(b))
+        different = np.flatnonzero(a.token_ids[:common] != b.token_ids[:common])
+        if different.size or len(a) != len(b):
+            position = int(different[0]) if different.size else common
+            return {"sequence": number, "position": position, "turn": _turn_at(other, number, position)}
+    shared = min(len(one.sequences), len(other.sequences))
+    if len(one.sequences) == len(other.sequences):
+        return None
+    return {"sequence": shared, "position": 0, "turn": _turn_at(other, shared, 0)}
+
+
+def _turn_at(trajectory: Trajectory, number: int, position: int) -> int | None:
+    """Return the turn whose answer contains a token, or that follows it."""
+    if number >= len(trajectory.sequences):
+        return None
+    turns: Sequence[Any] = trajectory.sequences[number].turns
+    return next((turn.index for turn in turns if position < turn.end), turns[-1].index if turns else None)
+
+
+def comparison_document(a: OpenedSource, b: OpenedSource, where: EpisodeFilter) -> dict[str, Any]:
+    """Return the comparison of two sources: won tasks are those at which the second one did better."""
+    found = compare(_scores(a, where), _scores(b, where))
+    listed = sorted(found.tasks.items(), key=lambda item: _ORDER[item[1].verdict])[:MOST_TASKS]
+    return {
+        "tasks": [_task_document(key, task) for key, task in listed],
+        "won": found.count(Verdict.WON),
+        "lost": found.count(Verdict.LOST),
+        "same": found.count(Verdict.SAME),
+        "only_a": found.only_first,
+        "only_b": found.only_second,
+        "test": None if found.test is None else asdict(found.test),
+        "index": {"a": a.index_progress(), "b": b.index_progress()},
+    }
+
+
+def _scores(opened: OpenedSource, where: EpisodeFilter) -> dict[Hashable, TaskScore]:
+    opened.wait_for_index()
+    return opened.index.get_or_make(("tasks", where), lambda index: _score_tasks(index, where))
+
+
+def _score_tasks(index: TrajectoryIndex, where: EpisodeFilter) -> dict[Hashable, TaskScore]:
+    return {
+        row.values: TaskScore(
+            episodes=row.episodes, success=row.solved / row.judged if row.judged else None, reward=row.reward
+        )
+        for row in index.summarise(["environment", "task_id"], where)
+    }
+
+
+def _task_document(key: Hashable, task: ComparedTask) -> dict[str, Any]:
+    assert isinstance(key, tuple)  # of `_score_tasks`
+    return {
+        "task": key[1],
+        "environment": key[0],
+        "a": asdict(task.first),
+        "b": asdict(task.second),
+        "result": task.verdict.value,
+    }

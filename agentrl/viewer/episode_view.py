@@ -270,7 +270,7 @@ def _from_tokens(trajectory: Trajectory, decoder: TokenDecoder | None, places: _
             context = _context_parts(sequence, position, turn.start, decoder, places, is_prompt=previous is None)
             found.setdefault(turn.index if previous is None else previous, []).extend(context)
             if turn.end > turn.start:
-                answer = _decoded(ids[turn.start : turn.end], decoder)
+                answer = _decode(ids[turn.start : turn.end], decoder)
                 found.setdefault(turn.index, []).extend(_text_answer(answer, is_valid=turn.valid))
             position, previous = turn.end, turn.index
         if previous is not None:
@@ -289,7 +289,7 @@ def _context_parts(
     while position <= end:
         placed = images.get(position) if position < end else None
         if piece and (position == end or placed is not None or ids[position] in special):
-            text = _decoded(piece, decoder)
+            text = _decode(piece, decoder)
             if follows_special and (role := _ROLE.match(text)):
                 kind, text = _kind_of(role[1].lower(), is_prompt=is_prompt), text[role.end() :]
             if text.strip():
@@ -313,7 +313,7 @@ def _kind_of(role: str, *, is_prompt: bool) -> str:
     return kinds.get(role, "user" if is_prompt else "observation")
 
 
-def _decoded(ids: Sequence[int], decoder: TokenDecoder | None) -> str:
+def _decode(ids: Sequence[int], decoder: TokenDecoder | None) -> str:
     """Return the text of ids without special tokens; without a decoder, their numbers."""
     if decoder is None:
         return " ".join(map(str, ids))

@@ -13,8 +13,8 @@ from typing import Any
 from agentrl.errors import AgentRLError
 from agentrl.observe.run_status import STATUS_FILE
 from agentrl.viewer.opened_source import OpenedSource
-from agentrl.viewer.run_state import RunState, read_status
-from agentrl.viewer.sources import NotFound, OpenedFolders, Source
+from agentrl.viewer.run_state import SourceState, read_status
+from agentrl.viewer.sources import OpenedFolders, SourceFolder, UnknownAddress
 from agentrl.viewer.store_index import IndexBuilder, StoreIndex
 
 _log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ STATE_EVERY_S = 5.0
 
 Publish = Callable[[str, str, dict[str, Any]], None]
 """Receiver of events: kind, key of the source, body. It is called in other threads."""
-_OVER = (RunState.FINISHED.value, RunState.STOPPED.value, RunState.CRASHED.value)
+_OVER = (SourceState.FINISHED.value, SourceState.STOPPED.value, SourceState.CRASHED.value)
 
 
 class Library:
@@ -69,14 +69,14 @@ class Library:
         """Return a source.
 
         Raises:
-            NotFound: there is none with this key.
+            UnknownAddress: there is none with this key.
         """
         found = self._sources.get(key)
         if found is None:
-            raise NotFound("no such run or evaluation", got=repr(key[:200]), hint="the list of all is at /")
+            raise UnknownAddress("no such run or evaluation", got=repr(key[:200]), hint="the list of all is at /")
         return found
 
-    def opened(self) -> list[OpenedSource]:
+    def newest_first(self) -> list[OpenedSource]:
         """Return all sources, the newest first."""
         return sorted(self._sources.values(), key=lambda one: -(one.line.get("updated") or 0.0))
 
@@ -91,7 +91,7 @@ class Library:
         for key, opened in list(self._sources.items()):
             if not opened.line:
                 self._refresh(key, opened)
-        return [{**opened.line, "index": opened.index_progress()} for opened in self.opened()]
+        return [{**opened.line, "index": opened.index_progress()} for opened in self.newest_first()]
 
     def search(self) -> bool:
         """Look for new and removed sources; return True if there are any."""
@@ -107,7 +107,7 @@ class Library:
             opened.close()
         return True
 
-    def _open(self, source: Source) -> OpenedSource:
+    def _open(self, source: SourceFolder) -> OpenedSource:
         return OpenedSource(self.folders, source, self._builder)
 
     def _watch(self) -> None:
@@ -124,7 +124,7 @@ class Library:
                 _log.warning("the opened folders cannot be watched", exc_info=True)
 
     def _look_at(self, key: str, opened: OpenedSource) -> None:
-        found = {path: _state_of(path) for path in opened.watched()}
+        found = {path: _state_of(path) for path in opened.watched_files()}
         before = self._seen.get(key)
         self._seen[key] = found
         changed = {path for path in found if before is not None and found[path] != before.get(path)}

@@ -20,11 +20,10 @@ from agentrl.observe.trajectory_index import EpisodeRow, TrajectoryIndex
 from agentrl.observe.trajectory_store import step_files
 from agentrl.viewer.decoding import TokenDecoder, load_decoder, model_of_evaluation, model_of_run
 from agentrl.viewer.metrics_table import MetricColumns, MetricsTable
-from agentrl.viewer.run_config import RunSettings, read_settings
-from agentrl.viewer.run_state import RunState, is_over, read_status, state_of
-from agentrl.viewer.sources import NotFound, OpenedFolders, Source, SourceKind
+from agentrl.viewer.run_state import ConfigSummary, SourceState, is_over, read_settings, read_status, state_of
+from agentrl.viewer.sources import OpenedFolders, SourceFolder, SourceKind, UnknownAddress
 from agentrl.viewer.store_index import IndexBuilder, StoreIndex
-from agentrl.viewer.training_tables import steps_with_tables
+from agentrl.viewer.token_columns import steps_with_tables
 
 SPARKLINE = 60
 """Maximum number of points of a sparkline."""
@@ -49,7 +48,7 @@ class OpenedSource:
         builder: Builder of its index.
     """
 
-    def __init__(self, folders: OpenedFolders, source: Source, builder: IndexBuilder) -> None:
+    def __init__(self, folders: OpenedFolders, source: SourceFolder, builder: IndexBuilder) -> None:
         self.folders, self.source = folders, source
         self._builder = builder
         self._metrics = MetricsTable(source.run.metrics_file)
@@ -57,7 +56,7 @@ class OpenedSource:
         self._decoding = threading.Lock()
         self.decoder_problem: str | None = None
         """Reason why there is no decoder."""
-        self.settings = RunSettings()
+        self.settings = ConfigSummary()
         self.index = StoreIndex(source.key, lambda: folders.check_store(source), decode=self._decode)
         self.line: dict[str, Any] = {}
         """Its line on the first page, see `refresh`."""
@@ -75,9 +74,9 @@ class OpenedSource:
         status = read_status(self.folders, source)
         result = self._result()
         step = int(found.steps[-1]) if len(found.steps) else None
-        steps, written = self.settings.steps, [_changed_at(path) for path in self.watched()]
+        steps, written = self.settings.steps, [_changed_at(path) for path in self.watched_files()]
         is_complete = is_over(source, step=step, steps=steps)
-        started = self._started(status)
+        started = self._start_time(status)
         updated = max([time for time in written if time is not None], default=None)
         curve = _first_known(found, ("success/mean", "reward/mean", "sft/loss", "preferences/loss"))
         self.line = {
@@ -103,7 +102,7 @@ class OpenedSource:
         unknown = ("step", "steps", "model", "started", "updated", "success", "reward", "evaluated")
         return {
             **self._names(),
-            "state": RunState.CRASHED.value,
+            "state": SourceState.CRASHED.value,
             **dict.fromkeys(unknown),
             "environments": [],
             "sparkline": [],
@@ -122,10 +121,10 @@ class OpenedSource:
             "done_bytes": progress.done,
             "total_bytes": progress.total,
             "complete": progress.is_complete and self.index.place is not None,
-            "problem": None if problem is None or isinstance(problem, NotFound) else str(problem),
+            "problem": None if problem is None or isinstance(problem, UnknownAddress) else str(problem),
         }
 
-    def watched(self) -> list[Path]:
+    def watched_files(self) -> list[Path]:
         """Return the files whose changes mean news."""
         run, store = self.source.run, self.source.store
         newest = step_files(store)[-1:] if store.is_dir() else [store]
@@ -179,12 +178,12 @@ class OpenedSource:
         """Return the row of an episode.
 
         Raises:
-            NotFound: there is no such episode.
+            UnknownAddress: there is no such episode.
         """
         row = index.find(identity) if len(identity) <= LONGEST_ID else None
         if row is None:
             hint = "the index is not complete yet" if not self.index.progress.is_complete else None
-            raise NotFound(f"no such episode in {self.source.name}", got=repr(identity[:200]), hint=hint)
+            raise UnknownAddress(f"no such episode in {self.source.name}", got=repr(identity[:200]), hint=hint)
         return row
 
     def decoder(self) -> TokenDecoder | None:
@@ -210,11 +209,11 @@ class OpenedSource:
         source = self.source
         return model_of_run(source.run) if source.kind is SourceKind.RUN else model_of_evaluation(source.path)
 
-    def _read_settings(self) -> RunSettings:
+    def _read_settings(self) -> ConfigSummary:
         if self.source.kind is SourceKind.EVALUATION:
             environment = str(self._result().get("env") or "")
             name, _, split = environment.partition("/")
-            return RunSettings(environments=(name,), splits={name: split}) if split else RunSettings()
+            return ConfigSummary(environments=(name,), splits={name: split}) if split else ConfigSummary()
         return read_settings(self.folders.file(self.source, "config.yaml"))
 
     def _result(self) -> dict[str, Any]:
@@ -240,7 +239,7 @@ class OpenedSource:
             return f"agentrl rollout {shlex.quote(str(self.source.run.config_file))}"
         return f"agentrl train {shlex.quote(str(self.source.run.config_file))}"
 
-    def _started(self, status: Mapping[str, Any] | None) -> float | None:
+    def _start_time(self, status: Mapping[str, Any] | None) -> float | None:
         if status is not None and isinstance(status.get("started"), int | float):
             return float(status["started"])
         return _changed_at(self.source.run.config_file) if self.source.kind is SourceKind.RUN else None

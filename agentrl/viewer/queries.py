@@ -48,7 +48,7 @@ class Query:
         """Return the texts of a repeatable parameter."""
         return [value for value in self._values.getall(name, []) if value]
 
-    def required(self, name: str) -> str:
+    def required_text(self, name: str) -> str:
         """Return a text that must be given."""
         value = self.text(name)
         if value is None:

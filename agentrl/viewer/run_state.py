@@ -1,21 +1,30 @@
-"""State of a run or an evaluation: running, finished, crashed or stalled, as its files and its lock tell."""
+"""State and config of a run or an evaluation, as its files and its lock tell.
+
+A run of another version can be read, too; nothing is imported for its config.
+"""
 
 from __future__ import annotations
 
 import enum
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import orjson
+import yaml
+from pydantic import BaseModel
 
+from agentrl.config import Config
+from agentrl.config.keys import models_of
 from agentrl.observe.run_folder import LOCK
 from agentrl.observe.run_status import STATUS_FILE, Liveness
 from agentrl.observe.run_status import read_status as read_snapshot
-from agentrl.viewer.sources import OpenedFolders, Source, SourceKind
+from agentrl.viewer.sources import OpenedFolders, SourceFolder, SourceKind
 
 LARGEST_STATUS = 32 * 2**20
 """Maximum bytes of ``status.json`` that are read."""
@@ -26,9 +35,15 @@ ELSEWHERE_S = 60.0
 OVERDUE_S = 5.0
 """Seconds after its deadline from which a wait means that the run has stalled."""
 _LOCKS = Path("/proc/locks")
+LARGEST_CONFIG = 2**20
+"""Maximum bytes of a config that is read."""
+LABELLED = ("environments", "adapters")
+"""Sections that hold other sections under labels chosen by the user."""
+MOST_KEYS = 1000
+"""Maximum number of keys that are shown."""
 
 
-class RunState(enum.StrEnum):
+class SourceState(enum.StrEnum):
     """State of a run or an evaluation."""
 
     RUNNING = "running"
@@ -42,17 +57,17 @@ class RunState(enum.StrEnum):
 
 
 _STATES = {
-    Liveness.RUNNING: RunState.RUNNING,
-    Liveness.HUNG: RunState.STALLED,
-    Liveness.SUSPENDED: RunState.STALLED,
-    Liveness.FINISHED: RunState.FINISHED,
-    Liveness.STOPPED: RunState.STOPPED,
-    Liveness.FAILED: RunState.CRASHED,
-    Liveness.CRASHED: RunState.CRASHED,
+    Liveness.RUNNING: SourceState.RUNNING,
+    Liveness.HUNG: SourceState.STALLED,
+    Liveness.SUSPENDED: SourceState.STALLED,
+    Liveness.FINISHED: SourceState.FINISHED,
+    Liveness.STOPPED: SourceState.STOPPED,
+    Liveness.FAILED: SourceState.CRASHED,
+    Liveness.CRASHED: SourceState.CRASHED,
 }
 
 
-def read_status(folders: OpenedFolders, source: Source) -> dict[str, Any] | None:
+def read_status(folders: OpenedFolders, source: SourceFolder) -> dict[str, Any] | None:
     """Read ``status.json``; ``None`` if there is none, or it is damaged or too large."""
     path = folders.file(source, STATUS_FILE)
     if path is None:
@@ -64,7 +79,9 @@ def read_status(folders: OpenedFolders, source: Source) -> dict[str, Any] | None
     return None
 
 
-def state_of(source: Source, status: Mapping[str, Any] | None, *, is_complete: bool, changed: float) -> RunState:
+def state_of(
+    source: SourceFolder, status: Mapping[str, Any] | None, *, is_complete: bool, changed: float
+) -> SourceState:
     """Return the state of a source.
 
     Args:
@@ -78,17 +95,17 @@ def state_of(source: Source, status: Mapping[str, Any] | None, *, is_complete: b
     if snapshot is not None:
         state = _STATES[snapshot.liveness(now)]
         is_overdue = any(wait.deadline is not None and wait.deadline < now - OVERDUE_S for wait in snapshot.waits)
-        return RunState.STALLED if state is RunState.RUNNING and is_overdue else state
+        return SourceState.STALLED if state is SourceState.RUNNING and is_overdue else state
     if is_complete:
-        return RunState.FINISHED
+        return SourceState.FINISHED
     if is_locked(source.path / LOCK):
         is_quiet = now - changed > WITHOUT_NEWS_S
-        return RunState.STALLED if is_quiet else RunState.RUNNING
+        return SourceState.STALLED if is_quiet else SourceState.RUNNING
     is_elsewhere = status is None and not _LOCKS.exists()
-    return RunState.RUNNING if is_elsewhere and now - changed <= ELSEWHERE_S else RunState.CRASHED
+    return SourceState.RUNNING if is_elsewhere and now - changed <= ELSEWHERE_S else SourceState.CRASHED
 
 
-def is_over(source: Source, *, step: int | None, steps: int | None) -> bool:
+def is_over(source: SourceFolder, *, step: int | None, steps: int | None) -> bool:
     """Return True if a source has ended as it should."""
     if source.kind is SourceKind.EVALUATION:
         return source.result_file.is_file()
@@ -111,3 +128,99 @@ def is_locked(path: Path) -> bool:
         return False
     fields = (line.split() for line in lines if " FLOCK " in line)
     return any(inode == words[5].rpartition(":")[2] for words in fields if len(words) > 5 and words[1] == "FLOCK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigSummary:
+    """Settings of a run that the viewer shows."""
+
+    environments: tuple[str, ...] = ()
+    """Names of the environments."""
+    splits: Mapping[str, str] = field(default_factory=dict)
+    """Split by the name of its environment."""
+    model: str | None = None
+    steps: int | None = None
+    """Number of steps of the whole run."""
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    """Values that differ from the defaults, by key."""
+
+
+def read_settings(file: Path | None) -> ConfigSummary:
+    """Read the settings of a run; empty ones if the file is missing or damaged."""
+    try:
+        if file is None or file.stat().st_size > LARGEST_CONFIG:
+            return ConfigSummary()
+        text = file.read_bytes()
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_loader())):
+            return ConfigSummary()  # a run writes none, and a small file with some may mean a large one
+        data = yaml.load(text, Loader=_loader())
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):
+        return ConfigSummary()
+    if not isinstance(data, dict):
+        return ConfigSummary()
+    splits = dict(_environments(data))
+    steps = _section(data, "trainer").get("steps")
+    model = _section(data, "model").get("path")
+    return ConfigSummary(
+        environments=tuple(splits),
+        splits={name: split for name, split in splits.items() if split},
+        model=None if model is None else str(model),
+        steps=steps if isinstance(steps, int) else None,
+        changed=dict(list(_changed_keys(data, Config, ""))[:MOST_KEYS]),
+    )
+
+
+@cache
+def _loader() -> Any:
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = data.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _environments(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the names and splits of the environments."""
+    several = _section(data, "environments")
+    entries = list(several.items()) or [("", data.get("environment"))]
+    for label, entry in entries:
+        if isinstance(entry, dict):
+            yield str(entry.get("name", label)), str(entry.get("split") or "")
+        elif isinstance(entry, str):
+            name, _, split = entry.partition("/")
+            yield name, split
+
+
+def _changed_keys(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a section whose values are not the defaults; unknown keys are among them."""
+    for name, value in data.items():
+        key, known = f"{prefix}{name}", model.model_fields.get(str(name))
+        if known is None:
+            yield key, value
+            continue
+        variants = models_of(known.annotation)
+        if isinstance(value, dict) and variants and name in LABELLED:
+            for label, section in value.items():
+                yield from _changed_keys(section if isinstance(section, dict) else {}, variants[0], f"{key}.{label}.")
+        elif isinstance(value, dict) and variants:
+            yield from _changed_keys(value, _variant(variants, value), f"{key}.")
+        elif value != _plain(known.get_default(call_default_factory=True)):
+            yield key, value
+
+
+def _variant(variants: list[type[BaseModel]], value: Mapping[str, Any]) -> type[BaseModel]:
+    """Return the model of a section: the one of its ``type``."""
+    kind = value.get("type")
+    typed = (one for one in variants if "type" in one.model_fields)
+    return next((one for one in typed if one.model_fields["type"].default == kind), variants[0])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, enum.Enum):
+        return value.value
+    return list(value) if isinstance(value, tuple) else value

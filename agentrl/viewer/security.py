@@ -1,4 +1,4 @@
-"""Who may use the viewer, and what its pages may load.
+"""Access rules of the viewer: who may use it, and what its pages may load.
 
 Without a token, a request must name this machine, and a page that sends it must be one of this machine. With a token,
 which a server for other machines always has, a browser shows the token once, in the address that the command prints,

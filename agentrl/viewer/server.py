@@ -1,4 +1,4 @@
-"""The web server of the viewer: its routes, its threads, its start and end.
+"""The web server of the viewer: its routes, its threads, its events, and the built pages.
 
     browser ──HTTP──▶ event loop ──call──▶ a few threads (SQLite, Parquet, JSON) ──▶ answer
                           ▲
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,12 +25,11 @@ from agentrl.errors import AgentRLError, UsageError
 from agentrl.errors.foreign import DaemonThreads
 from agentrl.remote.listening import Handler, Listener, read_body
 from agentrl.remote.wire import Refusal
-from agentrl.viewer import api, static_files
-from agentrl.viewer.events import EventHub
+from agentrl.viewer import api
 from agentrl.viewer.library import Library, open_library
 from agentrl.viewer.queries import Query
 from agentrl.viewer.security import add_headers, guard
-from agentrl.viewer.sources import NotFound
+from agentrl.viewer.sources import UnknownAddress
 
 _log = logging.getLogger(__name__)
 
@@ -39,10 +40,110 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 JSON = "application/json"
 Answer: TypeAlias = Callable[[Library, web.Request, Query], Any]
 """Function that makes the answer of an address, in a thread."""
-
-
 Change: TypeAlias = Callable[[Library, web.Request, Mapping[str, Any]], Any]
 """Function that changes something, and makes the answer; it receives the request's body."""
+MOST_LISTENERS = 100
+"""Maximum number of open event streams."""
+GATHER_S = 0.2
+"""Seconds for which equal events are gathered: an index is built in many small chunks."""
+BEAT_S = 15.0
+"""Seconds after which a comment is sent, so that a closed connection is noticed."""
+STATIC = Path(__file__).parent / "static"
+"""Folder of the built files."""
+INDEX = "index.html"
+"""Page of all addresses; the names of other built files contain a digest."""
+TYPES = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".ico": "image/x-icon",
+    ".js": "text/javascript",
+    ".json": "application/json",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+    ".woff2": "font/woff2",
+}
+"""Content types, which systems know differently; other files are not served."""
+YEAR_S = 365 * 24 * 3600
+_DIGEST = re.compile(r"[.-][A-Za-z0-9_-]{8,}\.\w+")
+"""End of the name of a file that never changes."""
+MISSING = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>agentrl view</title></head>
+<body><h1>The pages of the viewer are not built</h1>
+<p>This is a source checkout. Build them with <code>make viewer</code> (it needs npm), and load this page again.</p>
+<p>Without them, <code>agentrl view RUN --output FILE</code> writes one page, and <code>--terminal</code> prints
+episodes. The data is at <a href="/api/sources">/api/sources</a>.</p></body></html>
+"""
+
+
+class EventHub:
+    """Distributor of events to the open pages. `publish` may be called in any thread; the rest in the event loop."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listeners: dict[asyncio.Event, str | None] = {}
+        self._waiting: dict[asyncio.Event, dict[tuple[str, str], dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Use the running event loop."""
+        self._loop = asyncio.get_running_loop()
+
+    def publish(self, kind: str, source: str, body: dict[str, Any]) -> None:
+        """Send an event to the pages that listen to the source, or to all; of equal ones the newest counts."""
+        with self._lock:
+            loop = self._loop
+            if loop is None or self._is_closed:
+                return
+            woken = [one for one, wanted in self._listeners.items() if wanted is None or source in ("", wanted)]
+            for listener in woken:
+                self._waiting[listener][kind, source] = body
+        for listener in woken:
+            try:
+                loop.call_soon_threadsafe(listener.set)
+            except RuntimeError:  # the loop has closed meanwhile
+                return
+
+    async def listen(self, source: str | None) -> AsyncIterator[bytes]:
+        """Yield the events of one source or of all, as they are sent, until `close`."""
+        listener = asyncio.Event()
+        with self._lock:
+            if self._is_closed:
+                return
+            self._listeners[listener], self._waiting[listener] = source, {}
+        try:
+            yield b": connected\n\n"
+            while not self._is_closed:
+                try:
+                    await asyncio.wait_for(listener.wait(), BEAT_S)
+                except TimeoutError:
+                    yield b": beat\n\n"
+                    continue
+                listener.clear()
+                with self._lock:
+                    events, self._waiting[listener] = self._waiting[listener], {}
+                if events:
+                    yield b"".join(_encode(kind, key, body) for (kind, key), body in events.items())
+                    await asyncio.sleep(GATHER_S)
+        finally:
+            with self._lock:
+                del self._listeners[listener], self._waiting[listener]
+
+    @property
+    def is_full(self) -> bool:
+        """True if no other page can listen."""
+        return len(self._listeners) >= MOST_LISTENERS
+
+    def close(self) -> None:
+        """End all streams."""
+        self._is_closed = True
+        for listener in list(self._listeners):
+            listener.set()
+
+
+def _encode(kind: str, source: str, body: dict[str, Any]) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), orjson.dumps({"source": source or None, **body}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +235,7 @@ class ViewerServer:
         except web.HTTPException as error:
             response = _error(error.status, UsageError(error.text or error.reason))
             response.headers.extend({name: value for name, value in error.headers.items() if name == "Allow"})
-        except NotFound as error:
+        except UnknownAddress as error:
             response = _error(404, error)
         except AgentRLError as error:
             response = _error(400, error)
@@ -181,14 +282,14 @@ class ViewerServer:
         return response
 
     async def _send_page(self, request: web.Request) -> web.StreamResponse:
-        response: web.Response = await self._in_thread(static_files.page)
+        response: web.Response = await self._in_thread(read_page)
         return response
 
     async def _send_file(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["file"]
         if name.startswith("api/"):
             raise web.HTTPNotFound(text=f"no such address: {request.path[:200]}")
-        response: web.Response = await self._in_thread(lambda: static_files.asset(name))
+        response: web.Response = await self._in_thread(lambda: read_asset(name))
         return response
 
 
@@ -202,3 +303,35 @@ def _error(status: int, error: AgentRLError) -> web.Response:
     return web.Response(
         body=orjson.dumps({"error": body}), status=status, content_type=JSON, headers={"Cache-Control": "no-store"}
     )
+
+
+def read_page() -> web.Response:
+    """Return the page of all addresses."""
+    try:
+        text = (STATIC / INDEX).read_text(encoding="utf-8")
+    except OSError:
+        return web.Response(text=MISSING, content_type="text/html", status=503)
+    return web.Response(text=text, content_type="text/html", headers={"Cache-Control": "no-cache"})
+
+
+def read_asset(name: str) -> web.Response:
+    """Return a built file.
+
+    Raises:
+        web.HTTPNotFound: there is none with this name.
+    """
+    kind = TYPES.get(Path(name).suffix)
+    try:
+        file = (STATIC / name).resolve()
+        is_inside = file.is_relative_to(STATIC.resolve()) and file.is_file()
+        data = file.read_bytes() if kind is not None and is_inside else None
+    except (OSError, ValueError):  # a name with a null character, or too long
+        data = None
+    if data is None or kind is None:
+        raise web.HTTPNotFound(text="no such file")
+    cache = f"public, max-age={YEAR_S}, immutable" if _DIGEST.search(name) else "no-cache"
+    return web.Response(body=data, content_type=kind, charset=_charset(kind), headers={"Cache-Control": cache})
+
+
+def _charset(kind: str) -> str | None:
+    return "utf-8" if kind.startswith("text/") or kind == "application/json" else None

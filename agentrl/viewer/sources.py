@@ -26,7 +26,7 @@ _STARTED = ("metrics.jsonl", "trajectories", "checkpoints", "status.json")
 """Names of which a run has at least one, besides its config."""
 
 
-class NotFound(UsageError):
+class UnknownAddress(UsageError):
     """An address that names nothing: no such run, episode, group or note."""
 
 
@@ -38,7 +38,7 @@ class SourceKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SourceFolder:
     """A run or an evaluation that the viewer shows."""
 
     key: str
@@ -100,7 +100,7 @@ class OpenedFolders:
             )
         return path
 
-    def file(self, source: Source, name: str) -> Path | None:
+    def file(self, source: SourceFolder, name: str) -> Path | None:
         """Return a file of a source; ``None`` if it does not exist.
 
         Raises:
@@ -109,16 +109,16 @@ class OpenedFolders:
         path = source.path / name
         return self.check(path) if path.is_file() else None
 
-    def check_store(self, source: Source) -> Path:
+    def check_store(self, source: SourceFolder) -> Path:
         """Return the store of a source, if its files are inside the opened folders.
 
         Raises:
-            NotFound: it does not exist.
+            UnknownAddress: it does not exist.
             UsageError: one of its files leads out of the opened folders.
         """
         store = source.store
         if not store.exists():
-            raise NotFound(
+            raise UnknownAddress(
                 f"{source.name} has no episodes", got=f"no {store.name}", hint="they appear as they are played"
             )
         self.check(store)
@@ -127,7 +127,7 @@ class OpenedFolders:
                 self.check(file)
         return store
 
-    def discover(self) -> list[Source]:
+    def discover(self) -> list[SourceFolder]:
         """Return the runs and evaluations, in the order of their paths."""
         found: dict[Path, tuple[Path, SourceKind]] = {}
         for root in self.roots:
@@ -139,7 +139,7 @@ class OpenedFolders:
             key = _key(name)
             key = key if key not in taken else _key(str(path))
             taken.add(key)
-            sources.append(Source(key=key, kind=kind, path=path, name=name))
+            sources.append(SourceFolder(key=key, kind=kind, path=path, name=name))
         return sources
 
 

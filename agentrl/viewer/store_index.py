@@ -120,7 +120,7 @@ class StoreIndex:
                 return
         index.close()
 
-    def cached(self, key: Hashable, make: Callable[[TrajectoryIndex], T]) -> T:
+    def get_or_make(self, key: Hashable, make: Callable[[TrajectoryIndex], T]) -> T:
         """Return what `make` returns, again for the same key until the index changes."""
         revision = self.revision
         with self._lock:
@@ -208,7 +208,7 @@ class IndexBuilder:
             index.close()
 
     def _update(self, store: StoreIndex) -> None:
-        index = self._opened(store)
+        index = self._open_index(store)
         for step in store.distrusted:
             index.distrust(step)
         store.distrusted.clear()
@@ -235,7 +235,7 @@ class IndexBuilder:
             store.opened.set()
             self._on_change(store)
 
-    def _opened(self, store: StoreIndex) -> TrajectoryIndex:
+    def _open_index(self, store: StoreIndex) -> TrajectoryIndex:
         path = store.check()
         index = self._open.pop(store, None)
         if index is None:

@@ -1,10 +1,9 @@
 """Weight sync: sending weights from the trainer to the engine, and verifying them."""
 
-from agentrl.weights.adapters import AdaptersProbe, AdaptersSync, AdaptersTransport
 from agentrl.weights.collective import CollectiveTransport, GroupMember, address_towards
 from agentrl.weights.contract import SyncReport, Transport, WeightSync
 from agentrl.weights.folder import MEMORY, AdapterTransport, FolderTransport, memory_folder, write_served_model
-from agentrl.weights.sync import InProcessSync, RemoteSync
+from agentrl.weights.sync import AdaptersProbe, AdaptersSync, AdaptersTransport, InProcessSync, RemoteSync
 from agentrl.weights.tensors import CheckpointSource, IpcTransport, TensorTransport
 from agentrl.weights.verify import TOLERANCE, Probe
 

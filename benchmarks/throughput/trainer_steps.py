@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from agentrl.config.config import AlgorithmConfig, CorrectionConfig, TrainerConfig
+from agentrl.config.algorithm import CorrectionConfig
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.trainer import LoraConfig
 from agentrl.models.load import load_model
 from agentrl.models.lora import add_adapters

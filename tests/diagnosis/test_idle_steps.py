@@ -3,7 +3,7 @@
 import pytest
 
 from agentrl.diagnosis.rewards import explain_equal_returns
-from agentrl.diagnosis.summary import EpisodeSummary, RunSummary
+from agentrl.diagnosis.summary import EpisodeCounts, RunSummary
 from agentrl.diagnosis.watch import RunDiagnosis
 from agentrl.errors import Outcome, SourceLocation
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
@@ -50,7 +50,7 @@ def test_it_is_said_after_three_steps_and_then_seldom():
     ],
 )
 def test_the_cause_is_named(episodes, words):
-    summary = EpisodeSummary()
+    summary = EpisodeCounts()
     summary.add_step(episodes, 1)
     text = ": ".join(explain_equal_returns(summary))
     for word in words:

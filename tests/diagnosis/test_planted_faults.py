@@ -11,10 +11,11 @@ import pytest
 from support.fixtures import tiny_runs
 from support.judge_service import judge_service
 
-from agentrl.cli.diagnose import diagnose_folder, diagnosis_text
+from agentrl.cli.diagnose import diagnosis_text
+from agentrl.runs.diagnosis import diagnose_folder
 from agentrl.runs.rl import train
 from agentrl.runs.sft import warm_start
-from agentrl.serving.local import engine as local_engine
+from agentrl.serving import local as local_engine
 
 pytestmark = pytest.mark.slow
 

@@ -5,13 +5,14 @@ import json
 
 import pytest
 
-from agentrl.cli.diagnose import diagnose_folder, diagnosis_text
+from agentrl.cli.diagnose import diagnosis_text
 from agentrl.config import load_config
 from agentrl.diagnosis.read import MOST_STEPS, RunState, _spread
 from agentrl.errors import TrainingError, UsageError
 from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.evaluation.session import make_request, run_evaluation
 from agentrl.observe.run_folder import RunDirectory
+from agentrl.runs.diagnosis import diagnose_folder
 from agentrl.runs.rl import Orchestrator, train
 
 FAILING = ("environment={name: 'faults:Breaking', isolation: inline}", "rollout.retries=0", "trainer.steps=9")

@@ -7,7 +7,7 @@ from agentrl.diagnosis.episodes import answers_cut, truncated_episodes, unusable
 from agentrl.diagnosis.finding import Finding, finding_lines, rank, top
 from agentrl.diagnosis.parts import code_failures
 from agentrl.diagnosis.rewards import constant_reward, reward_against_success
-from agentrl.diagnosis.summary import EpisodeSummary, RunSummary
+from agentrl.diagnosis.summary import EpisodeCounts, RunSummary
 from agentrl.diagnosis.watch import Reminder
 from agentrl.errors import EnvironmentFailure, Outcome, RewardFailure, SourceLocation
 from agentrl.observe.incidents import MOST, Incidents
@@ -17,7 +17,7 @@ ENVIRONMENT: dict[str, SourceLocation | None] = {}
 
 
 def evidence_of(*episodes):
-    evidence = EpisodeSummary()
+    evidence = EpisodeCounts()
     evidence.add_step(episodes, 1)
     return evidence
 
@@ -253,7 +253,7 @@ def test_answers_that_are_cut_off_are_reported_although_the_episodes_finish():
 
 def test_ordinary_episodes_have_no_problem():
     assert episode_problems(evidence_of(*(episode(turns=5, invalid=int(n == 0)) for n in range(9)))) == []
-    assert episode_problems(EpisodeSummary()) == []
+    assert episode_problems(EpisodeCounts()) == []
 
 
 def test_the_worst_three_come_first():

@@ -4,11 +4,11 @@ import pytest
 from support.episodes import episode
 
 from agentrl.config import load_config
-from agentrl.diagnosis.finding import Change, ExampleEpisode, Finding, Severity, rank, top
+from agentrl.diagnosis.finding import ConfigChange, ExampleEpisode, Finding, Severity, rank, top
 from agentrl.diagnosis.parts import engine_disagrees, groups_stale, tool_always_fails, tool_slow
 from agentrl.diagnosis.policy import has_risen, learning_rate_high, learning_rate_low, length_growth, overfitting
 from agentrl.diagnosis.rewards import judge_always_agrees, never_paid, nothing_varies
-from agentrl.diagnosis.summary import Covariance, EpisodeSummary, RunSummary
+from agentrl.diagnosis.summary import Covariance, EpisodeCounts, RunSummary
 from agentrl.errors import Outcome
 from agentrl.trajectory import TurnTimings
 
@@ -33,7 +33,7 @@ def test_unusable_answers_are_counted_by_their_tokens():
             turn.valid = False
         one.metrics["invalid_answers"] = len(one.turns)
     first.turns[0].stop_reason = "length"
-    summary = EpisodeSummary()
+    summary = EpisodeCounts()
     summary.add_step([first, second, episode(outcome=Outcome.ENGINE_ERROR)], 7)
     assert (summary.episodes, summary.turns, summary.unusable, summary.cut, summary.cut_unusable) == (2, 4, 4, 1, 1)
     run = RunSummary(episodes=summary, decode=lambda ids: "".join(map(str, ids)))
@@ -46,7 +46,7 @@ def test_calls_of_tools_and_the_time_of_turns():
     one = episode(turns=2)
     one.metrics |= {"tool/look/up/calls": 2.0, "tool/look/up/errors": 1.0, "tool/look/up/seconds": 0.5, "tool/x/cut": 1}
     one.turns[0].timings = TurnTimings(queue=0.1, prefill=0.2, decode=0.3, tool=0.5, env=0.4)
-    summary = EpisodeSummary()
+    summary = EpisodeCounts()
     summary.add_step([one], 1)
     assert list(summary.tools) == ["look/up"]
     use = summary.tools["look/up"]
@@ -65,10 +65,10 @@ def test_the_correlation_is_that_within_groups():
 
 def test_settings_are_read_from_the_config():
     run = RunSummary(config=load_config(None, ["environment=guess_number", "agent.max_turns=7"]))
-    assert str(run.raised("agent.max_turns")) == "set agent.max_turns=14 (now 7)"
+    assert str(run.double_limit("agent.max_turns")) == "set agent.max_turns=14 (now 7)"
     assert run.setting("agent.away.key") is None
-    assert str(RunSummary().raised("agent.max_turns")) == "raise agent.max_turns"
-    assert str(Change(key="algorithm.dynamic_sampling", value=True, now=False)).endswith("=true (now false)")
+    assert str(RunSummary().double_limit("agent.max_turns")) == "raise agent.max_turns"
+    assert str(ConfigChange(key="algorithm.dynamic_sampling", value=True, now=False)).endswith("=true (now false)")
 
 
 def test_findings_that_are_explained_come_last():
@@ -89,7 +89,7 @@ def test_findings_that_are_explained_come_last():
 
 
 def used(calls, errors, seconds, whole=10.0):
-    summary = EpisodeSummary(turn_seconds=whole)
+    summary = EpisodeCounts(turn_seconds=whole)
     use = summary.tools["look"]
     use.calls, use.errors, use.seconds = calls, errors, seconds
     return RunSummary(episodes=summary)
@@ -181,14 +181,14 @@ def test_a_rise_is_one_beyond_chance():
 
 
 def test_an_environment_that_never_pays_and_a_judge_that_always_agrees():
-    summary = EpisodeSummary()
+    summary = EpisodeCounts()
     summary.add_step([episode(0.0, False, answer=n) for n in range(8)], 1)
     assert kinds(never_paid, RunSummary(episodes=summary)) == ["never_paid"]
     summary.add_step([episode(0.1, False, answer=n) for n in range(8)], 1)
     assert kinds(never_paid, RunSummary(episodes=summary)) == []
     url = "agent.judge={engine: {url: http://127.0.0.1:1/v1, model: m}"
     for words, expected in (("}", "gave the same score, 7"), (", compare: pairwise}", "equally good")):
-        judged = EpisodeSummary()
+        judged = EpisodeCounts()
         for n in range(8):
             one = episode(7.0, None, answer=n)
             one.reward_components["judge"] = 7.0

@@ -25,7 +25,7 @@ from agentrl.serving.vllm import VLLMServer
 from agentrl.serving.vllm import launch_command as vllm_command
 from agentrl.training.weights import AdaptersWeights, TrainedWeights
 from agentrl.weights import AdaptersTransport, AdapterTransport, Probe, RemoteSync, memory_folder
-from agentrl.weights.adapters import AdaptersProbe
+from agentrl.weights.sync import AdaptersProbe
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 

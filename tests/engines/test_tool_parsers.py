@@ -23,7 +23,7 @@ from agentrl.registry import Kind, lookup
 from agentrl.render.answers import split_channels
 from agentrl.serving.launch import engine_python
 from agentrl.serving.launch.resources import engines_folder
-from agentrl.serving.sglang.launch import CPU_MODULES
+from agentrl.serving.sglang.server import CPU_MODULES
 from agentrl.tool.json_schema import fits
 
 SCRIPT = Path(__file__).with_name("server_parsers.py")

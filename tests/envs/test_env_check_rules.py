@@ -25,7 +25,7 @@ from agentrl.testing import CheckDepth, check_env
 from agentrl.testing.env_check import ELSEWHERE, RULES
 from agentrl.testing.env_rules import resources as speed
 from agentrl.testing.env_rules.rewards import NONSENSE
-from agentrl.testing.report import CheckReport, CheckStatus, Rule
+from agentrl.testing.report import CheckReport, CheckRule, CheckStatus
 from agentrl.tool import tool
 
 WAYS = ("north", "east", "south", "west")
@@ -557,7 +557,7 @@ def test_all_rules_have_been_broken() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_rule_says_the_same_alone(rule: Rule) -> None:
+def test_a_rule_says_the_same_alone(rule: CheckRule) -> None:
     together = {row.check: row.status for row in _checked_awaited().rows}
     (alone,) = check_env(spec_of(Awaited), only=(rule.name,)).rows
     assert alone.status is together[rule.name], alone

@@ -11,8 +11,7 @@ import pytest
 
 from agentrl.config.engines import ScriptedEngineConfig
 from agentrl.errors import Outcome
-from agentrl.gateway import server
-from agentrl.gateway.server import LARGEST_BODY
+from agentrl.gateway import LARGEST_BODY
 from agentrl.remote import listening
 
 QUESTION = [{"role": "user", "content": "one"}]
@@ -183,7 +182,7 @@ async def test_slow_clients_and_clients_that_leave_hold_up_nobody(played):
 
 @pytest.mark.parametrize("sent", ["nothing", "half a head", "half a body"])
 async def test_slow_connections_lose_their_places_to_clients_that_ask(played, monkeypatch, sent):
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
+    monkeypatch.setattr("agentrl.gateway.MOST_CONNECTIONS", 20)
     monkeypatch.setattr(listening, "FIRST_REQUEST_S", 0.0)
 
     async def play(gateway, session):
@@ -211,7 +210,7 @@ async def test_slow_connections_lose_their_places_to_clients_that_ask(played, mo
 
 
 async def test_a_server_whose_places_are_all_in_use_drops_new_connections(played, monkeypatch):
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr("agentrl.gateway.MOST_CONNECTIONS", 3)
     monkeypatch.setattr(listening, "FIRST_REQUEST_S", 0.0)
 
     async def play(gateway, session):

@@ -11,7 +11,6 @@ from support.gateway_client import DIALECTS, post
 
 from agentrl.config.engines import ScriptedEngineConfig
 from agentrl.errors import EngineError, Outcome
-from agentrl.gateway import server
 from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -140,7 +139,7 @@ SIGNS = {"chat": b": ", "responses": b": ", "anthropic": b"event: ping"}
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_stream_shows_signs_of_life_before_its_first_piece(played, renderer, monkeypatch, dialect):
-    monkeypatch.setattr(server, "COMMENT_S", 0.01)
+    monkeypatch.setattr("agentrl.gateway.COMMENT_S", 0.01)
     route, write, *_ = DIALECTS[dialect]
     ids = [*renderer.encoder.encode("it is so"), renderer.boundary.end_id]
 
@@ -214,7 +213,7 @@ async def test_an_answer_that_another_server_sampled_anew_is_not_told_as_the_end
         return await generate(engine, replace(request, on_tokens=None))
 
     monkeypatch.setattr(ScriptedEngine, "generate", lost_and_sampled_again)
-    monkeypatch.setattr(server, "COMMENT_S", 3600.0)
+    monkeypatch.setattr("agentrl.gateway.COMMENT_S", 3600.0)
 
     async def play(gateway, session):
         url = gateway.url_of(session)

@@ -10,8 +10,7 @@ from support.tokenizers import build_tokenizer
 from agentrl.config.engines import VLLMEngineConfig
 from agentrl.engine import Generation, ServerLost, StopReason
 from agentrl.errors import EngineError, ServersLost, TrainingError, UsageError
-from agentrl.serving.pool import PoolSettings, ServerPool
-from agentrl.serving.pool.pool import PoolTotals
+from agentrl.serving.pool import PoolSettings, PoolTotals, ServerPool
 from agentrl.testing import check_engine
 from agentrl.weights import write_served_model
 

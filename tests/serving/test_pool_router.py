@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.serving.pool.pool import QueuedRequest, Router, ServerSlots
+from agentrl.serving.pool import QueuedRequest, Router, ServerSlots
 
 
 def router(*limits):

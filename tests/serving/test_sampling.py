@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from agentrl.engine import SamplingParams
-from agentrl.serving.local.engine import sample, uniform
+from agentrl.serving.local import sample, uniform
 
 LOGITS = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
 

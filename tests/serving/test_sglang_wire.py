@@ -10,7 +10,7 @@ from agentrl.engine import GenerateRequest, SamplingParams, StopReason
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.http import decode_version
 from agentrl.serving.sglang import launch_command, start_with_key
-from agentrl.serving.sglang.launch import CPU_MODULES
+from agentrl.serving.sglang.server import CPU_MODULES
 from agentrl.serving.sglang.wire import (
     NEEDED_ROUTES,
     TRANSPORT_ROUTES,

@@ -9,7 +9,7 @@ import pytest
 from support.viewer import open_viewer
 
 from agentrl.errors import UsageError
-from agentrl.viewer import static_files
+from agentrl.viewer import server as viewer_server
 from agentrl.viewer.server import ViewerServer, ViewerSettings
 
 TOKEN = "a-token-of-some-length"
@@ -162,7 +162,7 @@ async def test_links_out_of_the_opened_folders_are_not_followed(runs: Path, tmp_
 
 
 async def test_assets_are_kept_and_pages_are_not(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_files, "STATIC", tmp_path / "static")
+    monkeypatch.setattr(viewer_server, "STATIC", tmp_path / "static")
     async with open_viewer(runs) as viewer:
         answer, body = await viewer.answer("/r/first")
         assert answer.status == 503

@@ -1,6 +1,5 @@
 """SGLang servers: launch command and client."""
 
-from agentrl.serving.sglang.launch import launch_command
-from agentrl.serving.sglang.server import SGLangServer
+from agentrl.serving.sglang.server import SGLangServer, launch_command
 
 __all__ = ["SGLangServer", "launch_command"]

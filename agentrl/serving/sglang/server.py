@@ -1,8 +1,9 @@
-"""Client of one SGLang server; it checks the server before use."""
+"""SGLang servers: the command that starts one, and the client of one, which checks the server before use."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.engines import ServerEngineConfig
+from agentrl.config.engines import ServerEngineConfig, SGLangEngineConfig
 from agentrl.engine import (
     Broadcast,
     Capabilities,
@@ -27,7 +28,10 @@ from agentrl.engine import (
 )
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.http import CLEANUP_S, HttpSession, Refused, decode_version
+from agentrl.serving.launch import LaunchCommand
+from agentrl.serving.launch.process import SAFE_PATH, THIS_MACHINE
 from agentrl.serving.request import check_request
+from agentrl.serving.sglang import start_with_key
 from agentrl.serving.sglang.wire import (
     GRAMMAR,
     VOCABULARY_PROBE,
@@ -57,6 +61,71 @@ HEALTH_PROBE_S = 5.0
 ABORT_WAITS_S = (0.5, 2.0, 8.0)
 """Seconds to wait for an aborted request after each attempt; then it ends without the server's answer. Aborts are
 repeated because one may arrive before its request, and SGLang drops those of requests that arrived during a pause."""
+CPU_MODULES = Path(__file__).parent / "cpu_modules"
+"""Folder of placeholders for packages that exist for GPUs only."""
+CONTEXT_RESERVE = 6
+"""Tokens by which SGLang's maximum for prompt and answer is below the context length that it is given."""
+CPU_CACHE_TOKENS = 65_536
+"""Tokens in the key-value cache on the CPU; by default, SGLang would use most of the machine's memory."""
+
+
+def launch_command(
+    config: SGLangEngineConfig,
+    *,
+    python: str,
+    model: Path,
+    port: int,
+    dtype: str,
+    host: str = THIS_MACHINE,
+    gpus: Sequence[int] = (),
+    api_key: str | None = None,
+    python_path: str = "",
+) -> LaunchCommand:
+    """Build the command that starts one server.
+
+    Arguments are as for `agentrl.serving.vllm.launch_command`. Without `config.max_context`, the context is the model's
+    minus `CONTEXT_RESERVE`.
+    """
+    argv = [
+        python,
+        *(("-m", "sglang.launch_server") if api_key is None else (start_with_key.__file__,)),
+        *("--model-path", str(model)),
+        *("--host", host),
+        *("--port", str(port)),
+        *("--dtype", dtype),
+        *("--max-running-requests", str(config.max_num_seqs)),
+        *("--tp-size", str(config.tensor_parallel)),
+        *("--log-level-http", "warning"),
+        "--skip-server-warmup",
+        "--enable-metrics",
+    ]
+    env = {SAFE_PATH: "1", "HF_HUB_OFFLINE": "1"}
+    if api_key is not None:
+        env[start_with_key.VARIABLE] = api_key
+    if config.max_context is not None:
+        argv += ["--context-length", str(config.max_context + CONTEXT_RESERVE)]
+        env["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
+    if gpus and config.sleep:
+        argv.append("--enable-memory-saver")
+    if not gpus:
+        argv += _cpu_arguments(config)
+        env |= {"PYTHONPATH": os.pathsep.join(filter(None, (str(CPU_MODULES), python_path)))}
+        env |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+        env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return LaunchCommand(argv=[*argv, *config.arguments], env=env, host=host)
+
+
+def _cpu_arguments(config: SGLangEngineConfig) -> list[str]:
+    cache = max(CPU_CACHE_TOKENS, 2 * ((config.max_context or 0) + CONTEXT_RESERVE))
+    return [
+        *("--device", "cpu"),
+        *("--attention-backend", "torch_native"),
+        *("--sampling-backend", "pytorch"),
+        *("--grammar-backend", GRAMMAR),
+        *("--max-total-tokens", str(cache)),
+        "--disable-overlap-schedule",
+        "--sleep-on-idle",  # otherwise its scheduler keeps a core busy that the trainer needs
+    ]
 
 
 class SGLangUpdates:

@@ -142,7 +142,7 @@ class _Check:
         self._check_started()
         return self.account
 
-    def _mislabelled(self, trajectory: Trajectory, what: str, got: object, expected: object) -> None:
+    def _record_mismatch(self, trajectory: Trajectory, what: str, got: object, expected: object) -> None:
         self.account.mislabelled.append(f"{trajectory.id}: {what} is {got!r}, the environment recorded {expected!r}")
 
     def _check_label(self, trajectory: Trajectory) -> None:
@@ -165,15 +165,17 @@ class _Check:
         texts = "\n".join(message.text for messages in trajectory.conversations for message in messages)
         episode = next((each for each in played if _was_shown(each, texts)), None)
         if episode is None:
-            self._mislabelled(trajectory, "text", texts[-COMPARED_CHARACTERS:], played[0].observations)
+            self._record_mismatch(trajectory, "text", texts[-COMPARED_CHARACTERS:], played[0].observations)
             return
         if (outcome is Outcome.FINISHED) != episode.ended:
-            self._mislabelled(trajectory, "outcome", outcome.value, "terminated" if episode.ended else "not terminated")
+            self._record_mismatch(
+                trajectory, "outcome", outcome.value, "terminated" if episode.ended else "not terminated"
+            )
         if episode.success is not None and trajectory.success != episode.success:
-            self._mislabelled(trajectory, "success", trajectory.success, episode.success)
+            self._record_mismatch(trajectory, "success", trajectory.success, episode.success)
         answers = "\n".join(trajectory.completions)
         if not all(action.strip() in answers for action in episode.actions):
-            self._mislabelled(trajectory, "answers", answers, episode.actions)
+            self._record_mismatch(trajectory, "answers", answers, episode.actions)
 
     def _check_updates(self) -> None:
         """Find the update of each step, and check that no episode trained in two of them."""

@@ -214,7 +214,7 @@ class DisturbedRun:
             elif self._signature() == before:
                 failures += 1
         if failures > MOST_RESUMES:
-            self._result.unclear.append(f"{self.name}: it cannot be resumed: {self._said()}")
+            self._result.unclear.append(f"{self.name}: it cannot be resumed: {self._first_message()}")
         self._settle()
         if self._finish():
             self._check()
@@ -401,7 +401,7 @@ class DisturbedRun:
         code, mark = self._process.returncode, self._mark
         self._process = None
         self._copying.join(LEFT_OUTPUT_S)
-        said, text = self._said(), self._text()
+        said, text = self._first_message(), self._text()
         if told != "SIGKILL" and not is_clear_end(code, told, text):
             self._result.unclear.append(f"{self.name}, output {self._starts}: exit code {code}: {said}")
         if self._latest is not None:
@@ -414,14 +414,14 @@ class DisturbedRun:
 
     def _hang(self, what: str) -> None:
         fault = "" if self._latest is None else f" after {self._latest.target}: {self._latest.way}"
-        self._result.hung.append(f"{self.name}, output {self._starts}: {what}{fault}; it said: {self._said()}")
+        self._result.hung.append(f"{self.name}, output {self._starts}: {what}{fault}; it said: {self._first_message()}")
 
     def _report_latest(self) -> None:
         """Complete the record of the latest fault, and report it."""
         record, self._latest = self._latest, None
         if record is not None:
             record.ended = record.ended or "went on"
-            record.said = record.said or self._said()
+            record.said = record.said or self._first_message()
             self._say(str(record))
 
     def _settle(self) -> None:
@@ -447,7 +447,7 @@ class DisturbedRun:
             self._report_latest()
             if process is not None and process.returncode == 0:
                 return True
-        self._result.unclear.append(f"{self.name}: it cannot be finished: {self._said()}")
+        self._result.unclear.append(f"{self.name}: it cannot be finished: {self._first_message()}")
         return False
 
     def _check(self) -> None:
@@ -476,7 +476,7 @@ class DisturbedRun:
             return ""
         return self._output.read_bytes()[self._read_from :].decode(errors="replace")
 
-    def _said(self) -> str:
+    def _first_message(self) -> str:
         """Return the error in the output since the latest fault, or else the first line that is not only progress."""
         lines = [line.strip() for line in self._text().splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("error: ")]

@@ -22,7 +22,7 @@ class FaultRecord:
     said: str = ""
     """First message of the run after the fault."""
     ended: str = ""
-    """How the process of the run ended; ``went on`` if the fault did not end it."""
+    """Way in which the process of the run ended; ``went on`` if the fault did not end it."""
 
     def __str__(self) -> str:
         what = ", ".join(filter(None, (f"{self.target}: {self.way}", self.detail)))

@@ -19,7 +19,7 @@ from agentrl.rollout.env_adapter import WrongReturn
 from agentrl.task import Task
 from agentrl.testing.env_session import CallFailed, EnvSession, PlayedEpisode, Policy, play
 from agentrl.testing.env_subject import Subject, until
-from agentrl.testing.report import Finding, Missing, Suspect, rule
+from agentrl.testing.report import CheckFinding, Missing, Suspect, rule
 
 NOTHING, SUBMIT, FIRST_LISTED, ONE_ACTION, SEQUENCE = KINDS = (
     "nothing",
@@ -82,7 +82,7 @@ class BlindPolicy:
 
 
 @rule("draw harder or more varied tasks, or state what blind play reaches: scores={'blind': 0.3, …}")
-def blind_play_solves_little(subject: Subject) -> Finding:
+def blind_play_solves_little(subject: Subject) -> CheckFinding:
     """Play that reads no observation (nothing, "submit", one action, a fixed sequence) solves few tasks, or as many as
     the spec states.
     """
@@ -94,12 +94,12 @@ def blind_play_solves_little(subject: Subject) -> Finding:
     detail = ", ".join(blind.describe(subject) for blind in best.values())
     verdicts = [episode.is_solved(subject.spec) for episode in top.played]
     if None in verdicts:
-        return Finding(f"mean return of blind play: {detail}", figures)
+        return CheckFinding(f"mean return of blind play: {detail}", figures)
     detail = f"success of blind play on {len(verdicts)} tasks: {detail}"
     likely = _chance_of_more(sum(map(bool, verdicts)), len(verdicts), _max_success(subject)) >= UNLIKELY
     if len(verdicts) >= FEWEST_TASKS and not likely:
         raise Suspect(f"{detail}; {_reference(subject)}")
-    return Finding(detail, figures | {"success": top.score(subject)})
+    return CheckFinding(detail, figures | {"success": top.score(subject)})
 
 
 def _reference(subject: Subject) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 from agentrl.task import Task
 from agentrl.testing.env_session import EnvSession, PlayedEpisode, plain_text
 from agentrl.testing.env_subject import Subject
-from agentrl.testing.report import Broken, Finding, Missing, Suspect, rule
+from agentrl.testing.report import Broken, CheckFinding, Missing, Suspect, rule
 from agentrl.tool import Tool
 
 ANSWER = r"answers?|solutions?|secrets?|ground[ _]truth|gold|labels?|passwords?"
@@ -214,7 +214,7 @@ def _text_arguments(tool: Tool) -> list[str]:
 
 
 @rule("grade in another sandbox than the one in which the policy acts")
-def keeps_secrets_out_of_the_sandbox(subject: Subject) -> Finding:
+def keeps_secrets_out_of_the_sandbox(subject: Subject) -> CheckFinding:
     """The policy's sandbox contains no hidden test and no solution, neither at first nor after a step.
 
     ``visible()`` returns the readable texts by their location, ``secrets()`` the texts that must not be among them.
@@ -229,7 +229,7 @@ def keeps_secrets_out_of_the_sandbox(subject: Subject) -> Finding:
             read += _count_visible(session)
             if not session.step("").done:
                 read += _count_visible(session)
-    return Finding(f"{read} texts read, {len(tasks)} tasks", {"read": float(read)})
+    return CheckFinding(f"{read} texts read, {len(tasks)} tasks", {"read": float(read)})
 
 
 def _count_visible(session: EnvSession) -> int:

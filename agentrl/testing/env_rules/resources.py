@@ -19,7 +19,7 @@ from agentrl.models.memory import resident_bytes
 from agentrl.task import Task
 from agentrl.testing.env_session import EnvSession, play, random_policy
 from agentrl.testing.env_subject import Subject, until
-from agentrl.testing.report import Broken, Finding, Missing, Suspect, rule
+from agentrl.testing.report import Broken, CheckFinding, Missing, Suspect, rule
 
 _RELEASE_S = 2.0
 """Seconds to wait for the end of threads and processes."""
@@ -113,7 +113,7 @@ class _Reading(NamedTuple):
 
 
 @rule("release the data of an episode in `reset`; limit the size of caches")
-def keeps_its_memory(subject: Subject) -> Finding:
+def keeps_its_memory(subject: Subject) -> CheckFinding:
     """Memory does not grow when the first steps of the same episodes are repeated, up to 1,000 times in total."""
     limit = min(subject.limit, _STEPS)
     with subject.session() as session:
@@ -137,7 +137,7 @@ def keeps_its_memory(subject: Subject) -> Finding:
         raise suspicion
     grown = readings[-1].allocated - readings[-3].allocated
     figures = {"episodes": float(episodes), "growth_bytes": float(grown)}
-    return Finding(f"{grown:+,} bytes over {episodes:,} episodes", figures)
+    return CheckFinding(f"{grown:+,} bytes over {episodes:,} episodes", figures)
 
 
 def _rounds_in_time(session: EnvSession, scripts: Sequence[tuple[Task, Sequence[str]]], subject: Subject) -> int:
@@ -218,7 +218,7 @@ _TIMED_STEPS = 20
 
 
 @rule("state `isolation=Isolation.THREAD` or `PROCESS`, or make steps faster")
-def is_as_fast_as_it_says(subject: Subject) -> Finding:
+def is_as_fast_as_it_says(subject: Subject) -> CheckFinding:
     """An environment that runs in the event loop has steps that take far less time than a model's turn."""
     resets: list[float] = []
     steps: list[float] = []
@@ -239,7 +239,7 @@ def is_as_fast_as_it_says(subject: Subject) -> Finding:
         f"{what} p50 {figures[f'{what}_p50_ms']:.3g} ms, p99 {figures[f'{what}_p99_ms']:.3g} ms of {len(times):,}"
         for what, times in (("reset", resets), ("step", steps))
     ]
-    return Finding("; ".join(parts), figures)
+    return CheckFinding("; ".join(parts), figures)
 
 
 def quantile(times: list[float], share: float) -> float:

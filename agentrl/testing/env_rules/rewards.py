@@ -32,7 +32,7 @@ from agentrl.testing.env_session import (
     random_policy,
 )
 from agentrl.testing.env_subject import Subject, until
-from agentrl.testing.report import Broken, Finding, Missing, Suspect, rule
+from agentrl.testing.report import Broken, CheckFinding, Missing, Suspect, rule
 from agentrl.tool import Tool
 
 ROUNDED = 0.05
@@ -58,7 +58,7 @@ _COMMAND = f"```bash\necho {_SUCCESS!r}; exit 0\n```"
 
 
 @rule("fix the expert, or state its success in `scores`")
-def is_solved_by_its_expert(subject: Subject) -> Finding:
+def is_solved_by_its_expert(subject: Subject) -> CheckFinding:
     """The expert reaches the stated score."""
     played = [*subject.expert_episodes, *_more(subject, lambda _task: expert_policy())]
     found = _score(subject, "expert", played)
@@ -67,7 +67,7 @@ def is_solved_by_its_expert(subject: Subject) -> Finding:
     return found
 
 
-def _doubt_expert(expert: Finding, chance: Finding) -> None:
+def _doubt_expert(expert: CheckFinding, chance: CheckFinding) -> None:
     """Check an expert without a stated score.
 
     Raises:
@@ -96,7 +96,7 @@ def rewards_success(subject: Subject) -> str:
 
 
 @rule("let `mistake` return only actions that do not change the state")
-def survives_mistakes(subject: Subject) -> Finding:
+def survives_mistakes(subject: Subject) -> CheckFinding:
     """The expert reaches its score even with mistakes, because they do not change the state."""
     with subject.session() as session:
         session.reset(subject.tasks[0])
@@ -106,7 +106,7 @@ def survives_mistakes(subject: Subject) -> Finding:
 
 
 @rule("measure the random policy again, and state its score")
-def has_a_random_score(subject: Subject) -> Finding:
+def has_a_random_score(subject: Subject) -> CheckFinding:
     """The random policy reaches its stated score, which is the baseline."""
     played = [*subject.random_episodes, *_more(subject, lambda task: random_policy(task.seed))]
     found = _score(subject, "random", played)
@@ -122,7 +122,7 @@ def _more(subject: Subject, policy_of: Callable[[Task], Policy]) -> list[PlayedE
     return subject.play(policy_of, further)
 
 
-def _score(subject: Subject, policy: str, played: Sequence[PlayedEpisode]) -> Finding:
+def _score(subject: Subject, policy: str, played: Sequence[PlayedEpisode]) -> CheckFinding:
     """Compare a policy's success with its stated score."""
     found = _measure(subject, played)
     stated, success = subject.spec.scores.get(policy), found.figures.get("success")
@@ -135,19 +135,19 @@ def _score(subject: Subject, policy: str, played: Sequence[PlayedEpisode]) -> Fi
         raise Broken(f"the {policy} has a stated score of 1 but does not solve {', '.join(failed[:3])}")
     if _chance(solved, len(played), stated) < IMPLAUSIBLE:
         raise Broken(f"the {policy} solved {solved} of {len(played)}, which contradicts its stated score of {stated:g}")
-    return Finding(found.detail.replace(" solved;", f" solved, stated {stated:g};"), found.figures)
+    return CheckFinding(found.detail.replace(" solved;", f" solved, stated {stated:g};"), found.figures)
 
 
-def _measure(subject: Subject, played: Sequence[PlayedEpisode]) -> Finding:
+def _measure(subject: Subject, played: Sequence[PlayedEpisode]) -> CheckFinding:
     verdicts = [episode.is_solved(subject.spec) for episode in played]
     steps = statistics.fmean(len(episode.results) for episode in played)
     total = math.fsum(episode.total / len(played) for episode in played)
     figures = {"episodes": float(len(played)), "mean_return": total, "mean_steps": steps}
     if None in verdicts:
-        return Finding(f"mean return {total:g}, {steps:.1f} steps; success unknown", figures)
+        return CheckFinding(f"mean return {total:g}, {steps:.1f} steps; success unknown", figures)
     solved = sum(map(bool, verdicts))
     detail = f"{solved} of {len(played)} solved; {steps:.1f} steps on average"
-    return Finding(detail, {**figures, "success": solved / len(played)})
+    return CheckFinding(detail, {**figures, "success": solved / len(played)})
 
 
 def _chance(solved: int, count: int, stated: float) -> float:
@@ -163,19 +163,19 @@ def _binomial(number: int, count: int, share: float) -> float:
 
 
 @rule("give the reward of a loss at the step limit, and intermediate rewards only for changes made by actions")
-def doing_nothing_does_not_pay(subject: Subject) -> Finding:
+def doing_nothing_does_not_pay(subject: Subject) -> CheckFinding:
     """Empty answers until the end earn no more than random play, and less than the expert."""
     return _compare(subject, lambda _task: _always(""))
 
 
 @rule("give the reward of a loss at the step limit; an invalid action may have a penalty but no reward")
-def repeating_nonsense_does_not_pay(subject: Subject) -> Finding:
+def repeating_nonsense_does_not_pay(subject: Subject) -> CheckFinding:
     """Repeating one invalid action until the end earns no more than random play, and less than the expert."""
     return _compare(subject, lambda _task: _always(NONSENSE))
 
 
 @rule("reward giving up no more than losing; make the reward of a hand-over depend on the task")
-def giving_up_does_not_pay(subject: Subject) -> Finding:
+def giving_up_does_not_pay(subject: Subject) -> CheckFinding:
     """Giving up at once, in text and by tools that end the episode or hand over, earns no more than random play, and
     less than the expert.
     """
@@ -183,7 +183,7 @@ def giving_up_does_not_pay(subject: Subject) -> Finding:
 
 
 @rule("grade a single answer: treat several answers as none, and ask for one")
-def saying_everything_does_not_pay(subject: Subject) -> Finding:
+def saying_everything_does_not_pay(subject: Subject) -> CheckFinding:
     """An answer with all numbers, all admissible actions and all observations earns no more than random play, and less
     than the expert.
     """
@@ -191,37 +191,37 @@ def saying_everything_does_not_pay(subject: Subject) -> Finding:
 
 
 @rule("reward results of actions, not the length of the episode")
-def silence_earns_nothing(subject: Subject) -> Finding:
+def silence_earns_nothing(subject: Subject) -> CheckFinding:
     """A policy with empty answers earns less than a tenth of the expert's return."""
     return _judge(subject, subject.play(lambda _task: _always("")))
 
 
 @rule("let the task begin unsolved, and grade its result")
-def handing_in_earns_nothing(subject: Subject) -> Finding:
+def handing_in_earns_nothing(subject: Subject) -> CheckFinding:
     """A policy that always answers "submit" earns less than a tenth of the expert's return."""
     return _judge(subject, subject.play(lambda _task: _always("submit")))
 
 
 @rule("grade the values that the program returns, in another place than it ran; not its exit code or its output")
-def printed_success_earns_nothing(subject: Subject) -> Finding:
+def printed_success_earns_nothing(subject: Subject) -> CheckFinding:
     """A Python program that prints messages of success and exits earns less than a tenth of the expert's return."""
     return _judge(subject, subject.play(lambda _task: _always(_PROGRAM)))
 
 
 @rule("grade the state after the command, in another place than it ran; not its exit code or its output")
-def echoed_success_earns_nothing(subject: Subject) -> Finding:
+def echoed_success_earns_nothing(subject: Subject) -> CheckFinding:
     """A shell command that prints messages of success and exits earns less than a tenth of the expert's return."""
     return _judge(subject, subject.play(lambda _task: _always(_COMMAND)))
 
 
 @rule("keep answers out of the observations")
-def repeating_earns_nothing(subject: Subject) -> Finding:
+def repeating_earns_nothing(subject: Subject) -> CheckFinding:
     """A policy that repeats its observations earns less than a tenth of the expert's return."""
     return _judge(subject, subject.play(lambda _task: lambda _session, observation: plain_text(observation)))
 
 
 @rule("let tasks differ in their solutions; an environment with a single task is fine")
-def another_solution_earns_nothing(subject: Subject) -> Finding:
+def another_solution_earns_nothing(subject: Subject) -> CheckFinding:
     """The solution of the first task earns less than a tenth of the expert's return in other tasks."""
     first, others = subject.tasks[0], subject.tasks[1:]
     if not others:
@@ -238,15 +238,15 @@ def another_solution_earns_nothing(subject: Subject) -> Finding:
 
 
 @rule("look at the tasks with these words; easier tasks are fine")
-def openings_tell_no_luck(subject: Subject) -> Finding:
+def openings_tell_no_luck(subject: Subject) -> CheckFinding:
     """No word of the opening predicts whether random play is rewarded."""
     found = _mean(subject.random_episodes)
     if words := telling(subject.random_episodes):
         raise Suspect(f"random play: mean return {found:g}, which correlates with {_quote(words)} in the opening")
-    return Finding(f"random play: mean return {found:g}", {"mean_return": found})
+    return CheckFinding(f"random play: mean return {found:g}", {"mean_return": found})
 
 
-def _judge(subject: Subject, played: Sequence[PlayedEpisode]) -> Finding:
+def _judge(subject: Subject, played: Sequence[PlayedEpisode]) -> CheckFinding:
     """Check that trivial play earned little, and that no word of the opening predicts its return.
 
     Raises:
@@ -261,10 +261,10 @@ def _judge(subject: Subject, played: Sequence[PlayedEpisode]) -> Finding:
         raise Suspect(f"{detail}; it correlates with {_quote(words)} in the opening")
     if worth is not None and earned > min(worth * LITTLE, worth):
         raise Suspect(detail)
-    return Finding(detail, {"mean_return": earned})
+    return CheckFinding(detail, {"mean_return": earned})
 
 
-def _compare(subject: Subject, policy_of: Callable[[Task], Policy]) -> Finding:
+def _compare(subject: Subject, policy_of: Callable[[Task], Policy]) -> CheckFinding:
     """Compare the returns of lazy play with those of random play on the same tasks.
 
     Raises:
@@ -283,7 +283,7 @@ def _compare(subject: Subject, policy_of: Callable[[Task], Policy]) -> Finding:
             worth = _mean(subject.expert_episodes[: len(lazy)])
             if earned >= worth > chance:
                 raise Broken(f"{detail}, of the expert {worth:g}")
-    return Finding(f"{detail}; {len(lazy)} tasks", {"mean_return": earned, "random_return": chance})
+    return CheckFinding(f"{detail}; {len(lazy)} tasks", {"mean_return": earned, "random_return": chance})
 
 
 def _lazy_episodes(subject: Subject, policy_of: Callable[[Task], Policy]) -> list[PlayedEpisode]:

@@ -8,7 +8,7 @@ import time
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Limits, Sandbox
-from agentrl.testing.report import Broken, Finding, Suspect, require
+from agentrl.testing.report import Broken, CheckFinding, Suspect, require
 from agentrl.testing.sandbox_subject import (
     MIB,
     RULE_GRACE_S,
@@ -240,7 +240,7 @@ async def stops_a_zip_bomb(sandbox: Sandbox) -> str:
 
 
 @in_sandbox
-async def kills_at_the_deadline(sandbox: Sandbox) -> Finding:
+async def kills_at_the_deadline(sandbox: Sandbox) -> CheckFinding:
     """A command that ignores all signals is killed at its deadline, and its output is kept."""
     start = time.perf_counter()
     result = await run_python(sandbox, f"{_BEATS}    print('on', flush=True); beat()", limits=Limits(seconds=1.0))
@@ -249,7 +249,7 @@ async def kills_at_the_deadline(sandbox: Sandbox) -> Finding:
     require(took < 1.0 + RULE_GRACE_S, f"1 s became {took:.1f} s")
     require(text(result) == "on", "output until the deadline is lost")
     await _require_silence(sandbox)
-    return Finding(f"after {result.seconds:.2f} s", {"over_s": round(result.seconds - 1.0, 3)})
+    return CheckFinding(f"after {result.seconds:.2f} s", {"over_s": round(result.seconds - 1.0, 3)})
 
 
 @in_sandbox
