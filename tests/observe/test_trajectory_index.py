@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 
 from agentrl.errors import Outcome, UsageError
@@ -424,6 +425,40 @@ def test_damaged_records_are_counted(tmp_path: Path) -> None:
         assert index.damaged >= 2
         assert len(index.select()) == 5
     check(tmp_path)
+
+
+def test_damaged_records_are_counted_wherever_an_update_has_found_them(tmp_path: Path) -> None:
+    """In a file with checksums, a record without one is damaged, in a part that is scanned later, too."""
+    write(tmp_path)
+    file = step_file(tmp_path, 1)
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([*lines[:4], b"{}\n", *lines[4:]]))
+    with TrajectoryIndex(tmp_path) as index:
+        assert index.damaged == 1
+        write(tmp_path, episodes=7)
+        data = file.read_bytes()
+        last = data.splitlines(keepends=True)[-1]
+        record = orjson.loads(last)
+        del record["checksum"]
+        file.write_bytes(data.removesuffix(last) + orjson.dumps(record) + b"\n")
+        index.update()
+        assert index.damaged == 2
+        check(tmp_path, index)
+
+
+def test_files_that_appear_late_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
+    def write_step(step: int) -> None:
+        with TrajectoryStore(tmp_path, step=step) as store:
+            play(store, trajectory := new_trajectory(step), 2)
+            finish(store, trajectory)
+
+    write_step(1)
+    write_step(5)
+    with TrajectoryIndex(tmp_path) as index:
+        assert index.steps() == [1, 5]
+        write_step(3)
+        check(tmp_path, index)
+        assert index.steps() == [1, 3, 5]
 
 
 def test_the_episodes_of_an_evaluation_are_indexed(tmp_path: Path) -> None:
