@@ -435,12 +435,15 @@ def test_damaged_records_are_counted_wherever_an_update_has_found_them(tmp_path:
     file.write_bytes(b"".join([*lines[:4], b"{}\n", *lines[4:]]))
     with TrajectoryIndex(tmp_path) as index:
         assert index.damaged == 1
-        write(tmp_path, episodes=7)
+        size = file.stat().st_size
+        with TrajectoryStore(tmp_path, step=1) as store:
+            play(store, trajectory := new_trajectory(9), 2)
+            finish(store, trajectory)
         data = file.read_bytes()
-        last = data.splitlines(keepends=True)[-1]
-        record = orjson.loads(last)
+        first, *others = data[size:].splitlines(keepends=True)
+        record = orjson.loads(first)
         del record["checksum"]
-        file.write_bytes(data.removesuffix(last) + orjson.dumps(record) + b"\n")
+        file.write_bytes(b"".join([data[:size], orjson.dumps(record), b"\n", *others]))
         index.update()
         assert index.damaged == 2
         check(tmp_path, index)
