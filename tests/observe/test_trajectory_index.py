@@ -449,19 +449,20 @@ def test_damaged_records_are_counted_wherever_an_update_has_found_them(tmp_path:
         check(tmp_path, index)
 
 
-def test_files_that_appear_late_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
-    def write_step(step: int) -> None:
+def test_a_file_that_appears_late_is_in_the_order_of_its_step(tmp_path: Path) -> None:
+    def write_step(step: int, *numbers: int) -> None:
         with TrajectoryStore(tmp_path, step=step) as store:
-            play(store, trajectory := new_trajectory(step), 2)
-            finish(store, trajectory)
+            for number in numbers:
+                play(store, trajectory := new_trajectory(number), 2)
+                finish(store, trajectory, reward=step)
 
-    write_step(1)
-    write_step(5)
+    write_step(1, 1)
+    write_step(5, 5)
     with TrajectoryIndex(tmp_path) as index:
         assert index.steps() == [1, 5]
-        write_step(3)
+        write_step(3, 3, 5)  # the attempt of step 5 is the later one
         check(tmp_path, index)
-        assert index.steps() == [1, 3, 5]
+        assert [(row.step, row.reward) for row in index.select()] == [(1, 1), (3, 3), (5, 5)]
 
 
 def test_the_episodes_of_an_evaluation_are_indexed(tmp_path: Path) -> None:
