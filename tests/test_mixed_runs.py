@@ -142,6 +142,8 @@ def test_one_environment_of_a_run_is_evaluated_with_its_own_agent(mixed_run):
     config = evaluation_config(env="digits", model=path)
     assert (config.sole_environment.name, config.sole_environment.split) == ("letters:Digits", "test")
     assert config.agent.max_answer_tokens == 4
+    config = evaluation_config(env="letters:Digits", model=path)
+    assert (config.sole_environment.name, config.agent.max_answer_tokens) == ("letters:Digits", 4)
     config = evaluation_config(env="vowels/train", model=path)
     assert (config.sole_environment.split, config.agent.max_answer_tokens) == ("train", 8)
     assert evaluation_config(env="guess_number", model=path).sole_environment.name == "guess_number"

@@ -187,6 +187,18 @@ async def test_results_of_tools_are_told_before_a_summary_and_again_after_it(pla
     assert '"name": "look"' in played.texts[1]
 
 
+async def test_results_before_the_remark_about_a_broken_call_are_told_before_a_summary_too(play):
+    calls = ['{"name": "look", "arguments": {"where": "hall"}}', '{"name": "look", "arguments": ']
+    said = ["".join(f"<tool_call>\n{call}\n</tool_call>\n" for call in calls), "I looked.", "done"]
+    options = {"compact": {"above": 60}, "calls": "as_served"}
+    played = await play(story, "tool_calling", *said, options=options, tools=[look], max_tokens=4000, max_turns=3)
+    asked, _, begun = played.texts[0].partition("This conversation has become too long")
+    assert begun.partition("<|im_start|>assistant\n")[2] == "I looked.<|im_end|>"
+    result, remark = asked.rpartition("<|im_start|>assistant\n")[2].split("Nothing in hall.")
+    assert "<tool_response>" in result
+    assert "not valid JSON" in remark
+
+
 @pytest.mark.parametrize("trained", [True, False])
 async def test_summaries_train_unless_they_are_not_to(play, trained):
     options = {**PLAIN, "compact": {"above": 60, "tokens": 40, "trained": trained}}

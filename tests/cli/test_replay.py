@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,18 @@ from agentrl.cli.replay import history_text
 from agentrl.config import load_config
 from agentrl.config.engines import LocalEngineConfig, VLLMEngineConfig
 from agentrl.errors import Outcome, UsageError
-from agentrl.evaluation.replay import Replay, ReplayRequest, _environment_of
+from agentrl.evaluation.replay import (
+    Replay,
+    ReplayRequest,
+    _environment_of,
+    make_replay_request,
+    newest_episodes,
+    replay_episode,
+)
 from agentrl.observe.run_folder import RunDirectory
-from agentrl.observe.trajectory_store import read_trajectories
+from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
+from agentrl.runs.rl import train
+from agentrl.runs.start import Run
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 Cli = Callable[..., Any]
@@ -190,6 +201,36 @@ def test_the_history_ends_with_the_prompt_of_the_next_turn() -> None:
     assert all(text in found for text in ("[prompt]", "90", "91"))
     assert "[sampled · turn 1" in found
     assert not any(text in found for text in ("[sampled · turn 2", "92"))
+
+
+def test_only_episodes_with_turns_are_listed(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    with TrajectoryStore(run.trajectories, step=1) as store:
+        for number, answers in enumerate([(1, 2), (), (3,), ()]):
+            one = replace(episode(*answers), id=f"e/{number}.0")
+            store.start(one)
+            store.end(one)
+    assert [one.id for one in newest_episodes(run, 5)] == ["e/2.0", "e/0.0"]
+
+
+async def test_continuations_have_the_seed_of_their_episode(tiny_run: Callable[..., Run], tmp_path: Path) -> None:
+    """With the seeds that the task file has now, the environment would wish for other letters."""
+    file = tmp_path / "tasks.jsonl"
+
+    def write_tasks(first_seed: int) -> None:
+        rows = [{"id": f"task-{number}", "seed": first_seed + number} for number in range(8)]
+        file.write_text("\n".join(map(json.dumps, rows)))
+
+    write_tasks(0)
+    run = tiny_run(f"environment.tasks={file}", "trainer.steps=1")
+    await asyncio.to_thread(train, run)
+    write_tasks(100)
+    stored = {one.trajectory.task_id: one.trajectory for one in read_trajectories(run.folder.trajectories)}
+    assert len(stored) == 2
+    for one in stored.values():
+        found = await replay_episode(make_replay_request(run.folder, one, turn=1, samples=1), say=print)
+        (continuation,) = found.measured
+        assert (continuation.seed, continuation.task_id) == (one.seed, one.task_id)
 
 
 def test_an_episode_of_a_run_with_several_environments_has_its_own_config() -> None:

@@ -198,6 +198,17 @@ def test_the_size_of_parts_alone_keeps_the_number_format(agentrl: Cli, trained_r
     assert [file.name for file in (workplace / "whole").glob("*.safetensors")] == ["model.safetensors"]
 
 
+def test_the_number_format_is_read_under_its_older_name_too(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
+    """Most published models have `torch_dtype` in their config."""
+    assert agentrl("export", str(trained_run), "short", "--dtype", "bfloat16").code == 0
+    file = workplace / "short" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({"torch_dtype": config.pop("dtype"), **config}))
+    assert "dtype" not in json.loads(file.read_text())
+    assert agentrl("export", "short", "parts", "--shard-size", "20KB").code == 0
+    assert formats(workplace / "parts") == {"BF16"}
+
+
 class Hub:
     """What the hub's library would be asked for."""
 

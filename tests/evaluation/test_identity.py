@@ -7,6 +7,7 @@ import http.server
 import importlib
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -166,6 +167,18 @@ def test_files_that_the_config_names_are_read(words: str, tmp_path: Path, monkey
     assert code_identity(config, tmp_path / "runs") == before
     (tmp_path / "here" / "a.txt").write_text("2")
     assert code_identity(config, tmp_path / "runs") != before
+
+
+def test_the_file_that_a_name_is_of_belongs_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reward itself is a function of a library, wherever its file gets it from."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    found = []
+    for more in ("", "", "TABLE = 'c'\n"):
+        monkeypatch.delitem(sys.modules, "made", raising=False)
+        Path("made.py").write_text(f"import functools\nimport math\nscore = functools.partial(math.dist, [0])\n{more}")
+        found.append(code_identity(small_config("agent.reward=[./made.py:score]"), tmp_path)["reward ./made.py:score"])
+    assert found[0] == found[1] != found[2]
 
 
 def test_a_script_is_followed_into_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,16 +55,20 @@ async def test_it_is_kept_while_requests_never_cease(traffic, tmp_path):
     assert sorted(questions) == sorted(f"question {n + 1}" for n in range(number)), "each once"
 
 
-async def test_its_conversations_go_on_where_they_began(traffic, tmp_path, monkeypatch):
+@pytest.mark.parametrize("tools", [[], [{"type": "function", "function": {"name": "look", "description": "Look."}}]])
+async def test_its_conversations_go_on_where_they_began(traffic, tmp_path, monkeypatch, tools):
     monkeypatch.setattr(live_traffic, "MOST_ANSWERS", 2)
     live = traffic()
+
+    async def answer(*words):
+        return (await answered(live, asked(*words) | {"tools": tools}))["choices"][0]["message"]
+
     async with live:
-        first = (await answered(live, asked("one")))["choices"][0]["message"]
+        first = await answer("one")
         for number in range(5):
-            await answered(live, asked(f"question {number}"))
-        history = [{"role": "user", "content": "one"}, first]
-        await answered(live, asked("and then?", history))
-        await answered(live, asked("one"))
+            await answer(f"question {number}")
+        await answer("and then?", [{"role": "user", "content": "one"}, first])
+        await answer("one")
     sizes = {}
     for row in rows(tmp_path / "episodes.jsonl"):
         sizes[row["sample"]] = [len(sequence["turns"]) for sequence in row["trajectory"]["sequences"]]

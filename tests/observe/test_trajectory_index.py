@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 
 from agentrl.errors import Outcome, UsageError
@@ -424,6 +425,44 @@ def test_damaged_records_are_counted(tmp_path: Path) -> None:
         assert index.damaged >= 2
         assert len(index.select()) == 5
     check(tmp_path)
+
+
+def test_damaged_records_are_counted_wherever_an_update_has_found_them(tmp_path: Path) -> None:
+    """In a file with checksums, a record without one is damaged, in a part that is scanned later, too."""
+    write(tmp_path)
+    file = step_file(tmp_path, 1)
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([*lines[:4], b"{}\n", *lines[4:]]))
+    with TrajectoryIndex(tmp_path) as index:
+        assert index.damaged == 1
+        size = file.stat().st_size
+        with TrajectoryStore(tmp_path, step=1) as store:
+            play(store, trajectory := new_trajectory(9), 2)
+            finish(store, trajectory)
+        data = file.read_bytes()
+        first, *others = data[size:].splitlines(keepends=True)
+        record = orjson.loads(first)
+        del record["checksum"]
+        file.write_bytes(b"".join([data[:size], orjson.dumps(record), b"\n", *others]))
+        index.update()
+        assert index.damaged == 2
+        check(tmp_path, index)
+
+
+def test_a_file_that_appears_late_is_in_the_order_of_its_step(tmp_path: Path) -> None:
+    def write_step(step: int, *numbers: int) -> None:
+        with TrajectoryStore(tmp_path, step=step) as store:
+            for number in numbers:
+                play(store, trajectory := new_trajectory(number), 2)
+                finish(store, trajectory, reward=step)
+
+    write_step(1, 1)
+    write_step(5, 5)
+    with TrajectoryIndex(tmp_path) as index:
+        assert index.steps() == [1, 5]
+        write_step(3, 3, 5)  # the attempt of step 5 is the later one
+        check(tmp_path, index)
+        assert [(row.step, row.reward) for row in index.select()] == [(1, 1), (3, 3), (5, 5)]
 
 
 def test_the_episodes_of_an_evaluation_are_indexed(tmp_path: Path) -> None:
