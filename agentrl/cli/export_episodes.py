@@ -19,7 +19,7 @@ from agentrl.errors import AgentRLError, UsageError
 from agentrl.evaluation.panel import EPISODES_FILE
 from agentrl.evaluation.run_report import config_of
 from agentrl.observe.console import note
-from agentrl.observe.files import replace_file
+from agentrl.observe.files import replace_file, write_output
 from agentrl.observe.run_folder import RunDirectory, find_run
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import StoredTrajectory
@@ -104,6 +104,8 @@ def _rows(
     run: RunDirectory, to: ExportFormat, where: EpisodeFilter, limit: int | None, pairs_per_task: int
 ) -> ExportedRows:
     with TrajectoryIndex(run.trajectories) as index:
+        if index.damaged:
+            note(f"{index.damaged} damaged records of {run.path} are skipped")
         episodes = _read(index, where, limit)
         if to in (ExportFormat.CHAT, ExportFormat.DATASET):
             return chat_rows(episodes)
@@ -154,7 +156,7 @@ def _write(made: ExportedRows, target: Path, to: ExportFormat, run: RunDirectory
         UsageError: the disk is full, or the target cannot be written.
     """
     if to is not ExportFormat.DATASET:
-        replace_file(target, b"".join(orjson.dumps(row) + b"\n" for row in made.rows))
+        write_output(target, b"".join(orjson.dumps(row) + b"\n" for row in made.rows))
         return
     if target.exists():
         raise UsageError(f"{target} already exists", hint="choose another folder, or delete it first")

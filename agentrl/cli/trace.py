@@ -11,7 +11,7 @@ import typer
 from agentrl.cli.help import examples
 from agentrl.errors import UsageError
 from agentrl.observe.console import note
-from agentrl.observe.files import writing
+from agentrl.observe.files import write_output
 from agentrl.observe.run_folder import find_run, step_name
 from agentrl.observe.traces import chrome_trace, read_traces, traced_steps
 
@@ -34,12 +34,12 @@ def trace(
 ) -> None:
     """Write what every episode of a training step waited for as a Chrome trace, for https://ui.perfetto.dev.
 
-    The run must have been trained with trackers=[trace].
+    The run must have been trained with the tracker named trace, as in the first example.
     """
     chosen = Path("runs") if run is None else run
     found_run = find_run(chosen)
     if found_run is None:
-        raise UsageError(f"no run in {chosen}", expected="the folder of a run", hint="agentrl trace runs/NAME")
+        raise UsageError(f"no run in {chosen}", expected="the folder of a run", hint="name it: agentrl trace runs/NAME")
     folder = found_run.path
     steps = traced_steps(folder)
     if step is None and not steps:
@@ -51,8 +51,6 @@ def trace(
     step = steps[-1] if step is None else step
     found = read_traces(folder, step)
     target = output or folder / "logs" / "trace" / step_name(step, ".trace.json")
-    with writing(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(orjson.dumps(chrome_trace(found)))
+    write_output(target, orjson.dumps(chrome_trace(found)))
     episodes = sum(1 for one in found if one.group)
     note(f"wrote {episodes} episodes of step {step} to {target}: open it in ui.perfetto.dev or chrome://tracing")

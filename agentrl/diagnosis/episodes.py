@@ -77,6 +77,15 @@ _BUDGETS = {
 """Outcomes, the budget that ran out, and its key."""
 
 
+def _is_cut_by_environment(run: RunSummary) -> bool:
+    """Return True if the longest episodes have fewer turns than the run allows."""
+    longest, limit = (
+        max((line.get("turns/max", 0.0) for line in run.lines), default=0.0),
+        run.setting("agent.max_turns"),
+    )
+    return limit is not None and 0 < longest < limit
+
+
 def truncated_episodes(run: RunSummary) -> Iterator[Finding]:
     """Find episodes that ended because a budget ran out."""
     episodes = run.episodes
@@ -86,12 +95,16 @@ def truncated_episodes(run: RunSummary) -> Iterator[Finding]:
             continue
         is_tokens = outcome is Outcome.TRUNCATED_TOKENS
         advice = "and the context of the engine and the model, if it is shorter" if is_tokens else ""
+        changes = (run.double_limit(key),)
+        if outcome is Outcome.TRUNCATED_TURNS and _is_cut_by_environment(run):
+            what, key, changes = "the environment's own steps", "not agent.max_turns, which is larger", ()
+            advice = "raise the environment's limit, such as max_episode_steps, if its tasks need more steps"
         if is_tokens and 2 * episodes.first_turn_cuts >= count:
             advice = "the prompt alone fills it: shorten the instructions or observations, too"
         yield Finding(
             kind=outcome.value,
             sentence=f"{count} of {episodes.episodes} episodes ended because {what} ran out ({key})",
-            changes=(run.double_limit(key),),
+            changes=changes,
             advice=advice,
             evidence=(f"outcome {outcome.value} in {share:.0%} of the episodes",),
             example=run.example(outcome.value),

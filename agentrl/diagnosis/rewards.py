@@ -104,7 +104,7 @@ def constant_reward(run: RunSummary) -> Iterator[Finding]:
     if episodes.solved == episodes.judged > 0 and whole.high > 0:
         return  # all episodes are solved and rewarded
     solved = f", {episodes.solved} of {episodes.judged} solved" if episodes.judged else ""
-    hint = "check which arguments it receives"
+    hint = "check which arguments it receives" if run.definitions else "check what the environment pays for"
     if whole.high == 0:
         hint = f"if they all deserve it, try easier tasks or a warm start; otherwise, {hint}"
     elif not episodes.judged:
@@ -119,7 +119,8 @@ def constant_reward(run: RunSummary) -> Iterator[Finding]:
         count=episodes.episodes,
         of=episodes.episodes,
         weight=0.95,
-        causes=frozenset({"judge_always_agrees"}) | (UNPLAYED if whole.high == 0 else frozenset()),
+        causes=frozenset({"judge_always_agrees", "environment_error", "reward_error"})
+        | (UNPLAYED if whole.high == 0 else frozenset()),
     )
     yield _at_function(run, finding)
 

@@ -17,7 +17,7 @@ from agentrl.evaluation.curves import NamedRuns, draw_curves
 from agentrl.evaluation.result import UNTYPED, EvaluationResult, estimate_text
 from agentrl.evaluation.token_view import LEGEND, Decode, template, trajectory_html
 from agentrl.observe.console import visible
-from agentrl.observe.files import replace_file
+from agentrl.observe.files import replace_file, writing
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
 from agentrl.trajectory import Trajectory
 
@@ -119,11 +119,12 @@ def write_report(report: Report, folder: Path, decode: Decode | None) -> ReportF
     Raises:
         UsageError: the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    curve = folder / CURVE_FILE if curves(report.metrics) else None
-    if curve is not None:
-        draw_learning_curve(report.metrics, curve)
-    panels = folder / PANELS_FILE if draw_curves(report.runs, folder / PANELS_FILE) else None
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        curve = folder / CURVE_FILE if curves(report.metrics) else None
+        if curve is not None:
+            draw_learning_curve(report.metrics, curve)
+        panels = folder / PANELS_FILE if draw_curves(report.runs, folder / PANELS_FILE) else None
     files = ReportFiles(markdown=folder / "report.md", html=folder / "report.html", curve=curve, panels=panels)
     examples = [] if decode is None else [trajectory_html(example, decode) for example in report.examples]
     replace_file(files.markdown, visible(markdown(report, curve, panels)).encode())  # users read it in terminals too

@@ -81,6 +81,21 @@ def replace_file(path: Path, data: bytes) -> None:
         sync_folder(path.parent)
 
 
+def write_output(path: Path, data: bytes) -> None:
+    """Write a file that the user has named: regular files are replaced; links, pipes and devices are written to.
+
+    Raises:
+        UsageError: see `writing`; or the path is a folder.
+    """
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}", got="a folder", expected="a file's name")
+    if path.exists() and not path.is_file():
+        with writing(path), path.open("wb") as file:
+            file.write(data)
+    else:
+        replace_file(path.resolve() if path.is_symlink() else path, data)
+
+
 def first_free(paths: Iterable[Path]) -> Path:
     """Return the first path that does not exist."""
     return next(path for path in paths if not path.exists())

@@ -185,6 +185,7 @@ ALL = EpisodeFilter()
 _VALID = f"voided_by IS NULL AND state != {EntryState.DAMAGED:d}"
 _ROW = f"number, {', '.join(COLUMNS)}, step, start_step, state"
 _CONTENT = "FROM contents JOIN episodes USING (number) WHERE number = ? AND id = ?"
+_LARGEST = 2**63 - 1
 _SIGNATURES = 8192
 """Number of signatures that are read at a time."""
 _SEARCHED_AT_ONCE = 500
@@ -336,7 +337,7 @@ class TrajectoryIndex:
         if where.text:
             numbers = [row[0] for row in self._query(f"SELECT number FROM episodes WHERE {sort}", values)]
             return self._search(numbers, where.text, limit, time.monotonic() + seconds)
-        found = self._query(f"SELECT {_ROW} FROM episodes WHERE {sort} LIMIT ?", [*values, limit + 1])
+        found = self._query(f"SELECT {_ROW} FROM episodes WHERE {sort} LIMIT ?", [*values, _bounded(limit + 1)])
         rows = [self._row(values) for values in found[:limit]]
         return EpisodePage(rows=rows, last=rows[-1].number if len(found) > limit else None, unsearched=0)
 
@@ -426,7 +427,7 @@ class TrajectoryIndex:
         statement = f"SELECT {_ROW} FROM episodes WHERE {condition} ORDER BY {self._sort(order, descending)}"
         if not where.text:
             page = f"{statement} LIMIT ? OFFSET ?"
-            return map(self._row, self._query(page, [*values, -1 if limit is None else limit, offset]))
+            return map(self._row, self._query(page, [*values, -1 if limit is None else _bounded(limit), offset]))
         found = (row for row in map(self._row, self._query(statement, values)) if self._contains(row, where.text))
         return islice(found, offset, None if limit is None else offset + limit)
 
@@ -450,7 +451,7 @@ class TrajectoryIndex:
 
         def add(condition: str, *given: Any) -> None:
             parts.append(condition)
-            values.extend(given)
+            values.extend(map(_bounded, given))
 
         if where.complete is not None:
             add("state = ?", EntryState.COMPLETE if where.complete else EntryState.RUNNING)
@@ -547,6 +548,11 @@ def _read_evaluated(paths: Mapping[int, Path], pieces: Sequence[Piece]) -> Mappi
             f"an episode cannot be read from {paths[pieces[0].step]}", got=error, hint="the file has changed since"
         ) from error
     return trajectory
+
+
+def _bounded(value: Any) -> Any:
+    """Return a value that SQLite can compare: larger integers become its largest one."""
+    return max(-_LARGEST, min(_LARGEST, value)) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _marks(values: Collection[object]) -> str:

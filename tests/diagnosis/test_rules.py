@@ -3,6 +3,7 @@
 import pytest
 from support.episodes import episode
 
+from agentrl.config import load_config
 from agentrl.diagnosis.episodes import answers_cut, truncated_episodes, unusable_answers
 from agentrl.diagnosis.finding import Finding, finding_lines, rank, top
 from agentrl.diagnosis.parts import code_failures
@@ -271,3 +272,19 @@ def test_a_lasting_problem_is_told_ever_more_rarely_until_it_was_away():
     assert reminder.is_due("b", 39), "another problem"
     assert reminder.is_due("a", 50), "eleven steps later it is new"
     assert [step for step in range(51, 60) if reminder.is_due("a", step)] == [52, 58]
+
+
+def test_episodes_that_the_environment_ends_need_no_more_turns():
+    cut = evidence_of(*(episode(outcome=Outcome.TRUNCATED_TURNS) for _ in range(4)))
+    config = load_config(None, ["environment.name=guess_number", "agent.max_turns=50"])
+    (own,) = truncated_episodes(RunSummary(episodes=cut, config=config, lines=[{"turns/max": 5.0}]))
+    assert own.changes == ()
+    assert "the environment's own steps" in own.text
+    (budget,) = truncated_episodes(RunSummary(episodes=cut, config=config, lines=[{"turns/max": 50.0}]))
+    assert [(change.key, change.value) for change in budget.changes] == [("agent.max_turns", 100)]
+
+
+def test_failures_of_code_explain_a_constant_reward():
+    paid = evidence_of(*(episode(1.0, answer=number) for number in range(40)))
+    (problem,) = constant_reward(RunSummary(episodes=paid, definitions=RULE))
+    assert {"environment_error", "reward_error"} <= problem.causes

@@ -518,3 +518,11 @@ def test_a_signature_leaves_out_most_other_texts() -> None:
     texts = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz ", k=chance.randint(100, 9000))) for _ in range(200)]
     signatures = [(number, index_scan.sign_text(text)) for number, text in enumerate(texts)]
     assert len(index_scan.may_contain(signatures, "the red bottle")) < 10
+
+
+def test_numbers_beyond_those_of_sqlite_are_compared(tmp_path: Path) -> None:
+    with TrajectoryStore(tmp_path, step=1) as store:
+        play(store, new_trajectory(0), 2)
+    with TrajectoryIndex(tmp_path) as index:
+        assert index.select(EpisodeFilter(first_step=10**30)) == []
+        assert len(index.select(EpisodeFilter(complete=None, last_step=10**30), limit=10**30)) == 1
