@@ -29,6 +29,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import check_same_tokens, load_tokenizer
 from agentrl.render.tokens import find_chat_template, read_chat_template
 from agentrl.rollout.loop_choice import check_rendering
+from agentrl.rollout.waits import WaitTracker
 from agentrl.training.checkpoint import save_model_folder, system_errors
 
 SHARD_SIZE = "5GB"
@@ -91,7 +92,9 @@ def _resolve_path(path: str, *, several: bool = False) -> str:
     return found
 
 
-async def prepare_model(config: Config, made: Path, *, say: Callable[[str], None] = lambda _: None) -> str:
+async def prepare_model(
+    config: Config, made: Path, *, say: Callable[[str], None] = lambda _: None, waits: WaitTracker | None = None
+) -> str:
     """Return the folder of the model that a run starts from; write it if necessary.
 
     It is written for a model from scratch, for an adapter (merged with its base), and for a model with another chat
@@ -101,6 +104,7 @@ async def prepare_model(config: Config, made: Path, *, say: Callable[[str], None
         config: Config of the run.
         made: Folder to write the model to.
         say: Called with a message for the user if the creation of a model has problems.
+        waits: Table of the run's waits, for the episodes that the tokenizer of a new model is trained on.
 
     Raises:
         UsageError: the model cannot be created, the chat template does not exist, or the disk is full.
@@ -114,7 +118,7 @@ async def prepare_model(config: Config, made: Path, *, say: Callable[[str], None
         shutil.rmtree(partial, ignore_errors=True)
         with writing(made), system_errors():
             if path == SCRATCH:
-                await write_scratch_model(config, partial, say=say)
+                await write_scratch_model(config, partial, say=say, waits=waits)
             else:
                 _write_changed(config, partial)
             if config.model.head_dtype == "float32":

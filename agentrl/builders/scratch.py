@@ -14,41 +14,48 @@ from agentrl.rollout.environment_probe import has_expert
 from agentrl.rollout.scripted_policies import ScriptedPolicy
 from agentrl.rollout.task_source import task_source
 from agentrl.rollout.text_corpus import TextCollector
+from agentrl.rollout.waits import WaitTracker
 from agentrl.task import TaskCursor
 
 EPISODES = 512
 """Episodes of the corpus, over all environments. The tokenizer encodes all other text by bytes or characters."""
 
 
-async def write_scratch_model(config: Config, folder: Path, *, say: Callable[[str], None] = lambda _: None) -> None:
+async def write_scratch_model(
+    config: Config, folder: Path, *, say: Callable[[str], None] = lambda _: None, waits: WaitTracker | None = None
+) -> None:
     """Write a new model, with a tokenizer trained on episodes of the expert (of random actions without an expert).
 
     Args:
         config: Config with model, environments and agent.
         folder: Folder to write the model to.
         say: Called with a message for the user when an episode fails.
+        waits: Table of the run's waits.
 
     Raises:
         UsageError: the environment cannot be played.
         ConfigError: the model's sizes are incompatible.
     """
-    corpus = await scratch_corpus(config, say=say)
+    corpus = await scratch_corpus(config, say=say, waits=waits)
     sizes = config.model.scratch or ScratchModelConfig()
     build_scratch_model(folder, corpus, sizes, seed=config.run.seed)
 
 
-async def scratch_corpus(config: Config, *, say: Callable[[str], None] = lambda _: None) -> list[str]:
+async def scratch_corpus(
+    config: Config, *, say: Callable[[str], None] = lambda _: None, waits: WaitTracker | None = None
+) -> list[str]:
     """Return all text of some episodes, in the order of tasks; equal for equal configs."""
     parts = per_environment_configs(config)
-    return [text for part in parts for text in await _texts(part.config, max(1, EPISODES // len(parts)), say)]
+    count = max(1, EPISODES // len(parts))
+    return [text for part in parts for text in await _texts(part.config, count, say, waits)]
 
 
-async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> list[str]:
+async def _texts(config: Config, episodes: int, say: Callable[[str], None], waits: WaitTracker | None) -> list[str]:
     """Collect the texts of one environment."""
     spec = resolve_environment(config.sole_environment.name)
     tasks = TaskCursor(task_source(spec, config.sole_environment), seed=config.run.seed)
     collector = TextCollector(ScriptedPolicy.EXPERT if has_expert(spec, config) else ScriptedPolicy.RANDOM)
-    pool = build_env_pool(config, spec=spec)
+    pool = build_env_pool(config, spec=spec, waits=waits)
     try:
         runner = build_runner(config, pool, collector)
         return await collector.play(runner, tasks, episodes, seed=config.run.seed, say=say)

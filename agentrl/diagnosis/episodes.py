@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrl.diagnosis.finding import Finding
+from agentrl.diagnosis.finding import ConfigChange, Finding
 from agentrl.diagnosis.summary import LEAST, RunSummary
 from agentrl.errors import Outcome
 
@@ -95,7 +95,7 @@ def truncated_episodes(run: RunSummary) -> Iterator[Finding]:
             continue
         is_tokens = outcome is Outcome.TRUNCATED_TOKENS
         advice = "and the context of the engine and the model, if it is shorter" if is_tokens else ""
-        changes = (run.double_limit(key),)
+        changes: tuple[ConfigChange, ...] = (run.double_limit(key),)
         if outcome is Outcome.TRUNCATED_TURNS and _is_cut_by_environment(run):
             what, key, changes = "the environment's own steps", "not agent.max_turns, which is larger", ()
             advice = "raise the environment's limit, such as max_episode_steps, if its tasks need more steps"

@@ -187,7 +187,7 @@ class Orchestrator:
             self._say(warning)
         for warning in core_warnings(self.config):
             self._say(warning)
-        base_path = await prepare_model(self.config, self.folder.model, say=self._say)
+        base_path = await prepare_model(self.config, self.folder.model, say=self._say, waits=self._waits)
         finished = self._read_finished_episodes()
         void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
         self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))

@@ -7,6 +7,7 @@ import pytest
 from agentrl.builders import scratch
 from agentrl.builders.scratch import scratch_corpus
 from agentrl.rollout import text_corpus
+from agentrl.rollout.waits import WaitKind, WaitTracker
 
 
 @pytest.fixture
@@ -50,3 +51,15 @@ async def test_slow_episodes_report_their_progress(waiting, monkeypatch):
     await scratch_corpus(config, say=said.append)
     assert said[0].startswith("episodes for the new model's vocabulary: ")
     assert said[0].endswith(f" of {scratch.EPISODES} played")
+
+
+async def test_the_waits_of_its_episodes_are_those_of_the_run(waiting):
+    config, most = waiting
+    waits = WaitTracker()
+    corpus = asyncio.create_task(scratch_corpus(config, waits=waits))
+    while not any(wait.kind is WaitKind.ENVIRONMENT for wait in waits.list_waits()):
+        assert not corpus.done()
+        await asyncio.sleep(0.001)
+    corpus.cancel()
+    await asyncio.wait({corpus})
+    assert most

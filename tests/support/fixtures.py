@@ -61,13 +61,13 @@ def _corpora_are_written_once():
     """Many tests have the same world, whose episodes the tokenizer of a new model is trained on."""
     write, written = scratch.scratch_corpus, {}
 
-    async def corpus(config, say=lambda _: None):
+    async def corpus(config, say=lambda _: None, waits=None):
         name = "" if config.environments else config.sole_environment.name
         if ":" in name and name not in OWN_WORLDS:  # a test may have a world of this name for itself
-            return await write(config, say=say)
+            return await write(config, say=say, waits=waits)
         key = (config.run.seed, config.model_dump_json(include={"environment", "environments", "agent"}))
         if key not in written:
-            written[key] = await write(config, say=say)
+            written[key] = await write(config, say=say, waits=waits)
         return written[key]
 
     with pytest.MonkeyPatch.context() as patch:
