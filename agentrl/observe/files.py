@@ -62,17 +62,21 @@ def write_fully(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, *, makes_folder: bool = True) -> None:
     """Replace a file atomically and sync it to disk, so that it survives a power failure.
 
-    A missing folder is created.
+    Args:
+        path: The file.
+        data: Its new content.
+        makes_folder: Create a missing folder; it is an error otherwise.
 
     Raises:
         UsageError: see `writing`.
     """
     temporary = path.with_name(path.name + ".partial")
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if makes_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()

@@ -176,7 +176,7 @@ def write_step(run: Path, step: int, tokens: Sequence[pa.Table], episodes: pa.Ta
     for file, table in ((token_file(run, step), joined), (episode_file(run, step), episodes)):
         buffer = pa.BufferOutputStream()
         pq.write_table(table, buffer, compression="zstd", row_group_size=_ROW_GROUP)
-        replace_file(file, buffer.getvalue().to_pybytes())
+        replace_file(file, buffer.getvalue().to_pybytes(), makes_folder=False)  # the run may have been moved
 
 
 def remove_steps_after(run: Path, step: int) -> None:
