@@ -24,6 +24,8 @@ from agentrl.training.optimizer import Update
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
+pytestmark = pytest.mark.slow
+
 EXACT = 1e-5
 """Of float32: the loss relative to its size, each gradient relative to the largest number of its parameter."""
 SHORT_LOSS, SHORT_GRADIENT = 0.03, 0.08

@@ -13,6 +13,8 @@ from agentrl.training.batch import StepExtras
 from agentrl.training.distributed.fsdp import sharded_like, whole
 from agentrl.training.optimizer import Update
 
+pytestmark = pytest.mark.slow
+
 OWN = {"trainer": {"critic": {"kind": "own"}}, "algorithm": {"advantage": "gae"}}
 SHARED = {"trainer": {"critic": {"kind": "shared"}}, "algorithm": {"advantage": "gae_turn"}}
 ADAPTERS = {"model": {"lora": {"rank": 4, "modules_to_save": ["norm"]}}}

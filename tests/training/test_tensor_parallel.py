@@ -21,6 +21,8 @@ from agentrl.errors import UsageError
 from agentrl.training.checkpoint import save_model_folder
 from agentrl.training.distributed.fsdp import FAMILIES, check_tensor_parallel
 
+pytestmark = pytest.mark.slow
+
 SIZES = {
     "vocab_size": 41,
     "hidden_size": 24,
