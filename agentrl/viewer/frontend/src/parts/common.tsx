@@ -52,7 +52,13 @@ export function Await<T>(props: { of: Loaded<T>; what: string; children: (data: 
   return error ? <Failure error={error} retry={reload} /> : <Loading what={props.what} />;
 }
 
-const STATE_MARKS: Record<RunState, string> = { running: "▶", finished: "✓", stopped: "■", crashed: "✕", stalled: "❙❙" };
+const STATE_MARKS: Record<RunState, string> = {
+  running: "▶",
+  finished: "✓",
+  stopped: "■",
+  crashed: "✕",
+  stalled: "❙❙",
+};
 
 export function StateBadge({ state }: { state: RunState }) {
   return (
