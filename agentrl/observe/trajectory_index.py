@@ -337,7 +337,7 @@ class TrajectoryIndex:
         if where.text:
             numbers = [row[0] for row in self._query(f"SELECT number FROM episodes WHERE {sort}", values)]
             return self._search(numbers, where.text, limit, time.monotonic() + seconds)
-        found = self._query(f"SELECT {_ROW} FROM episodes WHERE {sort} LIMIT ?", [*values, _bounded(limit + 1)])
+        found = self._query(f"SELECT {_ROW} FROM episodes WHERE {sort} LIMIT ?", [*values, _clamp(limit + 1)])
         rows = [self._row(values) for values in found[:limit]]
         return EpisodePage(rows=rows, last=rows[-1].number if len(found) > limit else None, unsearched=0)
 
@@ -427,7 +427,7 @@ class TrajectoryIndex:
         statement = f"SELECT {_ROW} FROM episodes WHERE {condition} ORDER BY {self._sort(order, descending)}"
         if not where.text:
             page = f"{statement} LIMIT ? OFFSET ?"
-            return map(self._row, self._query(page, [*values, -1 if limit is None else _bounded(limit), offset]))
+            return map(self._row, self._query(page, [*values, -1 if limit is None else _clamp(limit), offset]))
         found = (row for row in map(self._row, self._query(statement, values)) if self._contains(row, where.text))
         return islice(found, offset, None if limit is None else offset + limit)
 
@@ -451,7 +451,7 @@ class TrajectoryIndex:
 
         def add(condition: str, *given: Any) -> None:
             parts.append(condition)
-            values.extend(map(_bounded, given))
+            values.extend(map(_clamp, given))
 
         if where.complete is not None:
             add("state = ?", EntryState.COMPLETE if where.complete else EntryState.RUNNING)
@@ -550,7 +550,7 @@ def _read_evaluated(paths: Mapping[int, Path], pieces: Sequence[Piece]) -> Mappi
     return trajectory
 
 
-def _bounded(value: Any) -> Any:
+def _clamp(value: Any) -> Any:
     """Return a value that SQLite can compare: larger integers become its largest one."""
     return max(-_LARGEST, min(_LARGEST, value)) if isinstance(value, int) and not isinstance(value, bool) else value
 
