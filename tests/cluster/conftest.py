@@ -16,6 +16,9 @@ from agentrl.serving.launch.guard import descendants
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-cluster")
 
+QUICK_HEALTH_CHECKS = {"health_check_period_ms": 1000, "health_check_timeout_ms": 3000, "health_check_failure_threshold": 6}
+"""Ray's head declares a silent node dead after about 24 s; its own settings take more than a minute."""
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _quiet_ray():
@@ -35,7 +38,12 @@ def nodes(client_port):
     """A cluster whose first node trains and whose second one has room for engines."""
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 4, "resources": {"trainer": 4}, "include_dashboard": False}
+    head = {
+        "num_cpus": 4,
+        "resources": {"trainer": 4},
+        "include_dashboard": False,
+        "_system_config": QUICK_HEALTH_CHECKS,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # Ray leaves the log files of its client server open
         cluster = Cluster(initialize_head=True, head_node_args={**head, "ray_client_server_port": client_port})
