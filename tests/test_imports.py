@@ -22,7 +22,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
             {"errors", "tool.json_schema"},
             {"models.routed_experts"},
             {"message", "registry"},
-            {"data_file", "task"},
+            {"task"},
             {"env", "remote.retrieval", "tool", "trajectory"},
             {"engine", "reward"},
             {"agent_loop", "remote.chat"},
@@ -70,7 +70,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "docker": ("agentrl/sandbox/docker/",),
     "typer": ("agentrl/cli/", "tests/cli/"),
     "rich": ("agentrl/cli/", "agentrl/observe/", "tests/cli/"),
-    "pyarrow": ("agentrl/observe/", "agentrl/viewer/", "tests/", "agentrl/data_file.py"),
+    "pyarrow": ("agentrl/observe/", "agentrl/viewer/", "tests/", "agentrl/message/data_file.py"),
     "matplotlib": ("agentrl/evaluation/", "tests/evaluation/"),
 }
 """A third-party package has one room: paths in which it may be imported."""
