@@ -29,7 +29,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
             {"observe", "remote"},
             {"env.lookup", "gateway", "sandbox"},
             {"config"},
-            {"diagnosis"},
+            {"evaluation.diagnosis"},
             {"models", "render"},
             {"algorithms", "rollout", "serving", "training", "weights"},
             {"builders.ray", "remote.server"},

@@ -117,8 +117,8 @@ ROOMS = {
         goal=0.90,
     ),
     "diagnosis": Room(
-        sources=("agentrl/diagnosis",),
-        tests=("tests/diagnosis", "tests/test_diagnosed_runs.py"),
+        sources=("agentrl/evaluation/diagnosis",),
+        tests=("tests/evaluation/diagnosis", "tests/test_diagnosed_runs.py"),
         goal=0.80,
     ),
     "rewards": Room(

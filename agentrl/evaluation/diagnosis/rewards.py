@@ -15,9 +15,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from agentrl.diagnosis.finding import Finding
-from agentrl.diagnosis.summary import LEAST, WHOLE, EpisodeCounts, RunSummary
 from agentrl.errors import SourceLocation, with_location
+from agentrl.evaluation.diagnosis.finding import Finding
+from agentrl.evaluation.diagnosis.summary import LEAST, WHOLE, EpisodeCounts, RunSummary
 from agentrl.observe.learning import learns_nothing
 
 CERTAIN = 4.0

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
-from agentrl.diagnosis.finding import Finding
-from agentrl.diagnosis.summary import LEAST, LONGEST_TEXT, RunSummary, metric, series
 from agentrl.errors import Outcome
+from agentrl.evaluation.diagnosis.finding import Finding
+from agentrl.evaluation.diagnosis.summary import LEAST, LONGEST_TEXT, RunSummary, metric, series
 from agentrl.observe.incidents import Incident
 from agentrl.observe.metrics import BIAS_PREFIX, MARGIN_ERRORS, MARGIN_SUFFIX, TIMING_PREFIX
 

@@ -23,8 +23,8 @@ from itertools import islice
 from statistics import fmean, median
 
 from agentrl.config.usual_learning_rate import check_learning_rates
-from agentrl.diagnosis.finding import ConfigChange, Finding
-from agentrl.diagnosis.summary import Line, RunSummary, metric, series
+from agentrl.evaluation.diagnosis.finding import ConfigChange, Finding
+from agentrl.evaluation.diagnosis.summary import Line, RunSummary, metric, series
 from agentrl.observe.learning import share_that_differs
 
 BACK = 5
