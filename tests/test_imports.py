@@ -86,7 +86,6 @@ DOORS = (
     "agentrl.serving.pool",
     "agentrl.serving.sglang",
     "agentrl.serving.vllm",
-    "agentrl.training.preferences",
     "agentrl.training_service",
     "agentrl.weights",
 )
