@@ -25,7 +25,8 @@ from agentrl.env import AnyEnv
 from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError
 from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import run_in_own_thread
-from agentrl.rollout.env_workers import EnvBackend, ProcessWorker
+from agentrl.rollout.env_processes import ProcessWorker
+from agentrl.rollout.env_workers import EnvBackend
 
 _log = logging.getLogger(__name__)
 
