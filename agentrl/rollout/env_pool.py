@@ -39,7 +39,7 @@ STARTS_PER_PASS = 128
 
 
 class StartPacer:
-    """Pacer that lets a limited number of waiting tasks go on in each pass of the event loop, in order.
+    """Pacer that lets a limited number of waiting tasks continue in each pass of the event loop, in order.
 
     Args:
         per_pass: Maximum number of tasks per pass.

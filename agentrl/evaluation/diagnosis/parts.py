@@ -140,7 +140,7 @@ def engine_disagrees(run: RunSummary) -> Iterator[Finding]:
 
 
 def groups_stale(run: RunSummary) -> Iterator[Finding]:
-    """Find groups that were played in vain, because they were too old when they were complete."""
+    """Find groups that were dropped because they were too old when they were complete."""
     stale, trained = (
         sum(line.get(name) or 0.0 for line in run.lines) for name in ("rollout/groups_stale", "groups/trained")
     )
