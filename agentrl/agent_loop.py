@@ -73,7 +73,7 @@ class AnswerForm:
     schema: Mapping[str, Any] | None = None
     """JSON schema of the answer's content."""
     calls: tuple[str, ...] = ()
-    """Tools of which the answer must call exactly one, without other content."""
+    """Tools; the answer must be a call of exactly one of them, without other content."""
     or_calls: bool = False
     """True if the answer may call tools instead of matching the schema."""
 

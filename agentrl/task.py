@@ -24,7 +24,7 @@ class Task:
     prompt: str | None = None
     """Text before the first observation; if there are `messages`, their texts."""
     messages: tuple[Message, ...] = ()
-    """Prompt as messages, with which the conversation begins; the last one is the user's."""
+    """Prompt as messages, which begin the conversation; the last one is the user's."""
     ground_truth: Any = None
     """Correct answer, for reward functions; never shown to the policy."""
     columns: Mapping[str, Any] = field(default_factory=dict)

@@ -152,11 +152,11 @@ class FrozenLakeExpert:
         """Return the first move of a shortest way.
 
         Raises:
-            UsageError: the text contains no map, or no way leads to the goal.
+            UsageError: the text contains no map, or no path leads to the goal.
         """
         way = shortest_way(_read_map(text_of(observation)), AGENT)
         if not way:
-            raise UsageError("no way leads to the goal", got=repr(observation))
+            raise UsageError("no path leads to the goal", got=repr(observation))
         return way[0]
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import gymnasium
 
-from agentrl.data_file import Row, message_rows, read_messages, read_rows, refuse_media
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
 from agentrl.message import Message
+from agentrl.message.data_file import Row, message_rows, read_messages, read_rows, refuse_media
 from agentrl.task import Task
 
 from .split_files import files_by_split

@@ -146,7 +146,7 @@ def test_a_run_with_two_algorithms_reports_each_and_resumes(tiny_run, tmp_path):
     said = []
     found = asyncio.run(replay_episode(request, say=said.append))
     assert "curriculum.horizon limited the turns" in said[0]
-    assert [one.branches_from.turn for one in found.measured] == [1, 1]
+    assert [one.branches_from.turn for one in found.valid_continuations] == [1, 1]
     assert find_episode(run.folder, digits.id.rpartition(".")[0]).id == digits.id
     (folder,) = (tmp_path / "cut").iterdir()
     train(Run(RunDirectory(folder), run.config))

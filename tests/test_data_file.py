@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from agentrl.data_file import Row, read_rows
 from agentrl.errors import UsageError
+from agentrl.message.data_file import Row, read_rows
 from agentrl.observe.files import JsonLinesWriter, read_json_lines
 
 SEPARATED = "one\u2028two\u2029three\u0085four\u000bfive"

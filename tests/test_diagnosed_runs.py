@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from agentrl.cli.reports import write_run_report
-from agentrl.diagnosis.watch import read_findings
+from agentrl.evaluation.diagnosis.watch import read_findings
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.runs.rl import train

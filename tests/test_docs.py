@@ -175,7 +175,7 @@ def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
     assert [name for name in sorted(set(MODULE.findall(text)) - NO_MODULES) if not _resolves(name)] == []
 
 
-NOT_OURS = {"cannot import my_game", "Segmentation fault", "vllm is not installed", "metrics.jsonl has lost its end"}
+NOT_OURS = {"cannot import my_game", "Segmentation fault", "vllm is not installed", "metrics.jsonl is truncated"}
 """Messages of other programs, and of ours with names filled in."""
 
 

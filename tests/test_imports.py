@@ -22,14 +22,14 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
             {"errors", "tool.json_schema"},
             {"models.routed_experts"},
             {"message", "registry"},
-            {"data_file", "task"},
+            {"task"},
             {"env", "remote.retrieval", "tool", "trajectory"},
             {"engine", "reward"},
             {"agent_loop", "remote.chat"},
             {"observe", "remote"},
             {"env.lookup", "gateway", "sandbox"},
             {"config"},
-            {"diagnosis"},
+            {"evaluation.diagnosis"},
             {"models", "render"},
             {"algorithms", "rollout", "serving", "training", "weights"},
             {"builders.ray", "remote.server"},
@@ -70,7 +70,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "docker": ("agentrl/sandbox/docker/",),
     "typer": ("agentrl/cli/", "tests/cli/"),
     "rich": ("agentrl/cli/", "agentrl/observe/", "tests/cli/"),
-    "pyarrow": ("agentrl/observe/", "agentrl/viewer/", "tests/", "agentrl/data_file.py"),
+    "pyarrow": ("agentrl/observe/", "agentrl/viewer/", "tests/", "agentrl/message/data_file.py"),
     "matplotlib": ("agentrl/evaluation/", "tests/evaluation/"),
 }
 """A third-party package has one room: paths in which it may be imported."""
@@ -86,7 +86,6 @@ DOORS = (
     "agentrl.serving.pool",
     "agentrl.serving.sglang",
     "agentrl.serving.vllm",
-    "agentrl.training.preferences",
     "agentrl.training_service",
     "agentrl.weights",
 )

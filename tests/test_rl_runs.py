@@ -453,6 +453,6 @@ def test_a_checkpoint_that_is_passed_over_is_named_on_the_screen(tiny_run):
     run.folder.metrics_file.write_bytes(run.folder.metrics_file.read_bytes()[:50])
     train(resume_run(run.folder.path), watcher=watcher)
     assert any("skipped checkpoint" in text for text in watcher.messages)
-    assert any("metrics.jsonl has lost its end" in text for text in watcher.messages)
+    assert any("metrics.jsonl is truncated" in text for text in watcher.messages)
     assert b"\0" not in run.folder.metrics_file.read_bytes()
     assert [line["step"] for line in read_metrics(run.folder.metrics_file)] == [2]

@@ -61,7 +61,7 @@ def check_evaluation_engine(config: Config) -> None:
             hint="set rollout.max_staleness=1, or remove evaluation.engine",
         )
     if not config.evaluation.every:
-        raise ConfigError("evaluation.engine has no use", got="evaluation.every 0", expected="evaluation.every=N")
+        raise ConfigError("evaluation.engine has no effect", got="evaluation.every 0", expected="evaluation.every=N")
     if config.adapters:
         raise ConfigError(
             "evaluation.engine cannot serve several adapters", hint="remove evaluation.engine or adapters"

@@ -226,7 +226,7 @@ def _own_gpu(run: RunCluster) -> Iterator[None]:
 
 @contextmanager
 def _mark_file(folder: Path) -> Iterator[Path]:
-    """Create a file with which nodes check that they see the folder."""
+    """Create a file that nodes look for, to check that they see the folder."""
     mark = folder / f".cluster-{secrets.token_hex(8)}"
     mark.touch()
     try:
@@ -357,7 +357,7 @@ class _PlacedEngines:
             await answer_of(self._cluster, actor.handle.ping.remote(), actor.name, deadline_s=patience_s)
         except ServerLost as error:
             loss = self._cluster.loss(actor.place, actor.name, error.__cause__ or error, kind=EngineError)
-            self._say(f"{loss}. It starts again")
+            self._say(f"{loss}. It is being restarted")
             await run_in_own_thread(actor.start_again, self._shared)
             self._say(f"{actor.name} is on {actor.place.node} now")
         server = await self._serve(actor)

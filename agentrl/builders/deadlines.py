@@ -32,7 +32,7 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precedence:
-    """Pair of deadlines of which the outer one must not come first."""
+    """Pair of deadlines; the outer one must not come first."""
 
     inner: Deadline
     outer: Deadline

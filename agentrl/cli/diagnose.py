@@ -10,8 +10,8 @@ import typer
 from rich.text import Text
 
 from agentrl.cli.help import examples
-from agentrl.diagnosis.finding import Finding, Severity
-from agentrl.diagnosis.read import Diagnosis
+from agentrl.evaluation.diagnosis.finding import Finding, Severity
+from agentrl.evaluation.diagnosis.read import Diagnosis
 from agentrl.observe.console import out
 from agentrl.runs.diagnosis import diagnose_folder
 

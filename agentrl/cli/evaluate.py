@@ -17,8 +17,8 @@ from agentrl.cli.reports import write_evaluation_report
 from agentrl.config import shipped_configs
 from agentrl.config.estimate import evaluation_size
 from agentrl.config.overrides import reward_words
-from agentrl.diagnosis.finding import finding_lines
 from agentrl.errors import AgentRLError, Outcome, UsageError
+from agentrl.evaluation.diagnosis.finding import finding_lines
 from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.evaluation.report import tables
 from agentrl.evaluation.result import WITHOUT_SUCCESS, EvaluationResult

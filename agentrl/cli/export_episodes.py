@@ -13,11 +13,11 @@ from agentrl.builders.tools import build_tools
 from agentrl.cli.help import examples
 from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
-from agentrl.data_file import ToolSchema, write_dataset
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.evaluation.panel import EPISODES_FILE
 from agentrl.evaluation.run_report import config_of
+from agentrl.message.data_file import ToolSchema, write_dataset
 from agentrl.observe.console import note
 from agentrl.observe.files import replace_file, write_output
 from agentrl.observe.run_folder import RunDirectory, find_run

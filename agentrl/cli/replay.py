@@ -101,7 +101,7 @@ def replay(
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
         _show(result)
-    if not result.measured:
+    if not result.valid_continuations:
         raise AgentRLError(f"no continuation could be played: {result.continuations[0].error}")
 
 
@@ -166,7 +166,7 @@ def _show(result: Replay) -> None:
     for name, found in (("success", result.success), ("mean return", result.reward)):
         if found is not None:
             out.print(f"{name} after turn {result.turn}: {_interval(found)}", highlight=False)
-    for error in dict.fromkeys(one.error for one in result.continuations if one not in result.measured):
+    for error in dict.fromkeys(one.error for one in result.continuations if one not in result.valid_continuations):
         out.print(f"failed: {error}", highlight=False, markup=False)
     note(f"wrote the episodes to {result.folder}: agentrl view {shlex.quote(str(result.folder))}")
 

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from agentrl.config import Config, dump_config
 from agentrl.config.estimate import EstimateRow
-from agentrl.diagnosis.watch import read_findings
 from agentrl.errors import AgentRLError, UsageError
+from agentrl.evaluation.diagnosis.watch import read_findings
 from agentrl.evaluation.panel import EPISODES_FILE, FOLDER, RESULT_FILE, Panel, stored_episodes
 from agentrl.evaluation.report import (
     CURVE_FILE,

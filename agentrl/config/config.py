@@ -517,7 +517,7 @@ class Config(Section):
     def _environments_fit(self) -> Self:
         if not self.has_environment and (self.sft.data is None or self.sft.stop_at is not None):
             raise ValueError(
-                "no environment is named: give environment=household/train, or --env NAME on the command line"
+                "no environment is set: set environment=household/train, or --env NAME on the command line"
             )
         if self.environment is not None and self.environments:
             raise ValueError(

@@ -101,7 +101,7 @@ def _explain(details: ErrorDetails, path: KeyPath) -> str:
         case "extra_forbidden":
             return describe_unknown_key(path)
         case "missing" if path[:1] == ("environment",):
-            return "no environment is named: give environment=household/train, or --env NAME on the command line"
+            return "no environment is set: set environment=household/train, or --env NAME on the command line"
         case "missing":
             return f"{key} is missing"
         case "union_tag_invalid":

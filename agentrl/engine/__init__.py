@@ -408,7 +408,7 @@ class SharedTensors:
 
     layout: TensorLayout
     handle: Callable[[], Mapping[str, Any]]
-    """Returns JSON with which one other process opens the buffer, see `agentrl.weights.tensors`."""
+    """Returns JSON that one other process needs to open the buffer, see `agentrl.weights.tensors`."""
     part: TensorPart
     """Encodes the tensors for a request: their handles are pickled, not their values."""
 

@@ -25,9 +25,9 @@ from agentrl.builders.models import build_renderer, prepare_model
 from agentrl.builders.servers import ServedModel, check_served, open_pool
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ScriptedEngineConfig, ServerEngineConfig
-from agentrl.diagnosis.read import INCIDENTS_FILE
 from agentrl.engine import ChatAnswer, PolicyEngine, SamplingParams
 from agentrl.errors import EngineError, UsageError
+from agentrl.evaluation.diagnosis.read import INCIDENTS_FILE
 from agentrl.evaluation.panel import (
     EpisodeStore,
     EvaluatedEpisode,

@@ -36,7 +36,7 @@ from agentrl.rollout.task_source import task_source
 from agentrl.serving.local import LocalEngine
 
 AT_STEP = "eval/at_step"
-"""Metric: the step whose weights an evaluation beside training measured."""
+"""Metric: the step whose weights a concurrent evaluation measured."""
 
 
 class PeriodicEvaluations:
@@ -54,7 +54,7 @@ class PeriodicEvaluations:
         self._name = name
         self._task: asyncio.Task[dict[str, float]] | None = None
         self.running: int | None = None
-        """Step that an evaluation beside training measures."""
+        """Step that a concurrent evaluation measures."""
 
     def is_due(self, step: int) -> bool:
         """True if the weights after a step, counted from 1, are evaluated."""
@@ -103,7 +103,7 @@ class PeriodicEvaluations:
         self._task.add_done_callback(ignore_result)  # an interrupted run does not read its error
 
     async def _collect(self) -> dict[str, float]:
-        """Wait for the evaluation that runs beside training."""
+        """Wait for the evaluation that runs in parallel with training."""
         assert self._task is not None
         assert self.running is not None
         found = await self._task | {AT_STEP: float(self.running)}

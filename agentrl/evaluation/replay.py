@@ -136,20 +136,20 @@ class Replay:
     decode: Callable[[Sequence[int]], str]
 
     @property
-    def measured(self) -> list[Trajectory]:
+    def valid_continuations(self) -> list[Trajectory]:
         """Continuations without infrastructure failure."""
         return [one for one in self.continuations if one.outcome is not None and one.outcome.is_trainable]
 
     @property
     def success(self) -> MeanInterval | None:
         """Success with Wilson's interval; ``None`` if no continuation reports it."""
-        known = [one.success for one in self.measured if one.success is not None]
+        known = [one.success for one in self.valid_continuations if one.success is not None]
         return wilson_interval(sum(known), len(known)) if known else None
 
     @property
     def reward(self) -> MeanInterval | None:
         """Mean return with a bootstrap interval; ``None`` if no continuation has one."""
-        known = [one.reward for one in self.measured if one.reward is not None]
+        known = [one.reward for one in self.valid_continuations if one.reward is not None]
         return bootstrap_mean(known) if known else None
 
     def first_difference(self, continuation: Trajectory) -> tuple[int, str] | None:
@@ -170,7 +170,7 @@ class Replay:
             "stored": {"reward": self.episode.reward, "success": self.episode.success},
             "success": None if self.success is None else asdict(self.success),
             "reward": None if self.reward is None else asdict(self.reward),
-            "failed": len(self.continuations) - len(self.measured),
+            "failed": len(self.continuations) - len(self.valid_continuations),
             "folder": str(self.folder),
             "continuations": [self._continuation_json(one) for one in self.continuations],
         }

@@ -67,7 +67,7 @@ def draw_learning_curve(metrics: Sequence[Mapping[str, Any]], file: Path) -> Non
 
 
 def _points(metrics: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
-    """Return steps and values; an evaluation that ran beside training belongs to the step that it measured."""
+    """Return steps and values; an evaluation in parallel with training belongs to the step that it measured."""
     at = "eval/at_step" if name.startswith("eval/") else "step"
     return [(int(line.get(at, line["step"])), float(line[name])) for line in metrics if line.get(name) is not None]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.diagnosis.finding import Finding, rank, top
-from agentrl.diagnosis.rules import apply_rules
-from agentrl.diagnosis.summary import EpisodeCounts, RunSummary
 from agentrl.errors import Outcome, SourceLocation
+from agentrl.evaluation.diagnosis.finding import Finding, rank, top
+from agentrl.evaluation.diagnosis.rules import apply_rules
+from agentrl.evaluation.diagnosis.summary import EpisodeCounts, RunSummary
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
 from agentrl.observe.console import html_table
 from agentrl.observe.incidents import Incidents

@@ -10,9 +10,9 @@ from typing import Any
 
 from agentrl.config.config import Config
 from agentrl.config.load import load_config
-from agentrl.diagnosis.finding import Finding, top
 from agentrl.errors import AgentRLError
 from agentrl.evaluation.curves import NamedRuns
+from agentrl.evaluation.diagnosis.finding import Finding, top
 from agentrl.evaluation.report import Report, ReportTable
 from agentrl.evaluation.result import EvaluationResult, MeanInterval, estimate_text, wilson_interval
 from agentrl.observe.learning import steps_without_learning

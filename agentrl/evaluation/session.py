@@ -1,35 +1,49 @@
 """Complete evaluation, from a config to a result on disk, which the same command reuses.
 
-A result is reused only if the config, the code, the data files, the weights and the models of services are the same.
+A result is reused only if everything that affects it is identical: the config, the code, the data files, the weights
+and the models of services.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import logging
-from collections.abc import Callable, Mapping
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import gymnasium
 import orjson
 
 from agentrl.builders.checks import check_agents
 from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.builders.models import check_model, resolve_model
 from agentrl.builders.rewards import check_rewards
-from agentrl.builders.tools import check_tools
+from agentrl.builders.tools import agents_of, check_tools
 from agentrl.config.config import SCRATCH, Config
 from agentrl.config.engines import OpenAIEngineConfig
+from agentrl.config.environment import AgentConfig
+from agentrl.config.section import Section
 from agentrl.env import EnvironmentSpec
-from agentrl.env.lookup import check_split, resolve_environment
+from agentrl.env.lookup import ADDRESS, GYMNASIUM_ID, check_split, resolve_environment
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, ignore, open_policy
-from agentrl.evaluation.identity import code_identity, model_identity, reward_model_identity, served_models
 from agentrl.evaluation.panel import EPISODES_FILE, FOLDER, RESULT_FILE, EpisodeStore, EvaluatedEpisode, Panel
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.evaluation.settings import DEFAULT_TASKS
+from agentrl.models.identity import model_files, weights
+from agentrl.observe.code_identity import CodeIdentity, is_own_module
 from agentrl.observe.files import replace_file, writing
+from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import find_run, lock_folder
+from agentrl.observe.source_names import split_command
+from agentrl.registry import SOURCE_SUFFIX, Kind, lookup
 from agentrl.render.tokens import read_chat_template
 from agentrl.rollout.environment_probe import check_environments
 from agentrl.rollout.judges import build_judge
@@ -268,3 +282,223 @@ def describe(request: EvaluationRequest, config: Config, *, served: Mapping[str,
         seed=request.seed,
         settings=settings,
     )
+
+
+REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_][\w.]*")
+"""Pattern of a reference to an object, ``module:attr``."""
+REQUEST_S = 5.0
+"""Deadline in seconds of a request to a service about its model."""
+CARD = ("id", "root", "parent", "created", "digest", "revision", "weight_version", "max_model_len", "meta")
+"""Fields of a model's entry in ``/v1/models`` that are part of its identity; others may differ with each request."""
+RECENT_S = 60.0
+"""Maximum age in seconds of a creation time that is ignored: vLLM reports the time of the request instead."""
+SERVED = ("model_path", "tokenizer_path", "weight_version", "revision", "quantization", "dtype")
+"""Fields of SGLang's ``/model_info`` that are part of the model's identity."""
+
+
+def code_identity(config: Config, outputs: Path) -> dict[str, str]:
+    """Return digests by name of the code that plays and scores an episode, and of the data that it reads.
+
+    Args:
+        config: Config of the evaluation.
+        outputs: Folder of evaluation results.
+
+    Raises:
+        UnknownNameError: the config has a name that does not exist.
+        UsageError: a module cannot be imported.
+    """
+    environment, agent = config.sole_environment, config.agent
+    found = {f"environment {environment.name}": _environment(environment.name, outputs)}
+    named = [(Kind.AGENT_LOOP, agent.loop)]
+    named += [(Kind.REWARD, name) for name in _names(agent.reward) if name not in AgentConfig().reward]
+    named += [(Kind.TOOL, name) for one in agents_of(agent) for name in _names(one.tools)]
+    for kind, name in named:
+        code = CodeIdentity(outputs)
+        code.add(lookup(kind, name))
+        _add_module_of(code, name)
+        found[f"{kind.replace('_', ' ')} {name}"] = code.digest()
+    words = CodeIdentity(outputs)
+    settings, options = _agent_words(agent)
+    options += [environment.options, environment.tasks]
+    settings += [engine.model_dump(mode="json") for engine in _engines(config)]
+    for text in _texts(options):
+        _add_word(words, text)
+    for text in _texts(settings):
+        if "/" in text or Path(text).is_file():  # words such as "local" are not folders
+            _add_word(words, text)
+    for command in _lists([options, settings]):
+        words.add_command(command)
+    for text in _texts(environment.options):
+        if text.replace("-", "_").isidentifier() and is_own_module(text.replace("-", "_")):
+            words.add_module(text.replace("-", "_"))
+    return {**found, "files and modules of the config": words.digest()}
+
+
+def _environment(name: str, outputs: Path) -> str:
+    spec = resolve_environment(name)
+    if ADDRESS.fullmatch(name):
+        return str(getattr(getattr(spec.make, "served", None), "fingerprint", name))
+    code = CodeIdentity(outputs)
+    code.add(spec)
+    _add_module_of(code, name)
+    env_id = name.rpartition(":")[2]
+    registered = gymnasium.registry.get(env_id) if GYMNASIUM_ID.fullmatch(env_id) else None
+    if registered is not None:
+        code.add_value(env_id, [registered.kwargs, registered.max_episode_steps, registered.reward_threshold])
+        entry = registered.entry_point
+        if isinstance(entry, str):
+            code.add_module(entry.partition(":")[0])
+        else:
+            code.add_value(f"{env_id} entry point", entry)
+    return code.digest()
+
+
+def _add_module_of(code: CodeIdentity, name: str) -> None:
+    """Add the module or the file of ``module:attr``, which may make the object from others."""
+    module = name.partition(":")[0]
+    if module.endswith(SOURCE_SUFFIX):
+        code.add_file(Path(module).expanduser().resolve())
+    elif REFERENCE.fullmatch(name):
+        code.add_module(module)
+
+
+def _names(entries: list[str | dict[str, Any]]) -> list[str]:
+    return [entry if isinstance(entry, str) else str(entry["name"]) for entry in entries]
+
+
+def _agent_words(agent: AgentConfig) -> tuple[list[Any], list[Any]]:
+    """Return the agent's settings, which may be keywords (``auto``), and its free options.
+
+    `weights` identifies a reward model, and `_engines` lists engines.
+    """
+    settings = agent.model_dump(mode="json", exclude={"system_prompt", "reward_model"})
+    options = [settings.pop(name) for name in ("options", "sandbox")]
+    judge, roles = settings.get("judge") or {}, settings.get("roles") or {}
+    for section in (judge, *roles.values()):
+        section.pop("engine", None)
+    for section in (settings, *roles.values()):
+        entries = [*(section.pop("tools", None) or []), *(section.pop("reward", None) or [])]
+        options += [entry for entry in entries if not isinstance(entry, str)]
+        settings.setdefault("names", []).extend(entry for entry in entries if isinstance(entry, str))
+    return [settings], [*options, judge]
+
+
+def _engines(config: Config) -> list[Section]:
+    """Return the engines of the config: the policy's, the judge's and those of the roles."""
+    agent = config.agent
+    judge = [] if agent.judge is None else [agent.judge.engine]
+    return [config.engine, *judge, *(role.engine for role in (agent.roles or {}).values() if role.engine is not None)]
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _lists(value: object) -> Iterator[list[str]]:
+    """Yield the lists of texts in a value; each may be a command."""
+    if isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value):
+        yield list(value)
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _lists(inner)
+
+
+def _add_word(code: CodeIdentity, text: str) -> None:
+    """Add the code, file, folder or command files that a text of the config refers to."""
+    if "\n" in text or len(text) > 4096 or not text.strip("./ "):
+        return
+    if REFERENCE.fullmatch(text):
+        if is_own_module(text.partition(":")[0]):
+            code.add_module(text.partition(":")[0])
+        return
+    if text.endswith(".py") and Path(text).is_file():
+        code.add_file(Path(text).resolve())
+    elif not code.add_data(text) and " " in text:
+        words = split_command(text)
+        code.add_command(words)
+        for word in words:
+            if " " not in word:
+                _add_word(code, word)
+
+
+def model_identity(config: Config) -> list[str]:
+    """Return the identity of the config's model and its adapters: digests of their files, or their revisions."""
+    adapters = [section.path for section in config.named_adapters.values() if section.path is not None]
+    return [line for path in (config.model.path, *adapters) for line in weights(path, config)]
+
+
+def reward_model_identity(config: Config) -> list[str]:
+    """Return the identity of the reward model, like `model_identity`; empty without a reward model."""
+    reader = config.agent.reward_model
+    return [] if reader is None else weights(find_model(reader.path), config)
+
+
+async def served_models(config: Config, *, has_model: bool) -> dict[str, Any]:
+    """Query the models that the services of an evaluation serve: those of the engine, the judge and the roles.
+
+    Args:
+        config: Config of the evaluation.
+        has_model: The policy is a model, not a scripted policy.
+    """
+    agent = config.agent
+    used = [config.engine] if has_model and isinstance(config.engine, OpenAIEngineConfig) else []
+    used += [role.engine for role in (agent.roles or {}).values() if role.engine is not None]
+    used += [] if agent.judge is None else [agent.judge.engine]
+    cards = await asyncio.gather(*map(served_model, used))
+    return {f"{one.model} at {one.url}": card for one, card in zip(used, cards, strict=True)}
+
+
+async def served_model(config: OpenAIEngineConfig) -> dict[str, Any]:
+    """Query the model that a service serves; the result lacks what the service does not report.
+
+    vLLM and most others answer ``/v1/models``, SGLang also ``/model_info``, Ollama ``/api/tags``.
+    """
+    key = os.environ.get(config.api_key_variable)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    base = config.url.rstrip("/")
+    root = base.removesuffix("/v1")
+    timeout = aiohttp.ClientTimeout(total=REQUEST_S)
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+        card = _card(await _get_object(session, f"{base}/models"), config.model)
+        for address in (f"{root}/model_info", f"{root}/get_model_info"):
+            if info := await _get_object(session, address):
+                card |= {name: info[name] for name in SERVED if name in info}
+                break
+        listed = (await _get_object(session, f"{root}/api/tags")).get("models")
+        for entry in listed if isinstance(listed, list) else []:
+            if isinstance(entry, dict) and config.model in (entry.get("name"), entry.get("model")):
+                card["digest"] = entry.get("digest")
+    served_from = [str(card[name]) for name in ("root", "model_path") if name in card]
+    if files := await run_in_own_thread(lambda: [line for folder in served_from for line in model_files(folder)]):
+        card["weights"] = files
+    return card
+
+
+async def _get_object(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    """Return the JSON object at an address; an empty object for any other answer."""
+    try:
+        async with session.get(url) as response:
+            answer = await response.json(content_type=None) if response.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _card(listed: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Return the entry of a model in ``/v1/models``, without the fields that change with each request."""
+    entries = listed.get("data")
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict) and entry.get("id") == model:
+            card = {name: entry[name] for name in CARD if entry.get(name) is not None}
+            created = card.get("created")
+            if isinstance(created, int | float) and time.time() - created < RECENT_S:
+                del card["created"]
+            return card
+    return {}

@@ -54,7 +54,7 @@ READ = (
 TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
 VERBOSITIES = ("low", "medium", "high")
 LOGPROBS = "message.output_text.logprobs"
-"""Value of ``include`` with which a client requests log-probabilities."""
+"""Value of ``include`` that requests log-probabilities."""
 
 KINDS = {"reasoning": "reasoning", "message": "text"}
 """Parts of an answer by the type of their item."""

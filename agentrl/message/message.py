@@ -150,7 +150,7 @@ def transcript(conversations: Sequence[Sequence[Message]], answers: Sequence[Mes
 
     Args:
         conversations: Messages of each conversation.
-        answers: Messages among them with which the policy took its turns, in order.
+        answers: Messages among them that are the policy's turns, in order.
         n_turns: Number of turns in the episode; if it differs from the number of `answers`, turns are not identified.
     """
     turns = {id(answer): turn for turn, answer in enumerate(answers)} if len(answers) == n_turns else {}

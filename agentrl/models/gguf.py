@@ -111,7 +111,7 @@ def _tie_copies(model: PreTrainedModel, bits: dict[str, float]) -> float | None:
 
 
 def _without_source(kind: Any, found: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Copy a model without its reference to the GGUF file, with which transformers would refuse to save it."""
+    """Copy a model without its reference to the GGUF file; with it, transformers would refuse to save the model."""
     settings = {key: value for key, value in found.config.to_dict().items() if key != "quantization_config"}
     config = found.config.__class__.from_dict(settings)
     with no_init_weights():

@@ -173,7 +173,7 @@ class JsonLinesWriter:
         """
         found = self.position
         if found < position:
-            _log.warning("%s has lost its end: only %d of %d bytes are left", self.path, found, position)
+            _log.warning("%s is truncated: only %d of %d bytes are left", self.path, found, position)
         with writing(self.path):
             os.ftruncate(self._descriptor, min(position, found))
             self._close_torn_line()

@@ -34,7 +34,7 @@ def find_model(path: str) -> str:
     """Return a Hugging Face folder (absolute) or name for a user's path.
 
     Args:
-        path: A folder with a model, a checkpoint, a run (of which the newest checkpoint is used, or the initial model),
+        path: A folder with a model, a checkpoint, a run (its newest checkpoint, or else its initial model),
             a name from `agentrl model add`, or a name on the Hugging Face hub.
 
     Raises:

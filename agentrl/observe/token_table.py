@@ -1,4 +1,4 @@
-"""Tables of a training step beside the trajectory store: its sampled tokens, and its episodes.
+"""Tables of a training step, next to the trajectory store: its sampled tokens, and its episodes.
 
     RUN/tokens/step-000012.parquet       one row per sampled token of the selected episodes of training step 12
     RUN/tokens/episodes-000012.parquet   one row per episode of the step, including dropped ones

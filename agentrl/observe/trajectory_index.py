@@ -4,7 +4,7 @@
         rows = index.select(EpisodeFilter(first_step=40, success=False), order="reward", limit=20)
         stored = index.read(rows[0])
 
-The JSON Lines files are the truth. The index is an SQLite file beside them, which may be deleted at any time: it is
+The JSON Lines files are the truth. The index is an SQLite file next to them, which may be deleted at any time: it is
 brought up to date when it is opened and by `update`, which read what was appended since, and read again what was
 truncated, edited or replaced. A run never writes it; it may be used while the run writes its store. If the folder
 cannot be written, the index is in the user's cache folder, or in memory.
@@ -376,7 +376,7 @@ class TrajectoryIndex:
         """Return an episode of an evaluation; its tokens are read from the store when they are first used.
 
         Raises:
-            UsageError: the index was built again; or from the tokens, if the store has changed.
+            UsageError: the index was rebuilt; or from the tokens, if the store has changed.
         """
         found = self._query(f"SELECT outline, pieces {_CONTENT}", [row.number, row.id])
         if not found or found[0][0] is None:
@@ -409,9 +409,7 @@ class TrajectoryIndex:
         place = ", ".join(keys)
         found = self._query(f"SELECT {place} FROM episodes WHERE number = ?", [number])
         if not found:
-            raise UsageError(
-                "the index has no such row", got=number, hint="it was built again: start at the first page"
-            )
+            raise UsageError("the index has no such row", got=number, hint="it was rebuilt: start at the first page")
         return f"({place}) {'<' if descending else '>'} ({_marks(keys)})", list(found[0])
 
     def _sort(self, order: EpisodeOrder, descending: bool) -> str:
@@ -525,7 +523,7 @@ class TrajectoryIndex:
     def _pieces(self, row: EpisodeRow) -> list[Piece]:
         found = self._query(f"SELECT pieces {_CONTENT}", [row.number, row.id])
         if not found:
-            raise KeyError("the index was built again")
+            raise KeyError("the index was rebuilt")
         return unpack_pieces(found[0][0])
 
     def _images(self, records: Sequence[Mapping[str, Any]]) -> dict[str, ImagePart]:

@@ -213,7 +213,7 @@ def void_after(folder: Path, step: int, position: int) -> None:
         number, size = _step_of(file), file.stat().st_size
         keep = position if number == step else 0
         if size < keep:
-            _log.warning("%s has lost its end: only %d of %d bytes are left", file, size, keep)
+            _log.warning("%s is truncated: only %d of %d bytes are left", file, size, keep)
         if number < step or size <= keep:
             continue
         with writing(file):

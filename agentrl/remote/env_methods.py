@@ -4,7 +4,7 @@ Each `EnvMethod` names the part of the contract (`agentrl.env`) that it needs, t
 form of its result. All layers between an episode and an environment use this table:
 
 - `agentrl.rollout.env_pool.EnvHandle.call` takes an entry, which types the arguments and the result;
-- `agentrl.rollout.env_adapter.EnvAdapter` calls its own method of this name, else the environment's;
+- `agentrl.rollout.env_workers.EnvAdapter` calls its own method of this name, else the environment's;
 - an environment server executes the entries with `is_served`, and lists the parts of its environment;
 - `agentrl.remote.client.RemoteEnvironment` has the parts that its server lists.
 

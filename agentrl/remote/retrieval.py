@@ -15,8 +15,8 @@ import aiohttp
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.data_file import read_rows
 from agentrl.errors import EnvironmentFailure, UsageError
+from agentrl.message.data_file import read_rows
 
 _PATH = "/retrieve"
 _HINT = "the retriever must answer POST /retrieve {queries, topk, return_scores}"

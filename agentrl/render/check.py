@@ -109,7 +109,7 @@ def template_faults(
 
 
 def find_omitted_text(renderer: Renderer) -> RewrittenHistory | None:
-    """Return the fault of a template that leaves out text beside tool calls, which a policy may sample; else ``None``.
+    """Return the fault of a template that omits text next to tool calls, which a policy may sample; else ``None``.
 
     The published templates of Hermes 2 Pro, Llama 3.1 and Mistral (versions 3 and 7) do.
     """

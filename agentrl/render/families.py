@@ -61,9 +61,9 @@ class Family:
     ends_open_messages: bool = False
     """True if the template writes no end of turn: the token that ends an answer is the head of the next message."""
     answer_end: str | None = None
-    """Token with which the model ends an answer; ``None`` if it is the template's."""
+    """Token that ends the model's answers; ``None`` if it is the template's."""
     call_end: str | None = None
-    """Token with which the model ends an answer with tool calls; ``None`` if it is the same as for other answers."""
+    """Token that ends the model's answers with tool calls; ``None`` if it is the same as for other answers."""
     call_mark: str = ""
     """Text that identifies an answer with tool calls."""
     continues_after: tuple[str, ...] = ()

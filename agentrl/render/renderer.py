@@ -388,7 +388,7 @@ class Renderer:
         return self.encoder.encode(text)
 
     def answer_text(self, message: Message, *, earlier_calls: int = 0) -> str:
-        """Return the text with which the model would write `message`, including tool calls, as the template shows it.
+        """Return `message` as the model would write it, including tool calls, in the template's form.
 
         Args:
             message: Answer; its calls get ids in the family's format.
@@ -458,7 +458,7 @@ class Renderer:
         """Shipped template for the model, or a description of a file with one, that shows all parts of an answer."""
         names = [self.family.name, *(["chatml"] if "<|im_start|>" in self.family.template_marks else [])]
         shipped = shipped_chat_templates()
-        described = "FILE, a template of the model's family that shows tools, calls, and the text beside them"
+        described = "FILE, a template of the model's family that shows tools, calls, and the text next to them"
         return next((name for name in names if name in shipped), described)
 
     def _with_empty_thought(self, given: str) -> str:
@@ -471,7 +471,7 @@ class Renderer:
         return self.header + (answer if answer.startswith(self.thinking.close) else closed + answer)
 
     def plain_answer(self, text: str, *, thought: str | None = None) -> str:
-        """Return the text with which the model would write only `text`, after an optional thought."""
+        """Return `text` as the model would write it, after an optional thought and without calls."""
         if self.family.marks_answers:
             text = self.answer_text(Message(role="assistant", content=text))
         else:
@@ -485,7 +485,7 @@ class Renderer:
         return [*self.encoder.encode(text), self._demonstrated_end(text)]
 
     def _demonstrated_end(self, text: str) -> int:
-        """Return the token with which the model should end an answer."""
+        """Return the token that should end an answer."""
         family = self.family
         calls = family.call_end is not None and family.call_mark in text
         end = self.encoder.added_id((family.call_end if calls else family.answer_end) or "")

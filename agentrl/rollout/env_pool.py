@@ -3,7 +3,7 @@
 Episodes borrow an environment (`EnvPool.borrow`); at most `max_concurrent` are lent at a time. An environment is reused
 after an episode without a failure, and discarded after a failure.
 
-Blocking environments run in threads or worker processes (`env_workers`), each in the one that made it.
+Blocking environments run in threads (`env_workers`) or worker processes (`env_processes`), each where it was made.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from agentrl.errors import (
 from agentrl.errors.deadlines import CLOSING_S, close_in_time
 from agentrl.errors.foreign import EPISODE_GRACE_S
 from agentrl.remote.env_methods import CALL_TOOL, EnvMethod, RemoteTool, ResetResult, Stepped
-from agentrl.rollout.env_adapter import EnvAdapter
-from agentrl.rollout.env_workers import EnvBackend, InlineBackend, ProcessWorker, ThreadWorker
+from agentrl.rollout.env_processes import ProcessWorker
+from agentrl.rollout.env_workers import EnvAdapter, EnvBackend, InlineBackend, ThreadWorker
 from agentrl.rollout.waits import WaitKind, WaitTracker
 from agentrl.sandbox.orphan_guard import OrphanGuard
 from agentrl.task import Task
@@ -39,7 +39,7 @@ STARTS_PER_PASS = 128
 
 
 class StartPacer:
-    """Pacer that lets a limited number of waiting tasks go on in each pass of the event loop, in order.
+    """Pacer that lets a limited number of waiting tasks continue in each pass of the event loop, in order.
 
     Args:
         per_pass: Maximum number of tasks per pass.

@@ -1,31 +1,25 @@
-"""Workers that run calls one after another in a thread or a process, and the environments in them.
+"""Environments and where they run: in the event loop, or in a thread.
 
-The deadline of a call starts when the worker starts it. A thread that hangs is abandoned and replaced. Worker processes
-are for environments that crash, hang or hold the interpreter lock; a process that dies is replaced.
+`EnvAdapter` calls the environment and checks what it returns. It runs next to the environment, in a backend: inline, a
+thread, or a worker process (`env_processes`), which runs calls one after another. The deadline of a call starts when
+the worker starts it. A thread that hangs is abandoned and replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
-import json
-import logging
-import os
-import pickle
-import signal
-import sys
+import random
 import threading
 from abc import ABC, abstractmethod
-from asyncio.subprocess import Process
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
-from agentrl.env import AnyEnv
+from agentrl.env import AnyEnv, AsyncEnv, Expert, ExpertAction, FallibleExpert, maybe_await, optional_part
 from agentrl.errors import (
     AgentRLError,
     EnvironmentFailure,
@@ -37,18 +31,227 @@ from agentrl.errors import (
     running_task,
 )
 from agentrl.errors.deadlines import async_boundary
-from agentrl.errors.foreign import await_or_abandon
-from agentrl.rollout.env_adapter import EnvAdapter
-from agentrl.rollout.env_worker_main import HEADER, MAKE, START, WORKER_KILL_S, WorkerMessage
-from agentrl.sandbox.orphan_guard import without_mark
-from agentrl.sandbox.supervisor import kill_tree
+from agentrl.errors.foreign import await_or_abandon, cause_of
+from agentrl.message import Content, Message
+from agentrl.remote.env_methods import OPTIONAL_PARTS, ResetResult, Stepped, restore_generator
+from agentrl.rollout.env_returns import check_reset, check_step
+from agentrl.tool import Tool, ToolResult
 
 W = TypeVar("W")
-logger = logging.getLogger(__name__)
-SUPERVISOR_END_S = WORKER_KILL_S + 2.0
-"""Seconds that a worker's supervisor has to end its processes and itself before all of them are killed."""
 Work: TypeAlias = Callable[[], Any]
 _Inbox: TypeAlias = "SimpleQueue[tuple[WorkerCall[Work], asyncio.Future[Any]] | None]"
+_COUNTS, _INNER = "steps_of_wrappers", "environment"
+"""Keys of the snapshots of environments whose wrappers count steps."""
+LONGEST_SAMPLE = 256
+"""Maximum length in characters of a text space whose samples random play uses unchanged."""
+RANDOM_CHARACTERS = 32
+"""Maximum length in characters of a random action in a text space that allows more than `LONGEST_SAMPLE`."""
+
+
+class EnvAdapter:
+    """Adapter of one environment: makes it, calls it, and checks what it returns.
+
+    All methods are coroutines, for synchronous and asynchronous environments alike; with a synchronous environment they
+    never suspend.
+    """
+
+    def __init__(self, make: Callable[..., AnyEnv], options: Mapping[str, Any]) -> None:
+        self.env: AnyEnv = make(**options)
+        self._expert: Expert | None = None
+        self._deferred_action: str | None = None
+        """Action of the expert that follows after a mistake."""
+        self._random: random.Random | None = None
+
+    @property
+    def is_async(self) -> bool:
+        """True if the environment's own methods are coroutines."""
+        return isinstance(self.env, AsyncEnv)
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of `agentrl.remote.env_methods`: the adapter's own, or else the environment's."""
+        own = getattr(self, method, None)
+        if own is not None:
+            return await own(*arguments)
+        return await maybe_await(self._require(method)(*arguments))
+
+    async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
+        """Start an episode."""
+        self._expert = self._random = self._deferred_action = None
+        returned = await maybe_await(self.env.reset(seed=seed, options=dict(options)))
+        observation, info = check_reset(returned)
+        return ResetResult(
+            observation=observation,
+            info=info,
+            state_key=await self.state_key(),
+            action_hint=await self.action_hint(),
+            tools=tuple(self._optional("tools") or ()),
+        )
+
+    async def snapshot(self) -> Any:
+        """Return the environment's state, including the step counts of Gymnasium's `TimeLimit` wrappers."""
+        inner = await maybe_await(self._require("snapshot")())
+        counts = [layer._elapsed_steps for layer in _time_limits(self.env)]
+        return {_COUNTS: counts, _INNER: inner} if counts else inner
+
+    async def step(self, action: str) -> Stepped:
+        """Take an action."""
+        result = check_step(await maybe_await(self.env.step(action)))
+        return Stepped(result=result, state_key=await self.state_key())
+
+    async def admissible_actions(self) -> list[str] | None:
+        """List the actions that the environment accepts now; ``None`` if it cannot list them."""
+        method = self._optional("admissible_actions")
+        actions = None if method is None else await maybe_await(method())
+        return None if actions is None else list(actions)
+
+    async def expert_action(self, observation: Content, seed: int = 0, mistakes: float = 0.0) -> ExpertAction:
+        """Ask the environment's own expert for its next action.
+
+        With probability `mistakes`, drawn with `seed`, the action is a mistake, unless the previous action was one or
+        the expert has none to make.
+        """
+        expert = self._expert or await self._begin_expert()
+        if self._deferred_action is not None:
+            action, self._deferred_action = self._deferred_action, None
+            return ExpertAction(text=action)
+        action = str(await maybe_await(expert.act(observation)))
+        rng = random.Random(seed)
+        if rng.random() < mistakes:
+            if not hasattr(expert, "mistake"):
+                raise UsageError(
+                    "the environment's expert makes no mistakes",
+                    got=f"sft.mistakes {mistakes}",
+                    expected="an expert with a mistake(rng) method",
+                    hint="set sft.mistakes=0",
+                )
+            mistake = await maybe_await(cast("FallibleExpert", expert).mistake(rng))
+            if mistake is not None:
+                self._deferred_action = action
+                return ExpertAction(text=str(mistake), is_mistake=True)
+        return ExpertAction(text=action)
+
+    async def tool_message(self, action: str) -> Message | None:
+        """Return the message that takes a text action by calling the environment's tools; ``None`` without tools."""
+        method = self._optional("tool_message")
+        return None if method is None else cast("Message", await maybe_await(method(action)))
+
+    async def random_action(self, seed: int) -> str:
+        """Draw a random admissible action, or sample the action space if the environment cannot list actions."""
+        actions = await self.admissible_actions()
+        if actions is not None:
+            if self._random is None:
+                self._random = random.Random(seed)
+            return self._random.choice(actions)
+        space = self._optional("action_space")
+        if space is None:
+            raise UsageError("a random policy needs admissible_actions() or an action_space")
+        if self._random is None:
+            self._random = random.Random(seed)
+            space.seed(seed % 2**32)
+        return await sample_text(space)
+
+    async def expert(self) -> bool:
+        """Request the environment's expert for later calls of `expert_action`; return True if it can make mistakes."""
+        return hasattr(await self._begin_expert(), "mistake")
+
+    async def expert_mistake(self, random_state: Sequence[Any]) -> tuple[str | None, list[Any]]:
+        """Draw the expert's mistake in place of its last action; return it and the generator's state after it."""
+        rng = restore_generator(random_state)
+        mistake = await maybe_await(cast("FallibleExpert", self._expert).mistake(rng))
+        version, numbers, gauss = rng.getstate()
+        return None if mistake is None else str(mistake), [version, list(numbers), gauss]
+
+    async def sample(self, seed: int | None) -> str:
+        """Sample the action space; seed it first unless `seed` is ``None``."""
+        space = self._optional("action_space")
+        if seed is not None:
+            space.seed(seed)
+        return await sample_text(space)
+
+    async def action_hint(self) -> str:
+        """Return the line that tells the model what an action is; empty if the environment has none."""
+        return str(self._optional("action_hint") or "")
+
+    async def parts(self) -> frozenset[str]:
+        """Return the optional parts that the environment has."""
+        return frozenset(part for part in OPTIONAL_PARTS if self._optional(part) is not None)
+
+    async def restore(self, data: Any) -> str | None:
+        """Restore a snapshot, and return the key of its state."""
+        if limits := _time_limits(self.env):
+            for layer, count in zip(limits, data[_COUNTS], strict=True):
+                layer._elapsed_steps = count
+            data = data[_INNER]
+        await maybe_await(self._require("restore")(data))
+        return await self.state_key()
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call one of the environment's tools; only worker processes use this, other callers hold the tool itself."""
+        return await call_own_tool(next(tool for tool in self._optional("tools") if tool.name == name), arguments)
+
+    async def close(self) -> None:
+        """Release the environment."""
+        await maybe_await(self.env.close())
+
+    async def state_key(self) -> str | None:
+        """Return the key of the current state; ``None`` if the environment has no keys."""
+        method = self._optional("state_key")
+        return None if method is None else str(await maybe_await(method()))
+
+    async def _begin_expert(self) -> Expert:
+        method = self._optional("expert")
+        if method is None:
+            raise UsageError("the environment has no expert", hint="give it an expert() method, or another policy")
+        self._expert, self._deferred_action = cast("Expert", await maybe_await(method())), None
+        return self._expert
+
+    def _optional(self, name: str) -> Any:
+        return optional_part(self.env, name)
+
+    def _require(self, name: str) -> Any:
+        method = self._optional(name)
+        if method is None:
+            raise UsageError(f"the environment has no {name}()")
+        return method
+
+
+def _time_limits(env: Any) -> list[Any]:
+    """Return the wrappers that count an environment's steps, such as `gymnasium.wrappers.TimeLimit`."""
+    found = []
+    while env is not getattr(env, "unwrapped", env):
+        if "_elapsed_steps" in vars(env):
+            found.append(env)
+        env = env.env
+    return found
+
+
+async def sample_text(space: Any) -> str:
+    """Sample an action space as text; the sample is short if a text space allows very long texts."""
+    least, most = getattr(space, "min_length", 0), getattr(space, "max_length", 0)
+    if most <= LONGEST_SAMPLE:
+        return str(await maybe_await(space.sample()))
+    length = int(space.np_random.integers(least, max(least, RANDOM_CHARACTERS) + 1))
+    return str(await maybe_await(space.sample((length, None))))
+
+
+async def call_own_tool(tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
+    """Call a tool next to its environment, for a policy in another process.
+
+    Raises:
+        ToolError: the arguments are wrong, or the tool failed; the policy reads it.
+        EnvironmentFailure: the environment is lost.
+    """
+    caller = running_task()
+    async with AsyncExitStack() as stack:
+        try:
+            checked = tool.validate(arguments)
+            return await tool.run(await tool.open(stack), checked)
+        except AgentRLError:
+            raise
+        except BaseException as error:
+            if is_addressed_to(caller, error):
+                raise
+            raise ToolError(f"{tool.name} failed ({type(cause_of(error)).__name__})") from error
 
 
 @dataclass(slots=True)
@@ -276,126 +479,3 @@ def _deliver(done: asyncio.Future[Any], result: Any, error: AgentRLError | None)
         done.set_result(result)
     else:
         done.set_exception(error)
-
-
-class ProcessWorker(SerialWorker[WorkerMessage]):
-    """Worker with one process at a time, which several environments share."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._process: Process | None = None
-        self._numbers = itertools.count()
-        self._alive: set[int] = set()
-        """Numbers of the environments in the present process."""
-        self._exit_reason = "it was stopped"
-
-    async def make(
-        self, factory: Callable[..., AnyEnv], options: Mapping[str, Any], *, what: str, deadline_s: float
-    ) -> EnvBackend:
-        """Make an environment in the process."""
-        number = next(self._numbers)
-        await self.submit((number, MAKE, (factory, dict(options))), what=what, deadline_s=deadline_s)
-        return ProcessBackend(self, number)
-
-    def is_alive(self, number: int) -> bool:
-        """Return True if the present process has the environment with this number."""
-        return number in self._alive
-
-    async def execute(self, job: WorkerCall[WorkerMessage]) -> Any:
-        """Exchange one call for its reply."""
-        number, method, _ = job.work
-        if method != MAKE and number not in self._alive:
-            raise EnvironmentFailure(f"{job.what} failed", got=f"its worker process is gone: {self._exit_reason}")
-        message = _pickle_call(job)
-        process = self._process or await self._start()
-        try:
-            reply = await _exchange(process, message)
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            await self.stop(f"exit code {await _wait_for_supervisor(process)}")
-            raise EnvironmentFailure(f"{job.what} failed", got=f"its worker died ({self._exit_reason})") from error
-        succeeded, value = reply
-        if not succeeded:
-            kind, text = value
-            keeps_text = issubclass(kind, UsageError | ToolError)  # the user or the policy reads it
-            raise kind(text if keeps_text else f"{job.what} failed: {text}")
-        if method == MAKE:
-            self._alive.add(number)
-        return value
-
-    async def stop(self, reason: str) -> None:
-        """End the process and all its environments."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        self._alive.clear()
-        self._exit_reason = reason
-        assert process.stdin is not None
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)  # the supervisor kills the processes that environments started
-        process.stdin.close()
-        await _wait_for_supervisor(process)
-
-    async def _start(self) -> Process:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-c",
-            START,
-            str(os.getpid()),
-            json.dumps([str(path) for path in sys.path]),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=without_mark(os.environ),
-            start_new_session=True,  # keeps Ctrl-C in the trainer's terminal from reaching it
-        )
-        return self._process
-
-
-async def _wait_for_supervisor(process: Process) -> int | None:
-    """Return a supervisor's exit code, or ``None`` if it hangs in the kernel; kill it after `SUPERVISOR_END_S`."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGCONT)  # a stopped supervisor handles no signal
-    for _ in range(2):
-        with suppress(TimeoutError):
-            return await asyncio.wait_for(process.wait(), SUPERVISOR_END_S)
-        kill_tree(process.pid)
-    logger.warning("worker process %d does not end although it was killed", process.pid)
-    return None
-
-
-class ProcessBackend(EnvBackend):
-    """Backend in a worker process that several environments share."""
-
-    def __init__(self, worker: ProcessWorker, number: int) -> None:
-        self._worker = worker
-        self._number = number
-
-    @property
-    def is_alive(self) -> bool:
-        """True if the process that made the environment still runs."""
-        return self._worker.is_alive(self._number)
-
-    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
-        """Send the call to the process; the deadline counts from when the process is free."""
-        return await self._worker.submit((self._number, method, arguments), what=what, deadline_s=deadline_s)
-
-
-def _pickle_call(job: WorkerCall[WorkerMessage]) -> bytes:
-    try:
-        return pickle.dumps(job.work)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise UsageError(
-            f"{job.what} cannot run in a worker process",
-            got=error,
-            expected="a factory, options and tasks that can be pickled and imported by name",
-            hint="move the environment into its own module, or set environment.isolation to thread",
-        ) from error
-
-
-async def _exchange(process: Process, message: bytes) -> Any:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(message)
-    await process.stdin.drain()
-    (length,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
-    return pickle.loads(await process.stdout.readexactly(length))

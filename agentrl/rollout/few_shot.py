@@ -91,7 +91,7 @@ class FewShotExamples:
             if _count_answers(found) == self.count:
                 return found
         raise UsageError(
-            "the expert has too few turns to show",
+            "the expert's episodes have too few turns",
             got=f"{_count_answers(found)} in {episodes} episodes",
             expected=f"agent.few_shot_turns={self.count}",
             hint="lower agent.few_shot_turns",

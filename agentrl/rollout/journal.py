@@ -233,7 +233,7 @@ class JournalFolder:
             self._settle()
 
     def claim(self, player: str) -> int:
-        """Return the attempt with which an episode begins: the one that was in flight, which is replayed if it can be.
+        """Return the first attempt at an episode: the one that was in flight, which is replayed if it can be.
 
         Earlier attempts have failed.
         """

@@ -210,7 +210,7 @@ class EpisodeRunner:
             attempt += 1
 
     def _first_attempt(self, one: Assignment) -> int:
-        """Return the number of the attempt with which an episode begins."""
+        """Return the number of the first attempt at an episode."""
         return 0
 
     async def _run_attempt(self, one: Assignment, attempt: int) -> Trajectory:

@@ -163,7 +163,7 @@ class ScriptedConversation(Conversation):
 
 
 def _answer_text(message: Message, renderer: Renderer, ledger: LedgerConversation) -> str:
-    """Return the text with which the model would write `message` at this point of the conversation."""
+    """Return `message` as the model would write it at this point of the conversation."""
     if not message.tool_calls:
         return renderer.plain_answer(message.text)
     earlier = sum(len(previous.tool_calls) for previous in ledger.messages)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.environment import EnvironmentConfig
-from agentrl.data_file import read_rows
 from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import check_split
 from agentrl.errors import ConfigError, UsageError
+from agentrl.message.data_file import read_rows
 from agentrl.task import Task, TaskSource
 
 _FIELDS = tuple(field.name for field in fields(Task) if field.name != "messages")

@@ -392,7 +392,7 @@ class ResourceOwner:
                 opened.set_result(result)
 
     def _was_interrupted(self) -> bool:
-        """Return True if this task was cancelled only to end an opening; it goes on then."""
+        """Return True if this task was cancelled only to end an opening; it then continues."""
         was, self._interrupted = self._interrupted, False
         if was and (task := running_task()) is not None:
             task.uncancel()

@@ -22,10 +22,10 @@ from agentrl.config import Config, load_config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.estimate import evaluation_size, run_size
 from agentrl.config.overrides import task_words
-from agentrl.diagnosis.finding import finding_lines
 from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
 from agentrl.errors import ConfigError, UsageError
 from agentrl.errors.foreign import DaemonThreads
+from agentrl.evaluation.diagnosis.finding import finding_lines
 from agentrl.evaluation.evaluate import PolicyKind, ignore
 from agentrl.evaluation.panel import EvaluatedEpisode
 from agentrl.evaluation.result import WITHOUT_SUCCESS, EvaluationResult

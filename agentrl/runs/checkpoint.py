@@ -46,7 +46,7 @@ class Progress:
     pending: Mapping[str, float] | None
     """Metrics of the last step, if the run stopped before they were written."""
     evaluating: int | None
-    """Step whose evaluation was running beside training."""
+    """Step whose evaluation was running in parallel with training."""
     scheduler: Mapping[str, Any]
     """Task order, state of the curriculum, and finished unused trajectories."""
 

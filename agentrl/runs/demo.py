@@ -17,8 +17,8 @@ import orjson
 
 from agentrl.config import Config, load_config
 from agentrl.config.config import SCRATCH
-from agentrl.diagnosis.watch import read_findings
 from agentrl.errors import TrainingError, UsageError
+from agentrl.evaluation.diagnosis.watch import read_findings
 from agentrl.evaluation.report import ReportFiles, choose_examples, write_report
 from agentrl.evaluation.result import EvaluationResult, MeanInterval, estimate_text
 from agentrl.evaluation.run_report import ReportedRun, config_of, run_report

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from agentrl.builders.training import TrainingParts
 from agentrl.config.config import Config
-from agentrl.diagnosis.finding import Finding, finding_lines, top
-from agentrl.diagnosis.read import (
+from agentrl.errors import AgentRLError, UsageError
+from agentrl.evaluation.diagnosis.finding import Finding, finding_lines, top
+from agentrl.evaluation.diagnosis.read import (
     Diagnosis,
     RunIncidents,
     diagnose_evaluation,
@@ -17,9 +18,8 @@ from agentrl.diagnosis.read import (
     read_incidents,
     save_incidents,
 )
-from agentrl.diagnosis.summary import RunSummary
-from agentrl.diagnosis.watch import RunDiagnosis, save_findings
-from agentrl.errors import AgentRLError, UsageError
+from agentrl.evaluation.diagnosis.summary import RunSummary
+from agentrl.evaluation.diagnosis.watch import RunDiagnosis, save_findings
 from agentrl.evaluation.panel import EPISODES_FILE
 from agentrl.observe.learning import steps_without_learning
 from agentrl.observe.metrics import read_metrics

@@ -39,10 +39,10 @@ from agentrl.builders.training import build_training
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
-from agentrl.diagnosis.finding import Finding
-from agentrl.diagnosis.watch import RunDiagnosis
 from agentrl.errors import RankLost, ResumableError, ServersLost, TrainingError, described_error
 from agentrl.errors.foreign import DaemonThreads, call_in_thread, cancel_or_abandon
+from agentrl.evaluation.diagnosis.finding import Finding
+from agentrl.evaluation.diagnosis.watch import RunDiagnosis
 from agentrl.evaluation.periodic import AT_STEP, PeriodicEvaluations
 from agentrl.models.cores import divide_cores
 from agentrl.models.threads import compute_on

@@ -19,9 +19,9 @@ from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config, load_config
 from agentrl.config.resume_rules import Change, changes, check_same_run
-from agentrl.diagnosis.finding import Finding
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
+from agentrl.evaluation.diagnosis.finding import Finding
 from agentrl.evaluation.periodic import check_panels
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.console import html_table

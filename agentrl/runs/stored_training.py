@@ -28,12 +28,12 @@ from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.usual_learning_rate import rate_warnings
-from agentrl.diagnosis.finding import Finding
-from agentrl.diagnosis.summary import RunSummary
-from agentrl.diagnosis.watch import RunDiagnosis
 from agentrl.errors import ConfigError, Outcome, TrainingError, UsageError
 from agentrl.errors.deadlines import CLOSING_S
 from agentrl.errors.foreign import DaemonThreads, call_in_thread, run_in_own_thread
+from agentrl.evaluation.diagnosis.finding import Finding
+from agentrl.evaluation.diagnosis.summary import RunSummary
+from agentrl.evaluation.diagnosis.watch import RunDiagnosis
 from agentrl.models.load import embedding_rows
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
 from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, read_metrics

@@ -28,7 +28,7 @@ from agentrl.sandbox.supervisor import ANSWER, BROKEN, OUT_OF_MEMORY, REQUEST, T
 from agentrl.sandbox.supervisor_ports import PIECE
 
 READY = 0
-"""Number of the answer with which the supervisor reports that it is ready."""
+"""Number of the supervisor's answer that reports that it is ready."""
 LARGEST_PAYLOAD = 2**30
 MOST_CONNECTIONS = 128
 """Maximum concurrent connections of one port; others wait in the sandbox."""

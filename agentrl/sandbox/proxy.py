@@ -360,7 +360,7 @@ def _answer(status: int, text: str) -> bytes:
 
 
 def variables(port: int) -> Mapping[str, str]:
-    """Return the environment variables with which programs find the proxy.
+    """Return the environment variables that make programs use the proxy.
 
     Args:
         port: Port on the sandbox's 127.0.0.1.

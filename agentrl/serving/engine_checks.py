@@ -15,7 +15,7 @@ from agentrl.serving.launch.process import RETURN_ROUTES
 
 
 def add_reporting_flags(config: Config, section: ServerEngineConfig) -> ServerEngineConfig:
-    """Add the arguments with which launched servers report what the trainer needs, and return the engine section.
+    """Add the arguments that make launched servers report what the trainer needs, and return the engine section.
 
     Raises:
         ConfigError: routed experts are needed, which vLLM and SGLang cannot report on a CPU.

@@ -17,7 +17,7 @@ from typing import Any
 from agentrl.env import AnyEnv, EnvironmentSpec
 from agentrl.env.lookup import check_split, parse_env_name, resolve_environment, spec_of
 from agentrl.errors import UsageError
-from agentrl.rollout.env_adapter import WrongReturn
+from agentrl.rollout.env_returns import WrongReturn
 from agentrl.testing.env_rules import blind, contract, determinism, leaks, resources, rewards
 from agentrl.testing.env_session import LONG_CALL, CallFailed, asking, run_watched
 from agentrl.testing.env_subject import EFFORTS, CheckDepth, Subject

@@ -26,7 +26,8 @@ from agentrl.errors import AgentRLError, is_addressed_to, running_task
 from agentrl.errors.foreign import DaemonThreads
 from agentrl.message import Content, TextPart
 from agentrl.remote.env_methods import RemoteTool
-from agentrl.rollout.env_adapter import call_own_tool, sample_text, unpack_reset, unpack_step
+from agentrl.rollout.env_returns import unpack_reset, unpack_step
+from agentrl.rollout.env_workers import call_own_tool, sample_text
 from agentrl.task import Task
 from agentrl.testing.report import Broken
 from agentrl.tool import Tool, ToolResult

@@ -18,7 +18,7 @@ from typing import Any
 from agentrl.builders.tools import find_tool
 from agentrl.errors import UsageError
 from agentrl.message import ToolCall
-from agentrl.rollout.env_adapter import call_own_tool
+from agentrl.rollout.env_workers import call_own_tool
 from agentrl.rollout.tools import EpisodeTools, ToolCallResult, tool_session
 from agentrl.testing.report import Broken, CheckReport, CheckRule, Missing, check_rule
 from agentrl.tool import Tool

@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from agentrl.data_file import Row, ToolSchema, message_rows, read_messages, read_rows, read_tools, refuse_media
 from agentrl.errors import Outcome, TemplateError, UsageError
 from agentrl.message import Message, Role
+from agentrl.message.data_file import Row, ToolSchema, message_rows, read_messages, read_rows, read_tools, refuse_media
 from agentrl.render.check import check_template
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import OmittedText, Renderer
@@ -26,7 +26,7 @@ SYSTEM_COLUMNS = ("system", "system_prompt")
 TOOL_COLUMNS = ("tools", "tool_defs")
 """Columns of a row that may contain the schemas of its tools; the first that is not null counts."""
 TRAINING_KEYS = ("weight", "train", "training", "trainable", "loss")
-"""Keys of a message with which fine-tuning tools mark whether an answer is trained on."""
+"""Keys of a message that fine-tuning tools use to mark whether an answer is trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def check_chats(chats: Sequence[Chat], renderer: Renderer) -> None:
 
 
 def _check_texts_shown(chats: Sequence[Chat], renderer: Renderer) -> None:
-    """Check that answers with thinking, or with text beside calls, are rendered whole.
+    """Check that answers with thinking, or with text next to calls, are rendered whole.
 
     Raises:
         TemplateError: some are not; the message has their number and the location of the first.
@@ -111,7 +111,7 @@ def _check_texts_shown(chats: Sequence[Chat], renderer: Renderer) -> None:
 
 
 def _has_parts(message: Message, renderer: Renderer) -> bool:
-    """Return True if an answer has thinking, also within its text, or text beside calls."""
+    """Return True if an answer has thinking, also within its text, or text next to calls."""
     is_mixed = bool(message.tool_calls and message.text)
     return is_mixed or bool(message.reasoning) or renderer.thinking.close in message.text
 

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.data_file import ToolSchema
 from agentrl.message import Content, ImagePart, Message, TextPart
+from agentrl.message.data_file import ToolSchema
 from agentrl.observe.trajectory_store import StoredTrajectory
 from agentrl.training.preferences import Pair, make_pairs
 from agentrl.trajectory import Trajectory

@@ -15,8 +15,8 @@ from typing import Any
 from agentrl.config import load_config
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import SCRATCH
-from agentrl.data_file import Row, message_rows, read_rows
 from agentrl.errors import ConfigError, UsageError
+from agentrl.message.data_file import Row, message_rows, read_rows
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import read_trajectories, step_files

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from agentrl.diagnosis.watch import read_findings
 from agentrl.errors import UsageError
+from agentrl.evaluation.diagnosis.watch import read_findings
 from agentrl.observe.run_status import STATUS_FILE
 from agentrl.observe.trajectory_index import EpisodeRow, TrajectoryIndex
 from agentrl.observe.trajectory_store import step_files

@@ -7,8 +7,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.data_file import Row, read_rows
 from agentrl.errors import UsageError, described_error
+from agentrl.message.data_file import Row, read_rows
 
 from .problem import Problem
 

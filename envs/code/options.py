@@ -81,14 +81,14 @@ def parse_options(
     if not 0 <= level <= MAX_LEVEL:
         raise UsageError("unknown level of code", got=level, expected=f"1 to {MAX_LEVEL}, or 0 for all")
     if shown < 0:
-        raise UsageError("code's shown is negative", got=shown, expected="0 or more")
+        raise UsageError("the option shown of code is negative", got=shown, expected="0 or more")
     if not 0 < seconds <= MOST_SECONDS:
         raise UsageError(
-            "code's seconds are out of range", got=seconds, expected=f"more than 0, up to {MOST_SECONDS:g}"
+            "the option seconds of code is out of range", got=seconds, expected=f"more than 0, up to {MOST_SECONDS:g}"
         )
     steps = max_steps if max_steps is not None else 1 if size == Size.TINY and not files else MAX_STEPS
     if steps < 1:
-        raise UsageError("code's max_steps is too small", got=steps, expected="at least 1")
+        raise UsageError("the option max_steps of code is too small", got=steps, expected="at least 1")
     return CodeOptions(
         size=Size(size),
         level=level,

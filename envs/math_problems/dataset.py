@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.data_file import Row, read_rows
 from agentrl.errors import UsageError
+from agentrl.message.data_file import Row, read_rows
 from agentrl.task import Task
 
 from .answers import stated_answer

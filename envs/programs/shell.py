@@ -61,9 +61,11 @@ class ShellEnv(AsyncEnv):
 
     def __init__(self, *, name: str, sandbox: SandboxSpec, seconds: float, max_steps: int) -> None:
         if not 0 < seconds <= 25:
-            raise UsageError(f"{name}'s seconds are out of range", got=seconds, expected="more than 0, up to 25")
+            raise UsageError(
+                f"the option seconds of {name} is out of range", got=seconds, expected="more than 0, up to 25"
+            )
         if max_steps < 1:
-            raise UsageError(f"{name}'s max_steps is too small", got=max_steps, expected="at least 1")
+            raise UsageError(f"the option max_steps of {name} is too small", got=max_steps, expected="at least 1")
         self.name = name
         self.seconds = seconds
         self.max_steps = max_steps

@@ -76,9 +76,11 @@ class PythonMath(AsyncEnv):
         if kinds not in (None, CODED, TOLD):
             raise UsageError("unknown kinds of python_math", got=repr(kinds), expected=f"{CODED} or {TOLD}")
         if max_steps < 1:
-            raise UsageError("python_math's max_steps is too small", got=max_steps, expected="at least 1")
+            raise UsageError("the option max_steps of python_math is too small", got=max_steps, expected="at least 1")
         if not 0 < seconds <= 20:
-            raise UsageError("python_math's seconds are out of range", got=seconds, expected="more than 0, up to 20")
+            raise UsageError(
+                "the option seconds of python_math is out of range", got=seconds, expected="more than 0, up to 20"
+            )
         self.kinds = kinds
         self.max_steps = max_steps
         self.action_space = Text(256, charset=string.printable)

@@ -53,10 +53,10 @@ def parse_options(
     """
     for name, number in (("max_steps", max_steps), ("users", users)):
         if number is not None and number < 1:
-            raise UsageError(f"retail's {name} is too small", got=number, expected="at least 1")
+            raise UsageError(f"the option {name} of retail is too small", got=number, expected="at least 1")
     if customer not in (None, ROLE):
         raise UsageError(
-            "retail's customer is not valid",
+            "the option customer of retail is not valid",
             got=repr(customer),
             expected=f"{ROLE}, or nothing for the script",
             hint=f"set customer: {ROLE}, and the model that plays it in agent.roles.user.engine",

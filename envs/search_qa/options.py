@@ -80,11 +80,15 @@ def parse_options(
         raise UsageError("unknown reward of search_qa", got=repr(reward), expected=" or ".join(RewardKind))
     for name, value in (("topk", topk), ("max_steps", max_steps)):
         if value < 1:
-            raise UsageError(f"search_qa's {name} is too small", got=value, expected="at least 1")
+            raise UsageError(f"the option {name} of search_qa is too small", got=value, expected="at least 1")
     if timeout_s is not None and url is None:
-        raise UsageError("search_qa's timeout_s is ignored without url", got=timeout_s, hint="leave timeout_s out")
+        raise UsageError(
+            "the option timeout_s of search_qa is ignored without url", got=timeout_s, hint="leave timeout_s out"
+        )
     if timeout_s is not None and timeout_s <= 0:
-        raise UsageError("search_qa's timeout_s is too small", got=timeout_s, expected="more than 0 seconds")
+        raise UsageError(
+            "the option timeout_s of search_qa is too small", got=timeout_s, expected="more than 0 seconds"
+        )
     _check_sources(questions is not None, corpus, url, chosen)
     return SearchOptions(
         hops=chosen,
@@ -107,4 +111,6 @@ def _check_sources(has_questions: bool, corpus: str | None, url: str | None, hop
     if corpus is not None and not has_questions:
         raise UsageError("search_qa has a corpus but no questions about it", expected="questions, a JSONL file")
     if has_questions and hops != HOPS:
-        raise UsageError("search_qa's hops are ignored with a question file", got=hops, hint="leave hops out")
+        raise UsageError(
+            "the option hops of search_qa is ignored with a question file", got=hops, hint="leave hops out"
+        )

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, NamedTuple
 
-from agentrl.data_file import read_rows
 from agentrl.errors import UsageError
+from agentrl.message.data_file import read_rows
 
 from ..split_files import file_of
 from ..task_ids import TEST, TRAIN, VALID, check_split

@@ -30,7 +30,7 @@ def map_array(folder: Path, name: str) -> NDArray[Any]:
     try:
         return np.asarray(np.load(path, mmap_mode="r"))  # np.memmap itself is slow to index
     except (ValueError, EOFError, OSError) as error:
-        raise UsageError(f"{path} cannot be read", got=error, hint=f"delete {folder}: it is built again") from error
+        raise UsageError(f"{path} cannot be read", got=error, hint=f"delete {folder}: it is rebuilt") from error
 
 
 class Texts(Sequence[bytes]):

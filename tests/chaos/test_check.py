@@ -45,7 +45,8 @@ def finished(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ledger = folder / "ledger.jsonl"
     spec = folder / "recorded.py"
     spec.write_text(
-        f"from agentrl.testing.chaos.world import recorded\n\nSPEC = recorded(None, ledger={str(ledger)!r})\n"
+        "from agentrl.testing.chaos.world import record_environment\n\n"
+        f"SPEC = record_environment(None, ledger={str(ledger)!r})\n"
     )
     witness = f"algorithm.shaping={{agentrl.testing.chaos.witness:record_trained: {{ledger: {str(ledger)!r}}}}}"
     words = [*settings(folder, f"{spec}:SPEC", STEPS), f"model={model}", f"rollout.max_staleness={STALENESS}", witness]

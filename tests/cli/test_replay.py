@@ -229,7 +229,7 @@ async def test_continuations_have_the_seed_of_their_episode(tiny_run: Callable[.
     assert len(stored) == 2
     for one in stored.values():
         found = await replay_episode(make_replay_request(run.folder, one, turn=1, samples=1), say=print)
-        (continuation,) = found.measured
+        (continuation,) = found.valid_continuations
         assert (continuation.seed, continuation.task_id) == (one.seed, one.task_id)
 
 

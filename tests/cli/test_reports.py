@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentrl.data_file import read_rows
+from agentrl.message.data_file import read_rows
 from agentrl.training.chat_file import read_chats
 
 Cli = Callable[..., Any]

@@ -60,7 +60,7 @@ def test_a_file_of_conversations_is_learnt_with_adapters(agentrl: Cli, trained_r
         (("sft", "--data", "chats.jsonl"), "sft.data needs a model"),
         (("sft", "--data", "chats.jsonl", "--model", "x/y", "sft.episodes=3"), "sft.episodes is ignored with sft.data"),
         (("train", "--model", "x/y", "sft.data=chats.jsonl"), "training needs an environment"),
-        (("sft", "--model", "x/y"), "no environment is named"),
+        (("sft", "--model", "x/y"), "no environment is set"),
     ],
 )
 def test_what_a_file_of_conversations_asks_for(

@@ -54,7 +54,7 @@ def lost_and_found(story):
     """Messages about the loss and the replacement of the only environment actor."""
     (lost,) = [text for text in story.said if text.startswith("environments-0 was lost on node")]
     (found,) = [text for text in story.said if text.startswith("environments-0 is on node") and text.endswith(" now")]
-    assert lost.endswith("It starts again, and its episodes are played again")
+    assert lost.endswith("It is being restarted, and its episodes are played again")
     return lost, found
 
 

@@ -35,7 +35,7 @@ def finished(run, story):
 def test_a_killed_engine_is_replaced_and_the_run_goes_on(nodes, placed, tiny_run, story, send_signal, actor_processes):
     told = story(1, lambda: send_signal("LocalEngineActor"))
     finished(tiny_run(*placed, "trainer.processes=2", STEPS), told)
-    assert any("server-0 was lost on node" in text and "It starts again" in text for text in told.said)
+    assert any("server-0 was lost on node" in text and "It is being restarted" in text for text in told.said)
     assert any("serves again with weights of version" in text for text in told.said)
     assert actor_processes("RankActor") == actor_processes("LocalEngineActor") == []
 

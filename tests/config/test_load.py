@@ -135,7 +135,7 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
             ["trainer.steps.x=1"],
             "sets a key of steps, which is not a section: got 100",
         ),
-        ("trainer:\n  steps: 3\n", [], "no environment is named"),
+        ("trainer:\n  steps: 3\n", [], "no environment is set"),
         ("environment: a\nenvironment: b\n", [], "my.yaml line 2: environment is given twice"),
         ("- a\n- b\n", [], "is not a config: got a YAML sequence"),
         ("environment: [a\n", [], "is not YAML"),
@@ -275,7 +275,7 @@ def test_naming_one_environment_takes_the_place_of_several_and_back():
         ("environments: {a: {agent: {max_turn: 1}}}", "did you mean environments.a.agent.max_turns?"),
         ("environments: {a: 3}", "environments.a: got 3, expected a section with keys"),
         ("environments: {a: {agent: {max_answer_tokens: 99999}}}", "exceeds agent.max_tokens (16384)"),
-        ("environments: {}", "no environment is named"),
+        ("environments: {}", "no environment is set"),
     ],
 )
 def test_mistakes_in_environments_are_named(config_file, text, message):

@@ -16,7 +16,7 @@ from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UnknownNameError
 from agentrl.registry import Kind
-from agentrl.rollout.env_adapter import RANDOM_CHARACTERS
+from agentrl.rollout.env_workers import RANDOM_CHARACTERS
 from agentrl.task import SeedTasks
 from agentrl.testing.env_check import ELSEWHERE, LAZY, check_env
 from agentrl.testing.env_rules import contract

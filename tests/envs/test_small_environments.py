@@ -54,7 +54,7 @@ def test_the_frozen_lake_expert_reads_the_map_after_a_message() -> None:
     env.reset(seed=1)
     observation, *_ = env.step("fly")
     assert FrozenLakeExpert().act(observation) in env.admissible_actions()
-    with pytest.raises(UsageError, match="no way leads to the goal"):
+    with pytest.raises(UsageError, match="no path leads to the goal"):
         FrozenLakeExpert().act("P H\nH G")
 
 

@@ -21,8 +21,8 @@ import pytest
 from agentrl.config import Config, load_config
 from agentrl.config.config import SCRATCH
 from agentrl.config.engines import OpenAIEngineConfig
-from agentrl.evaluation.identity import code_identity, model_identity, served_model, served_models
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, task_digest
+from agentrl.evaluation.session import code_identity, model_identity, served_model, served_models
 from agentrl.models.identity import weights
 from agentrl.observe import file_identity
 from agentrl.observe.code_identity import CodeIdentity

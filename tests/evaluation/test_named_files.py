@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import Config, load_config
-from agentrl.evaluation.identity import code_identity
+from agentrl.evaluation.session import code_identity
 from agentrl.observe.code_identity import CodeIdentity
 
 PATH = "from pathlib import Path\n"

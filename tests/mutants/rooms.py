@@ -77,7 +77,7 @@ ROOMS = {
     ),
     "training_service": Room(sources=("agentrl/training_service",), tests=("tests/training_service",), goal=0.90),
     "data_files": Room(
-        sources=("agentrl/data_file.py", "agentrl/training/chat_file.py"),
+        sources=("agentrl/message/data_file.py", "agentrl/training/chat_file.py"),
         tests=("tests/test_data_file.py", "tests/training/test_chat_file.py", "tests/rollout/test_task_file.py"),
         goal=0.95,
     ),
@@ -117,8 +117,8 @@ ROOMS = {
         goal=0.90,
     ),
     "diagnosis": Room(
-        sources=("agentrl/diagnosis",),
-        tests=("tests/diagnosis", "tests/test_diagnosed_runs.py"),
+        sources=("agentrl/evaluation/diagnosis",),
+        tests=("tests/evaluation/diagnosis", "tests/test_diagnosed_runs.py"),
         goal=0.80,
     ),
     "rewards": Room(

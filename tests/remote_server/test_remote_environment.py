@@ -21,8 +21,8 @@ from agentrl.remote.env_methods import (
     STATE_KEY,
     TOOL_MESSAGE,
 )
-from agentrl.rollout.env_adapter import call_own_tool
 from agentrl.rollout.env_pool import EnvHandle, EnvPool
+from agentrl.rollout.env_workers import call_own_tool
 from agentrl.task import Task
 from agentrl.testing.env_check import check_env
 

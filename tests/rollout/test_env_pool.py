@@ -27,10 +27,10 @@ from agentrl.env import ExpertAction, Isolation
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.message import TextPart
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, EXPERT_ACTION, RANDOM_ACTION, SAMPLE, EnvMethod
-from agentrl.rollout import env_pool, env_worker_main, env_workers
+from agentrl.rollout import env_pool, env_processes
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
-from agentrl.rollout.env_worker_main import HEADER
+from agentrl.rollout.env_processes import HEADER
 from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.sandbox.supervisor import process_parents, processes_below, send_signal
 from agentrl.task import Task
@@ -135,7 +135,7 @@ async def test_what_an_environment_started_ends_with_its_worker(make_pool, world
         if dies != "closed":
             with pytest.raises(EnvironmentFailure):
                 await asyncio.wait_for(world.call(EnvMethod(name="go_wrong"), dies), timeout=60)
-    await asyncio.wait_for(pool.close(), timeout=env_worker_main.WORKER_KILL_S)  # it ends once nothing is left
+    await asyncio.wait_for(pool.close(), timeout=env_processes.WORKER_KILL_S)  # it ends once nothing is left
     assert await asyncio.wait_for(closed, timeout=60) == b""
 
 
@@ -205,7 +205,7 @@ async def test_a_signal_to_a_supervisor_ends_it_and_its_worker_without_a_traceba
 async def test_a_worker_whose_processes_are_all_stopped_is_killed_and_replaced(
     make_pool, worlds, monkeypatch, stops_again
 ):
-    monkeypatch.setattr(env_workers, "SUPERVISOR_END_S", 0.3 if stops_again else 60.0)
+    monkeypatch.setattr(env_processes, "SUPERVISOR_END_S", 0.3 if stops_again else 60.0)
     pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1, step_timeout_s=1.0)
     async with pool.borrow("e") as world:
         await world.reset(TASK)
@@ -558,17 +558,17 @@ async def test_an_observation_of_any_length_is_cut_or_refused(make_runner, play,
 
 
 def test_a_reply_of_a_worker_process_is_bounded(monkeypatch):
-    monkeypatch.setattr(env_worker_main, "LARGEST_REPLY", 1000)
+    monkeypatch.setattr(env_processes, "LARGEST_REPLY", 1000)
     for size, fits in ((900, True), (1000, False)):
         sent = io.BytesIO()
-        env_worker_main._reply(sent, (True, bytes(size)))
+        env_processes._reply(sent, (True, bytes(size)))
         succeeded, value = pickle.loads(sent.getvalue()[HEADER.size :])
         assert succeeded == fits
         assert fits or value == (EnvironmentFailure, "the returned value has 1,021 bytes, expected at most 1,000")
 
 
 def test_a_worker_serves_the_process_that_started_it_only():
-    program = [sys.executable, "-P", "-c", env_worker_main.START]
+    program = [sys.executable, "-P", "-c", env_processes.START]
     served = [
         subprocess.run([*program, str(trainer), json.dumps(sys.path)], stdin=subprocess.DEVNULL).returncode
         for trainer in (os.getpid(), os.getppid())

@@ -96,7 +96,7 @@ async def test_an_environment_without_an_expert_has_no_examples(make_runner, pla
 
 
 async def test_too_few_turns_are_named(make_runner, play, worlds, tasks):
-    with pytest.raises(UsageError, match=r"too few turns to show: got 60 in 20 episodes.*agent.few_shot_turns=61"):
+    with pytest.raises(UsageError, match=r"too few turns: got 60 in 20 episodes.*agent.few_shot_turns=61"):
         await play(make_runner(worlds.Corridor, "forward", few_shot=FewShotExamples(61, tasks)))
 
 

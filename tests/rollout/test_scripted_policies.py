@@ -12,7 +12,7 @@ import agentrl
 from agentrl.errors import Outcome, UsageError
 from agentrl.message import Message, ToolCall
 from agentrl.render.renderer import Renderer
-from agentrl.rollout import env_worker_main
+from agentrl.rollout import env_processes
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy, StoredExpert
 from agentrl.task import Task
 from agentrl.trajectory import Source, TokenSequence, Trajectory
@@ -195,10 +195,10 @@ async def test_a_stored_expert_shows_the_best_valid_episodes_of_a_task():
 
 @pytest.mark.parametrize(("value", "told"), [(lambda: 1, "cannot be sent"), (b"x" * 300, "has 3"), ((1, 2), None)])
 def test_what_a_worker_cannot_send_is_a_failure_of_its_environment(monkeypatch, value, told):
-    monkeypatch.setattr(env_worker_main, "LARGEST_REPLY", 250)
+    monkeypatch.setattr(env_processes, "LARGEST_REPLY", 250)
     sent = BytesIO()
-    env_worker_main._reply(sent, (True, value))
-    is_result, reply = pickle.loads(sent.getvalue()[env_worker_main.HEADER.size :])
+    env_processes._reply(sent, (True, value))
+    is_result, reply = pickle.loads(sent.getvalue()[env_processes.HEADER.size :])
     assert is_result == (told is None)
     assert reply == value if told is None else told in reply[1]
 

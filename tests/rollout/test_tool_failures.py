@@ -12,7 +12,7 @@ from agentrl.errors import Outcome, ToolError, UsageError, foreign
 from agentrl.message import ToolCall, user
 from agentrl.remote.chat import decode_answer
 from agentrl.rollout.budget import EpisodeLimits
-from agentrl.rollout.env_adapter import call_own_tool
+from agentrl.rollout.env_workers import call_own_tool
 from agentrl.rollout.tools import tool_session
 from agentrl.tool import Tool
 

@@ -8,9 +8,9 @@ import pytest
 from pyarrow import parquet
 from support.tokenizers import OTHER_TEMPLATES, build_tokenizer, build_with_other_template
 
-from agentrl.data_file import read_rows
 from agentrl.errors import TemplateError, UsageError
 from agentrl.evaluation.live_traffic import _append
+from agentrl.message.data_file import read_rows
 from agentrl.render.content_guard import unbroken
 from agentrl.render.renderer import Renderer
 from agentrl.training.chat_file import build_sft_dataset, check_chats, read_chats

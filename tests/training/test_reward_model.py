@@ -11,7 +11,7 @@ from agentrl.config.config import ScratchModelConfig, TrainerConfig
 from agentrl.errors import UsageError
 from agentrl.models.scratch import build_scratch_model
 from agentrl.training.optimizer import PolicyOptimizer
-from agentrl.training.preferences.reward_model import RewardModel, TextPair, bradley_terry, train_reward_model
+from agentrl.training.preferences import RewardModel, TextPair, bradley_terry, train_reward_model
 
 PAIRS = [TextPair(better=f"up {i} " * (i + 1), worse=f"down {i} " * (3 - i)) for i in range(3)]
 

@@ -25,7 +25,8 @@ from agentrl.env import AnyEnv
 from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError
 from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import run_in_own_thread
-from agentrl.rollout.env_workers import EnvBackend, ProcessWorker
+from agentrl.rollout.env_processes import ProcessWorker
+from agentrl.rollout.env_workers import EnvBackend
 
 _log = logging.getLogger(__name__)
 
@@ -246,7 +247,7 @@ class EnvironmentNode:
         self._gone = asyncio.get_running_loop().create_future()
         place, wait_s = self._actor.place, NODE_RETRY_S
         loss = self._cluster.loss(place, place.name, error.__cause__ or error, kind=EnvironmentFailure)
-        self._say(f"{loss}. It starts again, and its episodes are played again")
+        self._say(f"{loss}. It is being restarted, and its episodes are played again")
         while not self.is_ready:
             try:
                 await run_in_own_thread(self._actor.start_again, self._shared)

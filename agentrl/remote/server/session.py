@@ -19,8 +19,8 @@ from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon
 from agentrl.remote.env_methods import CALL_TOOL, RESET, STEP, EnvMethod, ResetResult
 from agentrl.remote.wire import Body, Refusal, RefusalKind, to_json
-from agentrl.rollout.env_adapter import call_own_tool
 from agentrl.rollout.env_pool import EnvHandle
+from agentrl.rollout.env_workers import call_own_tool
 from agentrl.task import Task
 from agentrl.tool import Tool, ToolResult
 

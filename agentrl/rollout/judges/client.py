@@ -30,7 +30,7 @@ from agentrl.rollout.judges.forms import UnreadableAnswer, VerdictForm
 from agentrl.rollout.waits import RolloutCounters
 
 NO_SCHEMA = (400, 415, 422, 501)
-"""HTTP statuses with which services refuse a ``response_format``."""
+"""HTTP statuses of services that refuse a ``response_format``."""
 MILLION = 1e6
 CUT = "Your answer was cut off at its end. Write a shorter answer."
 

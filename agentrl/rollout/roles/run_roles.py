@@ -268,7 +268,7 @@ class RoleSetup:
     policy: EpisodePolicy | None = None
     """Policy that answers in place of the run's policy; such a role does not train."""
     as_tool: RoleTool | None = None
-    """Tool with which other roles call it; ``None`` for a role of the loop."""
+    """Tool that other roles use to call it; ``None`` for a role of the loop."""
 
 
 def role_names(loop: AgentLoop, called: Sequence[str]) -> list[str]:
@@ -297,7 +297,7 @@ class RunRoles:
 
     @property
     def tools(self) -> list[Tool]:
-        """Tools with which roles call other roles."""
+        """Tools that roles use to call other roles."""
         return [setup.as_tool for setup in self.setups if setup.as_tool is not None]
 
     async def prepare_episode(self) -> Callable[..., RoleEpisode]:

@@ -40,7 +40,7 @@ THIS_MACHINE = "127.0.0.1"
 SAFE_PATH = "PYTHONSAFEPATH"
 """Variable that stops Python from importing from the current folder, so that a ``vllm.py`` there is harmless."""
 RETURN_ROUTES = "--enable-return-routed-experts"
-"""Option with which vLLM and SGLang report the routed experts of tokens."""
+"""Option that makes vLLM and SGLang report the routed experts of tokens."""
 SERVER_GRACE_S = 5.0
 """Seconds before a server that was asked to exit is killed."""
 GUARD_S = 15.0

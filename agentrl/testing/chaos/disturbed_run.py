@@ -159,8 +159,8 @@ class DisturbedRun:
         """Start the server, if the scenario has one, and write the config."""
         env_file = self.folder / "recorded.py"
         env_file.write_text(
-            "from agentrl.testing.chaos.world import recorded\n\n"
-            f"SPEC = recorded({self._settings.environment!r}, ledger={str(self.ledger_file)!r})\n"
+            "from agentrl.testing.chaos.world import record_environment\n\n"
+            f"SPEC = record_environment({self._settings.environment!r}, ledger={str(self.ledger_file)!r})\n"
         )
         environment, settings = f"{env_file}:SPEC", self._scenario
         overrides = [*settings.overrides, *LIMITS]

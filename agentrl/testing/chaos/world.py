@@ -164,7 +164,7 @@ class LedgerEnv(gymnasium.Wrapper[str, str, str, str]):
         self._ledger.append("restore", episode=self._episode, before=before, turns=self._turn)
 
 
-def recorded(environment: str | None, *, ledger: str, **options: Any) -> EnvironmentSpec:
+def record_environment(environment: str | None, *, ledger: str, **options: Any) -> EnvironmentSpec:
     """Return the spec of an environment inside a `LedgerEnv`; `environment` is its name, or ``None`` for the kit's own.
 
     Raises:

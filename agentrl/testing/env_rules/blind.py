@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from textwrap import shorten
 
 from agentrl.message import Content
-from agentrl.rollout.env_adapter import WrongReturn
+from agentrl.rollout.env_returns import WrongReturn
 from agentrl.task import Task
 from agentrl.testing.env_session import CallFailed, EnvSession, PlayedEpisode, Policy, play
 from agentrl.testing.env_subject import Subject, until

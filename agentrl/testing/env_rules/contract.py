@@ -15,7 +15,7 @@ from gymnasium.utils.env_checker import check_env as check_gymnasium
 
 from agentrl.env import StepResult
 from agentrl.errors import UsageError
-from agentrl.rollout.env_adapter import WrongReturn, check_reset, check_step, unpack_step
+from agentrl.rollout.env_returns import WrongReturn, check_reset, check_step, unpack_step
 from agentrl.task import Task, TaskSource
 from agentrl.testing.env_session import (
     CallFailed,

@@ -119,7 +119,7 @@ def differs_between_tasks(subject: Subject) -> str:
 
 
 def _judge_hidden(played: int, seen: set[str], hidden: set[str | None]) -> str:
-    """Judge tasks of which few look different, by their hidden states."""
+    """Judge tasks that mostly look alike, by their hidden states."""
     different = max(len(seen), len(hidden))
     if None in hidden:
         raise Suspect(

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.message import Content
-from agentrl.rollout.env_adapter import WrongReturn
+from agentrl.rollout.env_returns import WrongReturn
 from agentrl.task import Task
 from agentrl.testing.env_session import (
     CallFailed,

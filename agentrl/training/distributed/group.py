@@ -233,7 +233,7 @@ class Ranks:
         return [item for items in found for item in items]
 
     def fill_missing(self, values: torch.Tensor) -> torch.Tensor:
-        """Combine values of which each rank knows some, with NaN for the others; the result is equal on all ranks."""
+        """Combine values that each rank knows only in part, with NaN elsewhere; the result is equal on all ranks."""
         if not self.is_distributed:
             return values
         known = torch.where(values.isnan(), -math.inf, values)

@@ -23,12 +23,12 @@ from itertools import islice
 from statistics import fmean, median
 
 from agentrl.config.usual_learning_rate import check_learning_rates
-from agentrl.diagnosis.finding import ConfigChange, Finding
-from agentrl.diagnosis.summary import Line, RunSummary, metric, series
+from agentrl.evaluation.diagnosis.finding import ConfigChange, Finding
+from agentrl.evaluation.diagnosis.summary import Line, RunSummary, metric, series
 from agentrl.observe.learning import share_that_differs
 
 BACK = 5
-"""Number of earlier steps with which the newest one is compared."""
+"""Number of earlier steps to compare the newest one with."""
 RISE, FALL, COLLAPSE = 3.0, 1 / 3, 0.1
 LEAST_CHANGE = 0.5
 """Minimum change of the entropy, in nats; small entropies change by large factors without a problem."""

@@ -1,4 +1,7 @@
-"""Program of a worker process: reads calls from standard input and writes replies to the original standard output.
+"""Worker processes: for environments that crash, hang or hold the interpreter lock. A process that dies is replaced.
+
+`ProcessWorker` starts the program below, and exchanges calls for replies with it. The program reads calls from standard
+input and writes replies to the original standard output.
 
 Everything that environments print goes to standard error. On Linux the program consists of two processes: the
 supervisor, which the trainer started, and its child, the worker, which runs the environments. When the trainer or the
@@ -14,9 +17,11 @@ current folder hides an installed package that the trainer uses.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import dataclasses
+import itertools
+import json
+import logging
 import os
 import pickle
 import select
@@ -25,16 +30,22 @@ import struct
 import sys
 import threading
 import time
+from asyncio.subprocess import Process
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, BinaryIO, NoReturn, TypeAlias
 
-from agentrl.errors import AgentRLError, EnvironmentFailure, described_error
+from agentrl.env import AnyEnv
+from agentrl.errors import AgentRLError, EnvironmentFailure, ToolError, UsageError, described_error
 from agentrl.remote.env_methods import RemoteTool, ResetResult
-from agentrl.rollout.env_adapter import EnvAdapter
+from agentrl.rollout.env_workers import EnvAdapter, EnvBackend, SerialWorker, WorkerCall
+from agentrl.sandbox.orphan_guard import without_mark
 from agentrl.sandbox.supervisor import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
+    kill_tree,
     process_parents,
     processes_below,
     send_signal,
@@ -57,6 +68,9 @@ REAP_MS = 10_000
 """Milliseconds between two searches for dead processes that the environments left behind."""
 WORKER_KILL_S = 10.0
 """Maximum number of seconds to wait for the end of killed processes; one may hang in the kernel."""
+SUPERVISOR_END_S = WORKER_KILL_S + 2.0
+"""Seconds that a worker's supervisor has to end its processes and itself before all of them are killed."""
+logger = logging.getLogger(__name__)
 
 
 class _StopSignal(BaseException):
@@ -96,7 +110,7 @@ def fork_worker(trainer: int) -> None:
 def _supervise(worker: int, trainer: int) -> NoReturn:
     """Wait until the worker or the trainer ends, or for SIGTERM; then kill the remaining processes and exit."""
     code: int | None = None
-    with contextlib.suppress(_StopSignal):
+    with suppress(_StopSignal):
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)  # only the worker uses the pipes
         os.dup2(nothing, 1)
@@ -121,7 +135,7 @@ def _supervise(worker: int, trainer: int) -> NoReturn:
 def _reap(worker: int) -> int | None:
     """Reap dead processes; return the exit code of the worker if it is among them."""
     code = None
-    with contextlib.suppress(ChildProcessError):
+    with suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             if found[0] == worker:
                 code = os.waitstatus_to_exitcode(found[1])
@@ -192,3 +206,126 @@ def _reply(replies: BinaryIO, reply: tuple[bool, Any]) -> None:
         message = pickle.dumps((False, (EnvironmentFailure, text)))
     replies.write(HEADER.pack(len(message)) + message)
     replies.flush()
+
+
+class ProcessWorker(SerialWorker[WorkerMessage]):
+    """Worker with one process at a time, which several environments share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._process: Process | None = None
+        self._numbers = itertools.count()
+        self._alive: set[int] = set()
+        """Numbers of the environments in the present process."""
+        self._exit_reason = "it was stopped"
+
+    async def make(
+        self, factory: Callable[..., AnyEnv], options: Mapping[str, Any], *, what: str, deadline_s: float
+    ) -> EnvBackend:
+        """Make an environment in the process."""
+        number = next(self._numbers)
+        await self.submit((number, MAKE, (factory, dict(options))), what=what, deadline_s=deadline_s)
+        return ProcessBackend(self, number)
+
+    def is_alive(self, number: int) -> bool:
+        """Return True if the present process has the environment with this number."""
+        return number in self._alive
+
+    async def execute(self, job: WorkerCall[WorkerMessage]) -> Any:
+        """Exchange one call for its reply."""
+        number, method, _ = job.work
+        if method != MAKE and number not in self._alive:
+            raise EnvironmentFailure(f"{job.what} failed", got=f"its worker process is gone: {self._exit_reason}")
+        message = _pickle_call(job)
+        process = self._process or await self._start()
+        try:
+            reply = await _exchange(process, message)
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            await self.stop(f"exit code {await _wait_for_supervisor(process)}")
+            raise EnvironmentFailure(f"{job.what} failed", got=f"its worker died ({self._exit_reason})") from error
+        succeeded, value = reply
+        if not succeeded:
+            kind, text = value
+            keeps_text = issubclass(kind, UsageError | ToolError)  # the user or the policy reads it
+            raise kind(text if keeps_text else f"{job.what} failed: {text}")
+        if method == MAKE:
+            self._alive.add(number)
+        return value
+
+    async def stop(self, reason: str) -> None:
+        """End the process and all its environments."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        self._alive.clear()
+        self._exit_reason = reason
+        assert process.stdin is not None
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)  # the supervisor kills the processes that environments started
+        process.stdin.close()
+        await _wait_for_supervisor(process)
+
+    async def _start(self) -> Process:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-c",
+            START,
+            str(os.getpid()),
+            json.dumps([str(path) for path in sys.path]),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=without_mark(os.environ),
+            start_new_session=True,  # keeps Ctrl-C in the trainer's terminal from reaching it
+        )
+        return self._process
+
+
+async def _wait_for_supervisor(process: Process) -> int | None:
+    """Return a supervisor's exit code, or ``None`` if it hangs in the kernel; kill it after `SUPERVISOR_END_S`."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGCONT)  # a stopped supervisor handles no signal
+    for _ in range(2):
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(process.wait(), SUPERVISOR_END_S)
+        kill_tree(process.pid)
+    logger.warning("worker process %d does not end although it was killed", process.pid)
+    return None
+
+
+class ProcessBackend(EnvBackend):
+    """Backend in a worker process that several environments share."""
+
+    def __init__(self, worker: ProcessWorker, number: int) -> None:
+        self._worker = worker
+        self._number = number
+
+    @property
+    def is_alive(self) -> bool:
+        """True if the process that made the environment still runs."""
+        return self._worker.is_alive(self._number)
+
+    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
+        """Send the call to the process; the deadline counts from when the process is free."""
+        return await self._worker.submit((self._number, method, arguments), what=what, deadline_s=deadline_s)
+
+
+def _pickle_call(job: WorkerCall[WorkerMessage]) -> bytes:
+    try:
+        return pickle.dumps(job.work)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"{job.what} cannot run in a worker process",
+            got=error,
+            expected="a factory, options and tasks that can be pickled and imported by name",
+            hint="move the environment into its own module, or set environment.isolation to thread",
+        ) from error
+
+
+async def _exchange(process: Process, message: bytes) -> Any:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(message)
+    await process.stdin.drain()
+    (length,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
+    return pickle.loads(await process.stdout.readexactly(length))

@@ -10,9 +10,9 @@ from statistics import fmean
 from typing import Any, TypeAlias
 
 from agentrl.config.config import Config
-from agentrl.diagnosis.finding import ConfigChange, ExampleEpisode
 from agentrl.engine import StopReason
 from agentrl.errors import Outcome, SourceLocation
+from agentrl.evaluation.diagnosis.finding import ConfigChange, ExampleEpisode
 from agentrl.observe.incidents import Incidents
 from agentrl.observe.metrics import sampled_bytes
 from agentrl.reward import rewards_differ

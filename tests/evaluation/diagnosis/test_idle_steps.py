@@ -2,10 +2,10 @@
 
 import pytest
 
-from agentrl.diagnosis.rewards import explain_equal_returns
-from agentrl.diagnosis.summary import EpisodeCounts, RunSummary
-from agentrl.diagnosis.watch import RunDiagnosis
 from agentrl.errors import Outcome, SourceLocation
+from agentrl.evaluation.diagnosis.rewards import explain_equal_returns
+from agentrl.evaluation.diagnosis.summary import EpisodeCounts, RunSummary
+from agentrl.evaluation.diagnosis.watch import RunDiagnosis
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 
 IDLE = {"groups/trained": 4.0, "groups/zero_variance": 4.0, "train/advantage_abs_mean": 0.0}

@@ -15,9 +15,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from agentrl.diagnosis.finding import Finding
-from agentrl.diagnosis.summary import LEAST, WHOLE, EpisodeCounts, RunSummary
 from agentrl.errors import SourceLocation, with_location
+from agentrl.evaluation.diagnosis.finding import Finding
+from agentrl.evaluation.diagnosis.summary import LEAST, WHOLE, EpisodeCounts, RunSummary
 from agentrl.observe.learning import learns_nothing
 
 CERTAIN = 4.0
@@ -173,7 +173,7 @@ def nothing_varies(run: RunSummary) -> Iterator[Finding]:
         return
     reason, remedy = explain_equal_returns(run.newest)
     if run.setting("sampling.temperature") == 0:
-        remedy = "raise sampling.temperature above 0: all episodes of a group are sampled alike"
+        remedy = "raise sampling.temperature above 0: at 0 all episodes of a group are the same"
     yield Finding(
         kind="nothing_varies",
         sentence=f"{sentence}better than another",

@@ -7,8 +7,8 @@ import pytest
 
 from agentrl.cli.diagnose import diagnosis_text
 from agentrl.config import load_config
-from agentrl.diagnosis.read import MOST_STEPS, RunState, _spread
 from agentrl.errors import TrainingError, UsageError
+from agentrl.evaluation.diagnosis.read import MOST_STEPS, RunState, _spread
 from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.evaluation.session import make_request, run_evaluation
 from agentrl.observe.run_folder import RunDirectory

@@ -3,7 +3,7 @@
 import gymnasium
 from agentrl.envs.puzzles.sokoban import SPEC as SOKOBAN
 
-from agentrl.rollout.env_adapter import EnvAdapter
+from agentrl.rollout.env_workers import EnvAdapter
 
 
 async def test_a_state_holds_the_steps_that_a_wrapper_has_counted():

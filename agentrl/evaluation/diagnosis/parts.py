@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
-from agentrl.diagnosis.finding import Finding
-from agentrl.diagnosis.summary import LEAST, LONGEST_TEXT, RunSummary, metric, series
 from agentrl.errors import Outcome
+from agentrl.evaluation.diagnosis.finding import Finding
+from agentrl.evaluation.diagnosis.summary import LEAST, LONGEST_TEXT, RunSummary, metric, series
 from agentrl.observe.incidents import Incident
 from agentrl.observe.metrics import BIAS_PREFIX, MARGIN_ERRORS, MARGIN_SUFFIX, TIMING_PREFIX
 
@@ -140,7 +140,7 @@ def engine_disagrees(run: RunSummary) -> Iterator[Finding]:
 
 
 def groups_stale(run: RunSummary) -> Iterator[Finding]:
-    """Find groups that were played in vain, because they were too old when they were complete."""
+    """Find groups that were dropped because they were too old when they were complete."""
     stale, trained = (
         sum(line.get(name) or 0.0 for line in run.lines) for name in ("rollout/groups_stale", "groups/trained")
     )

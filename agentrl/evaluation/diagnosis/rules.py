@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from agentrl.diagnosis import episodes, parts, policy, rewards
-from agentrl.diagnosis.finding import Finding
-from agentrl.diagnosis.summary import RunSummary
+from agentrl.evaluation.diagnosis import episodes, parts, policy, rewards
+from agentrl.evaluation.diagnosis.finding import Finding
+from agentrl.evaluation.diagnosis.summary import RunSummary
 
 Find: TypeAlias = Callable[[RunSummary], Iterator[Finding]]
 

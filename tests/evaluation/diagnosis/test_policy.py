@@ -2,8 +2,8 @@
 
 import pytest
 
-from agentrl.diagnosis.rules import apply_rules
-from agentrl.diagnosis.summary import RunSummary
+from agentrl.evaluation.diagnosis.rules import apply_rules
+from agentrl.evaluation.diagnosis.summary import RunSummary
 
 
 def lines_of(**columns):

@@ -25,10 +25,10 @@ import orjson
 
 from agentrl.config.config import Config
 from agentrl.config.load import load_config
-from agentrl.diagnosis.finding import Finding
-from agentrl.diagnosis.summary import RunSummary
-from agentrl.diagnosis.watch import RunDiagnosis
 from agentrl.errors import AgentRLError, SourceLocation, UsageError
+from agentrl.evaluation.diagnosis.finding import Finding
+from agentrl.evaluation.diagnosis.summary import RunSummary
+from agentrl.evaluation.diagnosis.watch import RunDiagnosis
 from agentrl.observe.files import UNREADABLE, replace_file
 from agentrl.observe.incidents import Incidents
 from agentrl.observe.metrics import read_metrics

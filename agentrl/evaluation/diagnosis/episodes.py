@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrl.diagnosis.finding import ConfigChange, Finding
-from agentrl.diagnosis.summary import LEAST, RunSummary
 from agentrl.errors import Outcome
+from agentrl.evaluation.diagnosis.finding import ConfigChange, Finding
+from agentrl.evaluation.diagnosis.summary import LEAST, RunSummary
 
 MANY = 0.2
 """Minimum share of episodes or answers for reporting a problem."""

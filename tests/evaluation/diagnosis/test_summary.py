@@ -4,12 +4,18 @@ import pytest
 from support.episodes import episode
 
 from agentrl.config import load_config
-from agentrl.diagnosis.finding import ConfigChange, ExampleEpisode, Finding, Severity, rank, top
-from agentrl.diagnosis.parts import engine_disagrees, groups_stale, tool_always_fails, tool_slow
-from agentrl.diagnosis.policy import has_risen, learning_rate_high, learning_rate_low, length_growth, overfitting
-from agentrl.diagnosis.rewards import judge_always_agrees, never_paid, nothing_varies
-from agentrl.diagnosis.summary import Covariance, EpisodeCounts, RunSummary
 from agentrl.errors import Outcome
+from agentrl.evaluation.diagnosis.finding import ConfigChange, ExampleEpisode, Finding, Severity, rank, top
+from agentrl.evaluation.diagnosis.parts import engine_disagrees, groups_stale, tool_always_fails, tool_slow
+from agentrl.evaluation.diagnosis.policy import (
+    has_risen,
+    learning_rate_high,
+    learning_rate_low,
+    length_growth,
+    overfitting,
+)
+from agentrl.evaluation.diagnosis.rewards import judge_always_agrees, never_paid, nothing_varies
+from agentrl.evaluation.diagnosis.summary import Covariance, EpisodeCounts, RunSummary
 from agentrl.trajectory import TurnTimings
 
 

@@ -4,13 +4,13 @@ import pytest
 from support.episodes import episode
 
 from agentrl.config import load_config
-from agentrl.diagnosis.episodes import answers_cut, truncated_episodes, unusable_answers
-from agentrl.diagnosis.finding import Finding, finding_lines, rank, top
-from agentrl.diagnosis.parts import code_failures
-from agentrl.diagnosis.rewards import constant_reward, reward_against_success
-from agentrl.diagnosis.summary import EpisodeCounts, RunSummary
-from agentrl.diagnosis.watch import Reminder
 from agentrl.errors import EnvironmentFailure, Outcome, RewardFailure, SourceLocation
+from agentrl.evaluation.diagnosis.episodes import answers_cut, truncated_episodes, unusable_answers
+from agentrl.evaluation.diagnosis.finding import Finding, finding_lines, rank, top
+from agentrl.evaluation.diagnosis.parts import code_failures
+from agentrl.evaluation.diagnosis.rewards import constant_reward, reward_against_success
+from agentrl.evaluation.diagnosis.summary import EpisodeCounts, RunSummary
+from agentrl.evaluation.diagnosis.watch import Reminder
 from agentrl.observe.incidents import MOST, Incidents
 
 RULE = {"reward function rule": SourceLocation("/home/me/rewards.py", 7)}

@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
-from agentrl.diagnosis.finding import Finding, rank
-from agentrl.diagnosis.policy import has_risen
-from agentrl.diagnosis.rules import apply_rules
-from agentrl.diagnosis.summary import RunSummary
+from agentrl.evaluation.diagnosis.finding import Finding, rank
+from agentrl.evaluation.diagnosis.policy import has_risen
+from agentrl.evaluation.diagnosis.rules import apply_rules
+from agentrl.evaluation.diagnosis.summary import RunSummary
 from agentrl.observe.files import replace_file
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.trajectory import Trajectory

@@ -1,0 +1,123 @@
+"""Checks of what an environment's `reset` and `step` return. Runs and `agentrl env check` refuse the same values."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from typing import Any, cast
+
+from agentrl.env import StepResult
+from agentrl.errors import A_REWARD, bounded_reward, shorten
+from agentrl.message import Content, ImagePart, TextPart
+
+LARGEST_OBSERVATION = 10_000_000
+"""Maximum number of characters of an observation, over all its parts."""
+_NEXT_STEP = "Check the environment with: agentrl env check NAME"
+_STEP_FIELDS = "observation, reward, terminated, truncated, info"
+
+
+class WrongReturn(ValueError):
+    """Invalid return value of an environment; the first argument describes it, and the text adds the next step."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}. {_NEXT_STEP}"
+
+
+def check_reset(returned: object) -> tuple[Content, Mapping[str, Any]]:
+    """Check what `reset` returned; raise `WrongReturn` if it is invalid."""
+    observation, info = unpack_reset(returned)
+    _check_facts(info)
+    return _checked_observation("reset", observation), info
+
+
+def check_step(returned: object) -> StepResult:
+    """Check what `step` returned and convert its reward and flags to plain Python types; raise `WrongReturn`."""
+    result = unpack_step(returned)
+    _check_components(result.info.get("reward_components", {}))
+    _check_facts(result.info)
+    for name in ("terminated", "truncated"):
+        flag = getattr(result, name)
+        if not (isinstance(flag, bool) or type(flag).__name__ == "bool"):  # numpy's own bool has this name too
+            raise _wrong(f"{name} of step", flag, "True or False")
+    return StepResult(
+        observation=_checked_observation("step", result.observation),
+        reward=_checked_reward(result.reward),
+        terminated=bool(result.terminated),
+        truncated=bool(result.truncated),
+        info=result.info,
+    )
+
+
+def unpack_reset(returned: object) -> tuple[Any, Mapping[str, Any]]:
+    """Unpack observation and info of `reset`; raise `WrongReturn` if it did not return a pair with a dictionary."""
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
+        raise _wrong("reset", returned, "(observation, info dictionary)")
+    return returned
+
+
+def unpack_step(returned: object) -> StepResult:
+    """Unpack the five values of `step` by name.
+
+    Raises:
+        WrongReturn: their number, the info's type or the reward's type is wrong. Nothing else is checked.
+    """
+    if not isinstance(returned, tuple):
+        raise _wrong("step", returned, f"({_STEP_FIELDS})")
+    if len(returned) != 5:
+        raise WrongReturn(f"step returned {len(returned)} values, expected 5: {_STEP_FIELDS}")
+    observation, reward, terminated, truncated, info = returned
+    if not isinstance(info, Mapping):
+        raise _wrong("info of step", info, "a dictionary")
+    if not isinstance(returned[1], numbers.Real):
+        raise _wrong("reward", reward, "a finite number")
+    return StepResult(observation=observation, reward=reward, terminated=terminated, truncated=truncated, info=info)
+
+
+def _checked_observation(where: str, observation: object) -> Content:
+    if isinstance(observation, str):
+        texts = [observation]
+    elif isinstance(observation, tuple) and all(isinstance(part, TextPart | ImagePart) for part in observation):
+        texts = [part.text for part in observation if isinstance(part, TextPart)]
+    else:
+        raise _wrong(f"observation of {where}", observation, "text, or a tuple of TextPart and ImagePart")
+    characters = sum(map(len, texts))
+    if characters > LARGEST_OBSERVATION:
+        raise WrongReturn(
+            f"the observation of {where} has {characters:,} characters, expected at most {LARGEST_OBSERVATION:,}"
+        )
+    try:
+        for text in texts:
+            if not text.isascii():
+                text.encode()
+    except UnicodeEncodeError:
+        raise _wrong(f"observation of {where}", text, "text without lone surrogates") from None
+    return cast("Content", observation)
+
+
+def _check_facts(info: Mapping[str, Any]) -> None:
+    """Check the entries of an info dictionary that the runtime itself reads."""
+    success, task_type = info.get("success", False), info.get("task_type")
+    if type(success).__name__ != "bool" and not (isinstance(success, numbers.Real) and success in (0, 1)):
+        raise _wrong("success of info", success, "True or False")
+    if not isinstance(task_type, str | None):
+        raise _wrong("task_type of info", task_type, "text")
+
+
+def _check_components(components: object) -> None:
+    if not isinstance(components, Mapping):
+        raise _wrong("reward_components of info", components, "a dictionary of numbers by name")
+    for name, value in components.items():
+        if bounded_reward(value) is None:
+            raise _wrong(f"reward component {name}", value, A_REWARD)
+
+
+def _checked_reward(reward: object) -> float:
+    checked = bounded_reward(reward)
+    if checked is None:
+        raise WrongReturn(f"the reward is {shorten(reward)}, expected {A_REWARD}")
+    return checked
+
+
+def _wrong(what: str, got: object, expected: str) -> WrongReturn:
+    shown = f"{type(got).__name__} {shorten(got)}"
+    return WrongReturn(f"{what} is invalid: got {shown}, expected {expected}")
