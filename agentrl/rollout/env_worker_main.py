@@ -30,6 +30,7 @@ from types import FrameType
 from typing import Any, BinaryIO, NoReturn, TypeAlias
 
 from agentrl.errors import AgentRLError, EnvironmentFailure, described_error
+from agentrl.errors.foreign import end_forked_copy
 from agentrl.remote.env_methods import RemoteTool, ResetResult
 from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.sandbox.supervisor import (
@@ -142,9 +143,11 @@ def serve() -> None:
     inbox: SimpleQueue[WorkerMessage] = SimpleQueue()
     threading.Thread(target=_read, args=(calls, inbox), daemon=True).start()
     adapters: dict[int, EnvAdapter] = {}
-    loop = asyncio.new_event_loop()
+    loop, process = asyncio.new_event_loop(), os.getpid()
     while True:
-        _reply(replies, loop.run_until_complete(_serve(adapters, inbox.get())))
+        reply = loop.run_until_complete(_serve(adapters, inbox.get()))
+        end_forked_copy(process)
+        _reply(replies, reply)
 
 
 def _read(calls: BinaryIO, inbox: SimpleQueue[WorkerMessage]) -> None:

@@ -37,7 +37,7 @@ from agentrl.errors import (
     running_task,
 )
 from agentrl.errors.deadlines import async_boundary
-from agentrl.errors.foreign import await_or_abandon
+from agentrl.errors.foreign import await_or_abandon, end_forked_copy
 from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_worker_main import HEADER, MAKE, START, WORKER_KILL_S, WorkerMessage
 from agentrl.sandbox.orphan_guard import without_mark
@@ -257,12 +257,13 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 def _serve(inbox: _Inbox) -> None:
     while (item := inbox.get()) is not None:
         job, done = item
-        result, error = None, None
+        result, error, process = None, None, os.getpid()
         try:
             with boundary(job.failure, job.what):
                 result = job.work()
         except AgentRLError as raised:
             error = raised
+        end_forked_copy(process)
         loop = done.get_loop()
         if loop.is_closed():
             return

@@ -32,6 +32,7 @@ from agentrl.errors.foreign import (
     EPISODE_GRACE_S,
     DaemonThreads,
     abandon_pending,
+    end_forked_copy,
     ignore_result,
     is_foreign,
     run_in_own_thread,
@@ -109,6 +110,34 @@ def forced_exit(code: int) -> Iterator[None]:
         _forced_exit_code.reset(before)
 
 
+_bound: list[StopRequest] = []
+"""Requests that the signals of this process make."""
+_masks = threading.local()
+
+
+def _block_signals() -> None:
+    """Block signals while this thread forks, so that none reaches a child that has the run's handlers."""
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _unblock_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+def _leave_run() -> None:
+    """Let signals act on a forked child as on any other process, and end it if it goes on as a second run.
+
+    With the run's handlers it would ignore them, and write them to the pipe from which the run hears its own.
+    """
+    for request in _bound:
+        request.leave()
+    _bound.clear()
+    _unblock_signals()
+
+
+os.register_at_fork(before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_leave_run)
+
+
 class StopRequest:
     """Request to stop the work of an event loop; may be called from any thread, and before the loop exists."""
 
@@ -137,6 +166,15 @@ class StopRequest:
         self._call_soon(self._pass_on)
         self.watch()
 
+    def leave(self) -> None:
+        """Leave the run in a forked child of this process."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGTERM, _INTERRUPTION):
+            signal.signal(number, signal.SIG_DFL)
+        if self._loop is not None and threading.get_ident() == self._thread:
+            self._loop.call_soon(end_forked_copy, 0)
+
     def raise_if_made(self) -> None:
         """Raise ``KeyboardInterrupt`` if the stop was requested; for work without an event loop."""
         if self.count:
@@ -161,6 +199,8 @@ class StopRequest:
         handlers = {_INTERRUPTION: self._on_interruption, **dict.fromkeys(_SIGNALS, self._on_signal)} if is_main else {}
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         wakeup = self._hear_signals() if is_main else None
+        if is_main:
+            _bound.append(self)
         try:
             if self.count:
                 self._call_soon(self._pass_on)
@@ -171,6 +211,7 @@ class StopRequest:
             self._watches.put(False)
             self._loop = self._main = None
             if wakeup is not None:
+                _bound.remove(self)
                 signal.set_wakeup_fd(wakeup)
                 os.close(self._wakeup)
             for number, handler in before.items():

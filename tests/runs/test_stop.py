@@ -151,3 +151,62 @@ async def test_each_signal_counts_once_whoever_hears_it_first() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert request.count == 1
     work.cancel()
+
+
+TERMINATED_CHILD = """
+import asyncio, multiprocessing, time
+from agentrl.runs.stop import run_with_stop_event
+
+async def work(stop):
+    def reward():
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+        child.start()
+        child.terminate()  # at once, before the child has run anything
+        child.join(60)
+        return child.exitcode
+    codes = {await asyncio.to_thread(reward) for _ in range(20)} | {reward()}
+    await asyncio.sleep(1)  # longer than the thread needs that hears signals
+    print(codes, stop.is_set())
+
+run_with_stop_event(work)
+"""
+
+
+def test_a_signal_to_a_forked_child_ends_the_child_and_not_the_run() -> None:
+    """The child of a reward function (``multiprocessing``) has the run's signal handlers and their pipe at first."""
+    program = subprocess.run([sys.executable, "-c", TERMINATED_CHILD], capture_output=True, text=True, timeout=240)
+    assert program.stdout == "{-15} False\n", program.stderr
+
+
+FORKING = """
+import asyncio, os, sys, threading
+from agentrl.errors.foreign import DaemonThreads, await_or_abandon, call_in_thread
+from agentrl.rollout.env_workers import ThreadWorker
+from agentrl.runs.stop import run_until_stopped
+
+async def fork(*, waits=False):
+    os.fork()
+    await asyncio.sleep(waits)
+
+async def work():
+    match sys.argv[1]:
+        case "coroutine":
+            await await_or_abandon(fork(), "a reward")
+        case "waiting coroutine":
+            await await_or_abandon(fork(waits=True), "a reward")
+        case "thread":
+            await call_in_thread(DaemonThreads("tools"), os.fork, "a tool")
+        case "environment":
+            await ThreadWorker().submit(os.fork, what="an environment", deadline_s=600)
+    await asyncio.sleep(1)
+    print("went on")
+
+run_until_stopped(work())
+"""
+
+
+@pytest.mark.parametrize("site", ["coroutine", "waiting coroutine", "thread", "environment"])
+def test_a_copy_of_the_process_that_foreign_code_forks_does_not_go_on_as_a_second_run(site: str) -> None:
+    program = subprocess.run([sys.executable, "-c", FORKING, site], capture_output=True, text=True, timeout=240)
+    assert (program.returncode, program.stdout) == (0, "went on\n")
+    assert program.stderr.count("the copy ends here") == 1, program.stderr
