@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -136,6 +137,86 @@ def test_two_interruptions_end_a_program_that_is_stuck_in_c_code() -> None:
             assert program.wait(60) == 130
         finally:
             program.kill()
+
+
+LOCKED = """
+import asyncio, ctypes
+from agentrl.cli.exits import end_despite_foreign_code
+from agentrl.runs.stop import run_until_stopped
+
+async def work():
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)  # keeps the interpreter lock
+    libc.pthread_mutex_lock(mutex)
+    print("blocked", flush=True)
+    libc.pthread_mutex_lock(mutex)  # for ever
+
+with end_despite_foreign_code():
+    run_until_stopped(work())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep the handler")
+def test_two_interruptions_end_a_program_in_which_python_runs_no_code() -> None:
+    with subprocess.Popen([sys.executable, "-c", LOCKED], stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"blocked\n"
+        time.sleep(0.5)
+        program.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            program.wait(1)
+        program.send_signal(signal.SIGINT)
+        try:
+            assert program.wait(60) == -signal.SIGINT
+        finally:
+            program.kill()
+
+
+STOPPED_TWICE = """
+import asyncio, os, signal
+from agentrl.cli.exits import end_despite_foreign_code
+from agentrl.runs.stop import run_with_stop_event
+
+async def work(stop):
+    for count in (1, 2):
+        os.kill(os.getpid(), signal.SIGINT)
+        await stop.wait()
+        print(count, flush=True)
+        await asyncio.sleep(0.5)  # the thread that hears signals sets the handler again
+    await asyncio.Event().wait()
+
+with end_despite_foreign_code():
+    try:
+        run_with_stop_event(work)
+    except KeyboardInterrupt:
+        raise SystemExit(130)
+"""
+
+
+def test_the_second_interruption_of_a_program_that_responds_is_handled() -> None:
+    program = subprocess.run([sys.executable, "-c", STOPPED_TWICE], capture_output=True, text=True, timeout=240)
+    assert (program.returncode, program.stdout) == (130, "1\n2\n"), program.stderr
+
+
+LEFT_OVER = """
+import sys, time
+from agentrl.cli import main
+
+class Environment:
+    def __del__(self):
+        print("deleted", flush=True)
+        time.sleep(1000)
+
+left = Environment()
+sys.argv = ["agentrl", "--help"]
+main()
+"""
+
+
+def test_a_finished_program_does_not_wait_for_the_deletion_of_foreign_objects() -> None:
+    program = subprocess.run([sys.executable, "-c", LEFT_OVER], capture_output=True, text=True, timeout=240)
+    assert program.returncode == 0, program.stderr
+    assert "Usage: agentrl" in program.stdout
+    assert "deleted" not in program.stdout
 
 
 async def test_each_signal_counts_once_whoever_hears_it_first() -> None:
