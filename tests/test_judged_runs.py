@@ -9,6 +9,8 @@ from support.judge_service import agents_words, attempts_in, judge_service, mark
 from agentrl.builders.checks import check_training
 from agentrl.config import load_config
 from agentrl.errors import BudgetSpent, ConfigError, Outcome, TrainingError
+from agentrl.evaluation.report import markdown
+from agentrl.evaluation.run_report import ReportedRun, run_report
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import train
@@ -152,6 +154,35 @@ def test_items_of_a_rubric_are_metrics_and_a_resumed_run_pays_for_nothing_twice(
         line["judge/cached"] + line["judge/requests"] for line in lines
     )
     assert len((run.folder.path / "judge.jsonl").read_text().splitlines()) == asked
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_training_evaluations_and_extra_rollouts_count_their_own_requests(tiny_run, beside):
+    """All of them share the judge, its cache and its budget."""
+    engine = ", engine: {type: local}" if beside else ""
+    with judge_service(fills_in) as service:
+        settings = judge(service, rubric=RUBRIC, reasons=False, budget={"prompt_price": 10_000})
+        words = ["trainer.steps=3", "algorithm={advantage: remax, group_size: 2, dynamic_sampling: false}"]
+        evaluation = f"evaluation={{every: 1, tasks: 2, samples: 2, split: valid{engine}}}"
+        run = tiny_run(settings, *words, evaluation, f"rollout.max_staleness={int(beside)}")
+        train(run)
+    lines = lines_of(run)
+
+    def total(name, prefix):
+        return sum(line.get(f"{prefix}judge/{name}", 0.0) for line in lines)
+
+    judged = {prefix: total("requests", prefix) + total("cached", prefix) for prefix in ("", "extras/", "eval/")}
+    groups = len({trajectory.group_id for trajectory in episodes_of(run)})
+    requests = sum(total("requests", prefix) for prefix in judged)
+    assert judged["eval/"] == 3 * 2 * 2
+    if beside:  # some episodes are judged after the last step
+        assert judged[""] <= 2 * groups
+        assert requests <= len(service.bodies)
+    else:
+        assert (judged[""], judged["extras/"], requests) == (2 * groups, groups, len(service.bodies))
+    assert all(total("cost", prefix) == total("requests", prefix) for prefix in judged)  # 100 tokens at 0.01
+    report = markdown(run_report([ReportedRun(folder=run.folder, config=run.config, lines=lines, state="done")]))
+    assert f"{requests:.2f} (agent.judge.budget)" in report
 
 
 @pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])

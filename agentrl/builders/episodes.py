@@ -228,7 +228,7 @@ def build_run_environments(
     check_tools(config)
     waits, counters, environments = waits or WaitTracker(), RolloutCounters(), []
     tool_limits = ToolLimits(waits.clock)
-    judge = build_judge(config.agent, folder=folder, counters=counters)
+    judge = build_judge(config.agent, folder=folder)
     for part in per_environment_configs(config):
         spec = resolve_environment(part.config.sole_environment.name)
         pool = build_env_pool(part.config, spec=spec, waits=waits, nodes=nodes)

@@ -18,6 +18,7 @@ from agentrl.rollout.groups import EXPERT, GREEDY, Group
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy, StoredExpert
+from agentrl.rollout.waits import RolloutCounters
 from agentrl.serving.teacher import TeacherScore, TeacherServers
 from agentrl.training.batch import StepExtras
 from agentrl.training.dynamic_sampling import DynamicSampling, GroupLearner
@@ -39,6 +40,8 @@ class GroupExtras:
     """Runners of extra rollouts, and the servers of a teacher."""
 
     runners: ExtraRunners
+    counters: RolloutCounters
+    """Counts of these runners."""
     teacher: TeacherServers | None
     """Servers of the teacher; ``None`` without a teacher, or if the trainer loads it."""
 
@@ -86,20 +89,26 @@ def build_group_extras(
         ConfigError: the expert's stored episodes were sampled with another tokenizer.
         UsageError: there are no stored episodes, or none from the run's environments.
     """
-    teacher = config.algorithm.teacher
+    teacher, counters = config.algorithm.teacher, RolloutCounters()
     return GroupExtras(
-        runners=_build_runners(config, environments, policy, model_path),
+        runners=_build_runners(config, environments, policy, model_path, counters),
+        counters=counters,
         teacher=TeacherServers(teacher) if teacher is not None and teacher.servers else None,
     )
 
 
 def _build_runners(
-    config: Config, environments: Sequence[RunEnvironment], policy: EngineEpisodePolicy, model_path: str
+    config: Config,
+    environments: Sequence[RunEnvironment],
+    policy: EngineEpisodePolicy,
+    model_path: str,
+    counters: RolloutCounters,
 ) -> ExtraRunners:
     """Build the runners of extra rollouts, which do not count as the policy's and are not stored."""
     policies = _policies(config, policy)
     found: dict[str, dict[str, EpisodeRunner | StoredExpert]] = {
-        env.label: {name: env.runner.with_policy(own) for name, own in policies.items()} for env in environments
+        env.label: {name: env.runner.with_policy(own, counters) for name, own in policies.items()}
+        for env in environments
     }
     expert = config.algorithm.expert
     if expert is not None and expert.trajectories is not None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 
 __all__ = ["main"]
 
 INTERRUPTED = 130
 """Exit code of an interruption; the same as in `agentrl.cli.exits`, which is imported later."""
+_exit_code: int | None = None
+"""Exit code of a program that ends without deleting its objects."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: Arguments after ``agentrl``; default `sys.argv`.
     """
+    atexit.register(_end_without_deletion)  # before all others, so that it is called after them
     before = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread() and before is signal.default_int_handler
     if is_main:
@@ -36,6 +43,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         importlib.import_module("agentrl.cli.application").run(arguments, imported=imported)
     finally:
         imported()
+
+
+def skip_deletion(code: int) -> None:
+    """Let the program end with an exit code once Python has called the functions of `atexit`.
+
+    Python would then delete all objects, without any other thread that could end a ``__del__`` that hangs.
+    """
+    global _exit_code
+    _exit_code = code
+
+
+def _end_without_deletion() -> None:
+    if _exit_code is None:
+        return
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or a pipe that nothing reads
+            stream.flush()
+    os._exit(_exit_code)
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:

@@ -13,6 +13,7 @@ from types import FrameType
 
 import typer
 
+from agentrl.cli import skip_deletion
 from agentrl.errors.foreign import count_abandoned
 from agentrl.observe.console import note
 from agentrl.runs.stop import INTERRUPTED_EXIT_S, end_process, end_process_later, forced_exit
@@ -73,7 +74,8 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 def end_despite_foreign_code() -> Iterator[None]:
     """End the process with the exit code of the block, at most `EXIT_S` after it.
 
-    Python itself would wait for ever for threads and child processes that foreign code left behind.
+    Python itself would wait for ever for threads and child processes that foreign code left behind, and for a
+    ``__del__`` that hangs.
     """
     known = set(threading.enumerate())
     with forced_exit(ExitCode.INTERRUPTED):
@@ -93,6 +95,7 @@ def _leave_soon(code: int, known: set[threading.Thread]) -> None:
     """End the process now if an abandoned call still runs, or else after a while."""
     if count_abandoned():
         end_process(code)
+    skip_deletion(code)
     has_threads = any(not thread.daemon for thread in set(threading.enumerate()) - known)
     seconds = INTERRUPTED_EXIT_S if code == ExitCode.INTERRUPTED else THREADS_EXIT_S if has_threads else EXIT_S
     end_process_later(code, seconds)

@@ -21,7 +21,9 @@ from agentrl.config.overrides import PROMPTS, reward_words, task_words
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note
+from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.terminal import watching
+from agentrl.observe.trajectory_store import step_files
 from agentrl.runs.diagnosis import idle_steps
 from agentrl.runs.dry_run import measured_step_s, training_rows
 from agentrl.runs.rl import train as train_run
@@ -30,6 +32,9 @@ from agentrl.runs.stored_training import start_check
 from agentrl.serving.launch.placement import check_machine
 
 app = typer.Typer()
+
+LARGEST_AFTER_STOP = 1 << 25
+"""Maximum number of bytes of episodes that the report of an interrupted run reads, which takes a few seconds."""
 
 
 @app.command(
@@ -134,14 +139,21 @@ def print_run(result: RunResult, config: Config) -> None:
         where = " --prompts FILE"
     end = f"{'stopped' if result.interrupted else 'done'} after step {result.step}"
     note(f"{end}{idle_steps(result, config)}: {result.folder}")
-    if result.step:
-        _report(result.folder)
     folder = shlex.quote(str(result.folder))
+    if result.step and result.interrupted and _is_large(result.folder):
+        note(f"report with: agentrl report {folder}")
+    elif result.step:
+        _report(result.folder)
     viewed = shlex.quote(config.trainer.episodes or str(result.folder))
     if result.interrupted:
         note(f"resume with: agentrl train --resume {folder}")
         raise typer.Exit(ExitCode.INTERRUPTED)
     note(f"measure it: agentrl eval --model {folder}{where}\nread it:    agentrl view {viewed}")
+
+
+def _is_large(folder: Path) -> bool:
+    """Return True if a report would read episodes for more than a few seconds."""
+    return sum(path.stat().st_size for path in step_files(RunDirectory(folder).trajectories)) > LARGEST_AFTER_STOP
 
 
 def _report(folder: Path) -> None:

@@ -31,6 +31,11 @@ EPISODE_GRACE_S = 3.5
 """The same for an attempt at an episode, which itself abandons calls and closes its environment."""
 IDLE_THREAD_S = 30.0
 """Seconds after which an idle thread ends."""
+FORKED_COPY = (
+    b"agentrl: an environment, a tool, a reward function or an agent loop forked this process, and the copy returned "
+    b"from it; the copy ends here (end it by os._exit(), or use multiprocessing or subprocess)\n"
+)
+"""Message of a copy of the process that foreign code forked, and that would otherwise go on as a second run."""
 _log = logging.getLogger(__name__)
 _abandoned: set[asyncio.Task[Any] | concurrent.futures.Future[Any]] = set()
 """Abandoned calls that have not ended; a reference to a task keeps Python from closing its coroutine."""
@@ -80,12 +85,22 @@ def foreign_result(task: asyncio.Task[T]) -> T:
 
 async def _contain(work: Coroutine[Any, Any, T]) -> T:
     """Await `work`; ``sys.exit()`` and the like end only its task."""
+    process = os.getpid()
     try:
         return await work
     except (SystemExit, KeyboardInterrupt) as error:
         if is_addressed_to(running_task(), error):
             raise
         raise ForeignExit(error) from error
+    finally:
+        end_forked_copy(process)
+
+
+def end_forked_copy(process: int) -> None:
+    """End this process if it is a copy of `process` that foreign code forked and did not end."""
+    if os.getpid() != process:
+        os.write(2, FORKED_COPY)
+        os._exit(1)
 
 
 def _wake(ended: asyncio.Future[None], _: object) -> None:
@@ -207,8 +222,12 @@ class DaemonThreads(concurrent.futures.ThreadPoolExecutor):
 def _run(future: concurrent.futures.Future[T], call: Callable[[], T]) -> None:
     if not future.set_running_or_notify_cancel():
         return
+    process = os.getpid()
     try:
-        result = call()
+        try:
+            result = call()
+        finally:
+            end_forked_copy(process)
     except StopIteration as error:  # a future cannot raise it, as a coroutine cannot
         failure = RuntimeError("a call in a thread raised StopIteration")
         failure.__cause__ = error

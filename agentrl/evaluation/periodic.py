@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from agentrl.builders.episodes import RunEnvironment, build_run_environments, close_run_environments, sampling_params
 from agentrl.builders.training import TrainingParts
 from agentrl.config.config import Config
-from agentrl.config.derived import SOLE, per_environment_configs
+from agentrl.config.derived import per_environment_configs
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
@@ -30,8 +30,10 @@ from agentrl.evaluation.panel import Panel
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.render.renderer import Renderer
+from agentrl.rollout.judges import judge_metrics
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.reward_functions import check_columns
+from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.task_source import task_source
 from agentrl.serving.local import LocalEngine
 
@@ -124,18 +126,22 @@ async def _evaluate_all(
 ) -> dict[str, float]:
     """Play the panel of the ``evaluation`` section in each environment."""
     policy = policy.with_sampling(sampling_params(config.evaluation_sampling), trains=False)
-    found = {env.label: await _evaluate_environment(env, policy, model) for env in parts.environments}
-    if not config.environments:
-        return _metrics(found[SOLE], "eval/")
-    metrics = {name: value for label, one in found.items() for name, value in _metrics(one, f"eval/{label}/").items()}
-    return metrics | _means(list(found.values()))
+    results, metrics = [], {}
+    for env in parts.environments:
+        runner = env.runner.with_policy(policy)
+        result = await _evaluate_environment(env, runner, model)
+        results.append(result)
+        prefix = f"eval/{env.label}/" if config.environments else "eval/"
+        metrics |= _metrics(result, prefix)
+        if (judge := env.config.agent.judge) is not None:
+            metrics |= judge_metrics(runner.counters.judged(), judge, prefix)
+    return metrics | _means(results) if config.environments else metrics
 
 
-async def _evaluate_environment(env: RunEnvironment, policy: EngineEpisodePolicy, model: str) -> EvaluationResult:
+async def _evaluate_environment(env: RunEnvironment, runner: EpisodeRunner, model: str) -> EvaluationResult:
     settings = env.config.evaluation
     source = task_source(env.spec, env.config.sole_environment, split=settings.split)
     panel = _panel(env, settings.split, model, n_tasks=settings.tasks, samples=settings.samples)
-    runner = env.runner.with_policy(policy)
     return await evaluate_panel(runner, source, panel, concurrency=env.config.rollout.max_concurrent)
 
 

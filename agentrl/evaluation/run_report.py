@@ -199,7 +199,7 @@ def _costs(run: ReportedRun, price_per_hour: float | None) -> dict[str, str]:
         "time of evaluations": _duration(total("time/evaluate_s")),
         "CPU time of the trainer's process": _duration(cpu) if (cpu := total("time/cpu_s")) else "not measured",
     }
-    judge = total("judge/cost")
+    judge = sum(map(total, {name for line in run.lines for name in line if name.endswith("judge/cost")}))
     machine = price_per_hour * seconds / _HOUR if price_per_hour is not None else 0.0
     if judge:
         costs["judge"] = f"{judge:.2f} (agent.judge.budget)"

@@ -39,6 +39,7 @@ from typing import Any, BinaryIO, NoReturn, TypeAlias
 
 from agentrl.env import AnyEnv
 from agentrl.errors import AgentRLError, EnvironmentFailure, ToolError, UsageError, described_error
+from agentrl.errors.foreign import end_forked_copy
 from agentrl.remote.env_methods import RemoteTool, ResetResult
 from agentrl.rollout.env_workers import EnvAdapter, EnvBackend, SerialWorker, WorkerCall
 from agentrl.sandbox.orphan_guard import without_mark
@@ -156,9 +157,11 @@ def serve() -> None:
     inbox: SimpleQueue[WorkerMessage] = SimpleQueue()
     threading.Thread(target=_read, args=(calls, inbox), daemon=True).start()
     adapters: dict[int, EnvAdapter] = {}
-    loop = asyncio.new_event_loop()
+    loop, process = asyncio.new_event_loop(), os.getpid()
     while True:
-        _reply(replies, loop.run_until_complete(_serve(adapters, inbox.get())))
+        reply = loop.run_until_complete(_serve(adapters, inbox.get()))
+        end_forked_copy(process)
+        _reply(replies, reply)
 
 
 def _read(calls: BinaryIO, inbox: SimpleQueue[WorkerMessage]) -> None:

@@ -31,7 +31,7 @@ from agentrl.errors import (
     running_task,
 )
 from agentrl.errors.deadlines import async_boundary
-from agentrl.errors.foreign import await_or_abandon, cause_of
+from agentrl.errors.foreign import await_or_abandon, cause_of, end_forked_copy
 from agentrl.message import Content, Message
 from agentrl.remote.env_methods import OPTIONAL_PARTS, ResetResult, Stepped, restore_generator
 from agentrl.rollout.env_returns import check_reset, check_step
@@ -460,12 +460,13 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 def _serve(inbox: _Inbox) -> None:
     while (item := inbox.get()) is not None:
         job, done = item
-        result, error = None, None
+        result, error, process = None, None, os.getpid()
         try:
             with boundary(job.failure, job.what):
                 result = job.work()
         except AgentRLError as raised:
             error = raised
+        end_forked_copy(process)
         loop = done.get_loop()
         if loop.is_closed():
             return

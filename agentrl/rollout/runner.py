@@ -59,7 +59,7 @@ from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.roles.run_roles import RoleSetup, RunRoles
 from agentrl.rollout.tools import TOOLSET_S, EpisodeTools, ToolLimits, list_tools
 from agentrl.rollout.turns import TurnLog, derive_seed
-from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
+from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker, episode_counters
 from agentrl.sandbox import Sandbox
 from agentrl.task import Task
 from agentrl.tool import Tool, Toolset
@@ -157,10 +157,10 @@ class EpisodeRunner:
                 pool.cleanup.push_async_callback(setup.policy.close)
         pool.cleanup.push_async_callback(loop.close)
 
-    def with_policy(self, policy: EpisodePolicy) -> EpisodeRunner:
-        """Copy the runner with another policy, new counters and a new observer."""
+    def with_policy(self, policy: EpisodePolicy, counters: RolloutCounters | None = None) -> EpisodeRunner:
+        """Copy the runner with another policy, a new observer, and other counters (new ones by default)."""
         other = copy.copy(self)
-        other.policy, other.counters, other.observer = policy, RolloutCounters(), RolloutObserver()
+        other.policy, other.counters, other.observer = policy, counters or RolloutCounters(), RolloutObserver()
         other._unscored = set()
         return other
 
@@ -258,6 +258,7 @@ class EpisodeRunner:
         self.observer.on_end(trajectory)
 
     async def _classify(self, trajectory: Trajectory, task: Task, seed: int) -> None:
+        episode_counters.set(self.counters)
         try:
             trajectory.outcome = await self._play(trajectory, task, seed)
             if not self.scores_groups:
@@ -371,6 +372,7 @@ class EpisodeRunner:
     async def _score_together(self, trajectories: Sequence[Trajectory], task: Task) -> None:
         scorer = self.scorer
         assert isinstance(scorer, GroupScorer)
+        episode_counters.set(self.counters)
         what = f"scoring a group of task {task.id}"
         with self.waits.on(WaitKind.GROUP_SCORER, trajectories[0].group_id, type(scorer).__name__):
             async with async_boundary(RewardFailure, what, deadline_s=None):

@@ -16,6 +16,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -444,6 +445,11 @@ class RolloutCounters:
     incidents: Incidents = field(default_factory=Incidents)
     """Failures and their locations."""
 
+    def judged(self) -> dict[str, float]:
+        """Return the judge's counts, by their names without ``judge_``."""
+        counts = {name: getattr(self, name) for name in self.__slots__ if name.startswith("judge_")}
+        return {name.removeprefix("judge_"): float(count) for name, count in counts.items()}
+
     def progress(self) -> RolloutProgress:
         """Return the current counts of episodes, turns and tokens."""
         return RolloutProgress(episodes=self.running, turns=self.turns, tokens=self.answer_tokens)
@@ -452,6 +458,10 @@ class RolloutCounters:
         """Return all counts by metric name."""
         counts = {name: float(getattr(self, name)) for name in self.__slots__ if name not in ("outcomes", "incidents")}
         return counts | {f"outcome/{outcome}": float(count) for outcome, count in self.outcomes.items()}
+
+
+episode_counters: ContextVar[RolloutCounters] = ContextVar("episode_counters")
+"""Counters of the runner that plays or scores an episode in this context, for services that several runners share."""
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from agentrl.rollout.branches import branch_metrics
 from agentrl.rollout.group_metrics import environment_metrics, extra_rollout_metrics
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
+from agentrl.rollout.judges import judge_metrics
 from agentrl.rollout.waits import MEASURED, EngineSeconds, RolloutObserver, Wait, WaitKind, WaitTracker
 from agentrl.runs.start import Run
 from agentrl.training.report import StepReport
@@ -191,7 +192,6 @@ class UpdateLog:
 
 _COUNTED = ("groups_failed", "groups_stale", "groups_filtered", "retries")
 _ENGINE = ("engine_s", "failed_engine_s", "discarded_engine_s")
-_JUDGE = ("requests", "cached", "unreadable", "without", "pairs", "agreeing", "tokens", "cost", "seconds")
 
 
 class StepClock:
@@ -210,7 +210,7 @@ class StepClock:
         self._use: dict[str, EngineSeconds] = {}
         self._seconds: dict[str, float] = {}
         self._waits_before = dict(parts.waits.seconds)
-        self._counts_before = self._counts()
+        self._counts_before, self._judged_before = self._counts(), self._judged()
         self._busy_before = parts.engine.metrics().busy_s
         self._cpu_before = time.process_time()
 
@@ -251,27 +251,22 @@ class StepClock:
 
     def _counts(self) -> dict[str, float]:
         counters = self._parts.counters
-        names = (*_COUNTED, *_ENGINE, *(f"judge_{name}" for name in _JUDGE))
-        return {name: float(getattr(counters, name)) for name in names}
+        return {name: float(getattr(counters, name)) for name in (*_COUNTED, *_ENGINE)}
+
+    def _judged(self) -> dict[str, dict[str, float]]:
+        """Return the judge's counts of training episodes and of extra rollouts, by the prefix of their metrics."""
+        return {"": self._parts.counters.judged(), "extras/": self._parts.extras.counters.judged()}
 
     def _judge_metrics(self) -> dict[str, float]:
         """Return the judge's metrics of the step; empty without a judge."""
         judge = self._parts.environments[0].config.agent.judge
         if judge is None:
             return {}
-        counts, before = self._counts(), self._counts_before
-        found = {name: counts[f"judge_{name}"] - before[f"judge_{name}"] for name in _JUDGE}
-        requests, pairs = found["requests"], found["pairs"]
-        metrics = {f"judge/{name}": found[name] for name in ("requests", "cached", "tokens")}
-        if requests:
-            metrics["judge/unreadable"] = found["unreadable"] / requests
-            metrics[f"{TIMING_PREFIX}judge_s"] = found["seconds"] / requests
-        if pairs:
-            metrics["judge/order_agreement"] = found["agreeing"] / pairs
-        if judge.budget.prompt_price or judge.budget.answer_price:
-            metrics["judge/cost"] = found["cost"]
-        if judge.budget.when_spent == "environment":
-            metrics["judge/without"] = found["without"]
+        metrics: dict[str, float] = {}
+        for prefix, counts in self._judged().items():
+            found = {name: count - self._judged_before[prefix][name] for name, count in counts.items()}
+            if not prefix or any(found.values()):
+                metrics |= judge_metrics(found, judge, prefix)
         return metrics
 
     def _timings(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:

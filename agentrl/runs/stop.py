@@ -6,12 +6,14 @@ the work, and ends the loop after `FORCE_S`, whatever still runs. Tasks that ign
 Foreign code that blocks the event loop's own thread cannot be cancelled. If that is the main thread, a request raises
 `BlockedCall` in that code after `BLOCKED_S`; after the second one, a ``KeyboardInterrupt`` in whatever blocks the loop.
 C code that never returns (a collective with a stopped rank) lets no handler run; after the second request, the program
-ends itself.
+ends itself. If such code also holds the interpreter lock, no Python code runs at all: one Ctrl-C has no effect, and the
+system ends the program at the second one (Linux).
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import functools
 import os
 import queue
@@ -32,6 +34,7 @@ from agentrl.errors.foreign import (
     EPISODE_GRACE_S,
     DaemonThreads,
     abandon_pending,
+    end_forked_copy,
     ignore_result,
     is_foreign,
     run_in_own_thread,
@@ -75,6 +78,8 @@ AFTER_TWO_REQUESTS = {
 }
 """The same after two requests, for a caller of the Python interface; the program ends after `FORCED_EXIT_S`."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+RESET_HANDLER = -(1 << 31)
+"""SA_RESETHAND of Linux, as a C int."""
 _INTERRUPTION = signal.SIGURG
 """Signal that interrupts the main thread; not one of the user's, as Python merges equal signals that are pending."""
 _forced_exit_code: ContextVar[int | None] = ContextVar("forced_exit_code", default=None)
@@ -109,6 +114,62 @@ def forced_exit(code: int) -> Iterator[None]:
         _forced_exit_code.reset(before)
 
 
+_bound: list[StopRequest] = []
+"""Requests that the signals of this process make."""
+_masks = threading.local()
+
+
+def _block_signals() -> None:
+    """Block signals while this thread forks, so that none reaches a child that has the run's handlers."""
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _unblock_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+def _leave_run() -> None:
+    """Let signals act on a forked child as on any other process, and end it if it goes on as a second run.
+
+    With the run's handlers it would ignore them, and write them to the pipe from which the run hears its own.
+    """
+    for request in _bound:
+        request.leave()
+    _bound.clear()
+    _unblock_signals()
+
+
+os.register_at_fork(before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_leave_run)
+
+
+class _SignalAction(ctypes.Structure):
+    """The C library's ``struct sigaction`` on Linux."""
+
+    _fields_ = [
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_byte * 128),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    ]
+
+
+class OneTimeHandler:
+    """The present handler of SIGINT, which the system replaces by the default action when it delivers the signal.
+
+    A second Ctrl-C therefore ends a process in which Python cannot set the handler again.
+    """
+
+    def __init__(self) -> None:
+        self._action = _SignalAction()
+        self._set = ctypes.CDLL(None).sigaction
+        self._set(signal.SIGINT, None, ctypes.byref(self._action))
+        self._action.flags |= RESET_HANDLER
+
+    def set(self) -> None:
+        """Set the handler for the next signal; any thread may."""
+        self._set(signal.SIGINT, ctypes.byref(self._action), None)
+
+
 class StopRequest:
     """Request to stop the work of an event loop; may be called from any thread, and before the loop exists."""
 
@@ -125,6 +186,7 @@ class StopRequest:
         self._second_at = 0.0
         self._wakeup = -1
         """Pipe to which the system writes the numbers of signals."""
+        self._handler: OneTimeHandler | None = None
         self._counted = self._counted_early = 0
         """Signals that were counted, and those of them whose handler has not run yet."""
         self._raises: type[BaseException] | None = None
@@ -136,6 +198,15 @@ class StopRequest:
             self._second_at = time.monotonic()
         self._call_soon(self._pass_on)
         self.watch()
+
+    def leave(self) -> None:
+        """Leave the run in a forked child of this process."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGTERM, _INTERRUPTION):
+            signal.signal(number, signal.SIG_DFL)
+        if self._loop is not None and threading.get_ident() == self._thread:
+            self._loop.call_soon(end_forked_copy, 0)
 
     def raise_if_made(self) -> None:
         """Raise ``KeyboardInterrupt`` if the stop was requested; for work without an event loop."""
@@ -161,6 +232,11 @@ class StopRequest:
         handlers = {_INTERRUPTION: self._on_interruption, **dict.fromkeys(_SIGNALS, self._on_signal)} if is_main else {}
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         wakeup = self._hear_signals() if is_main else None
+        if is_main:
+            _bound.append(self)
+        if is_main and self._exit_code is not None and sys.platform == "linux":
+            self._handler = OneTimeHandler()
+            self._handler.set()
         try:
             if self.count:
                 self._call_soon(self._pass_on)
@@ -171,6 +247,7 @@ class StopRequest:
             self._watches.put(False)
             self._loop = self._main = None
             if wakeup is not None:
+                _bound.remove(self)
                 signal.set_wakeup_fd(wakeup)
                 os.close(self._wakeup)
             for number, handler in before.items():
@@ -192,6 +269,8 @@ class StopRequest:
         heard = 0
         with open(reading, "rb", buffering=0) as signals:
             while number := signals.read(1):
+                if self._handler is not None and not self._over.is_set():
+                    self._handler.set()
                 heard += number[0] in _SIGNALS
                 self._over.wait(AGAIN_S)
                 while self._counted < heard:

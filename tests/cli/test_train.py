@@ -8,14 +8,19 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from support.forks import AGENTRL, ForkedProgram
 
+from agentrl.cli import train
 from agentrl.cli.reports import updated_curve, write_run_report
+from agentrl.config import load_config
+from agentrl.runs.start import RunResult
 
 Cli = Callable[..., Any]
 
@@ -150,6 +155,19 @@ def test_control_c_saves_and_says_how_to_go_on(
     assert (tmp_path / "runs" / "latest" / "report.html").is_file()
     assert "Traceback" not in rest
     assert list((tmp_path / "runs" / "latest" / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_interrupted_run_with_many_episodes_does_not_read_them_all(
+    trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    run = Path(shutil.copytree(trained_run, tmp_path / "run", symlinks=True))
+    (run / "report.html").unlink()
+    monkeypatch.setattr(train, "LARGEST_AFTER_STOP", 100)
+    result = RunResult(folder=run, step=2, checkpoint="", metrics={}, interrupted=interrupted)
+    with pytest.raises(typer.Exit) if interrupted else nullcontext():
+        train.print_run(result, load_config(run / "config.yaml"))
+    assert (run / "report.html").exists() != interrupted
 
 
 @pytest.mark.parametrize("command", ["train", "sft"])

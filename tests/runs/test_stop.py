@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -138,6 +139,86 @@ def test_two_interruptions_end_a_program_that_is_stuck_in_c_code() -> None:
             program.kill()
 
 
+LOCKED = """
+import asyncio, ctypes
+from agentrl.cli.exits import end_despite_foreign_code
+from agentrl.runs.stop import run_until_stopped
+
+async def work():
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)  # keeps the interpreter lock
+    libc.pthread_mutex_lock(mutex)
+    print("blocked", flush=True)
+    libc.pthread_mutex_lock(mutex)  # for ever
+
+with end_despite_foreign_code():
+    run_until_stopped(work())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep the handler")
+def test_two_interruptions_end_a_program_in_which_python_runs_no_code() -> None:
+    with subprocess.Popen([sys.executable, "-c", LOCKED], stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"blocked\n"
+        time.sleep(0.5)
+        program.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            program.wait(1)
+        program.send_signal(signal.SIGINT)
+        try:
+            assert program.wait(60) == -signal.SIGINT
+        finally:
+            program.kill()
+
+
+STOPPED_TWICE = """
+import asyncio, os, signal
+from agentrl.cli.exits import end_despite_foreign_code
+from agentrl.runs.stop import run_with_stop_event
+
+async def work(stop):
+    for count in (1, 2):
+        os.kill(os.getpid(), signal.SIGINT)
+        await stop.wait()
+        print(count, flush=True)
+        await asyncio.sleep(0.5)  # the thread that hears signals sets the handler again
+    await asyncio.Event().wait()
+
+with end_despite_foreign_code():
+    try:
+        run_with_stop_event(work)
+    except KeyboardInterrupt:
+        raise SystemExit(130)
+"""
+
+
+def test_the_second_interruption_of_a_program_that_responds_is_handled() -> None:
+    program = subprocess.run([sys.executable, "-c", STOPPED_TWICE], capture_output=True, text=True, timeout=240)
+    assert (program.returncode, program.stdout) == (130, "1\n2\n"), program.stderr
+
+
+LEFT_OVER = """
+import sys, time
+from agentrl.cli import main
+
+class Environment:
+    def __del__(self):
+        print("deleted", flush=True)
+        time.sleep(1000)
+
+left = Environment()
+sys.argv = ["agentrl", "--help"]
+main()
+"""
+
+
+def test_a_finished_program_does_not_wait_for_the_deletion_of_foreign_objects() -> None:
+    program = subprocess.run([sys.executable, "-c", LEFT_OVER], capture_output=True, text=True, timeout=240)
+    assert program.returncode == 0, program.stderr
+    assert "Usage: agentrl" in program.stdout
+    assert "deleted" not in program.stdout
+
+
 async def test_each_signal_counts_once_whoever_hears_it_first() -> None:
     request = StopRequest()
     work = asyncio.create_task(asyncio.sleep(3600))
@@ -151,3 +232,62 @@ async def test_each_signal_counts_once_whoever_hears_it_first() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert request.count == 1
     work.cancel()
+
+
+TERMINATED_CHILD = """
+import asyncio, multiprocessing, time
+from agentrl.runs.stop import run_with_stop_event
+
+async def work(stop):
+    def reward():
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+        child.start()
+        child.terminate()  # at once, before the child has run anything
+        child.join(60)
+        return child.exitcode
+    codes = {await asyncio.to_thread(reward) for _ in range(20)} | {reward()}
+    await asyncio.sleep(1)  # longer than the thread needs that hears signals
+    print(codes, stop.is_set())
+
+run_with_stop_event(work)
+"""
+
+
+def test_a_signal_to_a_forked_child_ends_the_child_and_not_the_run() -> None:
+    """The child of a reward function (``multiprocessing``) has the run's signal handlers and their pipe at first."""
+    program = subprocess.run([sys.executable, "-c", TERMINATED_CHILD], capture_output=True, text=True, timeout=240)
+    assert program.stdout == "{-15} False\n", program.stderr
+
+
+FORKING = """
+import asyncio, os, sys, threading
+from agentrl.errors.foreign import DaemonThreads, await_or_abandon, call_in_thread
+from agentrl.rollout.env_workers import ThreadWorker
+from agentrl.runs.stop import run_until_stopped
+
+async def fork(*, waits=False):
+    os.fork()
+    await asyncio.sleep(waits)
+
+async def work():
+    match sys.argv[1]:
+        case "coroutine":
+            await await_or_abandon(fork(), "a reward")
+        case "waiting coroutine":
+            await await_or_abandon(fork(waits=True), "a reward")
+        case "thread":
+            await call_in_thread(DaemonThreads("tools"), os.fork, "a tool")
+        case "environment":
+            await ThreadWorker().submit(os.fork, what="an environment", deadline_s=600)
+    await asyncio.sleep(1)
+    print("went on")
+
+run_until_stopped(work())
+"""
+
+
+@pytest.mark.parametrize("site", ["coroutine", "waiting coroutine", "thread", "environment"])
+def test_a_copy_of_the_process_that_foreign_code_forks_does_not_go_on_as_a_second_run(site: str) -> None:
+    program = subprocess.run([sys.executable, "-c", FORKING, site], capture_output=True, text=True, timeout=240)
+    assert (program.returncode, program.stdout) == (0, "went on\n")
+    assert program.stderr.count("the copy ends here") == 1, program.stderr

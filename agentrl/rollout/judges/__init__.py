@@ -3,7 +3,7 @@
 transcripts ─► question + form ─► client (cache, budget, service) ─► verdict ─► reward
 """
 
-from agentrl.rollout.judges.client import JudgeClient, build_judge, judge_service_settings
+from agentrl.rollout.judges.client import JudgeClient, build_judge, judge_metrics, judge_service_settings
 from agentrl.rollout.judges.scorers import judge_rows, make_judge
 from agentrl.rollout.judges.transcripts import Decode, require_tokens, transcript
 
@@ -11,6 +11,7 @@ __all__ = [
     "Decode",
     "JudgeClient",
     "build_judge",
+    "judge_metrics",
     "judge_rows",
     "judge_service_settings",
     "make_judge",

@@ -25,9 +25,10 @@ from agentrl.engine import ChatAnswer, SamplingParams, StopReason
 from agentrl.errors import BudgetSpent, EngineError, UsageError
 from agentrl.message import Message, user
 from agentrl.observe.files import JsonLinesWriter, read_json_lines
+from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.remote.chat import ChatService, ServiceRefusal, ServiceSettings
 from agentrl.rollout.judges.forms import UnreadableAnswer, VerdictForm
-from agentrl.rollout.waits import RolloutCounters
+from agentrl.rollout.waits import RolloutCounters, episode_counters
 
 NO_SCHEMA = (400, 415, 422, 501)
 """HTTP statuses of services that refuse a ``response_format``."""
@@ -46,7 +47,7 @@ class JudgeClient:
         service: Chat service of the judge.
         settings: Settings of the judge.
         file: File for answers and their tokens; ``None`` keeps them only in memory.
-        counters: Counts to update; new ones by default.
+        counters: Counts of requests that no runner's episode makes; new ones by default.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class JudgeClient:
         counters: RolloutCounters | None = None,
     ) -> None:
         self._service, self._settings = service, settings
-        self.counters = counters or RolloutCounters()
+        self._counters = counters or RolloutCounters()
         self._is_guided = settings.guided != "never"
         self._known: dict[str, str] = {}
         self._running: dict[str, asyncio.Task[str]] = {}
@@ -75,6 +76,11 @@ class JudgeClient:
             self._cost += self._cost_of(record["prompt_tokens"], record["answer_tokens"])
             if record["readable"] and self._settings.cache == "disk":
                 self._known[record["key"]] = record["answer"]
+
+    @property
+    def counters(self) -> RolloutCounters:
+        """Counts of the runner that makes the request: of training, an evaluation, or extra rollouts."""
+        return episode_counters.get(self._counters)
 
     @property
     def continues_without(self) -> bool:
@@ -268,22 +274,41 @@ def _find_fault(answer: ChatAnswer, form: VerdictForm) -> str | None:
     return None
 
 
-def build_judge(
-    config: AgentConfig, *, folder: Path | None = None, counters: RolloutCounters | None = None
-) -> JudgeClient | None:
+def build_judge(config: AgentConfig, *, folder: Path | None = None) -> JudgeClient | None:
     """Build the client of the judge that all episodes of a run share; ``None`` if the config has no judge.
 
     Args:
         config: The ``agent`` section.
         folder: Folder of the run, for the judge's answers and spent budget.
-        counters: Counters that the judge updates.
     """
     judge = config.judge
     if judge is None:
         return None
     keeps = judge.cache == "disk" or judge.budget.is_limited
     file = folder / JUDGE_FILE if folder is not None and keeps else None
-    return JudgeClient(ChatService(judge_service_settings(judge)), judge, file=file, counters=counters)
+    return JudgeClient(ChatService(judge_service_settings(judge)), judge, file=file)
+
+
+def judge_metrics(counts: Mapping[str, float], judge: JudgeConfig, prefix: str = "") -> dict[str, float]:
+    """Return the metrics of a judge.
+
+    Args:
+        counts: Counts as `RolloutCounters.judged` returns them, of a step or an evaluation.
+        judge: Settings of the judge.
+        prefix: Beginning of the metrics' names: ``"eval/"``.
+    """
+    requests, pairs = counts["requests"], counts["pairs"]
+    metrics = {f"{prefix}judge/{name}": counts[name] for name in ("requests", "cached", "tokens")}
+    if requests:
+        metrics[f"{prefix}judge/unreadable"] = counts["unreadable"] / requests
+        metrics[f"{TIMING_PREFIX}{prefix}judge_s"] = counts["seconds"] / requests
+    if pairs:
+        metrics[f"{prefix}judge/order_agreement"] = counts["agreeing"] / pairs
+    if judge.budget.prompt_price or judge.budget.answer_price:
+        metrics[f"{prefix}judge/cost"] = counts["cost"]
+    if judge.budget.when_spent == "environment":
+        metrics[f"{prefix}judge/without"] = counts["without"]
+    return metrics
 
 
 def judge_service_settings(judge: JudgeConfig) -> ServiceSettings:
