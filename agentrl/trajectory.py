@@ -89,6 +89,10 @@ class TurnTimings:
     decode: float = 0.0
     tool: float = 0.0
     env: float = 0.0
+    scoring: float = 0.0
+    """Scoring of the episode, or of its group, after the last turn."""
+    started: float | None = None
+    """Beginning of the turn, in seconds since that of the episode; ``None`` if it is not known."""
 
     @property
     def engine(self) -> float:

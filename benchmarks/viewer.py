@@ -148,6 +148,8 @@ async def _paths(get: Any) -> dict[str, str]:
         "prompt_8000": f"{episode}/prompt?turn=19",
         "group_of_8": f"{base}/group/{quote(row['group_id'], safe='')}",
         "compare": f"/api/compare?a={NAME}&b={NAME}",
+        "compare_two_episodes": f"/api/compare/episodes?a={NAME}&b={NAME}&task=train-40",
+        "notes": f"{base}/notes",
         "in_flight": f"{base}/in-flight",
     }
 

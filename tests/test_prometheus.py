@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from urllib.parse import quote
@@ -14,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agentrl.errors import UsageError
 from agentrl.observe.metrics import read_metrics
-from agentrl.observe.progress import RunWatcher
+from agentrl.observe.progress import RunStatus, RunWatcher
+from agentrl.observe.run_status import RunSnapshot
 from agentrl.runs import prometheus
 from agentrl.runs.prometheus import metric_name
 from agentrl.runs.rl import train
@@ -52,6 +54,29 @@ class Scraping(RunWatcher):
         self.seen.append(scrape(self.port))
         found = families(self.port)
         self.names = {f"{family.name}_total" if family.type == "counter" else family.name for family in found}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "localhost"}, 200),
+        ({"Host": "127.0.0.1:9"}, 200),
+        ({"Host": "rebound.example.com"}, 403),
+        ({"Host": ""}, 403),
+        ({"Origin": "https://site.example.com"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+def test_pages_of_other_sites_cannot_read_the_endpoint(free_port, headers, status):
+    asked = urllib.request.Request(f"http://127.0.0.1:{free_port}/metrics", headers=headers)
+    with prometheus.prometheus_endpoint(free_port, "r", RunStatus(), lambda: RunSnapshot(pid=1)):
+        try:
+            with urllib.request.urlopen(asked, timeout=30) as answer:
+                found, text = answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                found, text = error.status, error.read()
+    assert (found, b"agentrl_" in text) == (status, status == 200)
 
 
 def test_the_endpoint_has_the_metrics_and_the_state_of_a_run(tiny_run, free_port):

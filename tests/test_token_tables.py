@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from agentrl.errors import Outcome
+from agentrl.errors import Outcome, UsageError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.token_table import EPISODES, TOKENS, episode_file, read_episode_rows, read_token_rows, token_file
@@ -96,7 +96,8 @@ def test_the_reader_returns_the_rows_of_one_episode_in_order(run_with):
     assert read_token_rows(folder, 9, episode) is None
     assert read_episode_rows(folder, 9) is None
     token_file(folder, 1).write_bytes(b"damaged")
-    assert read_token_rows(folder, 1, episode) is None
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_token_rows(folder, 1, episode)
 
 
 def test_a_number_of_episodes_bounds_the_tokens_and_none_writes_nothing(run_with, tmp_path):

@@ -210,7 +210,7 @@ def test_a_trajectory_comes_back_from_its_record_exactly() -> None:
     sequence = TokenSequence()
     sequence.extend([5, 6], Source.PROMPT)
     sequence.extend_sampled([7], logprobs=[-0.1], versions=[3])
-    timings = TurnTimings(queue=0.1, prefill=0.2, decode=0.3, tool=0.4, env=0.5)
+    timings = TurnTimings(queue=0.1, prefill=0.2, decode=0.3, tool=0.4, env=0.5, scoring=0.6, started=0.7)
     sequence.turns.append(
         Turn(index=0, start=2, end=3, role="judge", reward=0.5, valid=False, state_key="k", timings=timings)
     )

@@ -38,7 +38,7 @@ from agentrl.observe.trajectory_store import step_files
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Version of the tables; an index of another version is built again."""
 LOCK_S = 30.0
 """Seconds to wait for another process that updates the index."""
@@ -60,7 +60,8 @@ _CONTENT = ("pieces", "lengths", "signature", "outline")
 _READ = f"SELECT number, {', '.join((*_EPISODE, *_CONTENT))} FROM episodes JOIN contents USING (number)"
 _SCHEMA = f"""
 CREATE TABLE files (step INTEGER PRIMARY KEY, inode INTEGER, size INTEGER, changed INTEGER, position INTEGER,
-    tail INTEGER, has_checksums INTEGER, damaged INTEGER);
+    tail INTEGER, has_checksums INTEGER, lines INTEGER, damaged INTEGER);
+CREATE TABLE damage (step INTEGER, line INTEGER);
 CREATE TABLE images (checksum TEXT, step INTEGER, offset INTEGER, length INTEGER);
 CREATE INDEX images_by_checksum ON images (checksum);
 CREATE TABLE episodes (number INTEGER PRIMARY KEY, {", ".join(_EPISODE)});
@@ -73,6 +74,8 @@ CREATE INDEX episodes_by_task ON episodes (task_id);
 CREATE INDEX running ON episodes (state) WHERE state = {EntryState.RUNNING:d};
 PRAGMA user_version = {FORMAT};
 """
+MOST_DAMAGE = 100
+"""Number of damaged lines of a file whose numbers are kept."""
 _FROM_START = -1
 """A step before all files."""
 
@@ -89,6 +92,17 @@ class StoreFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedFile:
+    """File of a store with records that cannot be read."""
+
+    path: Path
+    records: int
+    """Number of damaged records."""
+    lines: list[int]
+    """Line numbers of the first `MOST_DAMAGE` of them, from 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _ScannedFile:
     """Part of a file that an index has scanned."""
 
@@ -101,6 +115,7 @@ class _ScannedFile:
     tail: int
     """Checksum of the bytes before `position`."""
     has_checksums: int
+    lines: int
     damaged: int
 
 
@@ -175,10 +190,18 @@ class IndexFile:
         """Close the file."""
         self.database.close()
 
-    @property
-    def damaged(self) -> int:
-        """Number of damaged records."""
-        return int(self.query("SELECT COALESCE(SUM(damaged), 0) FROM files")[0][0])
+    def damage(self) -> list[DamagedFile]:
+        """Return the files with damaged records, in order."""
+        lines: dict[int, list[int]] = {}
+        for step, line in self.query("SELECT step, line FROM damage ORDER BY step, line"):
+            lines.setdefault(step, []).append(line)
+        files = self.query("SELECT step, damaged FROM files WHERE damaged > 0 ORDER BY step")
+        paths = self.files()
+        return [
+            DamagedFile(path=paths[step].path, records=records, lines=lines.get(step, []))
+            for step, records in files
+            if step in paths
+        ]
 
     def _beside(self) -> Path:
         folder, stem = (self.store, "") if self.store.is_dir() else (self.store.parent, f".{self.store.stem}")
@@ -264,21 +287,26 @@ class IndexFile:
 
     def _scan_file(self, step: int, file: StoreFile, known: _ScannedFile | None) -> None:
         position = 0 if known is None else known.position
-        has_checksums = known is not None and bool(known.has_checksums)
+        has_checksums, damaged = known is not None and bool(known.has_checksums), list[tuple[int, int]]()
         running = list(self._entries("state = ? AND voided_by IS NULL", [EntryState.RUNNING]))
-        scan = StoreScan(running, self._images())
+        scan, lines = StoreScan(running, self._images()), 0 if known is None else known.lines
         with file.path.open("rb") as opened:
             for line in scan_lines(opened, step, position, end=file.size, needs_checksum=has_checksums):
                 scan.add(line)
+                lines += 1
+                if scan.damaged[-1:] == [line.piece]:
+                    damaged.append((step, lines))
                 position = line.piece.offset + line.piece.length
                 has_checksums = has_checksums or line.has_checksum
             tail = tail_checksum(opened, position)
         self._save(scan)
+        kept = max(0, MOST_DAMAGE - (0 if known is None else known.damaged))
+        self.database.executemany("INSERT INTO damage VALUES (?, ?)", damaged[:kept])
         whole = known is not None and position == known.position  # only the beginning of a line is left
         size = file.size if whole or position == file.size else position
-        values = (step, file.inode, size, file.changed, position, tail, has_checksums)
-        damaged = scan.damaged + (0 if known is None else known.damaged)
-        self.database.execute("REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*values, damaged))
+        values = (step, file.inode, size, file.changed, position, tail, has_checksums, lines)
+        count = len(damaged) + (0 if known is None else known.damaged)
+        self.database.execute("REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*values, count))
 
     def _images(self) -> list[str]:
         return [checksum for (checksum,) in self.database.execute("SELECT DISTINCT checksum FROM images")]
@@ -318,6 +346,7 @@ class IndexFile:
         crossing = list(self._entries("step >= ?", [step]))
         self.database.executemany("DELETE FROM episodes WHERE number = ?", [[entry.number] for entry in crossing])
         self.database.execute("DELETE FROM images WHERE step >= ?", [step])
+        self.database.execute("DELETE FROM damage WHERE step >= ?", [step])
         self.database.execute("DELETE FROM files WHERE step >= ?", [step])
         files = {number: file.path for number, file in found.items()}
         images = self._images()

@@ -240,19 +240,20 @@ class StoreScan:
         """Step and id of each start, which voids earlier entries of the id."""
         self.images: list[tuple[str, Piece]] = []
         """Checksums and places of images."""
-        self.damaged = 0
-        """Number of damaged lines."""
+        self.damaged: list[Piece] = []
+        """Places of damaged records."""
 
     def add(self, line: Line) -> None:
         """Process a record."""
         record = line.record
         if record is None:
-            self.damaged += line.piece.length > 1  # an empty line follows an unfinished one in a truncated file
+            if line.piece.length > 1:  # an empty line follows an unfinished one in a truncated file
+                self.damaged.append(line.piece)
             return
         try:
             self._add(record, line.piece)
         except UNREADABLE:
-            self.damaged += 1
+            self.damaged.append(line.piece)
             broken = self._latest.get(str(record.get("id")))
             if broken is not None and broken.state is EntryState.RUNNING:
                 broken.state = EntryState.DAMAGED

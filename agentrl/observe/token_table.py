@@ -9,9 +9,8 @@ killed run leaves only whole ones. `TOKENS` and `EPISODES` list the columns.
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.errors import UsageError
 from agentrl.observe.files import replace_file, writing
 from agentrl.observe.run_folder import step_name, step_of
 
@@ -28,7 +28,6 @@ FOLDER = "tokens"
 _SUFFIX = ".parquet"
 _NAME = pa.dictionary(pa.int32(), pa.string())
 _ROW_GROUP = 65_536
-_log = logging.getLogger(__name__)
 
 TOKENS = pa.schema(
     {
@@ -205,21 +204,29 @@ def steps(run: Path) -> list[int]:
 
 
 def read_token_rows(run: Path, step: int, episode: str) -> pa.Table | None:
-    """Read the tokens of an episode, ordered by sequence and position; ``None`` if the step has none of it."""
+    """Read the tokens of an episode, ordered by sequence and position; ``None`` if the step has none of it.
+
+    Raises:
+        UsageError: the table is damaged.
+    """
     found = _read(token_file(run, step), [("episode", "=", episode)])
     return found if found is not None and found.num_rows else None
 
 
-def read_episode_rows(run: Path, step: int) -> pa.Table | None:
-    """Read the episodes of a step; ``None`` without a table."""
-    return _read(episode_file(run, step))
+def read_episode_rows(run: Path, step: int, episodes: Collection[str] | None = None) -> pa.Table | None:
+    """Read the episodes of a step, or some of them; ``None`` without a table.
+
+    Raises:
+        UsageError: the table is damaged.
+    """
+    return _read(episode_file(run, step), None if episodes is None else [("episode", "in", list(episodes))])
 
 
-def _read(file: Path, where: list[tuple[str, str, str]] | None = None) -> pa.Table | None:
+def _read(file: Path, where: list[tuple[str, str, Any]] | None) -> pa.Table | None:
     try:
         return pq.read_table(file, filters=where)
     except FileNotFoundError:
         return None
     except (OSError, pa.ArrowException) as error:
-        _log.warning("%s cannot be read: %s", file, error)
-        return None
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"{file} cannot be read", got=reason, expected="a table of the trainer") from error

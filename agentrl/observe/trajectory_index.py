@@ -29,7 +29,7 @@ from agentrl.errors import Outcome, UsageError
 from agentrl.message import EpisodeMessages, ImagePart
 from agentrl.message.image import image_from_record
 from agentrl.observe.files import UNREADABLE
-from agentrl.observe.index_file import COLUMNS, IndexFile
+from agentrl.observe.index_file import COLUMNS, DamagedFile, IndexFile
 from agentrl.observe.index_scan import (
     EntryState,
     Piece,
@@ -263,7 +263,11 @@ class TrajectoryIndex:
     @property
     def damaged(self) -> int:
         """Number of damaged records, which are left out."""
-        return self._file.damaged
+        return sum(file.records for file in self.damage())
+
+    def damage(self) -> list[DamagedFile]:
+        """Return the files with damaged records, which are left out, in order."""
+        return self._file.damage()
 
     def select(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from typing import Any, TypeAlias
@@ -20,8 +20,15 @@ _PLAIN_FIELDS = tuple(
 )
 _TURN_FIELDS = tuple(one.name for one in fields(Turn) if one.name != "timings")
 _TIMING_FIELDS = tuple(one.name for one in fields(TurnTimings))
-_LEFT_OUT = {"own_reward": 0.0, "repaired_calls": 0, "adapter": None, "counted_tokens": None}
-"""Fields of a turn that are not written if they have these values."""
+_LEFT_OUT = {
+    "own_reward": 0.0,
+    "repaired_calls": 0,
+    "adapter": None,
+    "counted_tokens": None,
+    "scoring": 0.0,
+    "started": None,
+}
+"""Fields of a turn and of its timings that are not written if they have these values."""
 
 
 def trajectory_record(trajectory: Trajectory) -> dict[str, Any]:
@@ -91,12 +98,16 @@ def _load_tokens(read: ReadRecord, number: int, sequence: TokenSequence) -> None
 
 
 def _turn_record(turn: Turn) -> dict[str, Any]:
-    values = {name: getattr(turn, name) for name in _TURN_FIELDS}
-    written = {name: value for name, value in values.items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
-    return {**written, "timings": {name: getattr(turn.timings, name) for name in _TIMING_FIELDS}}
+    return {**_written(turn, _TURN_FIELDS), "timings": _written(turn.timings, _TIMING_FIELDS)}
+
+
+def _written(one: Turn | TurnTimings, names: Sequence[str]) -> dict[str, Any]:
+    values = {name: getattr(one, name) for name in names}
+    return {name: value for name, value in values.items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
 
 
 def _turns(rows: Iterable[Mapping[str, Any]]) -> Iterator[Turn]:
     for row in rows:
         values = {name: row[name] for name in _TURN_FIELDS if name in row}
-        yield Turn(**values, timings=TurnTimings(**row["timings"]))
+        seconds = {name: row["timings"][name] for name in _TIMING_FIELDS if name in row["timings"]}
+        yield Turn(**values, timings=TurnTimings(**seconds))

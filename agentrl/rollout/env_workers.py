@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import random
 import threading
 from abc import ABC, abstractmethod

@@ -330,10 +330,11 @@ class EpisodeRunner:
     async def _score(self, trajectory: Trajectory, task: Task) -> None:
         what = f"scoring task {task.id}"
         deadline_s = self.limits.score_timeout_s
+        began = self.waits.clock()
         with self.waits.on(WaitKind.SCORER, trajectory.id, type(self.scorer).__name__, deadline_s):
             async with async_boundary(RewardFailure, what, deadline_s=deadline_s):
                 score = await checked_score(self.scorer, trajectory, task)
-        _apply_score(trajectory, score)
+        _apply_score(trajectory, score, self.waits.clock() - began)
 
     async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> None:
         """Score the episodes of a group if the scorer compares them; episodes with infrastructure failures are skipped.
@@ -373,20 +374,28 @@ class EpisodeRunner:
         scorer = self.scorer
         assert isinstance(scorer, GroupScorer)
         episode_counters.set(self.counters)
-        what = f"scoring a group of task {task.id}"
+        what, began = f"scoring a group of task {task.id}", self.waits.clock()
         with self.waits.on(WaitKind.GROUP_SCORER, trajectories[0].group_id, type(scorer).__name__):
             async with async_boundary(RewardFailure, what, deadline_s=None):
                 scores = await checked_group_scores(scorer, trajectories, task)
         for trajectory, score in zip(trajectories, scores, strict=True):
-            _apply_score(trajectory, score)
+            _apply_score(trajectory, score, self.waits.clock() - began)
 
 
 def _can_be_scored(trajectory: Trajectory) -> bool:
     return trajectory.outcome is not None and trajectory.outcome.is_trainable
 
 
-def _apply_score(trajectory: Trajectory, score: Score) -> None:
-    """Set an episode's return: the score plus the rewards that only some of its turns get."""
+def _apply_score(trajectory: Trajectory, score: Score, seconds: float) -> None:
+    """Set an episode's return: the score plus the rewards that only some of its turns get.
+
+    Args:
+        trajectory: The episode.
+        score: Its score.
+        seconds: Duration of the scoring.
+    """
+    if turns := trajectory.turns:
+        turns[-1].timings.scoring += seconds
     own = math.fsum(trajectory.own_rewards.values())
     trajectory.reward = score.reward + own if own and score.reward is not None else score.reward
     trajectory.reward_components.update(score.components)

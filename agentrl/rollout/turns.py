@@ -61,6 +61,7 @@ class TurnLog:
     def record(self, turn: Turn, *, prompt_tokens: int, answer_tokens: int, trained: bool = True) -> None:
         """Record a turn that was just sampled; if it is trained, it receives the following rewards and timings."""
         turn.state_key = self.state_key
+        turn.timings.started = max(0.0, self.budget.elapsed_s - turn.timings.engine)
         self.acting = turn
         if trained:
             self._report()  # answers that are sampled concurrently are all reported

@@ -6,15 +6,18 @@ It answers in threads of its own, also while the event loop or the trainer hangs
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import UsageError
 from agentrl.observe.progress import RunStatus
 from agentrl.observe.run_status import RunSnapshot
+from agentrl.remote.listening import LOCAL_NAMES, is_own_host, is_own_origin
 
 if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
     from prometheus_client import Metric
 
 PREFIX = "agentrl_"
@@ -123,6 +126,8 @@ def prometheus_endpoint(
 ) -> Iterator[None]:
     """Serve ``http://127.0.0.1:PORT/metrics`` while the block runs; do nothing without a port.
 
+    Requests whose ``Host`` or ``Origin`` is another site are refused, as by all servers without a token.
+
     Args:
         port: Port on the loopback address.
         run: Name of the run.
@@ -139,7 +144,6 @@ def prometheus_endpoint(
     from prometheus_client import CollectorRegistry, start_http_server
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(RunCollector(run, status, snapshot))
     try:
         server, thread = start_http_server(port, addr=LOOPBACK, registry=registry)
     except OSError as error:
@@ -147,8 +151,25 @@ def prometheus_endpoint(
             f"port {port} cannot be served (observe.prometheus_port)", got=error, hint="choose another port"
         ) from error
     try:
+        server.set_app(_guarded(server.get_app()))
+        registry.register(RunCollector(run, status, snapshot))
         yield
     finally:
         server.shutdown()
         server.server_close()
         thread.join(ENDPOINT_END_S)
+
+
+def _guarded(application: WSGIApplication) -> WSGIApplication:
+    """Make an application that answers only requests to this machine's names, from its own pages."""
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        origin = environ.get("HTTP_ORIGIN")
+        if is_own_host(environ.get("HTTP_HOST", ""), LOCAL_NAMES) and (
+            origin is None or is_own_origin(origin, LOCAL_NAMES)
+        ):
+            return application(environ, start_response)
+        start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+        return [b"this server answers only requests to this machine\n"]
+
+    return answer

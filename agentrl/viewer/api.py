@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -36,10 +36,9 @@ from agentrl.viewer.episode_view import episode_document, find_image
 from agentrl.viewer.library import Library
 from agentrl.viewer.metrics_table import metrics_document
 from agentrl.viewer.opened_source import OpenedSource
-from agentrl.viewer.queries import Query
-from agentrl.viewer.run_state import read_status
+from agentrl.viewer.queries import FILTERS, Query
 from agentrl.viewer.sources import OpenedFolders, SourceFolder, SourceKind, UnknownAddress
-from agentrl.viewer.token_columns import read_token_rows, token_columns
+from agentrl.viewer.token_columns import find_token_rows, token_columns
 
 LARGEST_BODY = 64 * 1024
 """Maximum bytes of a request's body."""
@@ -149,9 +148,9 @@ def show_tokens(library: Library, request: web.Request, query: Query) -> dict[st
     rows, problem = None, None
     if opened.source.kind is SourceKind.RUN:
         try:
-            rows = read_token_rows(opened.folders, opened.source, row.start_step, identity)
-        except (ValueError, OSError, KeyError) as error:  # a damaged file, or one that was just removed
-            problem = f"the trainer's table cannot be read: {type(error).__name__}"
+            rows = find_token_rows(opened.folders, opened.source, row.start_step, identity)
+        except UsageError as error:
+            problem = str(error)
     number = query.integer("sequence", 0) or 0
     columns = token_columns(trajectory, rows, opened.decoder(), number=number, start=start, end=end)
     return {**columns, "overlay_problem": problem, "tokenizer_problem": opened.decoder_problem}
@@ -243,10 +242,13 @@ def find_episode_image(library: Library, request: web.Request) -> tuple[bytes, s
 def show_in_flight(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
     """Return the running episodes; after a crash, those that were running."""
     opened = _find_source(library, request)
-    status = read_status(opened.folders, opened.source) or {}
+    status = opened.folders.read_status(opened.source)
     state = opened.refresh()["state"]
-    episodes = status.get("in_flight")
-    return {"state": state, "time": status.get("time"), "in_flight": episodes if isinstance(episodes, list) else []}
+    return {
+        "state": state,
+        "time": None if status is None else status.time,
+        "in_flight": [] if status is None else list(status.in_flight),
+    }
 
 
 def read_notes(folders: OpenedFolders, source: SourceFolder) -> list[dict[str, Any]]:
@@ -323,20 +325,30 @@ def _append_note(folders: OpenedFolders, source: SourceFolder, record: Mapping[s
             os.close(descriptor)
 
 
-READS: dict[str, Callable[[Library, web.Request, Query], Any]] = {
-    "/api/sources": list_sources,
-    "/api/r/{source}": show_source,
-    "/api/r/{source}/metrics": show_metrics,
-    "/api/r/{source}/outcomes": count_outcomes,
-    "/api/r/{source}/episodes": list_episodes,
-    "/api/r/{source}/episode/{episode}": show_episode,
-    "/api/r/{source}/episode/{episode}/tokens": show_tokens,
-    "/api/r/{source}/episode/{episode}/raw": show_raw,
-    "/api/r/{source}/episode/{episode}/prompt": show_prompt,
-    "/api/r/{source}/group/{group}": show_group,
-    "/api/r/{source}/notes": list_notes,
-    "/api/r/{source}/in-flight": show_in_flight,
-    "/api/compare": show_comparison,
-    "/api/compare/episodes": compare_episodes,
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Address that answers GET requests."""
+
+    answer: Callable[[Library, web.Request, Query], Any]
+    """Function that makes the answer, in a thread."""
+    parameters: tuple[str, ...] = ()
+    """Names of its query parameters."""
+
+
+READS = {
+    "/api/sources": Address(list_sources),
+    "/api/r/{source}": Address(show_source),
+    "/api/r/{source}/metrics": Address(show_metrics, ("after",)),
+    "/api/r/{source}/outcomes": Address(count_outcomes, FILTERS),
+    "/api/r/{source}/episodes": Address(list_episodes, (*FILTERS, "order", "descending", "limit", "cursor")),
+    "/api/r/{source}/episode/{episode}": Address(show_episode),
+    "/api/r/{source}/episode/{episode}/tokens": Address(show_tokens, ("sequence", "from", "to")),
+    "/api/r/{source}/episode/{episode}/raw": Address(show_raw),
+    "/api/r/{source}/episode/{episode}/prompt": Address(show_prompt, ("turn",)),
+    "/api/r/{source}/group/{group}": Address(show_group),
+    "/api/r/{source}/notes": Address(list_notes),
+    "/api/r/{source}/in-flight": Address(show_in_flight),
+    "/api/compare": Address(show_comparison, (*FILTERS, "a", "b")),
+    "/api/compare/episodes": Address(compare_episodes, ("a", "b", "task", "environment", "episode_a", "episode_b")),
 }
-"""Functions that answer GET requests, by address."""
+"""Addresses that answer GET requests."""

@@ -18,7 +18,7 @@ from agentrl.trajectory import Trajectory
 from agentrl.viewer.opened_source import OpenedSource
 from agentrl.viewer.queries import Query
 from agentrl.viewer.sources import UnknownAddress
-from agentrl.viewer.token_columns import read_episode_rows
+from agentrl.viewer.token_columns import find_episode_rows
 
 LONGEST_PAGE = 1000
 """Maximum number of rows of a page."""
@@ -65,6 +65,7 @@ def episodes_document(opened: OpenedSource, query: Query) -> dict[str, Any]:
         "rows": [row_document(row) for row in page.rows],
         "cursor": None if page.last is None else str(page.last),
         "facets": opened.index.get_or_make("facets", _facets),
+        "damage": opened.damage(),
         "index": opened.index_progress(),
     }
 
@@ -145,9 +146,9 @@ def group_document(opened: OpenedSource, group: str) -> dict[str, Any]:
     problem = None
     try:
         first = min(row.start_step for row in rows)
-        table = read_episode_rows(opened.folders, opened.source, first, [row.id for row in rows])
-    except (ValueError, OSError, KeyError) as error:  # a damaged file, or one that was just removed
-        problem = f"the trainer's table cannot be read: {type(error).__name__}"
+        table = find_episode_rows(opened.folders, opened.source, first, [row.id for row in rows])
+    except UsageError as error:
+        problem = str(error)
     rewards = [row.reward for row in rows if row.is_trainable and row.reward is not None]
     parts = [None, *(_first_difference(played[0], other) for other in played[1:])]
     differences = [part for part in parts if part is not None]

@@ -29,7 +29,7 @@ LONGEST_LOG = 200_000
 """Maximum number of characters of a program's log."""
 _KINDS = {"system": "system", "user": "observation", "tool": "tool_result", "assistant": "assistant"}
 _THOUGHT = re.compile(r"\A\s*<think(?:ing)?>(.*?)(?:</think(?:ing)?>|\Z)\s*", re.DOTALL)
-_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _ROLE = re.compile(r"\W*(system|developer|user|assistant|model|tool|ipython|observation)\W*\n?", re.IGNORECASE)
 
 
@@ -131,8 +131,8 @@ def _turn_document(turn: Turn, sequence: TokenSequence, trajectory: Trajectory, 
             "decode": timings.decode,
             "tool": timings.tool,
             "environment": timings.env,
-            "scoring": None,
-            "started": None,
+            "scoring": timings.scoring,
+            "started": timings.started,
         },
         "version": int(sampled.max()) if sampled.size else None,
         "oldest_version": int(sampled.min()) if sampled.size else None,
@@ -247,18 +247,31 @@ def _text_answer(text: str, *, is_valid: bool) -> Iterator[dict[str, Any]]:
         yield _part("thinking", inside[1].strip())
         text = text[inside.end() :]
     end = 0
-    for found in _CALL.finditer(text):
+    for start, inside, after in _tagged(text):
         try:
-            call = orjson.loads(found[1])
+            call = orjson.loads(inside)
             name, arguments = str(call["name"]), call.get("arguments")
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
-        if before := text[end : found.start()].strip():
+        if before := text[end:start].strip():
             yield _part("assistant", before, invalid=not is_valid)
         yield _part("tool_call", name=name, arguments=arguments, invalid=not is_valid)
-        end = found.end()
+        end = after
     if (rest := text[end:]).strip() or not end:
         yield _part("assistant", rest, invalid=not is_valid)
+
+
+def _tagged(text: str) -> Iterator[tuple[int, str, int]]:
+    """Yield what is between the tags of calls, with where the tags begin and end.
+
+    A regular expression would take quadratic time for a hostile answer that opens many tags.
+    """
+    after = 0
+    while (end := text.find(_CALL_END, after)) >= 0:
+        start = text.rfind(_CALL, after, end)
+        after = end + len(_CALL_END)
+        if start >= 0:
+            yield start, text[start + len(_CALL) : end], after
 
 
 def _from_tokens(trajectory: Trajectory, decoder: TokenDecoder | None, places: _Places) -> dict[int, Parts]:

@@ -13,7 +13,7 @@ from typing import Any
 from agentrl.errors import AgentRLError
 from agentrl.observe.run_status import STATUS_FILE
 from agentrl.viewer.opened_source import OpenedSource
-from agentrl.viewer.run_state import SourceState, read_status
+from agentrl.viewer.run_state import SourceState
 from agentrl.viewer.sources import OpenedFolders, SourceFolder, UnknownAddress
 from agentrl.viewer.store_index import IndexBuilder, StoreIndex
 
@@ -28,6 +28,8 @@ STATE_EVERY_S = 5.0
 
 Publish = Callable[[str, str, dict[str, Any]], None]
 """Receiver of events: kind, key of the source, body. It is called in other threads."""
+_SHOWN = ("phase", "step", "steps", "time")
+"""Fields of a status that its event contains."""
 _OVER = (SourceState.FINISHED.value, SourceState.STOPPED.value, SourceState.CRASHED.value)
 
 
@@ -135,8 +137,8 @@ class Library:
         if opened.source.run.metrics_file in changed:
             self._publish("metrics", key, {"step": opened.line.get("step")})
         if opened.source.path / STATUS_FILE in changed:
-            status = read_status(self.folders, opened.source) or {}
-            self._publish("status", key, {name: status.get(name) for name in ("phase", "step", "steps", "time")})
+            status = self.folders.read_status(opened.source)
+            self._publish("status", key, {name: getattr(status, name, None) for name in _SHOWN})
         if opened.index.opened.is_set() and any(_is_of_store(path, opened) for path in changed):
             opened.want_index()
 

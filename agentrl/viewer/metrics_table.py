@@ -75,6 +75,9 @@ class MetricsTable:
         self._steps: array[int] = array("q")
         self._columns: dict[str, array[float]] = {}
         self._tail = b""
+        self._lines = 0
+        self.damaged: list[int] = []
+        """Numbers of the lines that cannot be read, from 1."""
 
     def read(self) -> MetricColumns:
         """Return the metrics; none if the file does not exist."""
@@ -110,14 +113,20 @@ class MetricsTable:
         return bool(file.read(len(self._tail)) == self._tail)
 
     def _add(self, line: bytes) -> None:
+        self._lines += 1
         try:
             record = decode_record(line, needs_checksum=self._has_checksums)
         except DamagedRecord:
+            if line:  # an empty line follows an unfinished one in a truncated file
+                self.damaged.append(self._lines)
             return
         self._has_checksums = self._has_checksums or b'"crc32:' in line
         step = record.pop("step", None)
         if not isinstance(step, int) or not 0 <= step < 2**62:
             return
+        while self._steps and self._steps[-1] >= step:  # written again by a run that was resumed
+            for values in (self._steps, *self._columns.values()):
+                values.pop()
         known = len(self._steps)
         self._steps.append(step)
         for name, value in record.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,16 @@ import orjson
 
 from agentrl.errors import UsageError
 from agentrl.evaluation.diagnosis.watch import read_findings
-from agentrl.observe.run_status import STATUS_FILE
+from agentrl.observe.index_file import MOST_DAMAGE, DamagedFile
+from agentrl.observe.run_status import STATUS_FILE, RunSnapshot
+from agentrl.observe.token_table import steps as steps_with_tables
 from agentrl.observe.trajectory_index import EpisodeRow, TrajectoryIndex
 from agentrl.observe.trajectory_store import step_files
 from agentrl.viewer.decoding import TokenDecoder, load_decoder, model_of_evaluation, model_of_run
 from agentrl.viewer.metrics_table import MetricColumns, MetricsTable
-from agentrl.viewer.run_state import ConfigSummary, SourceState, is_over, read_settings, read_status, state_of
+from agentrl.viewer.run_state import ConfigSummary, SourceState, is_over, read_settings, state_of
 from agentrl.viewer.sources import OpenedFolders, SourceFolder, SourceKind, UnknownAddress
 from agentrl.viewer.store_index import IndexBuilder, StoreIndex
-from agentrl.viewer.token_columns import steps_with_tables
 
 SPARKLINE = 60
 """Maximum number of points of a sparkline."""
@@ -71,7 +71,7 @@ class OpenedSource:
         if not self.settings.environments:
             self.settings = self._read_settings()
             self.index.splits.update(self.settings.splits)
-        status = read_status(self.folders, source)
+        status = self.folders.read_status(source)
         result = self._result()
         step = int(found.steps[-1]) if len(found.steps) else None
         steps, written = self.settings.steps, [_changed_at(path) for path in self.watched_files()]
@@ -133,16 +133,19 @@ class OpenedSource:
 
     def document(self) -> dict[str, Any]:
         """Return the document of the run's page."""
-        source, problems = self.source, read_findings(self.source.run)
+        source = self.source
+        self.folders.file(source, source.run.diagnosis_file.name)
+        problems = read_findings(source.run)
         return {
             **self.refresh(),
             "config": dict(self.settings.changed),
             "command": self._command(),
             "splits": self._splits(),
-            "has_tokens": bool(steps_with_tables(source)),
+            "has_tokens": bool(steps_with_tables(source.path)),
             "problems": [problem.to_json() for problem in problems] or list(self._result().get("problems", ())),
             "result": self._result(),
             "tokenizer_problem": self.decoder_problem,
+            "damage": self.damage(),
         }
 
     def metrics(self) -> MetricColumns:
@@ -153,6 +156,18 @@ class OpenedSource:
         """
         self.folders.file(self.source, "metrics.jsonl")
         return self._metrics.read()
+
+    def damage(self) -> list[dict[str, Any]]:
+        """Return the files with records that cannot be read, and the lines of the first ones."""
+        found: list[DamagedFile] = []
+        if self.index.place is not None:
+            found += self.index.get_or_make("damage", lambda index: index.damage())
+        if lines := self._metrics.damaged:
+            found.append(DamagedFile(path=self.source.run.metrics_file, records=len(lines), lines=lines[:MOST_DAMAGE]))
+        return [
+            {"file": file.path.relative_to(self.source.path).as_posix(), "records": file.records, "lines": file.lines}
+            for file in found
+        ]
 
     def want_index(self) -> None:
         """Build or update the index in the background; the first time, also load the tokenizer."""
@@ -239,9 +254,9 @@ class OpenedSource:
             return f"agentrl rollout {shlex.quote(str(self.source.run.config_file))}"
         return f"agentrl train {shlex.quote(str(self.source.run.config_file))}"
 
-    def _start_time(self, status: Mapping[str, Any] | None) -> float | None:
-        if status is not None and isinstance(status.get("started"), int | float):
-            return float(status["started"])
+    def _start_time(self, status: RunSnapshot | None) -> float | None:
+        if status is not None and status.started:
+            return status.started
         return _changed_at(self.source.run.config_file) if self.source.kind is SourceKind.RUN else None
 
 

@@ -1,9 +1,10 @@
-"""Query parameters of an address: each name once, checked, with an error that says what was expected."""
+"""Query parameters of an address: known names only, each once, with an error that says what was expected."""
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from multidict import MultiMapping
@@ -25,6 +26,12 @@ _TEXTS = {
     "group": "group_id",
 }
 _FLAGS = ("success", "invalid", "truncated")
+_REPEATABLE = ("outcome",)
+FILTERS = (
+    *(f"{name}_{end}" for name in (*_RANGES, "reward") for end in ("from", "to")),
+    *(*_TEXTS, *_FLAGS, *_REPEATABLE, "running", "text"),
+)
+"""Parameters of `Query.filter`."""
 
 
 class Query:
@@ -32,10 +39,20 @@ class Query:
 
     Args:
         values: The parameters as strings.
+        known: Names of the address's parameters.
+
+    Raises:
+        UsageError: a name is unknown, or is given twice.
     """
 
-    def __init__(self, values: MultiMapping[str]) -> None:
+    def __init__(self, values: MultiMapping[str], known: Sequence[str] = ()) -> None:
         self._values = values
+        for name in values:
+            if name not in known:
+                raise _unknown(name, known)
+            if name not in _REPEATABLE and len(values.getall(name)) > 1:
+                got = ", ".join(values.getall(name))[:80]
+                raise UsageError(f"{name} is given twice", got=got, expected="one value")
 
     def text(self, name: str) -> str | None:
         """Return a text; ``None`` if it is not given, or empty."""
@@ -109,3 +126,13 @@ class Query:
             most_reward=self.number("reward_to"),
             text=self.text("text"),
         )
+
+
+def _unknown(name: str, known: Sequence[str]) -> UsageError:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    return UsageError(
+        "the address has no such parameter",
+        got=name[:80],
+        expected=", ".join(sorted(known)) or "none",
+        hint=f"did you mean {near[0]}?" if near else None,
+    )

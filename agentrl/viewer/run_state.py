@@ -15,19 +15,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import orjson
 import yaml
 from pydantic import BaseModel
 
 from agentrl.config import Config
 from agentrl.config.keys import models_of
 from agentrl.observe.run_folder import LOCK
-from agentrl.observe.run_status import STATUS_FILE, Liveness
-from agentrl.observe.run_status import read_status as read_snapshot
-from agentrl.viewer.sources import OpenedFolders, SourceFolder, SourceKind
+from agentrl.observe.run_status import Liveness, RunSnapshot
+from agentrl.viewer.sources import SourceFolder, SourceKind
 
-LARGEST_STATUS = 32 * 2**20
-"""Maximum bytes of ``status.json`` that are read."""
 WITHOUT_NEWS_S = 600.0
 """Seconds without a change of any file after which a run that is not over counts as stalled."""
 ELSEWHERE_S = 60.0
@@ -67,21 +63,7 @@ _STATES = {
 }
 
 
-def read_status(folders: OpenedFolders, source: SourceFolder) -> dict[str, Any] | None:
-    """Read ``status.json``; ``None`` if there is none, or it is damaged or too large."""
-    path = folders.file(source, STATUS_FILE)
-    if path is None:
-        return None
-    with suppress(OSError, ValueError):
-        if path.stat().st_size <= LARGEST_STATUS:
-            status = orjson.loads(path.read_bytes())
-            return status if isinstance(status, dict) else None
-    return None
-
-
-def state_of(
-    source: SourceFolder, status: Mapping[str, Any] | None, *, is_complete: bool, changed: float
-) -> SourceState:
+def state_of(source: SourceFolder, status: RunSnapshot | None, *, is_complete: bool, changed: float) -> SourceState:
     """Return the state of a source.
 
     Args:
@@ -91,17 +73,16 @@ def state_of(
         changed: Time of the newest change of its files, in seconds since 1970.
     """
     now = time.time()
-    snapshot = None if status is None else read_snapshot(source.path)
-    if snapshot is not None:
-        state = _STATES[snapshot.liveness(now)]
-        is_overdue = any(wait.deadline is not None and wait.deadline < now - OVERDUE_S for wait in snapshot.waits)
+    if status is not None:
+        state = _STATES[status.liveness(now)]
+        is_overdue = any(wait.deadline is not None and wait.deadline < now - OVERDUE_S for wait in status.waits)
         return SourceState.STALLED if state is SourceState.RUNNING and is_overdue else state
     if is_complete:
         return SourceState.FINISHED
     if is_locked(source.path / LOCK):
         is_quiet = now - changed > WITHOUT_NEWS_S
         return SourceState.STALLED if is_quiet else SourceState.RUNNING
-    is_elsewhere = status is None and not _LOCKS.exists()
+    is_elsewhere = not _LOCKS.exists()
     return SourceState.RUNNING if is_elsewhere and now - changed <= ELSEWHERE_S else SourceState.CRASHED
 
 

@@ -38,8 +38,6 @@ THREADS = 4
 MOST_CONNECTIONS = 256
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 JSON = "application/json"
-Answer: TypeAlias = Callable[[Library, web.Request, Query], Any]
-"""Function that makes the answer of an address, in a thread."""
 Change: TypeAlias = Callable[[Library, web.Request, Mapping[str, Any]], Any]
 """Function that changes something, and makes the answer; it receives the request's body."""
 MOST_LISTENERS = 100
@@ -211,7 +209,7 @@ class ViewerServer:
     def _make_application(self) -> web.Application:
         guarded = guard(self._settings.token, self._settings.host)
         application = web.Application(middlewares=[self._finish, guarded], client_max_size=api.LARGEST_BODY)
-        routes = [web.get(path, self._json(answer)) for path, answer in api.READS.items()]
+        routes = [web.get(path, self._json(address)) for path, address in api.READS.items()]
         application.add_routes(
             [
                 *routes,
@@ -250,16 +248,17 @@ class ViewerServer:
             add_headers(response)
         return response
 
-    def _json(self, answer: Answer) -> Handler:
+    def _json(self, address: api.Address) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            query = Query(request.query)
-            found = await self._in_thread(lambda: api.encode(answer(self.library, request, query)))
+            query = Query(request.query, address.parameters)
+            found = await self._in_thread(lambda: api.encode(address.answer(self.library, request, query)))
             return web.Response(body=found, content_type=JSON, headers={"Cache-Control": "no-store"})
 
         return handle
 
     def _change(self, change: Change) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
+            Query(request.query)  # there is no parameter
             body = (await read_body(request, api.LARGEST_BODY))[1] if request.method == "POST" else {}
             found = await self._in_thread(lambda: api.encode(change(self.library, request, body)))
             self.hub.publish("notes", request.match_info["source"], {})
@@ -268,16 +267,18 @@ class ViewerServer:
         return handle
 
     async def _send_image(self, request: web.Request) -> web.StreamResponse:
+        Query(request.query)  # there is no parameter
         data, kind = await self._in_thread(lambda: api.find_episode_image(self.library, request))
         return web.Response(body=data, content_type=kind, headers={"Cache-Control": "private, max-age=3600"})
 
     async def _send_events(self, request: web.Request) -> web.StreamResponse:
+        source = Query(request.query, ("source",)).text("source")
         if self.hub.is_full:
             raise web.HTTPServiceUnavailable(text="too many pages are open")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         add_headers(response)
         await response.prepare(request)
-        async for event in self.hub.listen(request.query.get("source") or None):
+        async for event in self.hub.listen(source):
             await response.write(event)
         return response
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from agentrl.errors import UsageError
 from agentrl.evaluation.panel import EPISODES_FILE, FOLDER, RESULT_FILE
 from agentrl.observe.run_folder import RunDirectory, find_run
+from agentrl.observe.run_status import STATUS_FILE, RunSnapshot, read_status
 from agentrl.observe.trajectory_store import step_files
 
 DEEPEST = 4
@@ -108,6 +109,14 @@ class OpenedFolders:
         """
         path = source.path / name
         return self.check(path) if path.is_file() else None
+
+    def read_status(self, source: SourceFolder) -> RunSnapshot | None:
+        """Return the status of a source; ``None`` if there is none that can be read.
+
+        Raises:
+            UsageError: it leads out of the opened folders.
+        """
+        return None if self.file(source, STATUS_FILE) is None else read_status(source.path)
 
     def check_store(self, source: SourceFolder) -> Path:
         """Return the store of a source, if its files are inside the opened folders.

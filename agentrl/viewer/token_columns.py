@@ -5,15 +5,14 @@ Its values are in the Parquet files of the run's folder ``tokens``, with one row
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import UsageError
+from agentrl.observe.token_table import episode_file, read_episode_rows, read_token_rows, steps, token_file
 from agentrl.trajectory import Source, TokenSequence, Trajectory
 from agentrl.viewer.decoding import TokenDecoder
 from agentrl.viewer.sources import OpenedFolders, SourceFolder
@@ -25,16 +24,13 @@ MOST_TOKENS = 20_000
 _NUMBERS = ("advantage", "ratio", "entropy", "trainer_logprob", "episode_return", "engine_logprob")
 
 TokenRows = Mapping[str, Sequence[Any]]
-"""Rows of `read_token_rows`."""
-TABLES = "tokens"
-"""Folder in a run with the tables."""
+"""Rows of `find_token_rows`."""
 OVERLAYS = (
     *("advantage", "episode_return", "engine_logprob", "trainer_logprob", "ratio", "entropy", "clipped", "masked_by"),
 )
 """Columns of a token."""
 LATER_STEPS = 8
 """Number of step files after the episode's own in which it may have trained, in asynchronous training."""
-_STEP = re.compile(r"(step|episodes)-(\d{6,12})\.parquet")
 
 
 def token_columns(
@@ -136,63 +132,40 @@ def _overlays(rows: TokenRows | None, number: int, start: int, end: int) -> dict
     return found
 
 
-def steps_with_tables(source: SourceFolder) -> list[int]:
-    """Return the steps whose tokens are stored, in order."""
-    folder = source.path / TABLES
-    if not folder.is_dir():
-        return []
-    found = (_STEP.fullmatch(path.name) for path in folder.iterdir())
-    return sorted(int(one[2]) for one in found if one is not None and one[1] == "step")
-
-
-def read_token_rows(
-    folders: OpenedFolders, source: SourceFolder, step: int, episode: str
-) -> Mapping[str, list[Any]] | None:
+def find_token_rows(folders: OpenedFolders, source: SourceFolder, step: int, episode: str) -> TokenRows | None:
     """Read the rows of an episode's tokens.
 
     Args:
         folders: Opened folders.
         source: The run.
-        step: Step during which the episode ended; in asynchronous training it trains at a later one.
+        step: Step during which the episode started; in asynchronous training it trains at a later one.
         episode: Id of the episode.
 
     Returns:
         Columns ``sequence``, ``position`` and those of `OVERLAYS`; ``None`` if the episode has no rows.
 
     Raises:
-        UsageError: a file leads out of the opened folders.
-        ValueError: a file is damaged.
-        OSError: a file has been removed.
+        UsageError: a file is damaged, or leads out of the opened folders.
     """
-    later = [one for one in steps_with_tables(source) if one >= step][: 1 + LATER_STEPS]
-    for one in later:
-        rows = _read_rows(folders.check(source.path / TABLES / f"step-{one:06d}.parquet"), [episode])
-        if rows["episode"]:
-            return rows
+    for one in _steps_since(source, step):
+        folders.check(token_file(source.path, one))
+        if (rows := read_token_rows(source.path, one, episode)) is not None:
+            return rows.to_pydict()
     return None
 
 
-def read_episode_rows(
+def find_episode_rows(
     folders: OpenedFolders, source: SourceFolder, step: int, episodes: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Read the rows of episodes, by id: advantages, group statistics, staleness; see `read_token_rows`."""
+    """Read the rows of episodes, by id: advantages, group statistics, staleness; see `find_token_rows`."""
     found: dict[str, dict[str, Any]] = {}
-    for one in [one for one in steps_with_tables(source) if one >= step][: 1 + LATER_STEPS]:
-        path = source.path / TABLES / f"episodes-{one:06d}.parquet"
-        if path.is_file() and (missing := [episode for episode in episodes if episode not in found]):
-            columns = _read_rows(folders.check(path), missing)
-            for values in zip(*columns.values(), strict=True):
-                row = dict(zip(columns, values, strict=True))
-                found.setdefault(row["episode"], row)
+    for one in _steps_since(source, step):
+        if missing := [episode for episode in episodes if episode not in found]:
+            folders.check(episode_file(source.path, one))
+            rows = read_episode_rows(source.path, one, missing)
+            found |= {row["episode"]: row for row in (() if rows is None else rows.to_pylist())}
     return found
 
 
-def _read_rows(path: Path, episodes: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the columns of the rows of some episodes."""
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(path, filters=[("episode", "in", list(episodes))])
-    columns: dict[str, list[Any]] = table.to_pydict()
-    if "episode" not in columns:
-        raise ValueError(f"{path.name} has no column episode")
-    return columns
+def _steps_since(source: SourceFolder, step: int) -> list[int]:
+    return [one for one in steps(source.path) if one >= step][: 1 + LATER_STEPS]

@@ -12,7 +12,7 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.engine import StopReason
 from agentrl.errors import Outcome, PolicyError, SandboxError, UsageError
 from agentrl.message import ImagePart, TextPart, user
-from agentrl.reward import Score, Scorer
+from agentrl.reward import EnvironmentReward, Score, Scorer
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.episode import _cut_parts
 from agentrl.rollout.turns import derive_seed
@@ -416,7 +416,7 @@ async def test_a_system_prompt_replaces_the_instructions(make_runner, play, worl
     assert "Walk on." in renderer.encoder.decode(trajectory.sequences[0].ids_list())
 
 
-async def test_time_spent_in_tools_and_environments_is_on_the_turn(make_runner, play, worlds):
+async def test_time_spent_in_tools_environments_and_scoring_is_on_the_turn(make_runner, play, worlds):
     now = 0.0
 
     class Slow(worlds.Corridor):
@@ -432,12 +432,20 @@ async def test_time_spent_in_tools_and_environments_is_on_the_turn(make_runner, 
         now += 3.0
         return "hm"
 
+    class Deliberate(EnvironmentReward):
+        async def score(self, trajectory, task):
+            nonlocal now
+            now += 4.0
+            return await super().score(trajectory, task)
+
     waits = WaitTracker(lambda: now)
     turn = call("ponder") + "\n" + call("act", action="forward")
-    runner = make_runner(Slow, turn, loop="tool_calling", tools=[ponder], waits=waits)
+    runner = make_runner(Slow, turn, loop="tool_calling", tools=[ponder], waits=waits, scorer=Deliberate())
     trajectory = await play(runner, options={"length": 2})
     assert [(t.timings.tool, t.timings.env) for t in trajectory.turns] == [(3.0, 2.0), (3.0, 2.0)]
-    assert trajectory.metrics["seconds"] == 10.0
+    assert [t.timings.scoring for t in trajectory.turns] == [0.0, 4.0]
+    assert [t.timings.started for t in trajectory.turns] == [pytest.approx(0.0, abs=0.5), pytest.approx(5.0, abs=0.5)]
+    assert trajectory.metrics["seconds"] == 14.0
     assert (waits.seconds[WaitKind.TOOL], waits.seconds[WaitKind.ENVIRONMENT]) == (6.0, 4.0)
     assert runner.counters.snapshot()["tool_calls"] == 2.0
 

@@ -14,6 +14,10 @@ import orjson
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
+from agentrl.errors import Outcome
+from agentrl.message import Message, user
+from agentrl.observe.trajectory_store import TrajectoryStore
+from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 from agentrl.viewer.server import ViewerServer, ViewerSettings
 
 
@@ -72,3 +76,41 @@ async def open_viewer(*folders: Path, **settings: Any) -> AsyncIterator[Viewer]:
         server.hub.close()
         await client.close()
         await server.close()
+
+
+def an_episode(number: int, *, turns: int = 2) -> Trajectory:
+    """Return an episode of group ``9-new`` with answers ``aaa``."""
+    sequence = TokenSequence()
+    sequence.extend([5, 6, 7], Source.PROMPT)
+    episode = Trajectory(
+        id=f"9-new/{number}.0",
+        task_id="new",
+        environment="letters:Letters",
+        seed=1,
+        group_id="9-new",
+        sequences=[sequence],
+    )
+    messages = [user("Write a.")]
+    for index in range(turns):
+        start = len(sequence)
+        sequence.extend_sampled([8, 9], logprobs=[-0.5, -0.1], versions=[3, 3])
+        sequence.turns.append(Turn(index=index, start=start, end=len(sequence)))
+        sequence.extend([5], Source.OBSERVATION)
+        answer = Message(role="assistant", content="aaa")
+        messages += [answer, user("More.")]
+        episode.answers.append(answer)
+        episode.completions.append("aaa")
+    episode.conversations.append(messages)
+    episode.outcome, episode.reward, episode.success = Outcome.FINISHED, 0.5, True
+    return episode
+
+
+def store(folder: Path, *episodes: Trajectory, step: int = 5) -> None:
+    """Write episodes into the store of a run; those without an outcome have not ended."""
+    with TrajectoryStore(folder / "trajectories", step=step) as written:
+        for episode in episodes:
+            written.start(episode)
+            for turn in episode.turns:
+                written.turn(episode, turn)
+            if episode.outcome is not None:
+                written.end(episode)

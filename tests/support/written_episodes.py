@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw
 from agentrl.errors import Outcome
 from agentrl.message import ImagePart, Message, TextPart, ToolCall, plainly_written, system, tool_result, user
 from agentrl.observe.trajectory_store import TrajectoryStore
-from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn, TurnTimings
+from agentrl.trajectory import SOLE_ROLE, Source, TokenSequence, Trajectory, Turn, TurnTimings
 
 HOSTILE = (
     "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'> &amp; </pre></template>"
@@ -53,6 +53,8 @@ class Script:
     error: str | None = None
     invalid: frozenset[int] = frozenset()
     version: int = 3
+    role: str = SOLE_ROLE
+    log: str = ""
 
 
 def call(name: str, **arguments: Any) -> ToolCall:
@@ -121,12 +123,16 @@ def scripts() -> list[Script]:
             reward=0.25,
             success=None,
             outcome=Outcome.TRUNCATED_TOKENS,
+            role="searcher",
+            log=f"searcher started\n{HOSTILE}\nsearcher ended",
             messages=[user("Find the wanted box."), Message(role="assistant", content=long)],
         ),
     ]
 
 
 STALE = "stale"
+PAUSE_S = 0.2
+"""Seconds before each turn, and before the first one."""
 
 
 class EpisodeWriter:
@@ -215,6 +221,7 @@ class EpisodeWriter:
             task_type=script.task_type,
             metrics={"tool_calls": 2.0},
             reward_components={"environment": script.reward or 0.0},
+            log=script.log,
             conversations=[list(script.messages)],
             answers=answers,
             completions=[plainly_written(answer) for answer in answers],
@@ -235,13 +242,24 @@ class EpisodeWriter:
         sequence.extend_sampled(
             ids, logprobs=logprobs, versions=[script.version] * (len(ids) - half) + [script.version + 1] * half
         )
-        seconds = TurnTimings(queue=0.04, prefill=0.08, decode=0.01 * len(ids), tool=0.3, env=0.05 + 0.1 * number)
+        is_last = message is script.messages[-1]
+        ended = sum(_length(turn.timings) + PAUSE_S for turn in sequence.turns)
+        seconds = TurnTimings(
+            queue=0.04,
+            prefill=0.08,
+            decode=0.01 * len(ids),
+            tool=0.0 if is_last else 0.3,
+            env=0.05 + 0.1 * number,
+            scoring=0.45 if is_last else 0.0,
+            started=ended + PAUSE_S,
+        )
         sequence.turns.append(
             Turn(
                 index=number,
                 start=start,
                 end=len(sequence),
-                reward=(script.reward or 0.0) if message is script.messages[-1] else 0.0,
+                reward=(script.reward or 0.0) if is_last else 0.0,
+                role=script.role,
                 valid=number not in script.invalid,
                 timings=seconds,
             )
@@ -251,3 +269,7 @@ class EpisodeWriter:
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
+
+
+def _length(timings: TurnTimings) -> float:
+    return timings.engine + timings.tool + timings.env + timings.scoring

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 import pytest
-from support.viewer import Viewer, episode_path, open_viewer
+from support.viewer import Viewer, an_episode, episode_path, open_viewer, store
 
 from agentrl.errors import Outcome
 from agentrl.evaluation.panel import EvaluatedEpisode
@@ -32,7 +32,6 @@ from agentrl.observe.run_status import (
     process_start,
     write_status,
 )
-from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.trajectory import BranchPoint, Source, TokenSequence, Trajectory, Turn
 from agentrl.viewer import library
 
@@ -87,42 +86,6 @@ def this_process(**changes: Any) -> RunSnapshot:
         "in_flight": [flying],
     }
     return RunSnapshot(**{**values, **changes})
-
-
-def an_episode(number: int, *, turns: int = 2) -> Trajectory:
-    sequence = TokenSequence()
-    sequence.extend([5, 6, 7], Source.PROMPT)
-    episode = Trajectory(
-        id=f"9-new/{number}.0",
-        task_id="new",
-        environment="letters:Letters",
-        seed=1,
-        group_id="9-new",
-        sequences=[sequence],
-    )
-    messages = [user("Write a.")]
-    for index in range(turns):
-        start = len(sequence)
-        sequence.extend_sampled([8, 9], logprobs=[-0.5, -0.1], versions=[3, 3])
-        sequence.turns.append(Turn(index=index, start=start, end=len(sequence)))
-        sequence.extend([5], Source.OBSERVATION)
-        answer = Message(role="assistant", content="aaa")
-        messages += [answer, user("More.")]
-        episode.answers.append(answer)
-        episode.completions.append("aaa")
-    episode.conversations.append(messages)
-    episode.outcome, episode.reward, episode.success = Outcome.FINISHED, 0.5, True
-    return episode
-
-
-def store(folder: Path, *episodes: Trajectory, step: int = 5) -> None:
-    with TrajectoryStore(folder / "trajectories", step=step) as written:
-        for episode in episodes:
-            written.start(episode)
-            for turn in episode.turns:
-                written.turn(episode, turn)
-            if episode.outcome is not None:
-                written.end(episode)
 
 
 async def test_new_episodes_metrics_status_and_runs_are_announced(runs: Path) -> None:
@@ -231,6 +194,12 @@ async def test_damaged_files_hide_only_what_is_damaged(runs: Path) -> None:
     async with open_viewer(runs) as viewer:
         found = await viewer.rows("first", "limit=1000")
         assert 18 <= len(found) < 24
+        listed = (await viewer.get("/api/r/first"))["damage"]
+        assert listed == (await viewer.get("/api/r/first/episodes"))["damage"]
+        assert listed[0]["file"] == "trajectories/step-000002.jsonl"
+        assert 4 in listed[0]["lines"]
+        assert listed[0]["records"] == len(listed[0]["lines"])
+        assert listed[1] == {"file": "metrics.jsonl", "records": 2, "lines": [2, 3]}
         assert (await viewer.get("/api/r/first/metrics"))["steps"] == [1, 3]
         assert (await viewer.get("/api/r/first/notes"))["notes"] == []
         for row in found[:3]:

@@ -85,6 +85,12 @@ def test_other_machines_need_a_token(runs: Path) -> None:
         "/api/r/first/episode/%FF%FE",
         "/api/r/first/episode/' OR 1=1 --",
         "/api/r/first/episode/" + "x" * 5000,
+        "/api/r/first/episode/x/image/..%2F..%2Fconfig.yaml",
+        "/api/r/first/episode/..%2Fconfig.yaml/raw",
+        "/api/r/first%2F..%2F..",
+        "/api/r/..%2Ffirst/metrics",
+        "/api/compare?a=..%2Ffirst&b=%2Fetc",
+        "/api/compare/episodes?a=first&b=first&task=x&episode_a=..%2F..%2Fetc%2Fpasswd",
         "/api/r/first/group/%00",
         "/api/r/first/group/..",
         "/..%2f..%2fpyproject.toml",
@@ -120,6 +126,34 @@ async def test_wrong_queries_are_explained(runs: Path, query: str) -> None:
         assert error["expected"] or error["hint"]
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/api/r/first/episodes?environmnet=x", "did you mean environment?"),
+        ("/api/r/first/episodes?reward_form=1", "did you mean reward_from?"),
+        ("/api/r/first/outcomes?limit=3", None),
+        ("/api/r/first/metrics?step=3", None),
+        ("/api/r/first/episode/x/tokens?seqence=1", "did you mean sequence?"),
+        ("/api/compare?a=first&b=first&tasks=x", "did you mean task?"),
+        ("/api/sources?token=x", None),
+        ("/api/events?sources=first", "did you mean source?"),
+        ("/api/r/first/episode/x/image/y?size=1", None),
+    ],
+)
+async def test_unknown_parameters_are_named(runs: Path, path: str, hint: str | None) -> None:
+    async with open_viewer(runs) as viewer:
+        status, error = await viewer.refuse(path)
+        assert (status, error["message"], error["hint"]) == (400, "the address has no such parameter", hint)
+        assert error["got"] in path
+
+
+async def test_a_parameter_counts_once(runs: Path) -> None:
+    async with open_viewer(runs) as viewer:
+        status, error = await viewer.refuse("/api/r/first/episodes?task=a&task=b")
+        assert (status, error["message"], error["got"]) == (400, "task is given twice", "a, b")
+        assert await viewer.get("/api/r/first/episodes?outcome=finished&outcome=truncated_turns")
+
+
 async def test_odd_texts_are_only_data(runs: Path) -> None:
     async with open_viewer(runs) as viewer:
         await viewer.indexed("first")
@@ -127,6 +161,88 @@ async def test_odd_texts_are_only_data(runs: Path) -> None:
             for name in ("text", "task", "environment", "role", "group", "task_type", "split"):
                 found = await viewer.get("/api/r/first/episodes", params={name: text})
                 assert found["rows"] == [] or name == "text"
+
+
+async def test_odd_tokens_are_only_wrong(runs: Path) -> None:
+    async with open_viewer(runs, token=TOKEN) as viewer:
+        for shown in (
+            "",
+            "%00",
+            "%ED%A0%80",
+            "%FF",
+            "%F0%9F%92%A9",
+            TOKEN.upper(),
+            TOKEN + "%00",
+            f"{TOKEN}x",
+            "x" * 7000,
+        ):
+            assert (await viewer.refuse(f"/api/sources?token={shown}"))[0] == 401
+        assert (await viewer.refuse(f"/api/sources?token=x&token={TOKEN}"))[0] == 401
+        for header in ("Bearer", "Bearer ", f"bearer {TOKEN}", f"Basic {TOKEN}", "Bearer \xff", TOKEN):
+            assert (await viewer.refuse("/api/sources", headers={"Authorization": header}))[0] == 401
+        async with viewer.client.post(f"/api/r/first/notes?token={TOKEN}", json={}) as answer:
+            assert answer.status == 401  # the address does not admit a change
+
+
+async def test_changes_come_only_from_the_viewers_own_pages(runs: Path) -> None:
+    async with open_viewer(runs) as viewer:
+        row = (await viewer.rows("first"))[0]
+        note = {"episode": row["id"], "turn": None, "text": "x"}
+        async with viewer.client.post("/api/r/first/notes", json=note) as answer:
+            identity = (await answer.json())["id"]
+        for headers in (
+            {"Origin": "https://evil.example"},
+            {"Origin": "null"},
+            {"Host": "rebound.example"},
+            {"Host": "127.0.0.1.evil.example"},
+            {"Host": "localhost.evil.example:80"},
+        ):
+            async with viewer.client.post("/api/r/first/notes", json=note, headers=headers) as answer:
+                assert answer.status == 403
+            async with viewer.client.delete(f"/api/r/first/notes/{identity}", headers=headers) as answer:
+                assert answer.status == 403
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+            async with viewer.client.post("/api/r/first/notes", data=b"{}", headers={"Content-Type": kind}) as answer:
+                assert answer.status == 400
+        for method in ("PUT", "PATCH", "OPTIONS", "TRACE"):
+            async with viewer.client.request(method, "/api/r/first/notes") as answer:
+                assert answer.status == 405
+                assert "Access-Control-Allow-Methods" not in answer.headers
+        assert [one["id"] for one in (await viewer.get("/api/r/first/notes"))["notes"]] == [identity]
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "secret"),
+    [
+        ("diagnosis.json", "", b'{"problems": [{"problem": "SECRET", "kind": "x"}]}'),
+        ("config.yaml", "", b"environment: SECRET/train\n"),
+        ("status.json", "/in-flight", b'{"pid": 1, "phase": "SECRET", "in_flight": []}'),
+        ("notes.jsonl", "/notes", b'{"id": "1", "episode": "e", "turn": null, "text": "SECRET", "time": 1.0}\n'),
+        ("metrics.jsonl", "/metrics", b'{"step": 1, "SECRET": 1.0}\n'),
+    ],
+)
+async def test_no_file_of_a_run_may_lead_out(runs: Path, tmp_path: Path, name: str, path: str, secret: bytes) -> None:
+    outside = tmp_path / "outside" / name
+    outside.parent.mkdir()
+    outside.write_bytes(secret)
+    (runs / "first" / name).unlink(missing_ok=True)
+    (runs / "first" / name).symlink_to(outside)
+    async with open_viewer(runs) as viewer:
+        answer, body = await viewer.answer(f"/api/r/first{path}")
+        assert (answer.status, b"leads out" in body) == (400, True)
+        assert b"SECRET" not in body + (await viewer.answer("/api/sources"))[1]
+
+
+async def test_tables_that_lead_out_are_not_read(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    for name in ("step-000001.parquet", "episodes-000001.parquet"):
+        (tmp_path / "outside" / name).write_bytes(b"SECRET")
+    (runs / "first" / "tokens").symlink_to(tmp_path / "outside")
+    async with open_viewer(runs) as viewer:
+        row = (await viewer.rows("first", "step_from=1&step_to=1"))[0]
+        found = await viewer.get(f"/api/r/first/episode/{row['id'].replace('/', '%2F')}/tokens")
+        assert "leads out" in found["overlay_problem"]
+        assert found["advantage"] is None
 
 
 async def test_a_query_of_a_megabyte_is_refused(runs: Path) -> None:

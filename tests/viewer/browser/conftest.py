@@ -119,11 +119,14 @@ class Visitor:
     def __init__(self, page: Page, url: str, folder: Path) -> None:
         self.page, self.url, self.folder = page, url, folder
         self.errors: list[str] = []
+        self.expects_errors = False
+        """True if the server refuses what the test asks for, which the browser logs."""
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", self._hear)
 
     def _hear(self, message: ConsoleMessage) -> None:
-        if message.type == "error" and "status of 404" not in message.text:
+        is_refused = "status of 404" in message.text or ("status of 400" in message.text and self.expects_errors)
+        if message.type == "error" and not is_refused:
             self.errors.append(message.text)
 
     def open(self, path: str, heading: str | None = None) -> Page:

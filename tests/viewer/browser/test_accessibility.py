@@ -1,4 +1,4 @@
-"""Every page against WCAG 2.2 AA, with axe-core; keyboard focus; the two widths that the pages are made for."""
+"""Every page against WCAG 2.2 AA, with axe-core; keyboard focus; the widths of the pages, from a narrow one on."""
 
 from __future__ import annotations
 
@@ -18,8 +18,14 @@ PAGES = {
     "source": f"{SHOP}?view=tokens&token=140",
     "log-probability": f"{SHOP}?overlay=logprob",
     "version": f"{SHOP}?overlay=version",
+    "ratio": f"{SHOP}?overlay=ratio",
+    "advantage": f"{SHOP}?overlay=advantage",
+    "entropy": f"{SHOP}?overlay=entropy",
+    "clipped": f"{SHOP}?overlay=clipped",
     "timeline": f"{SHOP}?view=timeline",
+    "prompt": f"{SHOP}?view=prompt&turn=2",
     "json": f"{SHOP}?view=json",
+    "log": f"/r/second/episode/{quote('9-long/0.0', safe='')}?view=log",
     "group": "/r/second/group/9-shop",
     "in flight": "/r/second/in-flight",
     "compare": "/compare?a=first&b=second",
@@ -40,12 +46,17 @@ def test_pages_keep_the_rules_of_wcag(new_visitor, name: str, scheme: str) -> No
     ] == []
 
 
-@pytest.mark.parametrize("width", [1280, 1920])
+@pytest.mark.parametrize("width", [420, 1280, 1920])
 @pytest.mark.parametrize("name", PAGES)
 def test_pages_fit_their_widths(new_visitor, name: str, width: int) -> None:
     page = new_visitor(width=width, height=1000).open(PAGES[name])
     page.wait_for_timeout(200)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    cut = page.locator("header.top *, .page-head *, .view-bar *, .overlay-bar *, .content > *, .side > *").evaluate_all(
+        """all => all.filter(one => one.checkVisibility() && one.getBoundingClientRect().right > innerWidth + 1)
+            .map(one => one.outerHTML.slice(0, 200))"""
+    )
+    assert cut == []
 
 
 def test_focus_is_visible_and_starts_with_the_link_to_the_content(visit) -> None:

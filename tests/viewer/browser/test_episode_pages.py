@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -57,6 +58,9 @@ def test_the_table_shows_all_episodes_and_keys_move_in_it(visit) -> None:
         ("tokens_from", "5000", "tokens_from=5000", 2),
         ("turns_from", "4", "turns_from=4", None),
         ("reward_from", "0.9", "reward_from=0.9", None),
+        ("reward_to", "0.1", "reward_to=0.1", None),
+        ("turns_to", "1", "turns_to=1", 2),
+        ("tokens_to", "200", "tokens_to=200", None),
     ],
 )
 def test_fields_filter_and_stay_in_the_address(visit, field: str, value: str, query: str, count: int | None) -> None:
@@ -93,6 +97,41 @@ def test_choices_filter_by_outcome_success_marks_and_environment(visit) -> None:
     expect(page.locator(".count[role=status]")).to_have_text("2 found")
     page.goto(f"{visit.url}/r/second/episodes?text=no+episode+says+this")
     expect(page.get_by_text("No episode matches these filters.")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "count"),
+    [
+        ("split", "train", 26),
+        ("task_type", "refund", 3),
+        ("task_type", "search", 1),
+        ("role", "searcher", 1),
+        ("environment", "shop", 3),
+    ],
+)
+def test_choices_filter_by_split_task_type_role_and_environment(visit, field: str, value: str, count: int) -> None:
+    page = visit.open("/r/second/episodes", "Episodes")
+    every = number_found(page)
+    page.locator(f"#filter-{field}").select_option(value)
+    expect(page).to_have_url(re.compile(f"{field}={value}"))
+    expect(page.locator(".count[role=status]")).to_have_text(f"{count} found")
+    page.reload()
+    expect(page.locator(f"#filter-{field}")).to_have_value(value)
+    page.locator(f"#filter-{field}").select_option("")
+    expect(page.locator(".count[role=status]")).to_have_text(f"{every} found")
+
+
+def test_filters_combine_and_wrong_ones_are_explained(visit) -> None:
+    page = visit.open("/r/second/episodes?step_from=5&step_to=5&reward_from=0.2&reward_to=0.7", "Episodes")
+    expect(page.locator(".count[role=status]")).to_have_text("2 found")
+    page.get_by_label("truncated", exact=True).check()
+    expect(page.locator(".count[role=status]")).to_have_text("1 found")
+    expect(page.locator("tr.current")).to_contain_text("long-1")
+    visit.expects_errors = True
+    page.goto(f"{visit.url}/r/second/episodes?enviroment=shop")
+    expect(page.get_by_role("alert")).to_contain_text("did you mean environment?")
+    page.goto(f"{visit.url}/r/second/episodes?reward_from=high")
+    expect(page.get_by_role("alert")).to_contain_text("expected a finite number")
 
 
 def test_columns_sort(visit) -> None:
@@ -135,6 +174,15 @@ def test_turns_and_episodes_are_reached_by_keys_and_addresses(visit) -> None:
     expect(page.locator("#turn-1")).to_have_class(re.compile("current"))
     page.keyboard.press("k")
     expect(page).to_have_url(re.compile(r"\?turn=0$"))
+    page.keyboard.press("G")
+    page.wait_for_function("window.scrollY + window.innerHeight >= document.body.scrollHeight - 2")
+    page.keyboard.press("g")
+    page.keyboard.press("g")
+    page.wait_for_function("window.scrollY === 0")
+    page.keyboard.press("t")
+    expect(page.locator(".tokens")).to_be_visible()
+    page.keyboard.press("t")
+    expect(page.locator("#turn-0")).to_be_visible()
     page = visit.open(f"{SHOP}?turn=3", "shop-17")
     expect(page.locator("#turn-3")).to_be_in_viewport()
     expect(page.locator("#turn-3")).to_have_class(re.compile("current"))
@@ -164,7 +212,18 @@ def test_copies_are_a_command_and_messages(visit) -> None:
 def test_time_prompt_and_record_of_an_episode(visit, keep_picture) -> None:
     page = visit.open(f"{SHOP}?view=timeline", "shop-17")
     expect(page.locator(".timeline tbody tr")).to_have_count(4)
-    expect(page.locator(".timeline .activity.decode")).not_to_have_count(1)
+    expect(page.locator(".timeline .bar .activity.decode")).to_have_count(4)
+    expect(page.locator(".timeline .bar .activity.scoring")).to_have_count(1)
+    for name in ("queue", "prefill", "decode", "tool", "environment", "scoring"):
+        expect(page.locator(f".timeline .legend .activity.{name}")).to_be_visible()
+    starts = [float(text.removesuffix(" s")) for text in page.locator(".timeline td:nth-child(3)").all_inner_texts()]
+    lengths = [float(text.removesuffix(" s")) for text in page.locator(".timeline td:last-child").all_inner_texts()]
+    for start, before, length in zip(starts, [0.0, *starts], [0.0, *lengths], strict=False):
+        assert abs(start - (before + length + 0.2)) < 0.11  # rounded
+    edges = page.locator(".timeline .bar").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect()).map(box => [box.left, box.right])"
+    )
+    assert all(left > right for (_, right), (left, _) in itertools.pairwise(edges))
     keep_picture(page, "timeline")
     page.get_by_role("button", name="Turn 3").click()
     expect(page.locator("#turn-2")).to_have_class(re.compile("current"))
@@ -174,6 +233,9 @@ def test_time_prompt_and_record_of_an_episode(visit, keep_picture) -> None:
     expect(page.locator("pre.mono")).not_to_contain_text("Your last answer")
     page.get_by_role("button", name="Raw JSON").click()
     expect(page.locator("pre.mono").first).to_contain_text("9-shop/0.0")
+    page = visit.open(f"{LONG}?view=log", "long-1")
+    expect(page.locator(".content pre")).to_contain_text("searcher started")
+    expect(page.locator(".content pre .hidden-char").first).to_be_visible()
 
 
 def test_notes_are_kept_and_deleted(visit) -> None:
@@ -195,6 +257,9 @@ def test_tokens_are_coloured_by_source_log_probability_and_version(new_visitor, 
     expect(page.locator(".tokens .t.special").nth(8)).to_be_attached()
     page.keyboard.press("o")
     expect(page).to_have_url(re.compile("overlay=logprob"))
+    page.keyboard.press("O")
+    expect(page).to_have_url(re.compile("overlay=source"))
+    page.keyboard.press("o")
     expect(legend).to_contain_text("below 5 %")
     expect(page.locator(".tokens .t.q5").first).to_be_attached()
     keep_picture(page, f"tokens-{scheme}")
@@ -217,7 +282,7 @@ OVERLAYS = {
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_what_the_trainer_computed_is_an_overlay(visit, keep_picture, name: str) -> None:
+def test_what_the_trainer_computed_is_an_overlay(visit, name: str) -> None:
     address, text, style = OVERLAYS[name]
     page = visit.open(f"{SHOP}?view=tokens", "shop-17")
     page.get_by_role("button", name=name, exact=True).click()
@@ -231,7 +296,6 @@ def test_what_the_trainer_computed_is_an_overlay(visit, keep_picture, name: str)
     assert re.fullmatch(r"\d\.\d{4}", values["Ratio"])
     assert re.fullmatch(r"\d\.\d{4}", values["Entropy"])
     assert values["In the loss"] == "✕ stale"
-    keep_picture(page, address.replace("overlay=", "tokens-"))
 
 
 def test_overlays_without_values_cannot_be_chosen(visit) -> None:
@@ -257,6 +321,13 @@ def test_a_group_shows_siblings_and_where_they_part(visit) -> None:
     page.keyboard.press("j")
     page.keyboard.press("x")
     expect(page.locator(".side-head")).to_have_count(3)
+    page.keyboard.press("x")
+    expect(page.locator(".side-head")).to_have_count(2)
+    page.keyboard.press("k")
+    expect(rows.nth(0)).to_have_class(re.compile("current"))
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="shop-17").wait_for()
+    page.go_back()
     rows.nth(2).get_by_role("link", name="token").click()
     expect(page).to_have_url(re.compile("token="))
     expect(page.locator(".t.selected")).to_be_in_viewport()
@@ -275,6 +346,17 @@ def test_two_runs_are_compared_task_by_task(visit) -> None:
     page.keyboard.press("j")
     expect(page.locator(".side-head")).to_have_count(2)
     expect(page.locator(".side-by-side .turn")).not_to_have_count(0)
+    page.keyboard.press("j")
+    expect(rows.nth(1)).to_have_class(re.compile("current"))
+    page.keyboard.press("k")
+    expect(rows.nth(0)).to_have_class(re.compile("current"))
+    choice = page.get_by_label("Episode of A")
+    other = choice.locator("option").nth(1).get_attribute("value")
+    choice.select_option(other)
+    expect(page).to_have_url(re.compile(f"episode_a={quote(other, safe='')}"))
+    expect(page.locator(".side-head").first.get_by_role("link", name="open")).to_have_attribute(
+        "href", re.compile(quote(other, safe=""))
+    )
     page.get_by_role("button", name="Same").click()
     expect(rows).to_have_count(same)
     page.get_by_role("button", name="Swap").click()
@@ -285,7 +367,7 @@ def in_flight(number: int, state: str, *texts: str) -> dict[str, object]:
     turns = [{"role": "assistant" if n % 2 else "environment", "text": text} for n, text in enumerate(texts)]
     since = 1_795_000_000.0 - 7.25 * number
     name = {"id": f"4-train-{number}/1.0", "environment": "household", "task": f"train-{number}"}
-    return {**name, "state": state, "since": since, "turns": turns}
+    return {**name, "state": state, "since": since, "started": since - 60, "turns": turns}
 
 
 def test_a_crashed_run_shows_the_episodes_that_were_running(

@@ -36,6 +36,8 @@ def test_pages_follow_a_run_that_trains(new_visitor, training, keep_picture) -> 
     shown = page.open("/r/live", "live")
     table = episodes.open("/r/live/episodes", "Episodes")
     current = flight.open("/r/live/in-flight", "in flight")
+    expect(current.locator(".flight").first).to_be_visible(timeout=WAIT_MS)
+    expect(current.locator(".flight").first).to_contain_text("letters:")
     expect(shown.locator(".facts").first).to_contain_text(re.compile(r"[2-6] of 6"), timeout=WAIT_MS)
     shown.get_by_role("button", name="Live").click()
     expect(shown.get_by_role("button", name="Paused")).to_be_visible()

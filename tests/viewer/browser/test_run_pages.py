@@ -44,7 +44,19 @@ def test_keys_move_through_the_runs_mark_two_and_compare_them(visit) -> None:
 def test_a_run_has_curves_with_bands_outcomes_and_task_types(visit) -> None:
     page = visit.open("/r/second", "second")
     titles = page.locator(".chart .title").all_inner_texts()
-    assert {"Success", "Reward", "Outcomes by step", "Entropy", "Staleness"} <= set(titles)
+    kinds = (
+        "Success",
+        "Reward",
+        "Outcomes by step",
+        "Length",
+        "Entropy",
+        "KL",
+        "Mismatch",
+        "Gradient norm",
+        "Staleness",
+    )
+    for kind in (*kinds, "Time by phase", "Time of turns", "Tokens/s"):
+        assert any(title == kind or title.startswith(f"{kind}: ") for title in titles), kind
     success = page.locator(".chart", has_text="Success").first
     expect(success.locator("canvas")).to_be_visible()
     expect(success.locator(".legend")).to_contain_text("success/mean")

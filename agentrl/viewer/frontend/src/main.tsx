@@ -14,8 +14,17 @@ import { RunsPage } from "./pages/runs";
 import { Empty } from "./parts/common";
 import { Shell } from "./parts/shell";
 
+/** Decode a part of the path; one that is not valid stays as it is, and names nothing. */
+function decoded(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 function App() {
-  const path = url.value.pathname.split("/").filter(Boolean).map(decodeURIComponent);
+  const path = url.value.pathname.split("/").filter(Boolean).map(decoded);
   const [area, source, page, id] = path;
   if (area === undefined) return <RunsPage />;
   if (area === "compare") return <ComparePage />;

@@ -30,10 +30,19 @@ async function request<T>(method: string, url: string, body?: unknown, signal?: 
   throw errorFrom(text, response.status);
 }
 
+interface ServerError {
+  message: string;
+  got: string | null;
+  expected: string | null;
+  hint: string | null;
+}
+
 function errorFrom(text: string, status: number): ApiError {
   try {
-    const { error } = JSON.parse(text) as { error: { message: string; hint?: string | null } };
-    return new ApiError(error.message, error.hint ?? null, status);
+    const { error } = JSON.parse(text) as { error: ServerError };
+    const facts = [error.got && `got ${error.got}`, error.expected && `expected ${error.expected}`].filter(Boolean);
+    const hint = [facts.join(", "), error.hint].filter(Boolean).join(". ");
+    return new ApiError(error.message, hint || null, status);
   } catch {
     return new ApiError(`The server answered with status ${status}.`, null, status);
   }

@@ -31,12 +31,19 @@ export interface IndexProgress {
   problem?: string | null;
 }
 
+/** A file with records that the server cannot read. */
+export interface DamagedFile {
+  file: string;
+  records: number;
+  /** Line numbers of the first ones, from 1. */
+  lines: number[];
+}
+
+/** A finding of the diagnosis. */
 export interface Problem {
-  text?: string;
-  problem?: string;
-  message?: string;
-  hint?: string;
-  [key: string]: unknown;
+  text: string;
+  evidence?: string[];
+  example?: { id: string; task_id: string } | null;
 }
 
 export interface SourceDetail extends Source {
@@ -45,6 +52,7 @@ export interface SourceDetail extends Source {
   splits: Record<string, string[]>;
   has_tokens: boolean;
   problems: (Problem | string)[];
+  damage: DamagedFile[];
 }
 
 export interface Metrics {
@@ -111,6 +119,7 @@ export interface EpisodePage {
   index?: IndexProgress | null;
   rows: EpisodeRow[];
   cursor: string | null;
+  damage: DamagedFile[];
   facets: { environments: string[]; splits: string[]; outcomes: string[]; roles: string[]; task_types: string[] };
 }
 

@@ -78,10 +78,12 @@ function Verdict({ data }: { data: Comparison }) {
   );
 }
 
-function Tasks({ data, task }: { data: Comparison; task: string | null }) {
+function Tasks({ data, task, environment }: { data: Comparison; task: string | null; environment: string | null }) {
   const [kind, setKind] = useState<Result | "all">("all");
   const rows = data.tasks.filter((one) => kind === "all" || one.result === kind);
-  const at = rows.findIndex((one) => one.task === task);
+  const isShown = (one: Comparison["tasks"][number]) =>
+    one.task === task && (environment === null || one.environment === environment);
+  const at = rows.findIndex(isShown);
   const move = (by: number) => {
     const next = rows[Math.max(0, Math.min(rows.length - 1, at + by))];
     if (next) setQuery({ task: next.task, environment: next.environment, episode_a: null, episode_b: null });
@@ -132,7 +134,7 @@ function Tasks({ data, task }: { data: Comparison; task: string | null }) {
           </thead>
           <tbody>
             {rows.map((one) => (
-              <tr key={`${one.environment} ${one.task}`} class={one.task === task ? "current" : ""}>
+              <tr key={`${one.environment} ${one.task}`} class={isShown(one) ? "current" : ""}>
                 <th scope="row">
                   <button
                     type="button"
@@ -267,7 +269,7 @@ export function ComparePage() {
             data.tasks.length ? (
               <>
                 <Verdict data={data} />
-                <Tasks data={data} task={task} />
+                <Tasks data={data} task={task} environment={query.get("environment")} />
                 {task && <TwoEpisodes a={a} b={b} task={task} />}
               </>
             ) : (

@@ -6,7 +6,7 @@ import { rememberList } from "../base/list";
 import { links, navigate, setQuery, url } from "../base/router";
 import { Inline } from "../base/text";
 import type { EpisodeRow, IndexProgress, EpisodePage as Page } from "../base/types";
-import { Empty, Failure, Indexing, Loading, Outcome, SourceName, Success } from "../parts/common";
+import { Damage, Empty, Failure, Indexing, Loading, Outcome, SourceName, Success } from "../parts/common";
 import { Filters } from "../parts/filters";
 import { Shell } from "../parts/shell";
 
@@ -20,6 +20,7 @@ interface Rows {
   unsearched?: number | null;
   index?: IndexProgress | null;
   cursor: string | null;
+  damage: Page["damage"];
   facets: Page["facets"];
 }
 
@@ -289,6 +290,7 @@ export function EpisodesPage({ source }: { source: string }) {
               <kbd>j</kbd> <kbd>k</kbd> move · <kbd>Enter</kbd> open · <kbd>/</kbd> search · <kbd>f</kbd> filters
             </span>
           </div>
+          <Damage files={state?.damage} />
           {error && <Failure error={error} retry={reload} />}
           {!state && !error && <Loading what="the episodes" />}
           {state?.rows.length === 0 && isCurrent && !isSearching && (

@@ -7,10 +7,19 @@ import { links, navigate, setQuery, url } from "../base/router";
 import { Inline, TextBlock } from "../base/text";
 import type { Metrics, Outcomes, Problem, SourceDetail, TaskTypeRow } from "../base/types";
 import { Chart, type Curve, StackedAreas } from "../parts/chart";
-import { Await, Copy, Empty, Fact, Facts, RateBar, StateBadge } from "../parts/common";
+import { Await, Copy, Damage, Empty, Fact, Facts, RateBar, StateBadge } from "../parts/common";
 import { Shell } from "../parts/shell";
 
-function Problems({ problems }: { problems: (Problem | string)[] }) {
+function Evidence({ source, problem }: { source: string; problem: Problem }) {
+  return (
+    <p class="muted">
+      <Inline text={(problem.evidence ?? []).join("; ")} />{" "}
+      {problem.example && <a href={links.episode(source, problem.example.id)}>an example</a>}
+    </p>
+  );
+}
+
+function Problems({ source, problems }: { source: string; problems: (Problem | string)[] }) {
   if (!problems.length) return null;
   return (
     <section class="problems" aria-label="Problems">
@@ -18,10 +27,8 @@ function Problems({ problems }: { problems: (Problem | string)[] }) {
       <ul>
         {problems.map((one, i) => (
           <li key={i}>
-            <Inline
-              text={typeof one === "string" ? one : (one.text ?? one.problem ?? one.message ?? JSON.stringify(one))}
-            />
-            {typeof one !== "string" && one.hint && <p>{one.hint}</p>}
+            <Inline text={typeof one === "string" ? one : one.text} />
+            {typeof one !== "string" && <Evidence source={source} problem={one} />}
           </li>
         ))}
       </ul>
@@ -326,7 +333,8 @@ export function RunPage({ source }: { source: string }) {
       <Await of={detail} what="the run">
         {(data) => (
           <>
-            <Problems problems={data.problems ?? []} />
+            <Problems source={source} problems={data.problems} />
+            <Damage files={data.damage} />
             <Summary detail={data} />
           </>
         )}

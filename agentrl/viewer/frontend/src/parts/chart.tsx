@@ -108,6 +108,22 @@ function range(_: uPlot, low: number | null, high: number | null): uPlot.Range.M
   return [low >= 0 && low - room < 0 ? 0 : low - room, high <= 1 && high + room > 1 && low >= 0 ? 1 : high + room];
 }
 
+/** Draw new data when one of `changes` is another, and keep the stretch of steps that the reader has zoomed into. */
+function useData(plot: { current: uPlot | null }, data: uPlot.AlignedData, changes: unknown[]): void {
+  useEffect(() => {
+    const chart = plot.current;
+    if (!chart) return;
+    const { min, max } = chart.scales.x ?? {};
+    const known = chart.data[0];
+    const isZoomed = min != null && max != null && (min > (known[0] ?? min) || max < (known.at(-1) ?? max));
+    chart.setData(data, !isZoomed);
+    if (isZoomed) chart.setScale("x", { min, max });
+  }, changes);
+}
+
+/** Milliseconds within which a second click makes a double click. */
+const DOUBLE_CLICK = 250;
+
 interface ChartProps {
   title: string;
   steps: number[];
@@ -155,24 +171,26 @@ export function Chart({ title, steps, curves, smoothing, isLog, height = 170, on
       element,
     );
     plot.current = chart;
+    let opening: ReturnType<typeof setTimeout> | undefined;
     chart.over.addEventListener("click", () => {
       const step = latest.current.steps[chart.cursor.idx ?? -1];
-      if (step !== undefined && chart.select.width === 0) latest.current.onStep?.(step);
+      clearTimeout(opening);
+      if (step !== undefined) opening = setTimeout(() => latest.current.onStep?.(step), DOUBLE_CLICK);
     });
+    chart.over.addEventListener("dblclick", () => clearTimeout(opening)); // it zooms out
     const watch = new ResizeObserver(() => {
       if (element.clientWidth) chart.setSize({ width: element.clientWidth, height });
     });
     watch.observe(element);
     return () => {
+      clearTimeout(opening);
       watch.disconnect();
       chart.destroy();
       plot.current = null;
     };
   }, [shape, height]);
 
-  useEffect(() => {
-    plot.current?.setData(data);
-  });
+  useData(plot, data, [steps, shape, smoothing, ...curves.map((curve) => curve.values)]);
 
   const index = at ?? steps.length - 1;
   return (
@@ -294,9 +312,7 @@ export function StackedAreas(props: {
     };
   }, [names.join(), theme, height]);
 
-  useEffect(() => {
-    plot.current?.setData(data);
-  });
+  useData(plot, data, [steps, counts, theme]);
 
   const index = at ?? steps.length - 1;
   return (

@@ -2,10 +2,10 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import type { ApiError, Loaded } from "../base/api";
-import { fixed, percent, words } from "../base/format";
+import { fixed, percent, whole, words } from "../base/format";
 import { useSourceName } from "../base/names";
 import { Inline } from "../base/text";
-import type { Column, IndexProgress, Num, RunState } from "../base/types";
+import type { Column, DamagedFile, IndexProgress, Num, RunState } from "../base/types";
 
 export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
   return (
@@ -173,6 +173,28 @@ export function Indexing({ index }: { index: IndexProgress | null | undefined })
       indexing {percent(index.done_bytes / index.total_bytes, 0)}
       <progress value={index.done_bytes} max={index.total_bytes} aria-label="Index of the stored episodes" />
     </span>
+  );
+}
+
+const SHOWN_LINES = 5;
+
+/** The files of the store of which not all records can be read, and where; nothing if there are none. */
+export function Damage({ files }: { files: readonly DamagedFile[] | undefined }) {
+  if (!files?.length) return null;
+  return (
+    <section class="problems damage" aria-label="Damaged records">
+      <h2>▲ Some records cannot be read</h2>
+      <ul>
+        {files.map(({ file, records, lines }) => (
+          <li key={file}>
+            {whole(records)} {records === 1 ? "record" : "records"} of <code>{file}</code>,{" "}
+            {lines.length === 1 ? "line" : "lines"} {lines.slice(0, SHOWN_LINES).join(", ")}
+            {records > SHOWN_LINES && ", …"}
+          </li>
+        ))}
+      </ul>
+      <p>Episodes that need one of them are left out.</p>
+    </section>
   );
 }
 

@@ -1,16 +1,18 @@
-/** Where the time of an episode went: one bar per turn, divided by activity. */
+/**
+ * Where the time of an episode went: one bar per turn, divided by activity. Without the turns' start times, which older
+ * runs did not store, each begins where the one before it ends.
+ */
 import { seconds, whole } from "../base/format";
 import { ACTIVITIES, type Turn } from "../base/types";
 import { turnName, turnSeconds } from "./turn";
 
 export function Timeline({ turns, open }: { turns: Turn[]; open: (turn: number) => void }) {
   const timed = turns.filter((turn) => turn.number !== null && turnSeconds(turn) !== null);
-  const first = Math.min(...timed.map((turn) => turn.timings?.started ?? Number.POSITIVE_INFINITY));
-  const hasStarts = Number.isFinite(first) && timed.every((turn) => turn.timings?.started != null);
+  const hasStarts = timed.every((turn) => turn.timings?.started != null);
   let clock = 0;
   const rows = timed.map((turn) => {
     const length = turnSeconds(turn) ?? 0;
-    const start = hasStarts ? (turn.timings?.started ?? first) - first : clock;
+    const start = hasStarts ? (turn.timings?.started ?? 0) : clock;
     clock = start + length;
     return { turn, start, length };
   });
@@ -38,6 +40,11 @@ export function Timeline({ turns, open }: { turns: Turn[]; open: (turn: number) 
               <span>{seconds(total / 2)}</span>
               <span>{seconds(total)}</span>
             </th>
+            {hasStarts && (
+              <th scope="col" class="number" title="Seconds from the beginning of the episode">
+                Start
+              </th>
+            )}
             <th scope="col" class="number">
               Tokens
             </th>
@@ -76,6 +83,7 @@ export function Timeline({ turns, open }: { turns: Turn[]; open: (turn: number) 
                   })}
                 </div>
               </td>
+              {hasStarts && <td class="number">{seconds(start)}</td>}
               <td class="number">{turn.start !== null && turn.end !== null ? whole(turn.end - turn.start) : "–"}</td>
               {ACTIVITIES.map((name) => (
                 <td key={name} class="number">
