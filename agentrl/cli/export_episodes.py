@@ -20,7 +20,7 @@ from agentrl.evaluation.panel import EPISODES_FILE
 from agentrl.evaluation.run_report import config_of
 from agentrl.observe.console import note
 from agentrl.observe.files import replace_file, write_output
-from agentrl.observe.run_folder import RunDirectory, find_run
+from agentrl.observe.run_folder import RunDirectory, require_run
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import StoredTrajectory
 from agentrl.tool import Tool
@@ -70,13 +70,11 @@ def export_episodes(
     chat and hf-dataset keep the reward, the task and the step of each episode. sft-jsonl is read by `agentrl sft
     --data`, preferences by `agentrl dpo --from`.
     """
-    folder = find_run(run)
-    if folder is None or not folder.trajectories.is_dir():
-        raise UsageError(
-            f"{run} is not a run with episodes",
-            got="an evaluation, whose messages are not stored" if (run / EPISODES_FILE).is_file() else None,
-            expected="a folder such as runs/latest",
-        )
+    if (run / EPISODES_FILE).is_file():
+        raise UsageError(f"{run} is not a run", got="an evaluation, whose messages are not stored")
+    folder = require_run(run)
+    if not folder.trajectories.is_dir():
+        raise UsageError(f"run {folder.path} has no episodes")
     where = EpisodeFilter(
         is_infrastructure=False,
         first_step=from_step if step is None else step,

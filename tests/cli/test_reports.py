@@ -71,7 +71,7 @@ def test_evaluations_are_compared_task_by_task(agentrl: Cli, workplace: Path) ->
 def test_a_folder_that_is_no_run_has_no_report(agentrl: Cli, workplace: Path) -> None:
     refused = agentrl("report", "away")
     assert refused.code == 2
-    assert "neither a run nor an evaluation" in refused.err
+    assert "is not a run or evaluation" in refused.err
 
 
 def test_episodes_as_chats(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
