@@ -278,7 +278,7 @@ PLUGINS: dict[str, dict[str, str]] = {
     },
     "tracker": {
         "tensorboard": "agentrl.observe.trackers:TensorBoardTracker",
-        "wandb": "agentrl.observe.trackers:WandbTracker",
+        "wandb": "agentrl.observe.experiment_trackers:WandbTracker",
         "mlflow": "agentrl.observe.experiment_trackers:MLflowTracker",
         "swanlab": "agentrl.observe.experiment_trackers:SwanLabTracker",
         "trackio": "agentrl.observe.experiment_trackers:TrackioTracker",

@@ -18,6 +18,7 @@ from agentrl.observe.progress import RunningEpisode, RunStatus, RunWatcher
 from agentrl.observe.run_status import Liveness, RunSnapshot, read_status, write_status
 from agentrl.rollout.waits import WaitKind, WaitTracker
 from agentrl.runs import status_writer
+from agentrl.runs.diagnosis import diagnose_folder
 from agentrl.runs.rl import train
 from agentrl.runs.status_writer import LONGEST_TEXT, MOST_EPISODES, StatusWriter
 from agentrl.serving.local import LocalEngine
@@ -40,6 +41,30 @@ def step(self, action):
     return real(self, action)
 letters.Letters.step = step
 train(start_run(load_config(None, json.loads(sys.argv[1])["overrides"]), kind="test"))
+"""
+
+IGNORING = """
+import json, sys, time
+from pathlib import Path
+sys.path.insert(0, json.loads(sys.argv[1])["worlds"])
+import letters
+from agentrl.config import load_config
+from agentrl.runs.rl import train
+from agentrl.runs.start import start_run
+from agentrl.runs.stop import forced_exit
+
+real = letters.Letters.step
+def step(self, action):
+    while Path("runs/run/model").exists():
+        Path("hanging").touch()
+        try:
+            time.sleep(1000)
+        except BaseException:
+            pass
+    return real(self, action)
+letters.Letters.step = step
+with forced_exit(130):
+    train(start_run(load_config(None, json.loads(sys.argv[1])["overrides"]), kind="test"))
 """
 
 
@@ -139,6 +164,25 @@ def test_a_run_that_hangs_is_suspended_and_killed(tiny_words, start_python, tmp_
     assert "CRASHED" in printed
     assert "environment  step of" in printed
     assert read_status(folder).in_flight
+
+
+def test_a_run_that_two_interruptions_end_by_force_was_interrupted(tiny_words, start_python, tmp_path, capsys):
+    words = tiny_words("run.directory=runs", "run.name=run")
+    program = start_python("-c", IGNORING, json.dumps(words), folder=tmp_path)
+    wait_for(lambda: (tmp_path / "hanging").exists())
+    folder = tmp_path / "runs" / "run"
+    pid = read_status(folder).pid
+    for count in (1, 2):
+        os.kill(pid, signal.SIGINT)
+        wait_for(lambda: read_status(folder).stopping or program.poll() is not None)
+        assert program.poll() is None, count
+    assert program.wait().code == 130
+    assert read_status(folder).end is None, "the process ended without a last status"
+    code, printed = status_command(capsys, folder)
+    assert code == 0
+    assert printed.startswith("interrupted ")
+    assert f"resume it with: agentrl train --resume {folder}" in printed.replace("\n", "")
+    assert diagnose_folder(folder).ending == "interrupted after step 0 of 4"
 
 
 def test_a_process_that_writes_no_status_is_hung(tmp_path, monkeypatch):

@@ -12,11 +12,12 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.commands import COMMANDS, CommandEntry
+from agentrl.cli.commands import COMMANDS, RUN_OR_CONFIG, CommandEntry
 from agentrl.cli.exits import ExitCode, end_despite_foreign_code
 from agentrl.cli.help import PlainCommand, PlainGroup, examples
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import VisibleFormatter, note, print_error
+from agentrl.observe.run_folder import missing_run_error
 
 DEBUG = "--debug"
 HELP = "Train language-model agents by reinforcement learning inside environments."
@@ -54,7 +55,10 @@ def _run(arguments: Sequence[str], imported: Callable[[], None]) -> None:
     if logging.lastResort is not None:  # prints warnings that no run writes to its log
         logging.lastResort.setFormatter(VisibleFormatter())
     try:
-        program = build(next((word for word in words if not word.startswith("-")), None))
+        chosen = next((word for word in words if not word.startswith("-")), None)
+        if (entry := COMMANDS.get(chosen or "")) is not None:
+            check_first_argument(entry, words[words.index(chosen) + 1 :])
+        program = build(chosen)
         imported()
         program(args=words, prog_name="agentrl")
     except KeyboardInterrupt:
@@ -71,6 +75,25 @@ def _run(arguments: Sequence[str], imported: Callable[[], None]) -> None:
         print_error(AgentRLError(f"{type(error).__name__}: {error}"))
         note("unexpected error: run the command again with --debug for the traceback")
         sys.exit(ExitCode.FAILED)
+
+
+def check_first_argument(entry: CommandEntry, words: Sequence[str]) -> None:
+    """Check that the run exists that a command's first argument names, if it does not follow an option.
+
+    Raises:
+        UsageError: no such folder.
+    """
+    word = next(iter(words), "-")
+    if not entry.reads or word.startswith("-") or "=" in word or Path(word).exists():
+        return
+    hint = None
+    if entry.reads == RUN_OR_CONFIG:
+        try:
+            importlib.import_module("agentrl.config").load_config(word)
+            return
+        except UsageError as error:
+            hint = error.hint or "list the configs: agentrl config list"
+    raise missing_run_error(word, entry.reads, hint=hint)
 
 
 def build(chosen: str | None) -> typer.Typer:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentrl.observe.run_folder import RUN, RUN_OR_CHECKPOINT, RUN_OR_EVALUATION
+
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
@@ -14,6 +16,8 @@ class CommandEntry:
     help: str
     panel: str
     is_group: bool = False
+    reads: str = ""
+    """Kind of folder that the first argument names; it is checked before the module is imported, as that is slow."""
 
 
 START = "Start here"
@@ -21,6 +25,7 @@ PARTS = "Environments and tools"
 RUNS = "Train and measure"
 LOOK = "Look at results"
 MORE = "Servers and details"
+RUN_OR_CONFIG = "run or config"
 
 COMMANDS: dict[str, CommandEntry] = {
     "init": CommandEntry("agentrl.cli.init", "Create a project with your own environment and tool.", START),
@@ -40,20 +45,32 @@ COMMANDS: dict[str, CommandEntry] = {
         "agentrl.cli.launch", "Train on Slurm, Kubernetes (KubeRay) or a cloud (SkyPilot).", RUNS, is_group=True
     ),
     "rollout": CommandEntry("agentrl.cli.rollout", "Play and store episodes without training.", RUNS),
-    "eval": CommandEntry("agentrl.cli.evaluate", "Measure a policy on fixed tasks, with confidence intervals.", RUNS),
+    "eval": CommandEntry(
+        "agentrl.cli.evaluate", "Measure a policy on fixed tasks, with confidence intervals.", RUNS, reads=RUN_OR_CONFIG
+    ),
     "dpo": CommandEntry("agentrl.cli.learn", "Train on pairs of better and worse episodes of a run.", RUNS),
     "reward-model": CommandEntry("agentrl.cli.learn", "Train a reward model on a run's episodes.", RUNS),
-    "status": CommandEntry("agentrl.cli.status", "Show what a run does now, and what it waits for.", LOOK),
-    "view": CommandEntry("agentrl.cli.view", "Show the episodes of a run or an evaluation token by token.", LOOK),
-    "diagnose": CommandEntry("agentrl.cli.diagnose", "Say what is wrong with a run, and which key to change.", LOOK),
-    "report": CommandEntry("agentrl.cli.report", "Write a report of runs, or of evaluations side by side.", LOOK),
-    "rescore": CommandEntry("agentrl.cli.rescore", "Score stored episodes again, with other reward functions.", LOOK),
-    "replay": CommandEntry("agentrl.cli.replay", "Continue a stored episode from one of its turns.", LOOK),
+    "status": CommandEntry("agentrl.cli.status", "Show what a run does now, and what it waits for.", LOOK, reads=RUN),
+    "view": CommandEntry(
+        "agentrl.cli.view", "Show the episodes of a run or an evaluation token by token.", LOOK, reads=RUN_OR_EVALUATION
+    ),
+    "diagnose": CommandEntry(
+        "agentrl.cli.diagnose", "Say what is wrong with a run, and which key to change.", LOOK, reads=RUN_OR_EVALUATION
+    ),
+    "report": CommandEntry(
+        "agentrl.cli.report", "Write a report of runs, or of evaluations side by side.", LOOK, reads=RUN_OR_EVALUATION
+    ),
+    "rescore": CommandEntry(
+        "agentrl.cli.rescore", "Score stored episodes again, with other reward functions.", LOOK, reads=RUN
+    ),
+    "replay": CommandEntry("agentrl.cli.replay", "Continue a stored episode from one of its turns.", LOOK, reads=RUN),
     "profile": CommandEntry("agentrl.cli.profile", "Show where the time of some training steps goes.", LOOK),
-    "trace": CommandEntry("agentrl.cli.trace", "Write a timeline of a training step for Perfetto.", LOOK),
-    "export": CommandEntry("agentrl.cli.export", "Write a run's model as a Hugging Face checkpoint.", LOOK),
+    "trace": CommandEntry("agentrl.cli.trace", "Write a timeline of a training step for Perfetto.", LOOK, reads=RUN),
+    "export": CommandEntry(
+        "agentrl.cli.export", "Write a run's model as a Hugging Face checkpoint.", LOOK, reads=RUN_OR_CHECKPOINT
+    ),
     "export-episodes": CommandEntry(
-        "agentrl.cli.export_episodes", "Write episodes as conversations, pairs or data sets.", LOOK
+        "agentrl.cli.export_episodes", "Write episodes as conversations, pairs or data sets.", LOOK, reads=RUN
     ),
     "repeat-update": CommandEntry("agentrl.cli.repeat_update", "Repeat an update that was not finite.", LOOK),
     "serve": CommandEntry("agentrl.cli.serve", "Start vLLM or SGLang servers without a run.", MORE),

@@ -23,7 +23,7 @@ from agentrl.models.lora import ADAPTERS, adapter_folder, adapters_in, is_adapte
 from agentrl.observe.console import note
 from agentrl.observe.files import writing
 from agentrl.observe.model_folder import find_model
-from agentrl.observe.run_folder import find_run
+from agentrl.observe.run_folder import RUN_OR_CHECKPOINT, find_run, missing_run_error
 from agentrl.training.checkpoint import system_errors
 
 Format = Literal["float32", "bfloat16"]
@@ -69,7 +69,7 @@ def export(
     folder = Path(target)
     source = Path(find_model(run))
     if not source.is_dir():
-        raise UsageError(f"{run} is not a run or checkpoint", expected="a folder such as runs/latest")
+        raise missing_run_error(run, RUN_OR_CHECKPOINT)
     is_adapter, several = is_adapter_folder(source), adapters_in(source)
     if several and not adapter:
         raise UsageError(

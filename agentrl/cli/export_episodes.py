@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -19,8 +20,8 @@ from agentrl.evaluation.panel import EPISODES_FILE
 from agentrl.evaluation.run_report import config_of
 from agentrl.message.data_file import ToolSchema, write_dataset
 from agentrl.observe.console import note
-from agentrl.observe.files import replace_file, write_output
-from agentrl.observe.run_folder import RunDirectory, find_run
+from agentrl.observe.files import write_output, writing
+from agentrl.observe.run_folder import RunDirectory, require_run
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import StoredTrajectory
 from agentrl.tool import Tool
@@ -70,13 +71,11 @@ def export_episodes(
     chat and hf-dataset keep the reward, the task and the step of each episode. sft-jsonl is read by `agentrl sft
     --data`, preferences by `agentrl dpo --from`.
     """
-    folder = find_run(run)
-    if folder is None or not folder.trajectories.is_dir():
-        raise UsageError(
-            f"{run} is not a run with episodes",
-            got="an evaluation, whose messages are not stored" if (run / EPISODES_FILE).is_file() else None,
-            expected="a folder such as runs/latest",
-        )
+    if (run / EPISODES_FILE).is_file():
+        raise UsageError(f"{run} is not a run", got="an evaluation, whose messages are not stored")
+    folder = require_run(run)
+    if not folder.trajectories.is_dir():
+        raise UsageError(f"run {folder.path} has no episodes")
     where = EpisodeFilter(
         is_infrastructure=False,
         first_step=from_step if step is None else step,
@@ -160,8 +159,13 @@ def _write(made: ExportedRows, target: Path, to: ExportFormat, run: RunDirectory
         return
     if target.exists():
         raise UsageError(f"{target} already exists", hint="choose another folder, or delete it first")
-    write_dataset(made.rows, target / "data" / "train-00000-of-00001.parquet")
-    replace_file(target / "README.md", _dataset_card(made.rows, run).encode())
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.partial-", dir=target.parent) as temporary:
+            partial = Path(temporary) / target.name
+            write_dataset(made.rows, partial / "data" / "train-00000-of-00001.parquet")
+            (partial / "README.md").write_text(_dataset_card(made.rows, run), encoding="utf-8")
+            partial.rename(target)
 
 
 def _dataset_card(rows: list[dict[str, object]], run: RunDirectory) -> str:

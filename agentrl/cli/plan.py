@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from agentrl.builders.checks import check_training
@@ -100,17 +100,16 @@ def _simulate(measured: MeasuredRun, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table(
-        "staleness",
-        Column("batch order", min_width=8),
-        *("steps per hour", "engine idle", "requests", "trainer idle", "dropped groups"),
-        *("bias of turns", "bias of seconds"),
-        box=None,
-        pad_edge=False,
-    )
+    names = ("staleness", "batch order", "steps per hour", "engine idle", "requests", "trainer idle", "dropped groups")
+    headings = (*names, "bias of turns", "bias of seconds")
     formats = ("{}", "{}", "{:.0f}", "{:.0%}", "{:.1f}", "{:.0%}", "{:.1%}", "{:+.1%}", "{:+.1%}")
-    for row in rows:
-        table.add_row(*(style.format(value) for style, value in zip(formats, row.values(), strict=True)))
+    cells = [[style.format(value) for style, value in zip(formats, row.values(), strict=True)] for row in rows]
+    widths = [max(map(len, (*name.split(), *found))) for name, *found in zip(headings, *cells, strict=True)]
+    table = Table(box=None, pad_edge=False)
+    for name, width in zip(headings, widths, strict=True):
+        table.add_column(name, min_width=width)
+    for row in cells:
+        table.add_row(*row)
     out.print(table)
     rollout = measured.config.rollout
     note(

@@ -29,7 +29,7 @@ from agentrl.evaluation.result import MeanInterval
 from agentrl.evaluation.token_view import Decode, Segment, segments
 from agentrl.observe.console import note, out
 from agentrl.observe.model_folder import find_model
-from agentrl.observe.run_folder import RunDirectory, find_run
+from agentrl.observe.run_folder import RunDirectory, require_run
 from agentrl.runs.stop import run_until_stopped
 from agentrl.trajectory import Trajectory
 
@@ -74,9 +74,7 @@ def replay(
     The environment restarts from the task and its seed, and the recorded answers are repeated up to that turn. The
     prompts must be the recorded ones, token by token. The continuations are stored in the run.
     """
-    folder = find_run(run)
-    if folder is None:
-        raise UsageError(f"{run} is not a run", expected="a folder such as runs/latest")
+    folder = require_run(run)
     if episode is None:
         _list(folder)
         return

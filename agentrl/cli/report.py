@@ -15,7 +15,7 @@ from agentrl.evaluation.panel import EPISODES_FILE
 from agentrl.evaluation.report import write_report
 from agentrl.evaluation.run_report import run_report
 from agentrl.observe.console import note
-from agentrl.runs.diagnosis import require_run
+from agentrl.observe.run_folder import RUN_OR_EVALUATION, require_run
 from agentrl.training.stored_episodes import model_of_run
 
 app = typer.Typer()
@@ -50,7 +50,8 @@ def report(
     if output is None and len(folders) > 1:
         raise UsageError("a report of several folders needs --output", expected="--output FOLDER")
     results = {found.name: read_evaluation(found) for found in map(Path.resolve, folders) if _is_evaluation(found)}
-    runs = [read_reported_run(require_run(folder)) for folder in folders if not _is_evaluation(folder.resolve())]
+    others = [folder for folder in folders if not _is_evaluation(folder.resolve())]
+    runs = [read_reported_run(run) for run in [require_run(folder, RUN_OR_EVALUATION) for folder in others]]
     if len(runs) == 1:
         results |= own_evaluations(runs[0].folder)
     target = output or (runs[0].folder.path if runs else folders[0])

@@ -18,7 +18,7 @@ from agentrl.errors import UsageError
 from agentrl.evaluation.rescoring import RescoringRequest, RescoringSummary, find_scorers, find_tasks, rescore
 from agentrl.observe.console import err, note, out
 from agentrl.observe.files import JsonLinesWriter
-from agentrl.observe.run_folder import find_run
+from agentrl.observe.run_folder import require_run
 from agentrl.runs.stop import run_until_stopped
 
 app = typer.Typer()
@@ -47,9 +47,7 @@ def rescore_command(
     Without --reward, the run's own reward functions are called, which may have changed since. Use it to try a reward
     function before a run: are its rewards finite, do they differ within groups, are successes rewarded more?
     """
-    folder = find_run(run)
-    if folder is None:
-        raise UsageError(f"{run} is not a run", expected="a folder such as runs/latest")
+    folder = require_run(run)
     if output is not None and output.exists():
         raise UsageError(f"{output} already exists", hint="choose another file, or delete it first")
     config = load_config(folder.config_file, [*reward_words(reward), *(WITHOUT_OTHERS if reward else [])])

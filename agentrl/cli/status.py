@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from agentrl.cli.exits import ExitCode
 from agentrl.cli.help import examples
 from agentrl.errors import UsageError
 from agentrl.observe.console import out
-from agentrl.observe.run_folder import LATEST, find_run
+from agentrl.observe.run_folder import LATEST, require_run
 from agentrl.observe.run_status import (
     INTERVAL_S,
     STATUS_FILE,
@@ -56,7 +57,7 @@ def status(
     It reads a file that the run's process writes every second, also while the run hangs. It says whether the process
     is alive, hung, suspended or gone. The exit code is 1 if the run has hung, failed or crashed.
     """
-    folder = _newest_run() if run is None else _folder_of(run)
+    folder = _newest_run() if run is None else require_run(run).path
     with _display(folder, as_json=as_json, watch=watch) as show:
         while not (state := show()).is_over and watch:
             time.sleep(INTERVAL_S)
@@ -99,13 +100,6 @@ def _newest_run() -> Path:
     return max(found, key=lambda folder: (folder / STATUS_FILE).stat().st_mtime_ns)
 
 
-def _folder_of(path: Path) -> Path:
-    run = find_run(path)
-    if run is None:
-        raise UsageError(f"{path} is not a run", expected="a folder such as runs/latest")
-    return run.path
-
-
 def _read(folder: Path) -> RunSnapshot:
     snapshot = read_status(folder)
     if snapshot is None:
@@ -139,6 +133,10 @@ def describe(folder: Path, snapshot: RunSnapshot, now: float) -> Group:
         lines.append(
             Text(f"failed attempts: {snapshot.attempts_failed}, the latest: {snapshot.latest_failure}", style="yellow")
         )
+    if snapshot.resumed_by and state in (Liveness.STOPPED, Liveness.FAILED, Liveness.CRASHED):
+        lines.append(
+            Text(f"resume it with: agentrl {snapshot.resumed_by} --resume {shlex.quote(str(folder))}", style="cyan")
+        )
     if state in (Liveness.FINISHED, Liveness.STOPPED):
         return Group(*lines)
     if snapshot.blocked is not None:
@@ -166,9 +164,10 @@ def _state_words(state: Liveness, snapshot: RunSnapshot, now: float) -> str:
         case Liveness.SUSPENDED:
             return f"SUSPENDED: {where} was stopped by a signal {age} ago; to continue it: kill -CONT {pid}"
         case Liveness.CRASHED:
-            return f"CRASHED: {where} is gone; its last sign of life was {age} ago. Resume it: agentrl train --resume"
+            return f"CRASHED: {where} is gone and has not said why (killed, or out of memory?); last status {age} ago"
         case _:
-            return f"{state} {_seconds(now - (snapshot.ended or snapshot.time))} ago"
+            word = "interrupted" if state is Liveness.STOPPED else state
+            return f"{word} {_seconds(now - (snapshot.ended or snapshot.time))} ago"
 
 
 def _progress_words(snapshot: RunSnapshot) -> Iterator[str]:

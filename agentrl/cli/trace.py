@@ -12,7 +12,7 @@ from agentrl.cli.help import examples
 from agentrl.errors import UsageError
 from agentrl.observe.console import note
 from agentrl.observe.files import write_output
-from agentrl.observe.run_folder import find_run, step_name
+from agentrl.observe.run_folder import require_run, step_name
 from agentrl.observe.traces import chrome_trace, read_traces, traced_steps
 
 app = typer.Typer()
@@ -36,11 +36,7 @@ def trace(
 
     The run must have been trained with the tracker named trace, as in the first example.
     """
-    chosen = Path("runs") if run is None else run
-    found_run = find_run(chosen)
-    if found_run is None:
-        raise UsageError(f"no run in {chosen}", expected="the folder of a run", hint="name it: agentrl trace runs/NAME")
-    folder = found_run.path
+    folder = require_run(run or "runs").path
     steps = traced_steps(folder)
     if step is None and not steps:
         raise UsageError(

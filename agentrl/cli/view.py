@@ -27,7 +27,7 @@ from agentrl.evaluation.token_view import (
 )
 from agentrl.observe.console import note, out
 from agentrl.observe.files import writing
-from agentrl.observe.run_folder import find_run
+from agentrl.observe.run_folder import RUN_OR_EVALUATION, require_run
 from agentrl.observe.terminal import open_with_progress
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import step_files
@@ -198,15 +198,7 @@ def _open_index(folder: Path) -> TrajectoryIndex:
     """Open the index of an evaluation, or of the run that contains the folder."""
     if _is_evaluation(folder):
         return open_with_progress(folder / EPISODES_FILE)
-    run = find_run(folder)
-    if run is None:
-        others = "no config.yaml and no episodes.jsonl"
-        raise UsageError(
-            f"{folder} is neither a run nor an evaluation",
-            got=others if folder.is_dir() else "no such folder",
-            expected="a folder such as runs/latest or runs/evaluations",
-            hint="show the newest: agentrl view",
-        )
+    run = require_run(folder, RUN_OR_EVALUATION)
     if not run.trajectories.is_dir():
         played = run.path / FOLDER
         hint = f"show its evaluations: agentrl view {shlex.quote(str(played))}" if _newest_evaluation(played) else None
@@ -272,6 +264,4 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _model_of_run(folder: Path) -> str:
-    run = find_run(folder)
-    assert run is not None  # its index is open
-    return model_of_run(run)
+    return model_of_run(require_run(folder))

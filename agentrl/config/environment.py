@@ -147,7 +147,10 @@ class EnvironmentConfig(Section):
         if self.tasks is not None and self.split != "train":
             raise ValueError("environment.split is ignored with environment.tasks: remove one of them")
         if self.isolation is Isolation.INLINE and self.workers != 4:
-            raise ValueError("environment.workers is ignored with environment.isolation inline: remove one of them")
+            raise ValueError(
+                "environment.workers is ignored with environment.isolation=inline, which has none: remove it, or set "
+                "environment.isolation to thread or process"
+            )
         return self
 
 

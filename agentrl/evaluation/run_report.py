@@ -50,7 +50,7 @@ def named_runs(runs: Sequence[ReportedRun]) -> list[NamedRuns]:
     """Group runs that differ only in their seed and name, whose curves then have intervals over seeds."""
     groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
-        own = run.name if run.config is None else repr(sorted(_settings(run.config, but=("run.",)).items()))
+        own = run.name if run.config is None else repr(sorted(_settings(run, but=("run.",)).items()))
         groups.setdefault(own, []).append(run)
     return [
         NamedRuns(
@@ -219,10 +219,11 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 2 * _HOUR else f"{seconds / _HOUR:.1f} h"
 
 
-def _settings(config: Config, *, but: Sequence[str] = ()) -> dict[str, str]:
-    """Return the settings that differ from their defaults, by key."""
-    found = _flat(config.model_dump(mode="json", exclude_defaults=True))
-    return {key: value for key, value in found.items() if not key.startswith(tuple(but))}
+def _settings(run: ReportedRun, *, but: Sequence[str] = ()) -> dict[str, str]:
+    """Return the settings that differ from their defaults, by key; those of a warm start only if the run is one."""
+    found = {} if run.config is None else _flat(run.config.model_dump(mode="json", exclude_defaults=True))
+    ignored = (*but, *(() if any("sft/loss" in line for line in run.lines) else ("sft.",)))
+    return {key: value for key, value in found.items() if not key.startswith(ignored)}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -237,7 +238,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _settings_table(runs: Sequence[ReportedRun]) -> ReportTable:
-    found = [{} if run.config is None else _settings(run.config, but=("run.name", "run.directory")) for run in runs]
+    found = [_settings(run, but=("run.name", "run.directory")) for run in runs]
     keys = list(dict.fromkeys(key for one in found for key in one))
     rows = [[key, *(one.get(key, "default") for one in found)] for key in keys]
     return ReportTable(title="Settings that differ from their defaults", header=_header(runs), rows=rows)

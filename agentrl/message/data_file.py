@@ -142,16 +142,13 @@ def write_dataset(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Write rows as a Parquet file; the columns are those of any row.
 
     Raises:
-        UsageError: the file cannot be written.
+        OSError: the file cannot be written.
     """
     from pyarrow import Table, parquet  # slow to import, and rarely needed
 
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        parquet.write_table(Table.from_pylist([{name: row.get(name) for name in columns} for row in rows]), file)
-    except OSError as error:
-        raise UsageError(f"cannot write {file}", got=error.strerror or error) from error
+    file.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(Table.from_pylist([{name: row.get(name) for name in columns} for row in rows]), file)
 
 
 def _parse(text: str, location: str, *, first_line: int | None = None) -> Any:

@@ -1,6 +1,7 @@
-"""Trackers of experiment services: MLflow, SwanLab and Trackio. Each gets config, metrics and a table of episodes.
+"""Trackers of experiment services: Weights & Biases, MLflow, SwanLab and Trackio.
 
-All work without a network, in the run's ``logs``; the services' own variables send the data elsewhere.
+Each gets config, metrics and a table of episodes. All work without a network (Weights & Biases with
+``WANDB_MODE=offline``); the services' own variables send the data elsewhere.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.observe.traces import EpisodeTrace
-from agentrl.observe.trackers import Tracker, run_identity
+from agentrl.observe.trackers import RUN_ID, Tracker, run_identity
 
 PROJECT = "agentrl"
 MOST_ROWS = 200
@@ -43,6 +44,42 @@ class EpisodeTableTracker(Tracker):
         return rows
 
 
+class WandbTracker(EpisodeTableTracker):
+    """A run of the Weights & Biases project ``agentrl``; needs the package wandb.
+
+    Steps are a metric of their own: the service drops rows whose step is not new, as those that a resumed run repeats.
+    """
+
+    package = "wandb"
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        super().__init__(folder, name, config)
+        self._table = wandb.Table
+        self._run = wandb.init(
+            project=PROJECT,
+            id=run_identity(folder),
+            name=name,
+            dir=str(folder),
+            config=dict(config),
+            resume="allow",
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one history row, with the table of the step."""
+        values: dict[str, Any] = {**metrics, "step": step}
+        if rows := self.take_rows():
+            values["episodes"] = self._table(columns=list(COLUMNS), data=rows, allow_mixed_types=True)
+        self._run.log(values)
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
 class MLflowTracker(EpisodeTableTracker):
     """A run of the MLflow experiment ``agentrl``; needs the package mlflow.
 
@@ -62,18 +99,31 @@ class MLflowTracker(EpisodeTableTracker):
         self._run = self._find_run(folder / "run_id", name)
         self._client.update_run(self._run, status="RUNNING")
         known = self._client.get_run(self._run).data.params  # which cannot be changed
-        params = [Param(key, str(value)[:500]) for key, value in flat(config).items() if key not in known]
+        settings = {_mlflow_name(key): str(value)[:500] for key, value in flat(config).items()}
+        params = [Param(key, value) for key, value in settings.items() if key not in known]
         for some in _parts(params, 100):
             self._client.log_batch(self._run, params=some)
 
     def _find_run(self, identity: Path, name: str) -> str:
-        """Return the id of this run, or of the one that it resumes."""
+        """Return the id of the run that this one resumes, if the server knows it, or else of a new one."""
+        from mlflow.exceptions import MlflowException
+
         if identity.is_file():
-            return identity.read_text()
-        found = self._client.get_experiment_by_name(PROJECT)
+            try:
+                return str(self._client.get_run(identity.read_text()).info.run_id)
+            except MlflowException as error:  # with another server than before
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
         artifacts = None if "MLFLOW_TRACKING_URI" in os.environ else (identity.parent / "artifacts").resolve().as_uri()
-        experiment = self._client.create_experiment(PROJECT, artifacts) if found is None else found.experiment_id
-        made: str = self._client.create_run(experiment, run_name=name).info.run_id
+        found = self._client.get_experiment_by_name(PROJECT)
+        if found is None:
+            try:
+                self._client.create_experiment(PROJECT, artifacts)
+            except MlflowException as error:  # a run that began at the same moment has made it
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            found = self._client.get_experiment_by_name(PROJECT)
+        made: str = self._client.create_run(found.experiment_id, run_name=name).info.run_id
         identity.write_text(made)
         return made
 
@@ -141,8 +191,15 @@ class TrackioTracker(EpisodeTableTracker):
 
         super().__init__(folder, name, config)
         self._table = trackio.Table
+        is_resumed = (folder / RUN_ID).is_file()
+        run_identity(folder)
         self._run = trackio.init(
-            project=PROJECT, name=name, config=dict(config), resume="allow", auto_log_cpu=False, auto_log_gpu=False
+            project=PROJECT,
+            name=name,
+            config=dict(config),
+            resume="allow" if is_resumed else "never",  # by the name: a new run must not continue one of the same name
+            auto_log_cpu=False,
+            auto_log_gpu=False,
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -173,8 +230,14 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _mlflow_name(name: str) -> str:
-    """Return a metric's name with the characters that MLflow allows."""
-    return "".join(letter if letter.isalnum() or letter in "_-. /:" else "_" for letter in name)
+    """Return the name of a metric or setting with the characters, path and length that MLflow allows.
+
+    >>> _mlflow_name("reward/component/mean@8"), _mlflow_name("/a//b/../c")
+    ('reward/component/mean_8', 'a/b/_/c')
+    """
+    allowed = "".join(letter if letter.isalnum() or letter in "_-. /:" else "_" for letter in name)
+    parts = ["_" if part in (".", "..") else part for part in allowed.split("/") if part]
+    return "/".join(parts)[:250].rstrip("/") or "_"
 
 
 def _parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -42,7 +42,13 @@ from agentrl.observe.files import first_free, read_json_lines, replace_file, wri
 LATEST = "latest"
 LOCK = ".lock"
 """Lock file of the process that uses a run's folder."""
+LOCK_TABLE = Path("/proc/locks")
 RUN_LOG = "agentrl.log"
+RUN = "run"
+RUN_OR_EVALUATION = "run or evaluation"
+RUN_OR_CHECKPOINT = "run or checkpoint"
+LISTED = 6
+"""Maximum number of runs that a message lists."""
 
 
 def step_name(step: int, suffix: str = "") -> str:
@@ -89,6 +95,20 @@ def lock_folder(folder: Path, what: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def is_locked(path: Path) -> bool:
+    """Return True if a process of this machine holds the lock file of a folder.
+
+    It reads the system's table of locks: an attempt to lock the file could make a run fail that begins just then.
+    """
+    try:
+        inode = str(os.stat(path).st_ino)
+        lines = LOCK_TABLE.read_text().splitlines()
+    except OSError:
+        return False
+    fields = (line.split() for line in lines if " FLOCK " in line)
+    return any(inode == words[5].rpartition(":")[2] for words in fields if len(words) > 5 and words[1] == "FLOCK")
 
 
 class RunDirectory:
@@ -176,11 +196,7 @@ class RunDirectory:
         """
         run = cls(Path(path).resolve())
         if not run.config_file.is_file():
-            raise UsageError(
-                f"no run in {path}",
-                got="no config.yaml" if run.path.is_dir() else "no such folder",
-                expected="the folder of a run, such as runs/latest",
-            )
+            raise missing_run_error(path)
         return run
 
     @contextmanager
@@ -263,6 +279,42 @@ def find_run(path: str | Path) -> RunDirectory | None:
         if (candidate / "config.yaml").is_file():
             return RunDirectory.open(candidate)
     return None
+
+
+def require_run(path: str | Path, what: str = RUN) -> RunDirectory:
+    """Return the run of `find_run`.
+
+    Args:
+        path: The folder.
+        what: What the folder may be, for the message.
+
+    Raises:
+        UsageError: there is no run; the message lists those that exist.
+    """
+    run = find_run(path)
+    if run is None:
+        raise missing_run_error(path, what)
+    return run
+
+
+def missing_run_error(path: str | Path, what: str = RUN, *, hint: str | None = None) -> UsageError:
+    """Return an error about a path that is not `what`, with the newest runs beside it or in ``runs``."""
+    folder = Path(path)
+    runs = _newest_runs(folder.parent) or _newest_runs(Path("runs"))
+    more = f", … ({len(runs)} in all)" if len(runs) > LISTED else ""
+    listed = f": {', '.join(map(str, runs[:LISTED]))}{more}"
+    return UsageError(
+        f"{path} is not a {what}",
+        got="a folder without config.yaml" if folder.is_dir() else "a file" if folder.exists() else "no such folder",
+        expected=f"the folder of a run{listed if runs else ', such as runs/latest'}",
+        hint=hint or (None if runs else "train one: agentrl demo"),
+    )
+
+
+def _newest_runs(parent: Path) -> list[Path]:
+    """Return the runs in a folder, the newest first."""
+    files = [file for file in parent.glob("*/config.yaml") if file.parent.name != LATEST]
+    return [file.parent for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)]
 
 
 def _free_name(parent: Path, prefix: str) -> str:

@@ -58,6 +58,7 @@ class Liveness(enum.StrEnum):
     """The process was stopped by a signal (SIGSTOP, Ctrl-Z)."""
     FINISHED = "finished"
     STOPPED = "stopped"
+    """It was interrupted, perhaps twice, so that its process ended without recording it."""
     FAILED = "failed"
     CRASHED = "crashed"
     """The process ended without recording how, for example because it was killed."""
@@ -162,6 +163,10 @@ class RunSnapshot:
     engines: Sequence[EngineLoad] = ()
     memory_bytes: int | None = None
     in_flight: Sequence[EpisodeInFlight] = ()
+    resumed_by: str = ""
+    """Command with the option ``--resume`` for this run: ``train`` or ``rollout``; empty if there is none."""
+    stopping: bool = False
+    """True once the run was asked to stop."""
     ended: float | None = None
     end: RunEnd | None = None
     error: str | None = None
@@ -174,7 +179,7 @@ class RunSnapshot:
         if self.host != socket.gethostname():
             return Liveness.HUNG if is_late else Liveness.RUNNING
         if (state := _process_state(self.pid, self.process_started)) is None:
-            return Liveness.CRASHED
+            return Liveness.STOPPED if self.stopping else Liveness.CRASHED
         if state == "T":
             return Liveness.SUSPENDED
         return Liveness.HUNG if is_late else Liveness.RUNNING

@@ -1,4 +1,4 @@
-"""Trackers, which show the metrics of a run in other programs: TensorBoard, Weights & Biases, or the user's own."""
+"""Trackers, which show the metrics of a run in other programs: TensorBoard, or the user's own."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from agentrl.registry import Kind, lookup, names
 
 TRACKER_CALL_S = 30.0
 """Seconds for one call of a tracker."""
+RUN_ID = "run_id"
+"""File in a tracker's folder with the run's id in the service."""
 MOST_TRACES_WAITING = 10_000
 """Maximum number of traces that wait for a tracker; later ones are dropped."""
 _log = logging.getLogger(__name__)
@@ -61,16 +63,20 @@ class TensorBoardTracker(Tracker):
     package = "tensorboard"
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._event, self._summary = Event, Summary
+        self._event, self._summary, self._start = Event, Summary, SessionLog(status=SessionLog.START)
+        self._has_begun = False
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(folder))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one event with all scalars."""
+        """Write one event with all scalars; the first one makes TensorBoard drop steps that a resumed run repeats."""
+        if not self._has_begun:
+            self._writer.add_event(self._event(step=step, wall_time=time.time(), session_log=self._start))
+            self._has_begun = True
         values = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in metrics.items()]
         summary = self._summary(value=values)
         self._writer.add_event(self._event(step=step, wall_time=time.time(), summary=summary))
@@ -81,36 +87,10 @@ class TensorBoardTracker(Tracker):
         self._writer.close()
 
 
-class WandbTracker(Tracker):
-    """A Weights & Biases run; needs the package wandb."""
-
-    package = "wandb"
-
-    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
-        import wandb
-
-        self._run = wandb.init(
-            project="agentrl",
-            id=run_identity(folder),
-            name=name,
-            dir=str(folder),
-            config=dict(config),
-            resume="allow",
-        )
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one history row."""
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()
-
-
 def run_identity(folder: Path) -> str:
     """Return the identity of a run in a tracker's service: a resumed run continues the same history."""
     folder.mkdir(parents=True, exist_ok=True)
-    identity = folder / "run_id"
+    identity = folder / RUN_ID
     if not identity.is_file():
         identity.write_text(uuid.uuid4().hex)
     return identity.read_text()
@@ -170,18 +150,22 @@ class _TrackerThread:
 
     def __init__(self, kind: str, make: Callable[[], Tracker]) -> None:
         self.failure: str | None = None
+        self.is_slow = False
+        """True if the tracker had not started after `TRACKER_CALL_S`; it gets all calls once it has."""
         self.traces_dropped = 0
         """Number of traces that were not recorded, because the tracker is too slow."""
         self._threads = DaemonThreads(f"agentrl-tracker-{kind}", limit=1)
         self._traces_waiting = 0
         self._began: float | None = None
         """Time at which the running call began."""
-        try:  # in the thread, because it may block, and because trackers replace signal handlers in the main thread
-            self.tracker = self._threads.submit(make).result(timeout=TRACKER_CALL_S)
-        except TimeoutError:
-            raise TimeoutError(f"its start takes longer than {TRACKER_CALL_S:g} s") from None
+        # in the thread, because it may block, and because trackers replace signal handlers in the main thread
+        self._start = self._threads.submit(make)
+        done, _ = wait([self._start], timeout=TRACKER_CALL_S)
+        if done:
+            self._start.result()  # raises its error
+        self.is_slow = not done
 
-    def submit(self, call: Callable[[], None]) -> Future[None]:
+    def submit(self, call: Callable[[Tracker], None]) -> Future[None]:
         """Run a call after the earlier ones."""
         return self._threads.submit(self._run, call)
 
@@ -193,21 +177,21 @@ class _TrackerThread:
             self._traces_waiting += 1
             self.submit(partial(self._trace, trace))
 
-    def _trace(self, trace: EpisodeTrace) -> None:
+    def _trace(self, trace: EpisodeTrace, tracker: Tracker) -> None:
         self._traces_waiting -= 1
-        self.tracker.trace(trace)
+        tracker.trace(trace)
 
     def is_late(self) -> bool:
         """Return True if the running call takes longer than `TRACKER_CALL_S`."""
         began = self._began
         return began is not None and time.monotonic() - began > TRACKER_CALL_S
 
-    def _run(self, call: Callable[[], None]) -> None:
+    def _run(self, call: Callable[[Tracker], None]) -> None:
         if self.failure is not None:
             return
         self._began = time.monotonic()
         try:
-            call()
+            call(self._start.result())
         except BaseException as error:
             self.failure = described_error(error)
         self._began = None
@@ -235,12 +219,17 @@ class Trackers:
         for kind in chosen:
             make = lookup(Kind.TRACKER, kind)
             try:
-                self._threads[kind] = _TrackerThread(kind, partial(make, folder / kind, name, config))
+                thread = self._threads[kind] = _TrackerThread(kind, partial(make, folder / kind, name, config))
             except ImportError as error:
                 self.close()
                 raise UsageError(f"tracker {kind} cannot be imported", got=error, expected="its packages") from error
             except Exception as error:
                 _report(kind, described_error(error))
+            else:
+                if thread.is_slow:
+                    _log.warning(
+                        "tracker %s has not started after %g s; it gets the steps once it has", kind, TRACKER_CALL_S
+                    )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of one step to every tracker that has not failed."""
@@ -248,20 +237,20 @@ class Trackers:
         for kind, thread in list(self._threads.items()):
             failure = thread.failure or (f"a call takes longer than {TRACKER_CALL_S:g} s" if thread.is_late() else None)
             if failure is None:
-                thread.submit(partial(thread.tracker.log, step, sent))
+                thread.submit(lambda tracker: tracker.log(step, sent))
             else:
                 del self._threads[kind]
                 _report(kind, failure)
 
     def trace(self, trace: EpisodeTrace) -> None:
         """Send a trace to every tracker that takes traces."""
-        for thread in self._threads.values():
-            if thread.tracker.traces:
+        for kind, thread in self._threads.items():
+            if lookup(Kind.TRACKER, kind).traces:
                 thread.trace(trace)
 
     def close(self, *, within_s: float = CLOSING_S) -> None:
         """Close every tracker after its last call; give up those that are not closed after `within_s`."""
-        closing = {kind: thread.submit(thread.tracker.close) for kind, thread in self._threads.items()}
+        closing = {kind: thread.submit(lambda tracker: tracker.close()) for kind, thread in self._threads.items()}
         wait(closing.values(), timeout=within_s)
         for kind, thread in self._threads.items():
             failure = thread.failure or (None if closing[kind].done() else f"it is not closed after {within_s:g} s")

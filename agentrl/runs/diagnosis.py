@@ -23,7 +23,7 @@ from agentrl.evaluation.diagnosis.watch import RunDiagnosis, save_findings
 from agentrl.evaluation.panel import EPISODES_FILE
 from agentrl.observe.learning import steps_without_learning
 from agentrl.observe.metrics import read_metrics
-from agentrl.observe.run_folder import RunDirectory, find_run
+from agentrl.observe.run_folder import RUN_OR_EVALUATION, RunDirectory, require_run
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.runs.start import RunResult
 from agentrl.training.algorithm_functions import learns_from_rewards, run_learns_from_rewards
@@ -87,24 +87,8 @@ def diagnose_folder(folder: Path) -> Diagnosis:
     """
     if (folder / EPISODES_FILE).is_file():
         return diagnose_evaluation(folder, folder / EPISODES_FILE)
-    run = require_run(folder)
+    run = require_run(folder, RUN_OR_EVALUATION)
     return diagnose_run(run, decode=_decoder(run), learns_from_rewards=_learns_from_rewards)
-
-
-def require_run(folder: Path) -> RunDirectory:
-    """Return the run in a folder.
-
-    Raises:
-        UsageError: the folder is not a run.
-    """
-    run = find_run(folder)
-    if run is None:
-        raise UsageError(
-            f"{folder} is neither a run nor an evaluation",
-            got="no config.yaml and no episodes.jsonl" if folder.is_dir() else "no such folder",
-            expected="a folder such as runs/latest",
-        )
-    return run
 
 
 def _learns_from_rewards(config: Config) -> bool:

@@ -81,7 +81,12 @@ class LearningRun(abc.ABC):
         with (
             self.folder.in_use(),
             logging_to(self.folder.run_log, self._watcher.on_message),
-            StatusWriter(self.folder.path, self.status, port=self.config.observe.prometheus_port),
+            StatusWriter(
+                self.folder.path,
+                self.status,
+                port=self.config.observe.prometheus_port,
+                interruption=self.interruption,
+            ),
         ):
             self._watcher.on_start(self.folder.path, self.status)
             self.enter(Phase.PREPARE)

@@ -88,9 +88,17 @@ class Orchestrator:
         run: Folder and config; the run resumes from the newest checkpoint in the folder.
         watcher: Receives the progress.
         reason: Message about the reason for a restart.
+        interruption: Stops the run.
     """
 
-    def __init__(self, run: Run, *, watcher: RunWatcher | None = None, reason: str | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        *,
+        watcher: RunWatcher | None = None,
+        reason: str | None = None,
+        interruption: StopRequest | None = None,
+    ) -> None:
         self.config = run.config
         self.folder = run.folder
         self._changes, self._reason = run.changes, reason
@@ -112,8 +120,14 @@ class Orchestrator:
         """Table of the run's waits."""
         self._threads = DaemonThreads("agentrl-trainer")
         self._cores = divide_cores(run.config.trainer.cpus, run.config.trainer.processes)[0]
+        self._interruption = interruption or StopRequest()
         self._status_writer = StatusWriter(
-            run.folder.path, self.status, self._waits, port=run.config.observe.prometheus_port
+            run.folder.path,
+            self.status,
+            self._waits,
+            port=run.config.observe.prometheus_port,
+            interruption=self._interruption,
+            resumed_by="train",
         )
         self._stop = asyncio.Event()
         self._failure: TrainingError | None = None
@@ -141,6 +155,7 @@ class Orchestrator:
             self.folder.in_use(),
             logging_to(self.folder.run_log, self._watcher.on_message),
             self._status_writer,
+            self._interruption.stops(self.stop),
         ):
             self._watcher.on_start(self.folder.path, self.status)
             if self._reason is not None:
@@ -523,7 +538,7 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
     kind = Orchestrator if run.config.trainer.episodes is None else StoredTraining
     restarts, reached, reason = 0, 0, None
     while True:
-        loop = kind(run, watcher=watcher, reason=reason)
+        loop = kind(run, watcher=watcher, reason=reason, interruption=interruption)
         try:
             return _run_loop(loop, interruption)
         except RankLost as error:
@@ -542,15 +557,10 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
 
 def _run_loop(loop: Orchestrator | StoredTraining, interruption: StopRequest) -> RunResult:
     try:
-        return run_until_stopped(_train(loop, interruption), interruption)
+        return run_until_stopped(loop.run(), interruption)
     except SystemExit as error:
         raise TrainingError(
             "an environment, tool or agent loop exited the program from a task that it had started",
             got=described_error(error),
             hint="set environment.isolation=process, or remove the call of sys.exit()",
         ) from error
-
-
-async def _train(loop: Orchestrator | StoredTraining, interruption: StopRequest) -> RunResult:
-    with interruption.stops(loop.stop):
-        return await loop.run()

@@ -104,7 +104,8 @@ def play(run: Run, *, watcher: RunWatcher | None = None, interruption: StopReque
         UsageError: the user must change something.
         TrainingError: several groups in a row have failed.
     """
-    return run_until_stopped(Rollout(run, watcher=watcher).run(), interruption)
+    interruption = interruption or StopRequest()
+    return run_until_stopped(Rollout(run, watcher=watcher, interruption=interruption).run(), interruption)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +126,22 @@ class Rollout:
     Args:
         run: Folder and config.
         watcher: Receives the progress.
+        interruption: Stops the run.
     """
 
-    def __init__(self, run: Run, *, watcher: RunWatcher | None = None) -> None:
+    def __init__(self, run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> None:
         self.config, self.folder = run.config, run.folder
         self.status = RunStatus(steps=run.config.trainer.steps)
         self._run = run
         self._watcher = watcher or RunWatcher()
         self._waits = WaitTracker()
         self._status_writer = StatusWriter(
-            run.folder.path, self.status, self._waits, port=run.config.observe.prometheus_port
+            run.folder.path,
+            self.status,
+            self._waits,
+            port=run.config.observe.prometheus_port,
+            interruption=interruption,
+            resumed_by="rollout",
         )
         self._size = policy_group_size(run.config.algorithm)
         self._batch: list[Group] = []

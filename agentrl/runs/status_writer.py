@@ -40,6 +40,7 @@ from agentrl.observe.run_status import (
 from agentrl.observe.terminal import Speed
 from agentrl.rollout.waits import StallWatch, Wait, WaitKind, WaitTracker
 from agentrl.runs.prometheus import prometheus_endpoint
+from agentrl.runs.stop import StopRequest
 
 MOST_EPISODES = 200
 """Maximum number of running episodes that a status lists with their last messages."""
@@ -79,10 +80,19 @@ class StatusWriter:
         status: Status that the run updates in place.
         waits: Table of the run's waits.
         port: Port at which Prometheus can read the same, or ``None``.
+        interruption: Requests to stop the run.
+        resumed_by: Command that resumes the run.
     """
 
     def __init__(
-        self, run: Path, status: RunStatus, waits: WaitTracker | None = None, *, port: int | None = None
+        self,
+        run: Path,
+        status: RunStatus,
+        waits: WaitTracker | None = None,
+        *,
+        port: int | None = None,
+        interruption: StopRequest | None = None,
+        resumed_by: str = "",
     ) -> None:
         self.engines: dict[str, PolicyEngine] = {}
         """Engines of the run by name, once they exist."""
@@ -91,6 +101,7 @@ class StatusWriter:
         self.is_interrupted = False
         """True if the run ended before its last step."""
         self._run, self._status = run, status
+        self._interruption, self._resumed_by = interruption or StopRequest(), resumed_by
         self._waits = waits or WaitTracker()
         self._started, self._pid = time.time(), os.getpid()
         self._process_started, self._host = process_start(self._pid), socket.gethostname()
@@ -169,6 +180,8 @@ class StatusWriter:
             engines=self._loads(),
             memory_bytes=resident_bytes() or None,
             in_flight=[_in_flight(one, *states[one.trajectory.id]) for one in running[:MOST_EPISODES]],
+            resumed_by=self._resumed_by,
+            stopping=self._interruption.count > 0,
             ended=now if end is not None else None,
             end=end,
             error=None if error is None else encodable(error),

@@ -51,6 +51,7 @@ from agentrl.runs.diagnosis import report_problems
 from agentrl.runs.record import group_metrics
 from agentrl.runs.start import Run, RunResult, StartCheck, check_rollouts
 from agentrl.runs.status_writer import StatusWriter
+from agentrl.runs.stop import StopRequest
 from agentrl.runs.token_tables import TokenTables
 from agentrl.task import Task
 from agentrl.training.algorithm_functions import run_learns_from_rewards
@@ -291,15 +292,30 @@ class StoredTraining:
         run: Folder and config; the run resumes from the newest checkpoint in the folder.
         watcher: Receives the progress.
         reason: Message about the reason for a restart.
+        interruption: Stops the run.
     """
 
-    def __init__(self, run: Run, *, watcher: RunWatcher | None = None, reason: str | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        *,
+        watcher: RunWatcher | None = None,
+        reason: str | None = None,
+        interruption: StopRequest | None = None,
+    ) -> None:
         self.config, self.folder = run.config, run.folder
         self.status = RunStatus(steps=run.config.trainer.steps)
         self.step = 0
         self._changes, self._reason = run.changes, reason
         self._watcher = watcher or RunWatcher()
-        self._status_writer = StatusWriter(run.folder.path, self.status, port=run.config.observe.prometheus_port)
+        self._interruption = interruption or StopRequest()
+        self._status_writer = StatusWriter(
+            run.folder.path,
+            self.status,
+            port=run.config.observe.prometheus_port,
+            interruption=self._interruption,
+            resumed_by="train",
+        )
         self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
         self._saved: Checkpoint | None = None
         self._used = 0
@@ -324,6 +340,7 @@ class StoredTraining:
             self.folder.in_use(),
             logging_to(self.folder.run_log, self._watcher.on_message),
             self._status_writer,
+            self._interruption.stops(self.stop),
         ):
             self._watcher.on_start(self.folder.path, self.status)
             if self._reason is not None:

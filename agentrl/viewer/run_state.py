@@ -6,7 +6,6 @@ A run of another version can be read, too; nothing is imported for its config.
 from __future__ import annotations
 
 import enum
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -20,7 +19,7 @@ from pydantic import BaseModel
 
 from agentrl.config import Config
 from agentrl.config.keys import models_of
-from agentrl.observe.run_folder import LOCK
+from agentrl.observe.run_folder import LOCK, LOCK_TABLE, is_locked
 from agentrl.observe.run_status import Liveness, RunSnapshot
 from agentrl.viewer.sources import SourceFolder, SourceKind
 
@@ -30,7 +29,6 @@ ELSEWHERE_S = 60.0
 """Age of the newest change up to which a run counts as running if its lock is not visible, as on a shared disk."""
 OVERDUE_S = 5.0
 """Seconds after its deadline from which a wait means that the run has stalled."""
-_LOCKS = Path("/proc/locks")
 LARGEST_CONFIG = 2**20
 """Maximum bytes of a config that is read."""
 LABELLED = ("environments", "adapters")
@@ -82,7 +80,7 @@ def state_of(source: SourceFolder, status: RunSnapshot | None, *, is_complete: b
     if is_locked(source.path / LOCK):
         is_quiet = now - changed > WITHOUT_NEWS_S
         return SourceState.STALLED if is_quiet else SourceState.RUNNING
-    is_elsewhere = not _LOCKS.exists()
+    is_elsewhere = not LOCK_TABLE.exists()
     return SourceState.RUNNING if is_elsewhere and now - changed <= ELSEWHERE_S else SourceState.CRASHED
 
 
@@ -95,20 +93,6 @@ def is_over(source: SourceFolder, *, step: int | None, steps: int | None) -> boo
         if run.diagnosis_file.stat().st_mtime >= run.metrics_file.stat().st_mtime:
             return True
     return step is not None and steps is not None and step >= steps
-
-
-def is_locked(path: Path) -> bool:
-    """Return True if a process of this machine holds the lock file of a folder.
-
-    It reads the system's table of locks: an attempt to lock the file could make a run fail that begins just then.
-    """
-    try:
-        inode = str(os.stat(path).st_ino)
-        lines = _LOCKS.read_text().splitlines()
-    except OSError:
-        return False
-    fields = (line.split() for line in lines if " FLOCK " in line)
-    return any(inode == words[5].rpartition(":")[2] for words in fields if len(words) > 5 and words[1] == "FLOCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

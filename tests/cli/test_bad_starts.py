@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from agentrl.observe.experiment_trackers import WandbTracker
 from agentrl.observe.run_folder import RunDirectory
-from agentrl.observe.trackers import WandbTracker
 
 Cli = Callable[..., Any]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentrl.cli.commands import COMMANDS
 from agentrl.errors import TrainingError, UsageError
+from agentrl.observe.run_folder import RunDirectory
 
 Cli = Callable[..., Any]
 
@@ -37,7 +40,7 @@ Cli = Callable[..., Any]
         ("train --env guess_number algorithm.advantage=grop", "grpo"),
         ("train --env guess_number algorithm.loss_options={clip_hihg:0.3}", "clip_high"),
         ("train quickstart trackers=[wandbb]", "Did you mean 'wandb'?"),
-        ("train --resume nowhere", "no run in nowhere"),
+        ("train --resume nowhere", "nowhere is not a run: got no such folder"),
         ("train --resume nowhere quickstart", "resumed with its own config"),
         ("sft --env gymnasium --model scratch", "no expert"),
         ("eval", "the evaluation has no environment"),
@@ -46,10 +49,10 @@ Cli = Callable[..., Any]
         ("eval --env gymnasium --policy expert --tasks 2", "no expert"),
         ("eval --env household --policy expert environment.options={colour:red}", "are invalid for household"),
         ("eval --env guess_number --model m --url http://127.0.0.1:1 --engine local", "has no address"),
-        ("view nowhere", "nowhere cannot be opened: got no such folder"),
+        ("view nowhere", "nowhere is not a run or evaluation: got no such folder"),
         ("dpo", "expected --from RUN"),
         ("reward-model", "expected --from RUN"),
-        ("export nowhere out --shard-size 0", "is not a file size: got '0'"),
+        ("export . out --shard-size 0", "is not a file size: got '0'"),
         ("export nowhere out", "not a run or checkpoint"),
         ("env show houshold", "household"),
         ("env show json", "For an environment in the module json, write json:EnvId"),
@@ -71,7 +74,7 @@ Cli = Callable[..., Any]
         ),
         ("train trainer.steps", "trainer.steps has no value"),
         ("train .", ". is a folder, expected a YAML file"),
-        ("eval runs/none", "no run runs/none"),
+        ("eval runs/none", "runs/none is not a run or config: got no such folder"),
         ("eval quickstart --policy expert --engine vllm", "the expert policy has no model: got --engine vllm"),
         ("eval quickstart --policy random --model a/b", "the random policy has no model: got --model a/b"),
         ("eval quickstart --policy expert --json .", "cannot write .: got a folder"),
@@ -87,6 +90,28 @@ def test_wrong_usage_is_one_message_and_exit_code_two(agentrl: Cli, workplace: P
     assert ended.err.count("error: ") == 1
     if words.startswith(("train", "sft")):
         assert not list(workplace.iterdir())
+
+
+READING = [name for name, entry in COMMANDS.items() if entry.reads]
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_missing_run_is_said_before_the_command_is_imported(
+    agentrl: Cli, monkeypatch: pytest.MonkeyPatch, workplace: Path, name: str
+) -> None:
+    for run in ("old", "new"):
+        RunDirectory.create(workplace / "runs", run).save_config("{}")
+    os.utime(workplace / "runs" / "old" / "config.yaml", (0, 0))
+    monkeypatch.setattr("agentrl.cli.application.build", lambda chosen: pytest.fail(chosen))
+    ended = agentrl(name, "nosuch")
+    assert ended.code == 2
+    assert ended.err.startswith("error: nosuch is not a run")
+    assert "got no such folder, expected the folder of a run: runs/new, runs/old" in ended.err
+
+
+def test_commands_that_read_runs_check_them() -> None:
+    expected = "view status diagnose report export-episodes rescore replay eval export trace"
+    assert set(READING) == set(expected.split())
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ def test_a_plan_of_other_stalenesses(agentrl: Cli, trained_run: Path) -> None:
     assert all(row["dropped"] == row["bias_turns"] == 0 for row in rows if row["batch_order"] != "greedy")
     table = agentrl("plan", "--simulate", str(trained_run))
     assert "windowed" in table.out
+    words = {word for line in table.out.splitlines()[:2] for word in line.split()}
+    assert {"staleness", "requests", "trainer", "dropped", "groups", "seconds"} <= words, "no heading is cut"
     assert "steps per hour with rollout.max_staleness 0; the simulation assumes" in " ".join(table.err.split())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -71,7 +72,7 @@ def test_evaluations_are_compared_task_by_task(agentrl: Cli, workplace: Path) ->
 def test_a_folder_that_is_no_run_has_no_report(agentrl: Cli, workplace: Path) -> None:
     refused = agentrl("report", "away")
     assert refused.code == 2
-    assert "neither a run nor an evaluation" in refused.err
+    assert "is not a run or evaluation" in refused.err
 
 
 def test_episodes_as_chats(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
@@ -100,6 +101,30 @@ def test_episodes_as_a_data_set(agentrl: Cli, trained_run: Path, workplace: Path
     again = agentrl("export-episodes", str(trained_run), "--to", "hf-dataset", "--output", "set")
     assert again.code == 2
     assert "already exists" in again.err
+
+
+def test_a_full_disk_leaves_nothing_of_a_data_set(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))  # the same kind of error as of a full disk
+    try:
+        ended = agentrl("export-episodes", str(trained_run), "--to", "hf-dataset", "--output", "set")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ended.code == 2
+    assert ended.err.startswith("error: cannot write set: got no space left")
+    assert not list(workplace.iterdir())
+    assert agentrl("export-episodes", str(trained_run), "--to", "hf-dataset", "--output", "set").code == 0
+
+
+def test_settings_of_a_warm_start_are_listed_only_for_one(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
+    config = (trained_run / "config.yaml").read_text()
+    shutil.copytree(trained_run, workplace / "mine")
+    (workplace / "mine" / "config.yaml").write_text(config.replace("stop_at: null", "stop_at: 0.45"))
+    assert agentrl("report", "mine").code == 0
+    assert "sft.stop_at" not in (workplace / "mine" / "report.md").read_text()
+    (workplace / "mine" / "metrics.jsonl").write_text('{"step": 1, "sft/loss": 1.0}\n')
+    assert agentrl("report", "mine").code == 0
+    assert "| sft.stop_at | 0.45 |" in (workplace / "mine" / "report.md").read_text()
 
 
 def test_an_exported_model_has_a_card(agentrl: Cli, trained_run: Path, workplace: Path) -> None:

@@ -43,4 +43,4 @@ def test_a_run_without_traces_is_an_error_that_says_how_to_trace(agentrl, tiny_r
     assert "trackers=[trace]" in ended.err
     ended = agentrl("trace", str(tmp_path / "nothing"))
     assert ended.code == 2
-    assert "no run in" in ended.err
+    assert "is not a run" in ended.err

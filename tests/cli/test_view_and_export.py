@@ -132,11 +132,11 @@ def test_an_empty_folder_has_nothing_to_view(agentrl: Cli, workplace: Path) -> N
     assert (alone.code, "no episodes found in" in alone.err, "agentrl eval" in alone.err) == (2, True, True)
     served = agentrl("view")
     assert (served.code, "no folder runs in" in served.err, "agentrl eval" in served.err) == (2, True, True)
-    assert "nowhere cannot be opened: got no such folder" in agentrl("view", "nowhere").err
+    assert "nowhere is not a run or evaluation: got no such folder" in agentrl("view", "nowhere").err
     assert "show one run: got 2 folders" in agentrl("view", ".", ".", "--terminal").err
     named = agentrl("view", str(workplace), "--terminal")
     assert named.code == 2
-    assert f"{workplace} is neither a run nor an evaluation: got no config.yaml and no episodes.jsonl" in named.err
+    assert f"{workplace} is not a run or evaluation: got a folder without config.yaml" in named.err
     assert "got no such folder" in agentrl("view", "nowhere", "--terminal").err
 
 

@@ -16,7 +16,11 @@ from agentrl.serving.launch.guard import descendants
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-cluster")
 
-QUICK_HEALTH_CHECKS = {"health_check_period_ms": 1000, "health_check_timeout_ms": 3000, "health_check_failure_threshold": 6}
+QUICK_HEALTH_CHECKS = {
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 3000,
+    "health_check_failure_threshold": 6,
+}
 """Ray's head declares a silent node dead after about 24 s; its own settings take more than a minute."""
 
 

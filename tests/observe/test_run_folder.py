@@ -46,7 +46,7 @@ def test_a_model_in_a_checkpoint_belongs_to_its_run_and_what_is_in_it_does_not(t
 
 @pytest.mark.parametrize("name", ["absent", "."])
 def test_what_is_no_run_is_refused(tmp_path, name):
-    with pytest.raises(UsageError, match="no run in"):
+    with pytest.raises(UsageError, match="is not a run"):
         RunDirectory.open(tmp_path / name)
 
 

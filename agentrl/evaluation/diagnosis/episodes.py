@@ -28,6 +28,8 @@ def answers_cut(run: RunSummary) -> Iterator[Finding]:
     episodes = run.episodes
     if not episodes.turns or (share := episodes.cut / episodes.turns) < MANY:
         return
+    if run.is_solved:  # the rest of the answers is not needed
+        return
     full = episodes.outcomes[Outcome.TRUNCATED_TOKENS.value]
     if full and episodes.cut <= full:  # the last answers of episodes whose context is full
         return

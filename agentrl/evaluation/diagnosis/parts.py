@@ -3,7 +3,7 @@
 rule               condition
 -----------------  -------------------------------------------------------------------------------------------------
 reward_error, …    a reward function or environment raises in at least `FEW` of the attempts
-tool_failed        a tool raises in at least `FEW` of its calls, or reports an error in nearly all of them
+tool_failed        a tool raises in at least `FEW` of its calls, or reports an error in at least `MOST` of them
 tool_slow          a tool takes at least `SLOW_SHARE` of the time of the episodes
 engine_disagrees   trainer and engine give the same tokens different probabilities, though they have the same weights
 groups_stale       at least `MANY` of the groups are dropped because they are too old
@@ -25,8 +25,8 @@ FEW = 0.01
 """Minimum share of failures for reporting them."""
 OFTEN = 0.05
 """Minimum share of failures for listing them before problems of the episodes themselves."""
-ALWAYS = 0.9
-"""Minimum share of a tool's calls that report an error to the policy."""
+MOST, ALWAYS = 0.5, 0.9
+"""Minimum share of a tool's calls that report an error to the policy, and the share from which it counts as useless."""
 SLOW_SHARE, SLOW_CALL_S = 0.4, 0.01
 """Minimum share of the episodes' time, and seconds per call, of a slow tool."""
 DISAGREEMENT = 0.01
@@ -70,22 +70,23 @@ def _failure(run: RunSummary, one: Incident, of: int) -> Finding:
     )
 
 
-def tool_always_fails(run: RunSummary) -> Iterator[Finding]:
-    """Find tools of which nearly every call ends with an error that the policy reads, if they do not raise."""
+def tool_reports_errors(run: RunSummary) -> Iterator[Finding]:
+    """Find tools of which most calls end with an error that the policy reads, if they do not raise."""
     raising = {one.subject for one in run.incidents.found.values() if one.kind == "tool"}
     for name, use in run.episodes.tools.items():
-        if name in raising or use.calls < LEAST or use.errors < ALWAYS * use.calls:
+        if name in raising or use.calls < LEAST or (share := use.errors / use.calls) < MOST:
             continue
+        effect = "the policy reads only errors" if use.errors == use.calls else "the policy reads mostly errors"
         yield Finding(
             kind="tool_failed",
-            sentence=f"the tool {name} failed in {use.errors} of {use.calls} calls: the policy reads only errors",
+            sentence=f"the tool {name} failed in {use.errors} of {use.calls} calls: {effect}",
             advice=f"read an error in the example; call it by hand: agentrl tool call {name}; check its arguments' "
             "descriptions, and what it needs (a sandbox, a server, a key)",
-            evidence=(f"episode/tool/{name}/errors equals episode/tool/{name}/calls",),
+            evidence=(f"episode/tool/{name}/errors is {share:.0%} of episode/tool/{name}/calls",),
             example=run.example(f"tool errors {name}"),
             count=use.errors,
             of=use.calls,
-            weight=0.78 + 0.2 * use.errors / use.calls,
+            weight=0.78 + 0.2 * share if share >= ALWAYS else 0.3 + 0.4 * share,
         )
 
 

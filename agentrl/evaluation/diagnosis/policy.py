@@ -24,7 +24,7 @@ from statistics import fmean, median
 
 from agentrl.config.usual_learning_rate import check_learning_rates
 from agentrl.evaluation.diagnosis.finding import ConfigChange, Finding
-from agentrl.evaluation.diagnosis.summary import Line, RunSummary, metric, series
+from agentrl.evaluation.diagnosis.summary import SOLVED, Line, RunSummary, metric, series
 from agentrl.observe.learning import share_that_differs
 
 BACK = 5
@@ -34,8 +34,6 @@ LEAST_CHANGE = 0.5
 """Minimum change of the entropy, in nats; small entropies change by large factors without a problem."""
 ALIKE, LEAST_ALIKE = 0.5, 3
 """Minimum share and number of groups with identical members."""
-SOLVED = 0.95
-"""Success rate from which groups with identical members are expected."""
 SPIKE = 20.0
 EARLY_NORMS = (2, 8)
 """Range of the number of earlier gradient norms for this check; with more norms, the trainer's alarm takes over."""

@@ -11,10 +11,8 @@ with                     the diagnosis reads
 
 from __future__ import annotations
 
-import enum
-import fcntl
-import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,7 +30,8 @@ from agentrl.evaluation.diagnosis.watch import RunDiagnosis
 from agentrl.observe.files import UNREADABLE, replace_file
 from agentrl.observe.incidents import Incidents
 from agentrl.observe.metrics import read_metrics
-from agentrl.observe.run_folder import LOCK, RunDirectory
+from agentrl.observe.run_folder import LOCK, RunDirectory, is_locked
+from agentrl.observe.run_status import Liveness, read_status
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.trajectory import Trajectory
 
@@ -48,26 +47,13 @@ _TAIL = 65536
 """Bytes at the end of a log that are read."""
 
 
-class RunState(enum.StrEnum):
-    """State of a diagnosed run."""
-
-    RUNNING = "running"
-    FINISHED = "finished"
-    STOPPED = "stopped"
-    """Stopped on request; it can be resumed."""
-    FAILED = "failed"
-    """Ended with an error."""
-    KILLED = "killed"
-    """Ended without a word: killed, or the machine stopped."""
-    EVALUATION = "evaluation"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """Diagnosis of a run or an evaluation."""
 
     folder: Path
-    state: RunState
+    state: Liveness | None
+    """As `agentrl status` says; ``None`` for an evaluation."""
     step: int
     """Last finished step."""
     steps: int | None
@@ -87,22 +73,20 @@ class Diagnosis:
         of = "" if self.steps is None else f" of {self.steps}"
         steps = f"step {self.step}{of}"
         match self.state:
-            case RunState.EVALUATION:
+            case None:
                 return f"an evaluation of {self.episodes} episodes"
-            case RunState.KILLED:
-                return f"ended after {steps} without an error in its log: it was killed, perhaps for its memory"
-            case RunState.STOPPED:
-                return f"stopped on request after {steps}"
-            case RunState.FINISHED if self.steps is None:
-                return f"ended after {steps}"
+            case Liveness.CRASHED:
+                return f"crashed after {steps} without an error in its log: it was killed, perhaps for its memory"
+            case Liveness.STOPPED:
+                return f"interrupted after {steps}"
             case state:
-                return f"{state} {'at' if state is RunState.RUNNING else 'after'} {steps}"
+                return f"{state} {'after' if state.is_over else 'at'} {steps}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``--json``."""
         return {
             "folder": str(self.folder),
-            "state": self.state.value,
+            "state": self.state or "evaluation",
             "ending": self.ending,
             "step": self.step,
             "steps": self.steps,
@@ -153,7 +137,7 @@ def diagnose_run(
     step, steps = lines[-1]["step"] if lines else 0, None if config is None else config.trainer.steps
     is_rl = any("groups/trained" in line for line in lines) or not lines
     state = _state_of(run, is_complete=steps is None or step >= steps or not is_rl)
-    failed = state in (RunState.FAILED, RunState.KILLED)
+    failed = state in (Liveness.FAILED, Liveness.CRASHED)
     return Diagnosis(
         folder=run.path,
         state=state,
@@ -179,7 +163,7 @@ def diagnose_evaluation(folder: Path, episodes: Path) -> Diagnosis:
         summary.episodes.add_step(trajectories, None)
     return Diagnosis(
         folder=folder,
-        state=RunState.EVALUATION,
+        state=None,
         step=0,
         steps=None,
         episodes=summary.episodes.episodes,
@@ -233,30 +217,17 @@ def _spread(steps: Sequence[int]) -> list[int]:
     return sorted({steps[round(i * (len(steps) - 1) / (MOST_STEPS - 1))] for i in range(MOST_STEPS)})
 
 
-def _state_of(run: RunDirectory, *, is_complete: bool) -> RunState:
-    if _is_locked(run.path / LOCK):
-        return RunState.RUNNING
+def _state_of(run: RunDirectory, *, is_complete: bool) -> Liveness:
+    """Return the state by the run's status; by its lock, steps and log if it has none, as of another version."""
+    status = read_status(run.path)
+    state = None if status is None else status.liveness(time.time())
+    if (state is None or state.is_over) and is_locked(run.path / LOCK):  # perhaps it was resumed this moment
+        return Liveness.RUNNING
+    if state is not None:
+        return state
     if is_complete:
-        return RunState.FINISHED
-    text = _tail(run.run_log)
-    if _last_error(text) is not None:
-        return RunState.FAILED
-    return RunState.STOPPED if "stopping" in text else RunState.KILLED
-
-
-def _is_locked(lock: Path) -> bool:
-    """Return True if a process holds the lock file."""
-    try:
-        descriptor = os.open(lock, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+        return Liveness.FINISHED
+    return Liveness.CRASHED if _last_error(_tail(run.run_log)) is None else Liveness.FAILED
 
 
 def _tail(file: Path) -> str:

@@ -17,8 +17,9 @@ from dataclasses import replace
 
 from agentrl.errors import SourceLocation, with_location
 from agentrl.evaluation.diagnosis.finding import Finding
+from agentrl.evaluation.diagnosis.policy import has_risen
 from agentrl.evaluation.diagnosis.summary import LEAST, WHOLE, EpisodeCounts, RunSummary
-from agentrl.observe.learning import learns_nothing
+from agentrl.observe.learning import learns_nothing, share_that_differs
 
 CERTAIN = 4.0
 """Minimum difference of two means, in standard errors, that counts as certain."""
@@ -28,12 +29,10 @@ MOST_GROUPS = 0.8
 """Minimum share of groups without a difference."""
 IDLE_STEPS = 3
 """Number of consecutive steps without learning before a running run warns."""
-SOLVED = 0.95
-"""Success rate from which groups without a difference are expected."""
 JUDGE = "judge"
 """Reward component of a judge."""
-UNPLAYED = frozenset({"unusable_answers", "answers_cut", "tool_failed"})
-"""Findings that explain why no episode is rewarded."""
+UNPLAYED = frozenset({"unusable_answers", "answers_cut"})
+"""Findings that explain why no episode is rewarded, if they hold for half of the answers."""
 OF_THE_POLICY = frozenset({"members_alike", "groups_alike", "learning_rate_high", "entropy_falls"})
 """Findings that explain why episodes do not differ."""
 TRUNCATED = frozenset({"truncated_turns", "truncated_tokens", "truncated_time"})
@@ -48,6 +47,13 @@ def _at_function(run: RunSummary, finding: Finding) -> Finding:
     """Add the file and line of the reward function to a finding, if there is exactly one."""
     location = next(iter(run.definitions.values())) if len(run.definitions) == 1 else None
     return finding if location is None else replace(finding, file=location.file, line=location.line)
+
+
+def _unplayed(run: RunSummary) -> frozenset[str]:
+    """Return the findings about answers and tools that explain why no episode is rewarded."""
+    episodes = run.episodes
+    is_unplayed = 2 * max(episodes.cut, episodes.unusable) >= episodes.turns
+    return UNPLAYED | {"tool_failed"} if is_unplayed else frozenset({"tool_failed"})
 
 
 def reward_against_success(run: RunSummary) -> Iterator[Finding]:
@@ -120,7 +126,7 @@ def constant_reward(run: RunSummary) -> Iterator[Finding]:
         of=episodes.episodes,
         weight=0.95,
         causes=frozenset({"judge_always_agrees", "environment_error", "reward_error"})
-        | (UNPLAYED if whole.high == 0 else frozenset()),
+        | (_unplayed(run) if whole.high <= 0 else frozenset()),
     )
     yield _at_function(run, finding)
 
@@ -145,7 +151,7 @@ def never_paid(run: RunSummary) -> Iterator[Finding]:
         count=episodes.episodes,
         of=episodes.episodes,
         weight=0.94,
-        causes=UNPLAYED | TRUNCATED,
+        causes=_unplayed(run) | TRUNCATED,
     )
 
 
@@ -159,13 +165,13 @@ def nothing_varies(run: RunSummary) -> Iterator[Finding]:
         sum(line.get(name) or 0.0 for line in run.lines) for name in ("groups/trained", "groups/zero_variance")
     )
     is_current = in_a_row >= IDLE_STEPS
-    if run.newest.episodes and run.newest.solved == run.newest.episodes and 2 * idle < steps:
+    if run.is_solved and (2 * idle < steps or has_risen(run.lines, "success/mean")):
         return  # the policy has learned to solve its tasks
-    success = run.episodes.solved / max(1, run.episodes.judged)
+    compares_otherwise = any(share_that_differs(line) == 0 and not learns_nothing(line) for line in run.lines)
     if is_current or idle >= MANY * steps:
         what = f"in the last {in_a_row} steps" if in_a_row >= max(IDLE_STEPS, idle) else f"in {idle} of {steps} steps"
         sentence = f"nothing is being learned: {what} all episodes of a task had the same return, so no episode was "
-    elif trained >= LEAST and equal >= MOST_GROUPS * trained and success < SOLVED:
+    elif trained >= LEAST and equal >= MOST_GROUPS * trained and not (run.is_solved or compares_otherwise):
         sentence = (
             f"little is learned: in {equal:.0f} of {trained:.0f} groups all episodes had the same return, so none was "
         )
@@ -183,7 +189,7 @@ def nothing_varies(run: RunSummary) -> Iterator[Finding]:
         count=idle,
         of=steps,
         weight=0.5 + 0.4 * max(idle / steps, equal / max(1.0, trained)),
-        causes=UNPLAYED | {"constant_reward", "never_paid", "judge_always_agrees", *OF_THE_POLICY},
+        causes=_unplayed(run) | {"constant_reward", "never_paid", "judge_always_agrees", *OF_THE_POLICY},
         is_current=is_current,
     )
 

@@ -28,7 +28,7 @@ class Rule:
 
 RULES: tuple[Rule, ...] = (
     Rule(parts.code_failures, warns=True, of_evaluations=True),
-    Rule(parts.tool_always_fails, warns=True, of_evaluations=True),
+    Rule(parts.tool_reports_errors, warns=True, of_evaluations=True),
     Rule(rewards.reward_against_success, warns=True, of_evaluations=True),
     Rule(rewards.judge_always_agrees, of_evaluations=True),
     Rule(rewards.constant_reward, of_evaluations=True),

@@ -22,6 +22,8 @@ Line: TypeAlias = Mapping[str, Any]
 """Metrics of a step."""
 WHOLE = ""
 """Name of an episode's whole reward among its components."""
+SOLVED = 0.95
+"""Success rate from which a policy counts as finished: its episodes need not differ any more."""
 LEAST = 8
 """Minimum number of episodes for statements about all of them."""
 LONGEST_TEXT = 200
@@ -272,6 +274,12 @@ class RunSummary:
         self.newest = EpisodeCounts()
         for episodes in (self.episodes, self.newest):
             episodes.add_step(trajectories, line["step"])
+
+    @property
+    def is_solved(self) -> bool:
+        """True if the newest episodes succeed in at least `SOLVED` of the cases."""
+        episodes = self.newest if self.newest.judged else self.episodes
+        return episodes.judged > 0 and episodes.solved >= SOLVED * episodes.judged
 
     def setting(self, key: str) -> Any:
         """Return the value of a config key; ``None`` if it is unknown or not set."""

@@ -34,6 +34,26 @@ def test_it_is_said_after_three_steps_and_then_seldom():
     assert said(diagnosis, range(102, 104), failed) == []
 
 
+def test_a_policy_that_has_learned_its_tasks_has_nothing_more_to_learn():
+    learning = {"groups/trained": 4.0, "groups/zero_variance": 1.0, "train/advantage_abs_mean": 0.5, "episodes": 24.0}
+    rising = [learning | {"success/mean": step / 10} for step in range(11)]
+    for start, expected in ((rising, False), ([learning | {"success/mean": 0.98}] * 11, True)):
+        diagnosis = RunDiagnosis(RunSummary())
+        for step, line in enumerate(start, 1):
+            diagnosis.add_step(step, line, [])
+        found = said(diagnosis, range(12, 60), [episode(True, reward=1.0)] * 24, {**IDLE, **start[-1], **IDLE})
+        assert bool(found) is expected
+        assert bool(diagnosis.findings()) is expected
+
+
+def test_groups_of_one_are_not_compared():
+    lines = {"groups/trained": 16.0, "groups/zero_variance": 16.0, "train/advantage_abs_mean": 0.5}
+    diagnosis = RunDiagnosis(RunSummary())
+    for step in range(1, 9):
+        diagnosis.add_step(step, lines, [episode(step % 2 == 0, reward=step / 8)] * 16)
+    assert diagnosis.findings() == ()
+
+
 @pytest.mark.parametrize(
     ("episodes", "words"),
     [

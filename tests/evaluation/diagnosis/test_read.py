@@ -1,6 +1,5 @@
 """Folders that `agentrl diagnose` reads: crashed, running, stopped, damaged, evaluations, and no runs at all."""
 
-import asyncio
 import json
 
 import pytest
@@ -8,12 +7,15 @@ import pytest
 from agentrl.cli.diagnose import diagnosis_text
 from agentrl.config import load_config
 from agentrl.errors import TrainingError, UsageError
-from agentrl.evaluation.diagnosis.read import MOST_STEPS, RunState, _spread
+from agentrl.evaluation.diagnosis.read import MOST_STEPS, _spread
 from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.evaluation.session import make_request, run_evaluation
+from agentrl.observe.progress import RunWatcher
 from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.run_status import STATUS_FILE, Liveness
 from agentrl.runs.diagnosis import diagnose_folder
-from agentrl.runs.rl import Orchestrator, train
+from agentrl.runs.rl import train
+from agentrl.runs.stop import StopRequest
 
 FAILING = ("environment={name: 'faults:Breaking', isolation: inline}", "rollout.retries=0", "trainer.steps=9")
 
@@ -23,7 +25,7 @@ def test_a_run_that_failed_says_how_it_ended_and_what_failed(tiny_run, agentrl_o
     with pytest.raises(TrainingError):
         train(run)
     found = diagnose_folder(run.folder.path)
-    assert (found.state, found.step, found.steps) == (RunState.FAILED, found.step, 9)
+    assert (found.state, found.step, found.steps) == (Liveness.FAILED, found.step, 9)
     assert 0 < found.step < 9
     assert found.errors[0].startswith("the run ended with an error: TrainingError")
     first = found.findings[0]
@@ -43,31 +45,27 @@ def test_a_running_run_and_one_that_was_killed(tiny_run):
     run = tiny_run("trainer.steps=2")
     train(run)
     with run.folder.in_use():
-        assert diagnose_folder(run.folder.path).state is RunState.RUNNING
-    assert diagnose_folder(run.folder.path).state is RunState.FINISHED
+        assert diagnose_folder(run.folder.path).state is Liveness.RUNNING
+    assert diagnose_folder(run.folder.path).state is Liveness.FINISHED
     lines = run.folder.metrics_file.read_bytes().splitlines(keepends=True)
     run.folder.metrics_file.write_bytes(lines[0])
+    (run.folder.path / STATUS_FILE).unlink()  # as in a run of an earlier version
     found = diagnose_folder(run.folder.path)
-    assert (found.state, found.step) == (RunState.KILLED, 1)
+    assert (found.state, found.step) == (Liveness.CRASHED, 1)
     assert "it was killed" in found.ending
     (run.folder.logs / "rank-1.log").write_text("starting\nRuntimeError: CUDA out of memory\n")
     assert diagnose_folder(run.folder.path).errors == ("rank-1.log: RuntimeError: CUDA out of memory",)
 
 
-def test_a_run_that_was_asked_to_stop(tiny_run):
-    run = tiny_run("trainer.steps=3")
+def test_a_run_that_was_interrupted(tiny_run):
+    class Stop(RunWatcher):
+        def on_step(self, step, metrics):
+            interruption()
 
-    async def stopped():
-        loop = Orchestrator(run)
-        loop.stop()
-        return await loop.run()
-
-    assert asyncio.run(stopped()).interrupted
-    run.folder.path.mkdir(exist_ok=True)  # a run without results is removed
-    run.folder.save_config("environment: {name: guess_number}")
-    run.folder.logs.mkdir(exist_ok=True)
-    run.folder.run_log.write_text("2026-01-01 00:00:00,000 WARNING agentrl.runs.rl: stopping; interrupt again\n")
-    assert diagnose_folder(run.folder.path).state is RunState.STOPPED
+    run, interruption = tiny_run("trainer.steps=3"), StopRequest()
+    assert train(run, watcher=Stop(), interruption=interruption).interrupted
+    found = diagnose_folder(run.folder.path)
+    assert (found.state, found.ending) == (Liveness.STOPPED, "interrupted after step 1 of 3")
 
 
 def test_damaged_files_are_left_out_and_named(tiny_run):
@@ -91,7 +89,7 @@ def test_a_run_without_any_step_or_episode(tmp_path):
     folder = RunDirectory(tmp_path)
     folder.save_config("environment: {name: guess_number}\ntrainer: {steps: 5}")
     found = diagnose_folder(tmp_path)
-    assert (found.state, found.step, found.episodes, found.findings) == (RunState.KILLED, 0, 0, ())
+    assert (found.state, found.step, found.episodes, found.findings) == (Liveness.CRASHED, 0, 0, ())
     assert "nothing wrong was found" in str(diagnosis_text(found))
 
 
@@ -100,7 +98,7 @@ async def test_an_evaluation(tmp_path):
     request = make_request(config, policy=PolicyKind.RANDOM, model=None, tasks=12)
     finished = await run_evaluation(request)
     found = diagnose_folder(finished.folder)
-    assert (found.state, found.episodes) == (RunState.EVALUATION, 12)
+    assert (found.state, found.episodes) == (None, 12)
     assert "truncated_turns" in [finding.kind for finding in found.findings]
     assert "never_paid" not in [finding.kind for finding in found.findings], "a weak policy is no fault"
     assert "an evaluation of 12 episodes" in str(diagnosis_text(found))
@@ -109,7 +107,7 @@ async def test_an_evaluation(tmp_path):
 def test_folders_that_are_no_runs(tmp_path):
     with pytest.raises(UsageError, match="no such folder"):
         diagnose_folder(tmp_path / "away")
-    with pytest.raises(UsageError, match=r"neither a run nor an evaluation.*no config.yaml"):
+    with pytest.raises(UsageError, match=r"not a run or evaluation.*without config.yaml"):
         diagnose_folder(tmp_path)
 
 

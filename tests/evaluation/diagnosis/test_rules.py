@@ -8,7 +8,7 @@ from agentrl.errors import EnvironmentFailure, Outcome, RewardFailure, SourceLoc
 from agentrl.evaluation.diagnosis.episodes import answers_cut, truncated_episodes, unusable_answers
 from agentrl.evaluation.diagnosis.finding import Finding, finding_lines, rank, top
 from agentrl.evaluation.diagnosis.parts import code_failures
-from agentrl.evaluation.diagnosis.rewards import constant_reward, reward_against_success
+from agentrl.evaluation.diagnosis.rewards import constant_reward, never_paid, reward_against_success
 from agentrl.evaluation.diagnosis.summary import EpisodeCounts, RunSummary
 from agentrl.evaluation.diagnosis.watch import Reminder
 from agentrl.observe.incidents import MOST, Incidents
@@ -205,6 +205,32 @@ def test_a_constant_reward_of_the_environment_is_one_that_success_does_not_chang
     found = reward_problems(differing(reward, successes), ENVIRONMENT)
     assert bool(found) is expected
     assert all("the environment gave the same reward" in problem.text for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("reward", "cut", "kinds"),
+    [
+        (-0.1, 2, ["answers_cut", "constant_reward"]),
+        (0.0, 2, ["answers_cut", "never_paid"]),
+        (0.0, 1, ["never_paid", "answers_cut"]),
+    ],
+)
+def test_answers_that_are_mostly_cut_explain_that_nothing_is_paid(reward, cut, kinds):
+    episodes = [episode(reward, False, answer=n, turns=4, invalid=cut) for n in range(9)]
+    for one in episodes:
+        for turn in one.turns[:cut]:
+            turn.stop_reason, turn.valid = "length", False
+    run = RunSummary(episodes=evidence_of(*episodes))
+    found = rank([*constant_reward(run), *never_paid(run), *answers_cut(run)])
+    assert [one.kind for one in found] == kinds
+    assert found[1].because_of == ("answers_cut" if cut == 2 else None)
+
+
+def test_cut_answers_of_a_policy_that_solves_its_tasks_are_no_problem():
+    episodes = [episode(1.0, n > 0, turns=2) for n in range(20)]
+    for one in episodes:
+        one.turns[1].stop_reason = "length"
+    assert episode_problems(evidence_of(*episodes)) == []
 
 
 def test_a_reward_function_that_pays_all_solved_episodes_alike_is_no_problem():

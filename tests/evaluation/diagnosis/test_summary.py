@@ -6,7 +6,12 @@ from support.episodes import episode
 from agentrl.config import load_config
 from agentrl.errors import Outcome
 from agentrl.evaluation.diagnosis.finding import ConfigChange, ExampleEpisode, Finding, Severity, rank, top
-from agentrl.evaluation.diagnosis.parts import engine_disagrees, groups_stale, tool_always_fails, tool_slow
+from agentrl.evaluation.diagnosis.parts import (
+    engine_disagrees,
+    groups_stale,
+    tool_reports_errors,
+    tool_slow,
+)
 from agentrl.evaluation.diagnosis.policy import (
     has_risen,
     learning_rate_high,
@@ -101,9 +106,19 @@ def used(calls, errors, seconds, whole=10.0):
     return RunSummary(episodes=summary)
 
 
-@pytest.mark.parametrize(("calls", "errors", "fails"), [(8, 8, True), (20, 18, True), (7, 7, False), (20, 17, False)])
-def test_a_tool_that_nearly_always_reports_an_error(calls, errors, fails):
-    assert bool(kinds(tool_always_fails, used(calls, errors, 0.0))) is fails
+@pytest.mark.parametrize(
+    ("calls", "errors", "found"),
+    [
+        (8, 8, [Severity.CRITICAL]),
+        (20, 18, [Severity.CRITICAL]),
+        (20, 17, [Severity.SERIOUS]),
+        (20, 10, [Severity.SERIOUS]),
+        (20, 9, []),
+        (7, 7, []),
+    ],
+)
+def test_a_tool_that_mostly_reports_an_error(calls, errors, found):
+    assert [finding.severity for finding in tool_reports_errors(used(calls, errors, 0.0))] == found
 
 
 @pytest.mark.parametrize(

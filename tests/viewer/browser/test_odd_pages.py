@@ -17,7 +17,7 @@ from playwright.sync_api import expect
 from support.written_episodes import HOSTILE, EpisodeWriter, Script, call
 from transformers import AutoTokenizer
 
-from agentrl.diagnosis.finding import ExampleEpisode, Finding
+from agentrl.evaluation.diagnosis.finding import ExampleEpisode, Finding
 from agentrl.message import ImagePart, Message, TextPart, tool_result, user
 from agentrl.observe.metrics import MetricsFile
 from agentrl.observe.run_status import CurrentWait, RunEnd, RunSnapshot, process_start, write_status
