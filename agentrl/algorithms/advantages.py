@@ -1,18 +1,16 @@
-"""Advantage estimators without a critic.
+"""Advantage estimators of whole episodes without a critic.
 
 Group estimators compare an episode with the other members of its group; all tokens of the episode get the same
-advantage. Turn estimators compare turns taken in the same state or in the same group. Others use discounted
-returns-to-go.
+advantage. Others use discounted returns-to-go. `agentrl.algorithms.turn_advantages` compares single turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 
-from agentrl.algorithms.options import Depth, Discount, NotNegative
+from agentrl.algorithms.options import Discount
 from agentrl.algorithms.segments import (
     STD_EPSILON,
     backward_sums,
@@ -35,6 +33,26 @@ from agentrl.reward import LEAST_DIFFERENCE
 def grpo(episodes: EpisodeBatch) -> torch.Tensor:
     """A = (R - mean_g) / (std_g + 1e-6): [tokens] (DeepSeekMath, arXiv 2402.03300, section 4.1)."""
     return episodes.to_tokens(standardize(episodes.returns, episodes.group, episodes.groups))
+
+
+@compares_group
+def grpo_batch_std(episodes: EpisodeBatch) -> torch.Tensor:
+    """A = (R - mean_g) / (std + 1e-6), std over the episodes of the batch: [tokens] (arXiv 2508.08221).
+
+    This is ``scale_rewards="batch"`` of TRL. Groups that are easier or harder than others are not weighted more.
+    """
+    everyone = torch.zeros_like(episodes.group)
+    std = segment_std(episodes.returns, everyone, 1)
+    return episodes.to_tokens(centred_returns(episodes) / (std + STD_EPSILON))
+
+
+def prpo(episodes: EpisodeBatch) -> torch.Tensor:
+    """A = (R - mean) / (std + 1e-6), over all episodes of the batch, std with divisor n: [tokens] (PRPO of rLLM).
+
+    Tasks are compared with one another, so an episode of an easy task gets a positive advantage; groups of one suffice.
+    """
+    everyone = torch.zeros_like(episodes.group)
+    return episodes.to_tokens(standardize(episodes.returns, everyone, 1, unbiased=False))
 
 
 @compares_group
@@ -179,105 +197,6 @@ def token_returns(episodes: EpisodeBatch, rewards: torch.Tensor, gamma: float) -
     returns = torch.empty_like(rewards)
     returns[order] = backward_sums(rewards[order], torch.full_like(rewards, gamma), episodes.token_episode[order])
     return returns
-
-
-@compares_group
-def gigpo(
-    episodes: EpisodeBatch, *, omega: NotNegative = 1.0, gamma: Discount = 0.95, normalize: bool = True
-) -> torch.Tensor:
-    """A = A_episode + omega A_step: [tokens] (GiGPO, arXiv 2505.10978, section 4).
-
-    A_episode is the advantage of `grpo`. A_step compares the discounted return G_k = s_k + gamma G_{k+1} of a turn with
-    those of all turns of its group that were taken in the same state: G_k minus their mean, divided by their standard
-    deviation. A_step is 0 for a state that occurs once. Without ``normalize``, nothing is divided by a deviation.
-    """
-    step = _compare(turn_returns(episodes, gamma), episodes.turn_state, normalize)
-    whole = grpo(episodes) if normalize else dr_grpo(episodes)
-    return whole + omega * step[episodes.token_turn]
-
-
-@compares_group
-def hgpo(
-    episodes: EpisodeBatch,
-    *,
-    depth: Depth = 2,
-    alpha: NotNegative = 1.0,
-    omega: NotNegative | None = None,
-    gamma: Discount = 0.95,
-    normalize: bool = True,
-) -> torch.Tensor:
-    """A = sum_h w_h A_h, h = 0..H: G_k among turns with the same state and last h states: [tokens] (arXiv 2602.22817).
-
-    At depth h, a turn is compared with the turns of its group that were taken in the same state after the same h
-    states: A_h is G_k minus their mean, divided by their standard deviation (with divisor n). w_h is proportional to
-    (h + 2)^alpha over the depths at which A_h is not 0; a depth at which no other turn matches, or the turn has fewer
-    than h states before it, does not count. This follows the authors' code (verl-agent, ``recipe/hgpo``), which counts
-    the state itself as the first of the context.
-
-    ``depth`` is H. With ``omega``, A is the advantage of `grpo` plus omega times the sum above, as in `gigpo`; the
-    authors do not add `grpo`. Without ``normalize``, nothing is divided by a deviation.
-    """
-    returns = turn_returns(episodes, gamma)
-    total, weights = torch.zeros_like(returns), torch.zeros_like(returns)
-    for h, context in enumerate(contexts(episodes, depth)):
-        weight = (h + 2) ** alpha
-        known = context >= 0
-        advantage = torch.zeros_like(returns)
-        if bool(known.any()):
-            advantage[known] = _compare(returns[known], context[known], normalize, unbiased=False)
-        total, weights = total + weight * advantage, weights + weight * (advantage != 0)
-    step = (total / torch.where(weights > 0, weights, 1.0))[episodes.token_turn]
-    if omega is None:
-        return step
-    return (grpo(episodes) if normalize else dr_grpo(episodes)) + omega * step
-
-
-@compares_group
-def turn_discounted(
-    episodes: EpisodeBatch,
-    *,
-    gamma: Discount = 0.95,
-    normalize_over: Literal["turn_index", "all_turns"] = "turn_index",
-) -> torch.Tensor:
-    """A = (G_k - mean) / (std + 1e-6), G_k = s_k + gamma G_{k+1}: [tokens].
-
-    Mean and deviation are over the turns of the group with the same number (``turn_index``), or over all turns of the
-    group (``all_turns``).
-    """
-    group = episodes.group[episodes.turn_episode]
-    if normalize_over == "turn_index":
-        number = turn_numbers(episodes)
-        group = group * (int(number.max()) + 1) + number
-    return _compare(turn_returns(episodes, gamma), group, normalize=True)[episodes.token_turn]
-
-
-def contexts(episodes: EpisodeBatch, depth: int) -> list[torch.Tensor]:
-    """Number the sequences of the last h + 1 states at each turn, for h = 0..depth: int64 [turns] each.
-
-    Equal sequences have equal numbers; turns with fewer states have -1.
-    """
-    found, number = [episodes.turn_state], turn_numbers(episodes)
-    for h in range(1, depth + 1):
-        pairs = torch.stack([found[-1], episodes.turn_state.roll(h)], dim=1)
-        pairs[number < h] = -1
-        found.append(torch.unique(pairs, dim=0, return_inverse=True)[1])
-        found[-1] = torch.where(number < h, -1, found[-1])
-    return found
-
-
-def turn_numbers(episodes: EpisodeBatch) -> torch.Tensor:
-    """Number the turns within each episode, from 0: int64 [turns]."""
-    index = torch.arange(episodes.turn_episode.numel(), device=episodes.turn_episode.device)
-    sizes = torch.bincount(episodes.turn_episode, minlength=episodes.returns.numel())
-    return index - (sizes.cumsum(0) - sizes)[episodes.turn_episode]
-
-
-def _compare(returns: torch.Tensor, segment: torch.Tensor, normalize: bool, *, unbiased: bool = True) -> torch.Tensor:
-    """Compare returns with the others of their segment: [turns]."""
-    count = int(segment.max()) + 1
-    if normalize:
-        return standardize(returns, segment, count, unbiased=unbiased)
-    return subtract_mean(returns, segment, count)
 
 
 @needs(Input.PROCESS_REWARD)

@@ -55,7 +55,23 @@ def test_normalised_advantages_do_not_depend_on_the_scale_of_rewards(name, scale
     assert estimator(episodes(scale)).abs().max() > 0.5
 
 
-NAMES = ["grpo", "gigpo", "hgpo", "turn_discounted", "gdpo", "grpo_passk", "dr_grpo", "rloo", "opo", "gpg", "maxrl"]
+NAMES = [
+    "turn_rloo",
+    "graphgpo",
+    "grpo_batch_std",
+    "prpo",
+    "grpo",
+    "gigpo",
+    "hgpo",
+    "turn_discounted",
+    "gdpo",
+    "grpo_passk",
+    "dr_grpo",
+    "rloo",
+    "opo",
+    "gpg",
+    "maxrl",
+]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "reinforce", "reinforce++", "reinforce++_baseline"])

@@ -119,6 +119,8 @@ DEFAULTS = {
     (Kind.ADVANTAGE, "prime"): {"gamma": 1.0},
     (Kind.ADVANTAGE, "gigpo"): {"omega": 1.0, "gamma": 0.95, "normalize": True},
     (Kind.ADVANTAGE, "hgpo"): {"depth": 2, "alpha": 1.0, "gamma": 0.95, "normalize": True},
+    (Kind.ADVANTAGE, "graphgpo"): {"omega": 1.0, "gamma": 0.1, "above": 0.0, "normalize": True},
+    (Kind.ADVANTAGE, "turn_rloo"): {"gamma": 1.0, "compare": "turn_index"},
     (Kind.ADVANTAGE, "turn_discounted"): {"gamma": 0.95, "normalize_over": "turn_index"},
     (Kind.ADVANTAGE, "gae"): {"gamma": 1.0, "gae_lambda": 0.95},
     (Kind.ADVANTAGE, "gae_turn"): {"gamma_turn": 1.0, "lambda_turn": 0.95},
@@ -153,7 +155,7 @@ def marked(kind, mark):
 
 
 def test_what_the_trainer_may_assume_of_each_function():
-    alone = {"reinforce", "reinforce++", "remax", "gae", "gae_turn", "bi_level", "vapo"}
+    alone = {"prpo", "reinforce", "reinforce++", "remax", "gae", "gae_turn", "bi_level", "vapo"}
     assert marked(Kind.ADVANTAGE, compares_group.of) == set(names(Kind.ADVANTAGE)) - alone
     assert marked(Kind.LOSS, weighs_behaviour.of) == {"decoupled_ppo"}
     assert marked(Kind.LOSS, ignores_advantage.of) == {"distill", "distill_top_k", "sft", "sppo"}

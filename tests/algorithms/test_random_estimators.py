@@ -11,7 +11,19 @@ from agentrl.algorithms.types import EpisodeBatch, Estimate
 from agentrl.registry import Kind, lookup, names
 
 EPSILON = 1e-6
-WHOLE = {"reinforce++", "reinforce++_baseline", "gdpo", "gpg", "gae", "gae_turn", "bi_level", "vapo", "grpo_passk"}
+WHOLE = {
+    "grpo_batch_std",
+    "prpo",
+    "reinforce++",
+    "reinforce++_baseline",
+    "gdpo",
+    "gpg",
+    "gae",
+    "gae_turn",
+    "bi_level",
+    "vapo",
+    "grpo_passk",
+}
 """Those that look at a whole step; for the others 300 steps are as good as one, and are given as one."""
 
 
@@ -70,6 +82,18 @@ def grpo_of(step, e, of=None):
 
 def grpo(step):
     return spread(step, lambda e: grpo_of(step, e))
+
+
+def grpo_batch_std(step):
+    scale = std([p.returns for p in step.played]) + EPSILON
+    return spread(step, lambda e: (step.played[e].returns - mean(peers(step, e))) / scale)
+
+
+def prpo(step):
+    everyone = [p.returns for p in step.played]
+    centre = mean(everyone)
+    scale = math.sqrt(mean([(x - centre) ** 2 for x in everyone])) + EPSILON
+    return spread(step, lambda e: (everyone[e] - centre) / scale)
 
 
 def dr_grpo(step):
@@ -187,6 +211,40 @@ def hgpo_of(step, returns, e, k):
             advantage = (returns[e][k] - centre) / (math.sqrt(mean([(x - centre) ** 2 for x in pool])) + EPSILON)
             total, weights = total + (h + 2) * advantage, weights + (h + 2) * (abs(advantage) > 1e-9)
     return total / weights if weights else 0.0
+
+
+def turn_rloo(step, gamma=1.0, key=lambda step, e, k: k):
+    """G_k minus the mean over turns of other members with the same key; without such turns, over their returns."""
+    returns = turn_returns(step, gamma)
+
+    def of_turn(e, k):
+        others = [i for i in step.members[step.played[e].group] if i != e]
+        same = [returns[i][j] for i in others for j in range(len(returns[i])) if key(step, i, j) == key(step, e, k)]
+        return returns[e][k] - mean(same or [step.played[i].returns for i in others])
+
+    return spread_turns(step, [[of_turn(e, k) for k in range(len(own))] for e, own in enumerate(returns)])
+
+
+def graphgpo(step):
+    """Distances by relaxing every turn of the group until nothing changes."""
+    advantages = {}
+    for members in step.members.values():
+        edges = [edge for e in members for edge in edges_of(step, e)]
+        distance = {"goal": 0}
+        for _ in edges:
+            for state, after in edges:
+                if after in distance:
+                    distance[state] = min(distance.get(state, math.inf), distance[after] + 1)
+        far = max(distance.values()) + 1
+        for e in members:
+            advantages[e] = [10 * 0.1 ** distance.get(after, far) for _, after in edges_of(step, e)]
+    found = among(step, [advantages[e] for e in range(len(step.played))], lambda e, k: state_context(step, e, k, 0))
+    return spread_turns(step, [[grpo_of(step, e) + x for x in own] for e, own in enumerate(found)])
+
+
+def edges_of(step, e):
+    states = [turn.state for turn in step.played[e].turns]
+    return list(zip(states, [*states[1:], "goal" if step.played[e].returns > 1e-9 else f"end {e}"], strict=True))
 
 
 def turn_discounted(step):
@@ -307,6 +365,8 @@ def prime(step):
 
 REFERENCES = {
     "grpo": grpo,
+    "grpo_batch_std": grpo_batch_std,
+    "prpo": prpo,
     "dr_grpo": dr_grpo,
     "rloo": rloo,
     "tree": rloo,  # without branches; test_tree_advantages.py has random trees
@@ -319,7 +379,9 @@ REFERENCES = {
     "maxrl": maxrl,
     "grpo_passk": grpo_passk,
     "gdpo": gdpo,
+    "turn_rloo": turn_rloo,
     "turn_discounted": turn_discounted,
+    "graphgpo": graphgpo,
     "gigpo": gigpo,
     "hgpo": hgpo,
     **{name: lambda step, sums=sums: whitened(per_token(step, sums)) for name, (sums, _) in CRITICS.items()},
@@ -328,6 +390,10 @@ REFERENCES = {
 OPTIONS = {
     ("reinforce", "gamma"): (lambda step: reinforce(step, 0.5), {"gamma": 0.5}),
     ("reinforce++", "gamma"): (lambda step: reinforce_plus_plus(step, 0.5), {"gamma": 0.5}),
+    ("turn_rloo", "compare"): (
+        lambda step: turn_rloo(step, 0.5, lambda step, e, k: step.played[e].turns[k].state),
+        {"gamma": 0.5, "compare": "state"},
+    ),
     ("turn_discounted", "normalize_over"): (
         turn_discounted_over_all,
         {"normalize_over": "all_turns", "gamma": 0.5},
