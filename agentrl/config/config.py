@@ -139,6 +139,9 @@ REFERENCE_LOSSES = frozenset({"sppo"})
 SEQUENCE_LOSSES = frozenset({"gmpo", "gspo", "sapo", "sppo"})
 """Shipped losses that are means over sequences in their papers; a test compares this with their traits."""
 
+WHOLE_EPISODES = frozenset({"traj-mean-token-mean", "prompt-mean"})
+"""Aggregations whose denominators are over an episode's or a group's tokens."""
+
 
 class AlgorithmConfig(Section):
     advantage: str = "grpo"
@@ -247,6 +250,10 @@ class TrainerConfig(Section):
     """Passes over a step's data."""
     mini_batches: int = Field(1, ge=1)
     """Optimizer steps per pass."""
+    mini_batch_rows: int | None = Field(None, ge=1)
+    """Trained rows per optimizer step, instead of ``mini_batches``: a row is a sequence with sampled tokens, which is a
+    turn in loops such as step_independent and an episode in others. The number of optimizer steps per pass follows from
+    the step's rows; rows of a group may train in different ones."""
     max_kl: float | None = Field(None, gt=0)
     """KL divergence from the policy at the start of the step, over a mini-batch, above which the remaining updates of
     the step are skipped."""
@@ -345,7 +352,9 @@ class TrainerConfig(Section):
     def _keys_are_used(self) -> Self:
         if self.schedule == "constant" and self.min_lr_ratio != 0.1:
             raise ValueError("trainer.min_lr_ratio is ignored with schedule constant: remove it, or use cosine")
-        if self.max_kl is not None and self.epochs * self.mini_batches == 1:
+        if self.mini_batch_rows is not None:
+            self._check_rows()
+        if self.max_kl is not None and self.mini_batch_rows is None and self.epochs * self.mini_batches == 1:
             raise ValueError(
                 "trainer.max_kl is ignored with one update per step: raise trainer.epochs or trainer.mini_batches"
             )
@@ -355,6 +364,24 @@ class TrainerConfig(Section):
                 "trainer.steps to the policy: lower it"
             )
         return self
+
+    def _check_rows(self) -> None:
+        """Refuse settings that need a known number of updates, or whole episodes in an update."""
+        if self.mini_batches != 1:
+            raise ValueError(
+                f"trainer.mini_batch_rows ({self.mini_batch_rows}) and trainer.mini_batches ({self.mini_batches}) both "
+                "divide a step into updates: remove one of them"
+            )
+        if self.schedule == "cosine":
+            raise ValueError(
+                "trainer.schedule cosine needs the number of updates, which trainer.mini_batch_rows leaves open: use "
+                "mini_batches, or schedule constant"
+            )
+        if self.process_reward is not None:
+            raise ValueError(
+                "trainer.process_reward learns from whole episodes, whose rows trainer.mini_batch_rows may train in "
+                "different updates: use mini_batches"
+            )
 
 
 BatchOrder: TypeAlias = Literal["windowed", "greedy"]
@@ -565,6 +592,12 @@ class Config(Section):
             raise ValueError(
                 f"trainer.mini_batches ({self.trainer.mini_batches}) exceeds the {episodes} episodes of a step "
                 "(trainer.tasks_per_step x algorithm.group_size)"
+            )
+        if self.trainer.mini_batch_rows is not None and self.algorithm.aggregation in WHOLE_EPISODES:
+            raise ValueError(
+                f"algorithm.aggregation {self.algorithm.aggregation} is a mean over the tokens of whole episodes or "
+                "groups, whose rows trainer.mini_batch_rows may train in different updates: use trainer.mini_batches, "
+                "or another aggregation"
             )
         if isinstance(self.engine, ServerEngineConfig) and self.engine.sleep and not self.rollout.is_synchronous:
             raise ValueError(

@@ -89,6 +89,7 @@ RULES: Mapping[str, ResumeRule] = {
         (f"trainer.{name}" for name in ("tasks_per_step", "optimizer", "adam", "epochs", "mini_batches", "max_kl")),
         _UPDATE,
     ),
+    "trainer.mini_batch_rows": _UPDATE,
     "trainer.critic": _UPDATE,
     "trainer.process_reward": _UPDATE,
     "trainer.moe": _OBJECTIVE,

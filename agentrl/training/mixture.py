@@ -244,6 +244,7 @@ def _check_features(config: Config) -> None:
         "trainer.process_reward": trainer.process_reward,
         "trainer.moe": trainer.moe,
         "trainer.max_kl": trainer.max_kl,
+        "trainer.mini_batch_rows": trainer.mini_batch_rows,
         "algorithm.teacher": algorithm.teacher,
         "algorithm.expert": algorithm.expert,
         "adapters": config.adapters,

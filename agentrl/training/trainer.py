@@ -23,6 +23,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.config.trainer import NumericsConfig
 from agentrl.message.image import ImageReader
 from agentrl.models.memory import FREED_SHARE, FreedMemory, memory_limit
-from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, select, step_batch
+from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, row_batches, select, step_batch
 from agentrl.training.checkpoint import TrainerCheckpoint, TrainerState
 from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.diagnostics.watch import NumericsWatch, prepare_repeatable, repeatable
@@ -279,8 +280,12 @@ class Trainer:
         batch = replace(
             batch, step_version=self.steps, seed=self._seed, temperature=temperature, pad_id=pad_id, extras=extras
         )
-        epochs, count = range(self._config.epochs), self._config.mini_batches
-        return replace(batch, parts=[part for _ in epochs for part in mini_batches(batch, count, self._generator)])
+        config, generator = self._config, self._generator
+        if config.mini_batch_rows is None:
+            divide = partial(mini_batches, batch, config.mini_batches, generator)
+        else:
+            divide = partial(row_batches, batch, config.mini_batch_rows, generator)
+        return replace(batch, parts=[part for _ in range(config.epochs) for part in divide()])
 
     def _report(self, step: PreparedStep, objective: Objective, taken: StepUpdates, seconds: float) -> StepReport:
         """Report the metrics of a step after its updates."""
