@@ -135,7 +135,7 @@ async def _evaluate_environment(env: RunEnvironment, policy: EngineEpisodePolicy
     settings = env.config.evaluation
     source = task_source(env.spec, env.config.sole_environment, split=settings.split)
     panel = _panel(env, settings.split, model, n_tasks=settings.tasks, samples=settings.samples)
-    runner = env.runner.with_policy(policy)
+    runner = env.runner.with_policy(policy, follows_schedules=False)
     return await evaluate_panel(runner, source, panel, concurrency=env.config.rollout.max_concurrent)
 
 

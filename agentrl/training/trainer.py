@@ -315,6 +315,26 @@ class Trainer:
             columns=token_columns(step.batch, step.tokens, step.gradient.record, masked_by, reasons),
         )
 
+    def configure(self, config: Config) -> None:
+        """Use the options of the algorithm, the learning rate and the limits of another config from now on.
+
+        The config differs from the one before only in keys that may change during training; see
+        `agentrl.config.settings`.
+        """
+        with self.ranks.broadcast_call("configure", config):
+            self._configure(config)
+
+    def _configure(self, config: Config) -> None:
+        algorithm, self._config = config.algorithm, config.trainer
+        self._objective = Objective(algorithm, joint_loss=joins_policy(config.trainer))
+        self._shaping.configure(algorithm.shaping, max_tokens=config.agent.max_tokens)
+        self._role_weights = algorithm.role_weights
+        self._optimizer.settings = replace(
+            self._optimizer.settings,
+            learning_rate=config.trainer.learning_rate,
+            max_grad_norm=config.trainer.max_grad_norm,
+        )
+
     def _take_updates(self, step: PreparedStep) -> StepUpdates:
         with checkpoint_activations(self.model, enabled=self._config.gradient_checkpointing):
             return take_updates(
@@ -337,7 +357,7 @@ class Trainer:
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
         """Return the calls that rank 0 makes on the trainers of other ranks, by name."""
-        return {"step": self._step, **self.checkpoint.calls()}
+        return {"step": self._step, "configure": self._configure, **self.checkpoint.calls()}
 
     def _progress(self) -> dict[str, Any]:
         kl = self._shaping.kl
