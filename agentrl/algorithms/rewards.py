@@ -17,6 +17,7 @@ import torch
 from agentrl.algorithms.correction import KLEstimator, kl_divergence
 from agentrl.algorithms.options import Positive
 from agentrl.algorithms.segments import exceeds, segment_sum
+from agentrl.config.schedule import proportional_change
 from agentrl.errors import ConfigError
 
 
@@ -138,9 +139,6 @@ def _check(name: str, holds: bool, option: str, got: object, expected: str) -> N
         raise ConfigError(f"shaping {name}: {option} is out of range", got=got, expected=expected)
 
 
-LARGEST_ERROR = 0.2
-
-
 class RewardKL:
     """r_t -= beta kl_t; adaptive with a target: beta *= 1 + clip(kl / target - 1, -0.2, 0.2) n / horizon.
 
@@ -184,10 +182,14 @@ class RewardKL:
 
     def adapt(self, divergence: float, episodes: int) -> None:
         """Update beta after a step of `episodes` episodes with a mean `divergence` per token."""
-        if self._target is None or self._horizon is None:
-            return
-        error = min(max(divergence / self._target - 1, -LARGEST_ERROR), LARGEST_ERROR)
-        self.coef *= 1 + error * episodes / self._horizon
+        if self._target is not None and self._horizon is not None:
+            share = episodes / self._horizon
+            self.coef = proportional_change(self.coef, divergence, target=self._target, share=share)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """True if beta follows a target."""
+        return self._target is not None
 
 
 class TeacherKL(RewardKL):

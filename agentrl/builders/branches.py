@@ -30,7 +30,7 @@ def branch_starts(runners: Mapping[str, BranchRunner]) -> Callable[[Group, int],
     """Return the function that returns what a member of a group waits for before it can be played."""
 
     def wait_to_start(group: Group, member: int) -> Awaitable[None] | None:
-        runner = runners.get(group.draw.environment)
+        runner = runners.get(group.draw.settings)
         return None if runner is None else runner.wait_to_start(group, member)
 
     return wait_to_start

@@ -16,6 +16,7 @@ from agentrl.builders.tools import build_tools
 from agentrl.config.config import Config
 from agentrl.config.derived import evaluation_engine_config, per_environment_configs
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
+from agentrl.config.settings import check_schedules, configs_at_points
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.rollout.roles.environment_roles import roles_of_environment
@@ -97,6 +98,22 @@ def _check_servers(config: Config, engine: ServerEngineConfig) -> None:
         )
 
 
+def check_plan(config: Config) -> None:
+    """Check the schedules and stages of a run, and the algorithm and sampling at each of their points.
+
+    Raises:
+        ConfigError: a key cannot change, or a value does not fit at some step.
+    """
+    check_schedules(config)
+    for step, changed in configs_at_points(config).items():
+        for check in (check_sampling, check_teacher, check_algorithm, check_mixture):
+            try:
+                check(changed)
+            except ConfigError as error:
+                what = f"at step {step} of the schedules: {error.what}"
+                raise ConfigError(what, got=error.got, expected=error.expected, hint=error.hint) from None
+
+
 FEATURE_CHECKS: tuple[Callable[[Config], None], ...] = (
     check_images,
     check_cluster,
@@ -114,6 +131,7 @@ FEATURE_CHECKS: tuple[Callable[[Config], None], ...] = (
     check_mixture,
     check_deadlines,
     check_cores,
+    check_plan,
 )
 """Checks of a training run's config by feature, in order."""
 

@@ -14,10 +14,12 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.builders.rewards import build_scorer
 from agentrl.builders.roles import build_roles, check_roles
 from agentrl.builders.tools import build_tools, check_tools, sandbox_maker
-from agentrl.config.config import Config, SamplingConfig
+from agentrl.config.config import Config
 from agentrl.config.derived import agent_loop_class, per_environment_configs
 from agentrl.config.engines import EngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig, CurriculumConfig
+from agentrl.config.rollout import SamplingConfig
+from agentrl.config.settings import STAGE_MARK, Settings, environment_stages, stage_starts
 from agentrl.engine import SamplingParams
 from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import resolve_environment
@@ -82,6 +84,7 @@ def build_runner(
     judge: JudgeClient | None = None,
     journals: JournalFolder | None = None,
     make_sandbox: Callable[[], Sandbox] | None = None,
+    agent: Callable[[], AgentConfig] | None = None,
 ) -> EpisodeRunner:
     """Build an episode runner from the ``agent`` section; its loop, tools, roles and judge are closed with the pool.
 
@@ -89,27 +92,25 @@ def build_runner(
 
     `make_sandbox` opens the sandboxes of tools elsewhere than ``agent.sandbox`` says.
 
+    `agent` returns the budgets of an episode that starts now; by default they are those of the config.
+
     Raises:
         ConfigError: see `build_loop`.
         UnknownNameError: no such loop, tool or reward function.
     """
-    limits = EpisodeLimits.from_config(
-        config.agent,
-        pool.spec,
-        config.sole_environment.options,
-        answer_timeout_s=_answer_timeout_s(config.engine),
-    )
     scorer = build_scorer(config.agent, config.model, pool, policy, judge=judge)
-    if config.agent.judge is not None or isinstance(scorer, WeightedSum):
-        limits = replace(limits, score_timeout_s=None)  # each request and function has its own deadline
     tools = build_tools(config.agent)
     for one in tools:
         if isinstance(one, Toolset):
             pool.cleanup.push_async_callback(one.close)
     loop = build_loop(config.agent, pool.spec.answer_format)
     roles = build_roles(config.agent, loop, pool.roles)
-    if role_names(loop, config.agent.called_roles) or not loop.turns_are_steps:
-        limits = replace(limits, max_turns=config.agent.max_turns)  # turns are not steps; the environment limits those
+    limits = _limits_of(
+        config,
+        pool.spec,
+        turns_are_steps=loop.turns_are_steps and not role_names(loop, config.agent.called_roles),
+        limits_scorer=config.agent.judge is None and not isinstance(scorer, WeightedSum),
+    )
     for toolset in (one for setup in roles for one in setup.tools or () if isinstance(one, Toolset)):
         pool.cleanup.push_async_callback(toolset.close)
     make: Callable[..., EpisodeRunner] = EpisodeRunner
@@ -120,7 +121,8 @@ def build_runner(
         loop=loop,
         roles=roles,
         policy=policy,
-        limits=limits,
+        limits=limits(config.agent),
+        limits_in_force=None if agent is None else lambda: limits(agent()),
         tools=tools,
         tool_limits=tool_limits,
         make_sandbox=make_sandbox or sandbox_maker(config.agent),
@@ -131,6 +133,28 @@ def build_runner(
         observer=observer,
         counters=counters,
     )
+
+
+def _limits_of(
+    config: Config, spec: EnvironmentSpec, *, turns_are_steps: bool, limits_scorer: bool
+) -> Callable[[AgentConfig], EpisodeLimits]:
+    """Return the function from the agent's settings to the limits of an episode.
+
+    Args:
+        config: Config of one environment.
+        spec: The environment.
+        turns_are_steps: False if only the agent's own limit counts its turns.
+        limits_scorer: False if the requests or functions of the scorer have deadlines of their own.
+    """
+
+    def limits(agent: AgentConfig) -> EpisodeLimits:
+        own = EpisodeLimits.from_config(
+            agent, spec, config.sole_environment.options, answer_timeout_s=_answer_timeout_s(config.engine)
+        )
+        own = own if turns_are_steps else replace(own, max_turns=agent.max_turns)
+        return own if limits_scorer else replace(own, score_timeout_s=None)
+
+    return limits
 
 
 def _few_shot(config: Config, spec: EnvironmentSpec) -> FewShotExamples | None:
@@ -208,8 +232,11 @@ def build_run_environments(
     waits: WaitTracker | None = None,
     journals: JournalFolder | None = None,
     nodes: EnvironmentPlaces | None = None,
+    settings: Settings | None = None,
 ) -> tuple[RunEnvironment, ...]:
     """Build the environments of a run, in the order of the config; they share wait tracker, counters and judge.
+
+    With `settings`, those of later stages follow.
 
     Args:
         config: Config of the run.
@@ -219,6 +246,7 @@ def build_run_environments(
         waits: Table of the run's waits; a new one by default.
         journals: Journals of the episodes in flight, in asynchronous training.
         nodes: Nodes of a cluster for environments and sandboxes; this machine by default.
+        settings: Settings in force, which give the budgets of training episodes; those of the config by default.
 
     Raises:
         UsageError: an environment does not exist.
@@ -229,7 +257,8 @@ def build_run_environments(
     waits, counters, environments = waits or WaitTracker(), RolloutCounters(), []
     tool_limits = ToolLimits(waits.clock)
     judge = build_judge(config.agent, folder=folder)
-    for part in per_environment_configs(config):
+    later = () if settings is None else environment_stages(config)
+    for part in (*per_environment_configs(config), *later):
         spec = resolve_environment(part.config.sole_environment.name)
         pool = build_env_pool(part.config, spec=spec, waits=waits, nodes=nodes)
         runner = build_runner(
@@ -242,6 +271,7 @@ def build_run_environments(
             judge=judge,
             make_sandbox=None if nodes is None else nodes.make_sandbox,
             journals=journals,
+            agent=None if settings is None else partial(settings.agent, part.label.partition(STAGE_MARK)[0]),
         )
         environments.append(
             RunEnvironment(
@@ -260,21 +290,25 @@ async def close_run_environments(environments: Sequence[RunEnvironment]) -> None
             raise outcome
 
 
-def build_task_sampler(config: Config, *, curriculum: CurriculumConfig | None = None) -> TaskSampler:
+def build_task_sampler(
+    config: Config, *, curriculum: CurriculumConfig | None = None, stages: bool = False
+) -> TaskSampler:
     """Build the sampler of a run's tasks.
 
     Args:
         config: Config of the run.
         curriculum: Pools and horizon; neither by default.
+        stages: True to change the settings of environments as the config's stages say.
 
     Raises:
         UsageError: an environment, a split or a task file does not exist.
     """
-    parts = per_environment_configs(config)
-    environments = {part.label: part.config.sole_environment for part in parts}
+    parts, later = per_environment_configs(config), environment_stages(config) if stages else ()
+    environments = {part.label: part.config.sole_environment for part in (*parts, *later)}
     return TaskSampler(
         {label: task_source(resolve_environment(found.name), found) for label, found in environments.items()},
         seed=config.run.seed,
         weights={part.label: part.weight for part in parts},
         curriculum=curriculum,
+        stages=stage_starts(config) if stages else None,
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from agentrl.builders.adapter_checks import trained_roles
 from agentrl.builders.episodes import RunEnvironment, build_loop
 from agentrl.config.config import AlgorithmConfig, Config
 from agentrl.config.derived import adapter_config, environment_algorithms, per_environment_configs
+from agentrl.config.settings import Settings
 from agentrl.engine import SamplingParams
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
@@ -144,7 +145,21 @@ async def _score_by_teacher(
     return {t.id: [next(rest) for _ in t.sequences] for t in trajectories}
 
 
-def learning_signal(config: Config) -> Callable[[Group], bool]:
+def learning_signal(settings: Settings) -> Callable[[Group], bool]:
+    """Return the predicate of groups with a learning signal under the settings in force."""
+    if not settings.changes:
+        return _learning_signal(settings.config)
+    latest: dict[str, Any] = {"config": settings.config, "has_signal": _learning_signal(settings.config)}
+
+    def has_signal(group: Group) -> bool:
+        if latest["config"] is not settings.config:
+            latest.update(config=settings.config, has_signal=_learning_signal(settings.config))
+        return bool(latest["has_signal"](group))
+
+    return has_signal
+
+
+def _learning_signal(config: Config) -> Callable[[Group], bool]:
     """Return the predicate of groups with a learning signal for the policy or one of several adapters."""
     if algorithms := environment_algorithms(config):
         samplings = {label: DynamicSampling([GroupLearner(algorithm=own)]) for label, own in algorithms.items()}

@@ -30,7 +30,8 @@ from agentrl.config.config import Config
 from agentrl.config.derived import evaluation_engine_config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.estimate import engine_slots
-from agentrl.engine import PolicyEngine
+from agentrl.config.settings import STAGE_MARK, Settings
+from agentrl.engine import PolicyEngine, SamplingParams
 from agentrl.errors.deadlines import close_in_time
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
@@ -67,6 +68,9 @@ class TrainingParts:
     """Connected parts of a training run."""
 
     environments: tuple[RunEnvironment, ...]
+    """Environments with the settings of the config."""
+    stages: tuple[RunEnvironment, ...]
+    """The same environments with the settings of later stages."""
     tokenizer: PreTrainedTokenizerFast
     renderer: Renderer
     engine: PolicyEngine
@@ -113,7 +117,7 @@ class TrainingParts:
                 stack.push_async_callback(close_in_time, connection.engine.close, "closing the evaluation engine")
                 stack.push_async_callback(close_in_time, connection.sync.close, "closing the evaluation sync")
             stack.push_async_callback(close_in_time, self.sync.close, "closing the weight sync", SYNC_CLOSE_S)
-            stack.push_async_callback(close_run_environments, self.environments)
+            stack.push_async_callback(close_run_environments, (*self.environments, *self.stages))
             await self.scheduler.close()
 
 
@@ -131,6 +135,7 @@ def build_training(
     ranks: Ranks | None = None,
     folder: Path | None = None,
     journals: JournalFolder | None = None,
+    settings: Settings | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> TrainingParts:
     """Build the parts, without starting them.
@@ -148,6 +153,7 @@ def build_training(
         ranks: Ranks that train together.
         folder: Folder of the run, where a judge stores its answers.
         journals: Journals of the episodes in flight, in asynchronous training.
+        settings: Settings in force; those of the config's first step by default.
         say: Called with messages for the user before the run starts.
 
     Raises:
@@ -156,7 +162,8 @@ def build_training(
         UsageError: a model, an environment or a file does not exist.
     """
     check_training(config)
-    tasks = build_task_sampler(config, curriculum=config.curriculum)
+    settings = settings or Settings(config)
+    tasks = build_task_sampler(config, curriculum=config.curriculum, stages=True)
     tokenizer = load_tokenizer(model_path)
     renderer = build_renderer(config, model_path, tokenizer)
     check_policy(config, renderer, model_path, say=say)
@@ -170,20 +177,29 @@ def build_training(
         renderer=renderer,
     )
     engine, trainer = learning.engine, learning.trainer
-    policy = _build_policy(config, learning, journals, renderer)
-    environments = build_run_environments(
-        config, policy, observer=observer, folder=folder, waits=waits, nodes=nodes, journals=journals
+    policy = _build_policy(settings, learning, journals, renderer)
+    built = build_run_environments(
+        config,
+        policy,
+        observer=observer,
+        folder=folder,
+        waits=waits,
+        nodes=nodes,
+        journals=journals,
+        settings=settings,
     )
+    environments = tuple(one for one in built if STAGE_MARK not in one.label)
     waits.engine_use.slots = engine_slots(config)
     is_lockstep = config.rollout.is_synchronous and isinstance(engine, LocalEngine)
     if config.trainer.deterministic and is_lockstep and isinstance(engine, LocalEngine):
         engine.lockstep = waits
-    extras = build_group_extras(config, environments, policy, model_path)
-    has_signal = learning_signal(config)
+    extras = build_group_extras(config, built, policy, model_path)
+    has_signal = learning_signal(settings)
     keep = has_signal if config.algorithm.dynamic_sampling else None
-    scheduler = _build_scheduler(config, environments, tasks, extras, version=version, keep=keep, trainer=trainer)
+    scheduler = _build_scheduler(config, built, tasks, extras, version=version, keep=keep, trainer=trainer)
     return TrainingParts(
         environments=environments,
+        stages=built[len(environments) :],
         tokenizer=tokenizer,
         renderer=renderer,
         engine=engine,
@@ -201,11 +217,14 @@ def build_training(
 
 
 def _build_policy(
-    config: Config, learning: LearningParts, journals: JournalFolder | None, renderer: Renderer
+    settings: Settings, learning: LearningParts, journals: JournalFolder | None, renderer: Renderer
 ) -> EngineEpisodePolicy:
     """Build the policy that plays the episodes; roles may have adapters of their own."""
     engine = learning.engine if journals is None else JournaledEngine(learning.engine, journals)
-    sampling = sampling_params(config.sampling)
+
+    def sampling() -> SamplingParams:
+        return sampling_params(settings.config.sampling)
+
     if learning.roles is None:
         return EngineEpisodePolicy(engine, renderer, sampling)
     return AdapterPolicy(engine, renderer, sampling, adapters=learning.roles)

@@ -56,7 +56,7 @@ def _run(arguments: Sequence[str], imported: Callable[[], None]) -> None:
         logging.lastResort.setFormatter(VisibleFormatter())
     try:
         chosen = next((word for word in words if not word.startswith("-")), None)
-        if (entry := COMMANDS.get(chosen or "")) is not None:
+        if chosen is not None and (entry := COMMANDS.get(chosen)) is not None:
             check_first_argument(entry, words[words.index(chosen) + 1 :])
         program = build(chosen)
         imported()

@@ -11,6 +11,7 @@ from agentrl.cli.arguments import read_config
 from agentrl.cli.help import examples
 from agentrl.config import dump_config, shipped_configs
 from agentrl.config.reference import config_reference
+from agentrl.config.settings import plan_rows
 from agentrl.observe.console import note, out
 
 app = typer.Typer(no_args_is_help=True)
@@ -30,8 +31,11 @@ def show(
         typer.Argument(metavar="[CONFIG]... [KEY=VALUE]...", help="Files or shipped configs, then overrides."),
     ] = None,
 ) -> None:
-    """Print a config with all its keys, defaults included, as YAML."""
-    out.print(dump_config(read_config(words)), end="")
+    """Print a config with all its keys, defaults included, as YAML; comments list the values that change by step."""
+    config = read_config(words)
+    out.print(dump_config(config), end="")
+    for key, values, source in plan_rows(config):
+        out.print(f"# {key} by step ({source}): {values}")
 
 
 @app.command(epilog=examples("agentrl config reference", "agentrl config reference --output docs/configuration.md"))

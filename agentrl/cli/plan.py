@@ -18,6 +18,7 @@ from agentrl.cli.arguments import EnvName, ModelName, Words, read_config, shortc
 from agentrl.cli.help import examples
 from agentrl.config import Config, shipped_configs
 from agentrl.config.estimate import shown_bytes
+from agentrl.config.settings import at_largest
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.load import accelerators
 from agentrl.models.memory import memory_limit
@@ -71,7 +72,7 @@ def plan(
     check_training(config)
     if limit is None:
         limit = detected_memory(config)
-    planned = memory_plan(config)
+    planned = memory_plan(at_largest(config))
     if as_json:
         typer.echo(json.dumps(as_plain(planned, limit), indent=2))
     else:

@@ -18,6 +18,8 @@ from agentrl.config.cluster import ClusterConfig
 from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig, CurriculumConfig, EnvironmentConfig, MixedEnvironmentConfig
 from agentrl.config.number_format import AUTO, fastest_format
+from agentrl.config.rollout import CheckpointConfig, EvaluationConfig, ObserveConfig, RolloutConfig, SamplingConfig
+from agentrl.config.schedule import FORM_KEYS, ScheduleConfig, flat_keys
 from agentrl.config.section import Finite, LearningRate, Section, implausible_values
 from agentrl.config.trainer import (
     AdamConfig,
@@ -107,19 +109,6 @@ class ModelConfig(Section):
         return self
 
 
-class SamplingConfig(Section):
-    temperature: float = Field(1.0, ge=0)
-    """Divisor of the logits; 0 is greedy."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Total probability of the smallest set of most probable tokens to sample from."""
-    top_k: int = Field(0, ge=0)
-    """Number of most probable tokens to sample from; 0 for all."""
-    min_p: float = Field(0.0, ge=0, lt=1)
-    """Minimum probability of a token, as a share of the most probable token's."""
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Texts that end an answer, such as the closing tag of an action; they stay in the answer."""
-
-
 LOGITS_MEGABYTES = 256
 """MiB of logits that the trainer keeps at once; the peak is twice as much."""
 
@@ -138,6 +127,9 @@ REFERENCE_LOSSES = frozenset({"sppo"})
 
 SEQUENCE_LOSSES = frozenset({"gmpo", "gspo", "sapo", "sppo"})
 """Shipped losses that are means over sequences in their papers; a test compares this with their traits."""
+
+WHOLE_EPISODES = frozenset({"traj-mean-token-mean", "prompt-mean"})
+"""Aggregations whose denominators are over an episode's or a group's tokens."""
 
 
 class AlgorithmConfig(Section):
@@ -247,6 +239,10 @@ class TrainerConfig(Section):
     """Passes over a step's data."""
     mini_batches: int = Field(1, ge=1)
     """Optimizer steps per pass."""
+    mini_batch_rows: int | None = Field(None, ge=1)
+    """Trained rows per optimizer step, instead of ``mini_batches``: a row is a sequence with sampled tokens, which is a
+    turn in loops such as step_independent and an episode in others. The number of optimizer steps per pass follows from
+    the step's rows; rows of a group may train in different ones."""
     max_kl: float | None = Field(None, gt=0)
     """KL divergence from the policy at the start of the step, over a mini-batch, above which the remaining updates of
     the step are skipped."""
@@ -345,7 +341,9 @@ class TrainerConfig(Section):
     def _keys_are_used(self) -> Self:
         if self.schedule == "constant" and self.min_lr_ratio != 0.1:
             raise ValueError("trainer.min_lr_ratio is ignored with schedule constant: remove it, or use cosine")
-        if self.max_kl is not None and self.epochs * self.mini_batches == 1:
+        if self.mini_batch_rows is not None:
+            self._check_rows()
+        if self.max_kl is not None and self.mini_batch_rows is None and self.epochs * self.mini_batches == 1:
             raise ValueError(
                 "trainer.max_kl is ignored with one update per step: raise trainer.epochs or trainer.mini_batches"
             )
@@ -356,76 +354,23 @@ class TrainerConfig(Section):
             )
         return self
 
-
-BatchOrder: TypeAlias = Literal["windowed", "greedy"]
-
-
-class RolloutConfig(Section):
-    max_staleness: int = Field(0, ge=0)
-    """Maximum number of policy versions between sampling and training; 0: synchronous, 1: one step off-policy."""
-    batch_order: BatchOrder = "windowed"
-    """Groups of a batch if ``max_staleness`` is above 0: ``windowed`` waits for groups that would be too stale for a
-    later batch, so none is dropped; ``greedy`` takes the groups that end first, and drops slow ones."""
-    max_concurrent: int = Field(128, ge=1)
-    """Maximum number of concurrent episodes, including those that wait for a tool or an environment."""
-    retries: int = Field(2, ge=0)
-    """Maximum number of retries of an episode after infrastructure failures."""
-    stall_report_s: float = Field(60.0, gt=0)
-    """Seconds without progress after which the run prints what each part waits for."""
-
-    @property
-    def is_synchronous(self) -> bool:
-        """True if no episode runs while the trainer trains, so that a local engine can share the trainer's weights."""
-        return self.max_staleness == 0
-
-    @model_validator(mode="after")
-    def _batch_order_is_used(self) -> Self:
-        if self.is_synchronous and self.batch_order == "greedy":
+    def _check_rows(self) -> None:
+        """Refuse settings that need a known number of updates, or whole episodes in an update."""
+        if self.mini_batches != 1:
             raise ValueError(
-                "rollout.batch_order greedy is ignored with rollout.max_staleness 0, where a batch waits for all its "
-                "groups: remove it, or raise rollout.max_staleness"
+                f"trainer.mini_batch_rows ({self.mini_batch_rows}) and trainer.mini_batches ({self.mini_batches}) both "
+                "divide a step into updates: remove one of them"
             )
-        return self
-
-
-class EvaluationConfig(Section):
-    every: int = Field(0, ge=0)
-    """Training steps between evaluations; 0 for no evaluations."""
-    split: str = "valid"
-    """Split of the evaluation tasks, for ``agentrl eval`` too."""
-    tasks: int = Field(64, ge=1)
-    """Number of evaluation tasks, which ``run.seed`` selects; every evaluation of the run uses the same ones.
-    ``agentrl eval`` plays as many, selected by its own seed."""
-    samples: int = Field(1, ge=1)
-    """Episodes per task."""
-    sampling: SamplingConfig | None = None
-    """Sampling parameters of evaluations; those of training if not set. Stop texts not set here are those of training
-    as well."""
-    engine: EngineConfig | None = None
-    """Separate engine for evaluations, which then run during asynchronous training:
-    ``{type: local}``, or attached servers, ``{type: vllm, servers: ["http://…"]}``. It keeps the weights of the
-    evaluated step, while the run's engine gets new ones. See docs/asynchronous.md."""
-
-
-class CheckpointConfig(Section):
-    every: int = Field(10, ge=1)
-    """Training steps between checkpoints; the last step is always saved."""
-    keep: int = Field(2, ge=1)
-    """Number of newest checkpoints to keep."""
-    background: bool = False
-    """True to copy the state at the end of the step, and write the copy during the next steps."""
-
-
-class ObserveConfig(Section):
-    """Settings of what a run stores and serves for observers."""
-
-    tokens: Annotated[int, Field(ge=1)] | Literal["all", "none"] = 64
-    """Episodes per training step whose sampled tokens are stored with the advantage, log-probabilities, ratio and
-    entropy that the trainer computed for them, in ``tokens/``: a number, ``all``, or ``none`` for no tables at all.
-    Whole groups are chosen, in turn the one whose rewards differ most, the best and the worst. See docs/status.md."""
-    prometheus_port: int | None = Field(None, ge=1, le=65535)
-    """Port on the loopback address at which Prometheus can read the run (``/metrics``); no port by default. See
-    docs/monitoring.md."""
+        if self.schedule == "cosine":
+            raise ValueError(
+                "trainer.schedule cosine needs the number of updates, which trainer.mini_batch_rows leaves open: use "
+                "mini_batches, or schedule constant"
+            )
+        if self.process_reward is not None:
+            raise ValueError(
+                "trainer.process_reward learns from whole episodes, whose rows trainer.mini_batch_rows may train in "
+                "different updates: use mini_batches"
+            )
 
 
 class Config(Section):
@@ -449,6 +394,12 @@ class Config(Section):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
+    schedules: dict[str, ScheduleConfig] | None = None
+    """Values of keys that change by training step, or by the target of a metric: ``{sampling.temperature: {0: 1.4, 500:
+    1.45}, algorithm.entropy_coef: {factor: 0.985}}``. See docs/schedules.md."""
+    stages: dict[Annotated[int, Field(ge=0)], dict[str, Any]] = Field(default_factory=dict)
+    """Values of several keys from given training steps on, those of environments included: ``{500: {agent.max_tokens:
+    24576, environment.tasks: hard.jsonl}}``. Keys keep their values in later stages."""
     cluster: ClusterConfig | None = None
     observe: ObserveConfig = Field(default_factory=ObserveConfig)
     trackers: list[str] = Field(default_factory=list)
@@ -499,6 +450,18 @@ class Config(Section):
             for label, entry in data["environments"].items()
         }
         return {**data, "environments": named}
+
+    @field_validator("schedules", mode="before")
+    @classmethod
+    def _schedules_name_keys(cls, data: Any) -> Any:
+        return flat_keys(data, stop_at=FORM_KEYS) if isinstance(data, dict) else data
+
+    @field_validator("stages", mode="before")
+    @classmethod
+    def _stages_name_keys(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {step: flat_keys(keys) if isinstance(keys, dict) else keys for step, keys in data.items()}
 
     @field_validator("environments")
     @classmethod
@@ -565,6 +528,12 @@ class Config(Section):
             raise ValueError(
                 f"trainer.mini_batches ({self.trainer.mini_batches}) exceeds the {episodes} episodes of a step "
                 "(trainer.tasks_per_step x algorithm.group_size)"
+            )
+        if self.trainer.mini_batch_rows is not None and self.algorithm.aggregation in WHOLE_EPISODES:
+            raise ValueError(
+                f"algorithm.aggregation {self.algorithm.aggregation} is a mean over the tokens of whole episodes or "
+                "groups, whose rows trainer.mini_batch_rows may train in different updates: use trainer.mini_batches, "
+                "or another aggregation"
             )
         if isinstance(self.engine, ServerEngineConfig) and self.engine.sleep and not self.rollout.is_synchronous:
             raise ValueError(

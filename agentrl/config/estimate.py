@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from agentrl.config.config import LOGITS_MEGABYTES, Config, ModelConfig, ScratchModelConfig
+from agentrl.config.config import LOGITS_MEGABYTES, Config, ModelConfig, ScratchModelConfig, TrainerConfig
 from agentrl.config.derived import EnvironmentConfigs, agent_loop_class, per_environment_configs, placement_words
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig
@@ -217,7 +217,10 @@ class RunEstimate:
     most_tokens_per_step: int
     most_micro_batches: int
     """Forward and backward passes per optimizer step if every episode uses its budget."""
+    updates_per_step: int
+    """Optimizer steps per training step; with ``trainer.mini_batch_rows`` the maximum."""
     optimizer_steps: int
+    """Optimizer steps of the whole run; with ``trainer.mini_batch_rows`` the maximum."""
     admitted_ahead: int
     """Episodes that may start before the first training step ends."""
     evaluation_episodes: int
@@ -239,12 +242,12 @@ def derive(config: Config) -> RunEstimate:
     trainer, agent = config.trainer, config.agent
     episodes = trainer.tasks_per_step * config.algorithm.group_size
     evaluations = trainer.steps // config.evaluation.every if config.evaluation.every else 0
-    per_mini_batch = math.ceil(episodes / trainer.mini_batches)
     parts = per_environment_configs(config)
     agents = [part.config.agent for part in parts]
     sequences = max(map(_sequences, agents))
     most_tokens = sequences * agent.max_tokens
     size = model_size(config.model)
+    updates = trainer.epochs * _mini_batches(trainer, episodes * sequences)
     return RunEstimate(
         groups_per_step=trainer.tasks_per_step,
         episodes_per_step=episodes,
@@ -254,8 +257,11 @@ def derive(config: Config) -> RunEstimate:
         most_tokens_per_episode=most_tokens,
         most_sampled_tokens_per_episode=min(most_tokens, max(a.max_turns * a.max_answer_tokens for a in agents)),
         most_tokens_per_step=episodes * most_tokens,
-        most_micro_batches=_micro_batches(per_mini_batch * sequences, agent.max_tokens, trainer.tokens_per_micro_batch),
-        optimizer_steps=trainer.epochs * trainer.mini_batches * trainer.steps,
+        most_micro_batches=_micro_batches(
+            rows_per_update(trainer, episodes, sequences), agent.max_tokens, trainer.tokens_per_micro_batch
+        ),
+        updates_per_step=updates,
+        optimizer_steps=updates * trainer.steps,
         admitted_ahead=_admission_limit(config),
         evaluation_episodes=evaluations * len(parts) * config.evaluation.tasks * config.evaluation.samples,
         checkpoints=math.ceil(trainer.steps / config.checkpoint.every),
@@ -263,6 +269,24 @@ def derive(config: Config) -> RunEstimate:
         critic_parameters=None if size is None else _critic_parameters(config, size),
         memory=None if size is None else _memory(config, size),
     )
+
+
+def _mini_batches(trainer: TrainerConfig, rows: int) -> int:
+    """Return the number of optimizer steps of a pass over `rows` trained rows."""
+    return trainer.mini_batches if trainer.mini_batch_rows is None else math.ceil(rows / trainer.mini_batch_rows)
+
+
+def rows_per_update(trainer: TrainerConfig, episodes: int, sequences: int) -> int:
+    """Return the maximum number of rows of an optimizer step.
+
+    Args:
+        trainer: Section of the config.
+        episodes: Episodes of a training step.
+        sequences: Maximum number of sequences of an episode.
+    """
+    if trainer.mini_batch_rows is not None:
+        return min(trainer.mini_batch_rows, episodes * sequences)
+    return math.ceil(episodes / trainer.mini_batches) * sequences
 
 
 def most_episodes_in_flight(config: Config) -> int:
@@ -401,7 +425,7 @@ def rows(config: Config) -> list[EstimateRow]:
         ),
         ("tokens per step", f"at most {a.most_tokens_per_step:,}", "episodes x tokens per episode"),
         ("micro-batches", f"at most {a.most_micro_batches:,}", "per optimizer step, of trainer.tokens_per_micro_batch"),
-        ("optimizer steps", f"{a.optimizer_steps:,}", f"{trainer.epochs} epochs x {trainer.mini_batches} x steps"),
+        *_update_rows(a, trainer),
         ("started ahead", f"{a.admitted_ahead:,} episodes", f"rollout.max_staleness {config.rollout.max_staleness}"),
         ("groups of a batch", *_batch_order(config)),
         ("evaluation episodes", f"{a.evaluation_episodes:,}", "all periodic evaluations together"),
@@ -409,6 +433,20 @@ def rows(config: Config) -> list[EstimateRow]:
         *_memory_rows(a, config),
         *_server_rows(config),
         *placement_words(config),
+    ]
+
+
+def _update_rows(a: RunEstimate, trainer: TrainerConfig) -> list[EstimateRow]:
+    """Return the rows about optimizer steps; their number follows from the rows with ``trainer.mini_batch_rows``."""
+    passes = f"{trainer.epochs} epochs x"
+    if trainer.mini_batch_rows is None:
+        most, how = "", f"{passes} {trainer.mini_batches} (trainer.mini_batches)"
+    else:
+        rows = a.episodes_per_step * a.sequences_per_episode
+        most, how = "at most ", f"{passes} {rows:,} rows / {trainer.mini_batch_rows:,} (trainer.mini_batch_rows)"
+    return [
+        ("updates per step", f"{most}{a.updates_per_step:,}", how),
+        ("optimizer steps", f"{most}{a.optimizer_steps:,}", f"updates per step x {trainer.steps:,} steps"),
     ]
 
 

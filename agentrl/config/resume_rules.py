@@ -41,6 +41,7 @@ _UNREAD = ResumeRule(False, "training does not read it")
 _LENGTH = ResumeRule(True, "length of the run; a cosine schedule is recomputed for the new length")
 _RATE = ResumeRule(True, "size of the updates from now on: an unstable run may need smaller ones")
 _PLACE = ResumeRule(True, "placement and speed of the same computation")
+_SCHEDULE = ResumeRule(False, "it changes the settings of other steps than those that follow")
 _BATCH = ResumeRule(True, "groups that the next batches consist of, and how old their tokens may be")
 _WATCH = ResumeRule(True, "measurements, checkpoints and output")
 
@@ -89,6 +90,7 @@ RULES: Mapping[str, ResumeRule] = {
         (f"trainer.{name}" for name in ("tasks_per_step", "optimizer", "adam", "epochs", "mini_batches", "max_kl")),
         _UPDATE,
     ),
+    "trainer.mini_batch_rows": _UPDATE,
     "trainer.critic": _UPDATE,
     "trainer.process_reward": _UPDATE,
     "trainer.moe": _OBJECTIVE,
@@ -119,6 +121,8 @@ RULES: Mapping[str, ResumeRule] = {
     "evaluation": _WATCH,
     "checkpoint": _WATCH,
     "curriculum": _TASKS,
+    "schedules": _SCHEDULE,
+    "stages": _SCHEDULE,
     "cluster": _PLACE,
     "observe": _WATCH,
     "trackers": _WATCH,

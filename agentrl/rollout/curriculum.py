@@ -16,7 +16,6 @@ A horizon limits the turns of episodes. It grows at given training steps, or whe
 
 from __future__ import annotations
 
-import bisect
 import enum
 import random
 from collections import Counter, defaultdict
@@ -27,6 +26,7 @@ from typing import Any, TypeAlias
 from agentrl.config.config import Config
 from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.config.environment import HorizonConfig, PooledBy, PoolsConfig
+from agentrl.config.schedule import latest_point
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
 from agentrl.rollout.task_source import task_source
@@ -182,7 +182,7 @@ class Horizon:
     def turns(self, environment: str, step: int) -> int:
         """Return the maximum number of turns of an episode that starts after `step` training steps."""
         steps = self.settings.at_steps
-        stage = self._stage[environment] if steps is None else bisect.bisect_right(steps, step) - 1
+        stage = self._stage[environment] if steps is None else latest_point(steps, step)
         return self.settings.turns[stage]
 
     def learn(self, outcomes: Sequence[GroupOutcome]) -> None:

@@ -105,6 +105,7 @@ class Group:
             "environment": self.draw.environment,
             "place": self.draw.place,
             "horizon": self.draw.horizon,
+            "stage": self.draw.stage,
             "start_version": self.start_version,
             "members": [[member, trajectory_record(trajectory)] for member, trajectory in sorted(self.members.items())],
             "beside": {name: trajectory_record(trajectory) for name, trajectory in self.extra_rollouts.items()},

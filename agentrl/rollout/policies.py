@@ -11,7 +11,7 @@ import copy
 import functools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -127,7 +127,7 @@ class EngineEpisodePolicy(EpisodePolicy):
     Args:
         engine: Samples the answers.
         renderer: Renderer of the engine's model.
-        sampling: Sampling parameters of every turn.
+        sampling: Sampling parameters of every turn, or a function that returns those of a turn that starts now.
         trains: Sampled tokens are trained, so no form may constrain an answer.
     """
 
@@ -140,20 +140,26 @@ class EngineEpisodePolicy(EpisodePolicy):
         self,
         engine: PolicyEngine,
         renderer: Renderer,
-        sampling: SamplingParams,
+        sampling: SamplingParams | Callable[[], SamplingParams],
         *,
         trains: bool = True,
     ) -> None:
         self.engine = engine
         self.trains = trains
         self.renderer = renderer
-        self.sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | renderer.stop_token_ids)
+        self._sampling = sampling
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Sampling parameters of a turn that starts now, with the stop tokens of the model."""
+        own = self._sampling if isinstance(self._sampling, SamplingParams) else self._sampling()
+        return replace(own, stop_token_ids=own.stop_token_ids | self.renderer.stop_token_ids)
 
     def with_sampling(self, sampling: SamplingParams, *, trains: bool) -> EngineEpisodePolicy:
         """Return the same policy with other sampling parameters."""
         other = copy.copy(self)
         other.trains = trains
-        other.sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | self.renderer.stop_token_ids)
+        other._sampling = sampling
         return other
 
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:

@@ -103,6 +103,7 @@ class EpisodeRunner:
         loop: Controls each episode.
         policy: Answers in the episodes' conversations.
         limits: Budgets and deadlines.
+        limits_in_force: Returns the limits of an episode that starts now, instead of `limits`.
         tools: The configured tools.
         scorer: Computes the return; the environment's own rewards by default.
         system_prompt: Replaces the environment's instructions.
@@ -122,6 +123,7 @@ class EpisodeRunner:
         loop: AgentLoop,
         policy: EpisodePolicy,
         limits: EpisodeLimits | None = None,
+        limits_in_force: Callable[[], EpisodeLimits] | None = None,
         tools: Sequence[Tool | Toolset] = (),
         scorer: Scorer | None = None,
         system_prompt: str | None = None,
@@ -136,7 +138,7 @@ class EpisodeRunner:
         self.pool = pool
         self.loop = loop
         self.policy = policy
-        self.limits = limits or EpisodeLimits()
+        self._limits, self._limits_in_force = limits or EpisodeLimits(), limits_in_force
         self.roles = RunRoles.find(loop, pool.roles, roles)
         self.tools = [*tools, *(self.roles.tools if self.roles else ())]
         self.scorer = scorer or EnvironmentReward()
@@ -157,9 +159,24 @@ class EpisodeRunner:
                 pool.cleanup.push_async_callback(setup.policy.close)
         pool.cleanup.push_async_callback(loop.close)
 
-    def with_policy(self, policy: EpisodePolicy, counters: RolloutCounters | None = None) -> EpisodeRunner:
-        """Copy the runner with another policy, a new observer, and other counters (new ones by default)."""
+    @property
+    def limits(self) -> EpisodeLimits:
+        """Limits of an episode that starts now."""
+        return self._limits if self._limits_in_force is None else self._limits_in_force()
+
+    def with_policy(
+        self, policy: EpisodePolicy, counters: RolloutCounters | None = None, *, follows_schedules: bool = True
+    ) -> EpisodeRunner:
+        """Copy the runner with another policy and a new observer.
+
+        Args:
+            policy: Plays the episodes.
+            counters: Counters of the copy; new ones by default.
+            follows_schedules: False to use the limits of the config, as evaluations do.
+        """
         other = copy.copy(self)
+        if not follows_schedules:
+            other._limits_in_force = None
         other.policy, other.counters, other.observer = policy, counters or RolloutCounters(), RolloutObserver()
         other._unscored = set()
         return other

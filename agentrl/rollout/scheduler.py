@@ -27,7 +27,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from agentrl.config.config import BatchOrder
+from agentrl.config.rollout import BatchOrder
+from agentrl.config.settings import stage_label
 from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, TrainingError, UsageError, boundary
 from agentrl.errors.deadlines import async_boundary
 from agentrl.observe.trajectory_store import GroupEnd
@@ -53,7 +54,8 @@ class GroupScheduler:
     """Scheduler that runs groups of episodes ahead of the trainer, as far as staleness and capacity allow.
 
     Args:
-        runners: Runners by the label of their environment; they share waits and counters.
+        runners: Runners by the label of their environment and, in later stages, its settings; they share waits and
+            counters.
         tasks: Task order; the scheduler becomes its only user.
         group_size: Number of episodes per task.
         batch: Number of groups per training step.
@@ -100,7 +102,7 @@ class GroupScheduler:
         self.batch_order = batch_order
         self.version = version
         self.used = 0
-        self.bias = BiasMeter(list(runners))
+        self.bias = BiasMeter(tasks.environments)
         self._seed = seed
         self._keep = keep or (lambda group: True)
         self._least_members = least_members
@@ -239,7 +241,7 @@ class GroupScheduler:
 
     def _extra_names(self, draw: SampledTask) -> tuple[str, ...]:
         """Return the names of a task's extra rollouts; stored experts may lack the task."""
-        players = self._extra_runners.get(draw.environment, {})
+        players = self._extra_runners.get(draw.settings, {})
         return tuple(name for name, player in players.items() if player.can_play(draw.task))
 
     def recover(self, episodes: RecoveredEpisodes, journals: JournalFolder | None = None) -> int:
@@ -266,7 +268,7 @@ class GroupScheduler:
         return len(episodes)
 
     def _recover_member(self, group: Group, member: int) -> bool:
-        runner = self.runners[group.draw.environment]
+        runner = self.runners[group.draw.settings]
         played_again = runner.scores_groups and not group.is_scored
         found = None if played_again else self._recovered.take(group.id, member)
         if found is None:
@@ -307,7 +309,7 @@ class GroupScheduler:
             await self._places.acquire()
         try:
             seed = derive_seed(self._seed, "episode", group.position)
-            label = group.draw.environment
+            label = group.draw.settings
             if isinstance(player, int):
                 runner = self.runners[label]
                 group.members[player] = await runner.run(
@@ -326,7 +328,7 @@ class GroupScheduler:
 
     async def _finish(self, group: Group) -> None:
         """Score a group whose episodes have all ended, if they are compared, and complete it; others may start."""
-        runner = self.runners[group.draw.environment]
+        runner = self.runners[group.draw.settings]
         if runner.scores_groups and not group.is_scored:
             await self._without_place(runner.score_group(group.trajectories, group.task))
         self._complete(group)
@@ -364,7 +366,7 @@ class GroupScheduler:
     def record_end(self, group: Group, end: GroupEnd) -> None:
         """Tell the observer what became of a group."""
         episodes = group.trainable if end is GroupEnd.TRAINED else group.trajectories
-        self.runners[group.draw.environment].observer.on_group_end(group.id, end, episodes)
+        self.runners[group.draw.settings].observer.on_group_end(group.id, end, episodes)
 
     def _measure(self, group: Group, *, trained: bool) -> None:
         self.bias.add(group.position, group.draw.environment, group.trajectories, trained=trained)
@@ -459,7 +461,9 @@ class GroupScheduler:
     async def fetch_saved(self, state: Mapping[str, Any]) -> None:
         """Fetch the tasks of a saved state from remote sources, so that `load_state_dict` does not block."""
         groups = [*state["finished"], *state["unfinished"]]
-        await self.tasks.fetch_draws([(record["environment"], record["place"]) for record in groups])
+        await self.tasks.fetch_draws(
+            [(stage_label(record["environment"], record.get("stage", 0)), record["place"]) for record in groups]
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state before anything has started; the batch size may have changed."""
@@ -479,5 +483,5 @@ class GroupScheduler:
         self.used = self.version * self.batch  # each version used one batch, whatever its size
 
     def _restore(self, record: Mapping[str, Any]) -> Group:
-        draw: SampledTask = self.tasks.redraw(record["environment"], record["place"], record["horizon"])
+        draw = self.tasks.redraw(record["environment"], record["place"], record["horizon"], record.get("stage", 0))
         return Group.from_record(record, draw=draw, size=self.group_size, extra_names=self._extra_names(draw))

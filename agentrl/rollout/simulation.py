@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from agentrl.config.config import BatchOrder
+from agentrl.config.rollout import BatchOrder
 from agentrl.errors import Outcome
 from agentrl.rollout.groups import Group
 from agentrl.rollout.scheduler import GroupScheduler

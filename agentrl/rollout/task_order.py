@@ -6,12 +6,14 @@ speed of episodes. A run that was killed and resumed therefore draws the same ta
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config.environment import CurriculumConfig, PooledBy
+from agentrl.config.settings import STAGE_MARK, stage_label
 from agentrl.errors import UsageError
 from agentrl.rollout.curriculum import GroupOutcome, Horizon, Pool, Pools
 from agentrl.task import Task, TaskCursor, TaskSource
@@ -31,6 +33,13 @@ class SampledTask:
     """Drawn task, with its turns limited to the horizon."""
     horizon: int | None = None
     """Maximum number of turns of the curriculum; ``None`` without a horizon."""
+    stage: int = 0
+    """Stage of the environment's settings."""
+
+    @property
+    def settings(self) -> str:
+        """Name of the environment's settings; see `agentrl.config.settings.stage_label`."""
+        return stage_label(self.environment, self.stage)
 
 
 class TaskSampler:
@@ -40,11 +49,12 @@ class TaskSampler:
     draws by a whole draw.
 
     Args:
-        sources: Tasks by the label of their environment.
+        sources: Tasks by the label of their environment and, in later stages, its settings.
         seed: Seed of the run.
         weights: Shares of the draws by label; equal by default.
         curriculum: Pools and horizon.
         shuffle: ``False`` keeps each source's order.
+        stages: Training steps after which the stages of an environment begin, by its label.
     """
 
     def __init__(
@@ -55,17 +65,25 @@ class TaskSampler:
         weights: Mapping[str, float] | None = None,
         curriculum: CurriculumConfig | None = None,
         shuffle: bool = True,
+        stages: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         settings = curriculum or CurriculumConfig()
         self.position = 0
         self.step = 0
         self._cursors = {label: TaskCursor(source, seed=seed, shuffle=shuffle) for label, source in sources.items()}
-        self._weights = {label: 1.0 if weights is None else weights[label] for label in sources}
-        self._turns = dict.fromkeys(sources, 0)
+        self._stages = stages or {}
+        labels = [label for label in sources if STAGE_MARK not in label]
+        self._weights = {label: 1.0 if weights is None else weights[label] for label in labels}
+        self._turns = dict.fromkeys(labels, 0)
         self._pools = None if settings.pools is None else Pools(settings.pools, seed=seed)
         self._horizon = None if settings.horizon is None else Horizon(settings.horizon)
         self._passed_over = 0
         self._metrics: dict[str, float] = {}
+
+    @property
+    def environments(self) -> list[str]:
+        """Labels of the environments."""
+        return list(self._turns)
 
     @property
     def wants_outcomes(self) -> bool:
@@ -75,7 +93,8 @@ class TaskSampler:
     def next(self) -> SampledTask | None:
         """Return the next draw of the endless order; ``None`` if its task must be fetched first (`fetch`)."""
         environment = self._next_environment()
-        cursor = self._cursors[environment]
+        stage = bisect.bisect_right(self._stages.get(environment, ()), self.step)
+        cursor = self._cursors[stage_label(environment, stage)]
         while True:
             if cursor.misses(1):
                 self._turns[environment] -= 1  # the next call chooses the same environment
@@ -88,7 +107,7 @@ class TaskSampler:
             self._passed_over += 1
         self.position += 1
         horizon = None if self._horizon is None else self._horizon.turns(environment, self.step)
-        return _draw(environment, place, task, horizon)
+        return _draw(environment, place, task, horizon, stage)
 
     async def draw(self) -> SampledTask:
         """Return the next draw, after its task was fetched."""
@@ -107,15 +126,16 @@ class TaskSampler:
             await cursor.fetch(range(cursor.position, cursor.position + FETCHED_AHEAD))
 
     async def fetch_draws(self, draws: Sequence[tuple[str, int]]) -> None:
-        """Fetch the tasks of earlier draws, given as environments and places, before `redraw` repeats them."""
+        """Fetch the tasks of earlier draws, given as names of settings and places, before `redraw` repeats them."""
         for environment, cursor in self._cursors.items():
             await cursor.fetch([place for label, place in draws if label == environment])
 
-    def redraw(self, environment: str, place: int, horizon: int | None) -> SampledTask:
+    def redraw(self, environment: str, place: int, horizon: int | None, stage: int = 0) -> SampledTask:
         """Repeat an earlier draw."""
-        if environment not in self._cursors:
-            raise _other_environments([environment], list(self._cursors))
-        return _draw(environment, place, self._cursors[environment].at(place), horizon)
+        label = stage_label(environment, stage)
+        if label not in self._cursors:
+            raise _other_environments([label], list(self._cursors))
+        return _draw(environment, place, self._cursors[label].at(place), horizon, stage)
 
     def _next_environment(self) -> str:
         while True:
@@ -169,17 +189,17 @@ class TaskSampler:
             cursor.load_state_dict(state["cursors"][label])
         self.position, self.step = state["position"], state["step"]
         self._passed_over = state["passed_over"]
-        self._turns = {label: state["turns"][label] for label in self._cursors}
+        self._turns = {label: state["turns"][label] for label in self._turns}
         if self._pools is not None:
             self._pools.load_state_dict(state["pools"])
         if self._horizon is not None:
             self._horizon.load_state_dict(state["horizon"])
 
 
-def _draw(environment: str, place: int, task: Task, horizon: int | None) -> SampledTask:
+def _draw(environment: str, place: int, task: Task, horizon: int | None, stage: int) -> SampledTask:
     if horizon is not None:
         task = dataclasses.replace(task, max_turns=min(horizon, task.max_turns or horizon))
-    return SampledTask(environment=environment, place=place, task=task, horizon=horizon)
+    return SampledTask(environment=environment, place=place, task=task, horizon=horizon, stage=stage)
 
 
 def _other_environments(saved: list[str], present: list[str]) -> UsageError:

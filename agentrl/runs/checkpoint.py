@@ -12,8 +12,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -49,6 +49,8 @@ class Progress:
     """Step whose evaluation was running in parallel with training."""
     scheduler: Mapping[str, Any]
     """Task order, state of the curriculum, and finished unused trajectories."""
+    settings: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Adapted values of schedules with a target."""
 
 
 def write_checkpoint(folder: Path, parts: TrainingParts, progress: Progress) -> None:
@@ -88,7 +90,9 @@ def read_progress(checkpoint: Checkpoint, kind: type[P]) -> P:
     """
     file = checkpoint.path / _PROGRESS
     record = orjson.loads(file.read_bytes()) if file.is_file() else {}
-    if record.keys() != {field.name for field in fields(kind)}:
+    known = {one.name for one in fields(kind)}
+    required = {one.name for one in fields(kind) if MISSING is one.default is one.default_factory}
+    if not required <= record.keys() <= known:
         raise UsageError(
             f"checkpoint {checkpoint.path} cannot be resumed",
             got="the progress of another kind of run" if record else "a model only",

@@ -13,6 +13,7 @@ from agentrl.builders.deadlines import check_staleness
 from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import EnvironmentConfigs, environment_algorithms, per_environment_configs
 from agentrl.config.estimate import EstimateRow, rows
+from agentrl.config.settings import at_largest, environment_stages, plan_rows
 from agentrl.config.usual_learning_rate import rate_rows
 from agentrl.env.lookup import resolve_environment
 from agentrl.observe.metrics import TIMING_PREFIX, read_metrics
@@ -51,7 +52,9 @@ def training_rows(config: Config, *, gpus: int | None = None, step_s: float | No
         check_cores_exist(config)
     placed = gpu_rows(config, len(usable_gpus(os.environ)) if gpus is None else gpus)
     late = [] if step_s is None else check_staleness(config, step_s)
-    return [*rows(config), *late, *branch_rows(config), *rate_rows(config), *judge_rows(config), *placed]
+    sizes = rows(at_largest(config))
+    planned = plan_rows(config)
+    return [*sizes, *late, *branch_rows(config), *rate_rows(config), *planned, *judge_rows(config), *placed]
 
 
 def measured_step_s(run: RunDirectory) -> float | None:
@@ -83,8 +86,10 @@ def describe_run(
     if config.has_environment:
         check_tasks(config)
         check_environments(config)
+        for stage in environment_stages(config):
+            check_environments(stage.config)
         parts = per_environment_configs(config)
-        tasks = [_tasks_row(part) for part in parts]
+        tasks = [_tasks_row(part) for part in (*parts, *environment_stages(config))]
         if environment_algorithms(config):
             tasks += [_algorithm_row(part) for part in parts]
     check(config, fetch=False, say=say)

@@ -151,7 +151,9 @@ def prometheus_endpoint(
             f"port {port} cannot be served (observe.prometheus_port)", got=error, hint="choose another port"
         ) from error
     try:
-        server.set_app(_guarded(server.get_app()))
+        application = server.get_app()
+        assert application is not None, "start_http_server sets it"
+        server.set_app(_guarded(application))
         registry.register(RunCollector(run, status, snapshot))
         yield
     finally:

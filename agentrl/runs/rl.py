@@ -38,6 +38,7 @@ from agentrl.builders.processes import open_processes
 from agentrl.builders.training import build_training
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
+from agentrl.config.settings import Settings
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import RankLost, ResumableError, ServersLost, TrainingError, described_error
 from agentrl.errors.foreign import DaemonThreads, call_in_thread, cancel_or_abandon
@@ -102,6 +103,7 @@ class Orchestrator:
         self.config = run.config
         self.folder = run.folder
         self._changes, self._reason = run.changes, reason
+        self._settings = Settings(run.config)
         self.status = RunStatus(steps=run.config.trainer.steps)
         self.step = 0
         self._watcher = watcher or RunWatcher()
@@ -198,6 +200,8 @@ class Orchestrator:
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved, Progress)
         self.step = 0 if progress is None else progress.step
+        self._settings.load_state_dict({} if progress is None else progress.settings)
+        self._settings.advance(self.step)
         for warning in rate_warnings(self.config) if progress is None else ():
             self._say(warning)
         for warning in core_warnings(self.config):
@@ -243,6 +247,7 @@ class Orchestrator:
                 ranks=processes.ranks,
                 folder=self.folder.path,
                 journals=journals,
+                settings=self._settings,
                 say=self._say,
             )
         stack.push_async_callback(self._close_parts)
@@ -361,7 +366,9 @@ class Orchestrator:
         synced = await self._sync_weights(self.step + 1) if released else None
         clock.phase_ended("sync")
         self.step += 1
-        self._pending = clock.metrics(groups, report, synced, version=self.step)
+        self._pending = clock.metrics(groups, report, synced, version=self.step) | self._settings.metrics()
+        self._settings.observe(self._pending)
+        self._settings.advance(self.step)
         parts.scheduler.set_version(self.step)
         self._tables.write(self.step, groups, report, adapters=parts.trainer.sampled_versions)
         with self._waits.on(WaitKind.DISK, "run", "the trajectory store"):
@@ -408,21 +415,26 @@ class Orchestrator:
     async def _update(self, groups: Sequence[Group]) -> StepReport:
         """Run one trainer step: in a thread while episodes and server checks continue, unless `idle_while_training`."""
         trainer = self._parts.trainer
+        settings = self._settings.config
         with self._waits.on(WaitKind.EXTRAS, "trainer", "extra rollouts and a served teacher"):
             extras = await self._parts.extras.for_step(groups)
-        step = functools.partial(
-            trainer.step,
-            [trajectory for group in groups for trajectory in group.trajectories],
-            temperature=self.config.sampling.temperature,
-            pad_id=self._parts.pad_id,
-            extras=extras,
-        )
+
+        def step() -> StepReport:
+            if self._settings.changes:
+                trainer.configure(settings)
+            return trainer.step(
+                [trajectory for group in groups for trajectory in group.trajectories],
+                temperature=settings.sampling.temperature,
+                pad_id=self._parts.pad_id,
+                extras=extras,
+            )
+
         kind = WaitKind.TRAINER if self.config.trainer.processes == 1 else WaitKind.COLLECTIVE
         with self._waits.on(kind, f"step {self.step + 1}", "trainer.step"):
             if self._parts.idle_while_training:
                 return step()
-            step = functools.partial(compute_on, self._cores, step)
-            return await call_in_thread(self._threads, step, "the training step")
+            on_cores = functools.partial(compute_on, self._cores, step)
+            return await call_in_thread(self._threads, on_cores, "the training step")
 
     async def _finish_step(self) -> None:
         """Evaluate if due, write the step's metrics, and save a checkpoint if due."""
@@ -472,6 +484,7 @@ class Orchestrator:
             store_position=self._store.position,
             pending=self._pending,
             evaluating=self._evaluations.running,
+            settings=self._settings.state_dict(),
             scheduler=self._parts.scheduler.state_dict(),
         )
         if self._writer.background:

@@ -24,6 +24,7 @@ from agentrl.builders.group_extras import learning_signal, policy_group_size
 from agentrl.config.config import Config
 from agentrl.config.load import dump_config, load_config
 from agentrl.config.resume_rules import changes, check_same_run
+from agentrl.config.settings import Settings
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind, open_policy
 from agentrl.observe.files import replace_file
@@ -196,7 +197,7 @@ class Rollout:
         if kept := self._scheduler.recover(self._played.episodes):
             self._say(f"kept {kept} finished episodes of incomplete and later groups")
         stack.push_async_callback(self._scheduler.close)
-        self._has_signal = learning_signal(config)
+        self._has_signal = learning_signal(Settings(config))
         if self._run.changes:
             folder.save_config(dump_config(config))
         _write_size(self._run)

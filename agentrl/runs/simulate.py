@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from agentrl.builders.group_extras import policy_group_size
 from agentrl.config import Config, load_config
-from agentrl.config.config import BatchOrder
+from agentrl.config.rollout import BatchOrder
 from agentrl.errors import UsageError
 from agentrl.observe.metrics import TIMING_PREFIX, read_metrics
 from agentrl.observe.run_folder import RunDirectory

@@ -19,6 +19,7 @@ from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config, load_config
 from agentrl.config.resume_rules import Change, changes, check_same_run
+from agentrl.config.settings import environment_stages
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.diagnosis.finding import Finding
@@ -102,6 +103,8 @@ def start_run(config: Config, *, kind: str, check: StartCheck | None = check_rol
         load_tokenizer(resolved.model.path)
     if config.has_environment:
         check_environments(config)
+        for stage in environment_stages(config):
+            check_environments(stage.config)
     if check is not None:
         check(resolved)
     folder = RunDirectory.create(Path(config.run.directory), config.run.name, prefix=f"{name}-{kind}")
@@ -130,7 +133,7 @@ def check_tasks(config: Config) -> str:
     Raises:
         UsageError: an unknown name or option, or too few tasks.
     """
-    for part in per_environment_configs(config):
+    for part in (*per_environment_configs(config), *environment_stages(config)):
         spec = resolve_environment(part.config.sole_environment.name)
         task_source(spec, part.config.sole_environment)
         build_loop(part.config.agent)

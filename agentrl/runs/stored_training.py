@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
+from agentrl.config.settings import Settings
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import ConfigError, Outcome, TrainingError, UsageError
 from agentrl.errors.deadlines import CLOSING_S
@@ -266,6 +267,8 @@ class StoredProgress:
     """Number of stored groups that the steps have used, including those that dynamic sampling has dropped."""
     metrics_position: int
     """Size in bytes of ``metrics.jsonl`` after these steps."""
+    settings: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Adapted values of schedules with a target."""
 
 
 def check_stored_start(config: Config, *, fetch: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
@@ -304,6 +307,7 @@ class StoredTraining:
         interruption: StopRequest | None = None,
     ) -> None:
         self.config, self.folder = run.config, run.folder
+        self._settings = Settings(run.config)
         self.status = RunStatus(steps=run.config.trainer.steps)
         self.step = 0
         self._changes, self._reason = run.changes, reason
@@ -387,7 +391,9 @@ class StoredTraining:
         if self._saved is not None and progress is not None:
             self._parts.trainer.checkpoint.load(self._saved.path)
             self.step, self._used = progress.step, progress.groups_used
-        self._has_signal = learning_signal(config)
+            self._settings.load_state_dict(progress.settings)
+            self._settings.advance(self.step)
+        self._has_signal = learning_signal(self._settings)
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
         self._tables = TokenTables(self.folder.path, config.observe.tokens, step=self.step, say=self._say)
         stack.push_async_callback(run_in_own_thread, self._tables.close, within_s=CLOSING_S)
@@ -447,6 +453,8 @@ class StoredTraining:
         began = time.perf_counter()
         self._enter(Phase.TRAIN)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        if self._settings.changes:
+            self._parts.trainer.configure(self._settings.config)
         step = functools.partial(
             self._parts.trainer.step,
             trajectories,
@@ -462,8 +470,11 @@ class StoredTraining:
             f"{TIMING_PREFIX}train_s": seconds,
             f"{TIMING_PREFIX}step_s": seconds,
             f"{TIMING_PREFIX}tokens_per_s": sampled / seconds,
+            **self._settings.metrics(),
         }
         self.step += 1
+        self._settings.observe(metrics)
+        self._settings.advance(self.step)
         self._tables.write(self.step, groups, report)
         self._metrics.append_step(self.step, metrics)
         self._trackers.log(self.step, metrics)
@@ -476,7 +487,12 @@ class StoredTraining:
     def _save(self) -> None:
         self._enter(Phase.CHECKPOINT)
         self._metrics.sync()
-        progress = StoredProgress(step=self.step, groups_used=self._used, metrics_position=self._metrics.position)
+        progress = StoredProgress(
+            step=self.step,
+            groups_used=self._used,
+            metrics_position=self._metrics.position,
+            settings=self._settings.state_dict(),
+        )
 
         def write(folder: Path) -> None:
             self._parts.source.save(folder / MODEL, self._tokenizer, self._images)

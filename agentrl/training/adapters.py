@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.config import Config
+from agentrl.config.derived import adapter_config
 from agentrl.errors import TrainingError
 from agentrl.training.batch import NothingToTrain, StepExtras
 from agentrl.training.report import StepReport
@@ -95,6 +97,11 @@ class AdapterTrainers:
         """Dump skipped updates from now on, each adapter's to its own folder."""
         for name, trainer in self.trainers.items():
             trainer.watch.write_dumps(folder / name, self._runs[name])
+
+    def configure(self, config: Config) -> None:
+        """Use the settings of a config that differs only in keys that may change during training."""
+        for name, trainer in self.trainers.items():
+            trainer.configure(adapter_config(config, name))
 
     def step(
         self, trajectories: Sequence[Trajectory], *, temperature: float, pad_id: int, extras: StepExtras | None = None

@@ -304,6 +304,12 @@ def mini_batches(batch: StepBatch, count: int, generator: torch.Generator) -> li
     ]
 
 
+def row_batches(batch: StepBatch, rows: int, generator: torch.Generator) -> list[list[int]]:
+    """Split the sequences into parts of `rows`, in random order; the last one has the rest. Return indices."""
+    order = torch.randperm(len(batch.sequences), generator=generator).tolist()
+    return [sorted(order[first : first + rows]) for first in range(0, len(order), rows)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """The trajectories that train, and counts of those that do not."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from agentrl.config.config import Config
 from agentrl.render.images import ImageProcessor
 from agentrl.training.batch import StepExtras
 from agentrl.training.report import StepReport
@@ -55,6 +56,9 @@ class PolicyTrainer(Protocol):
         Raises:
             TrainingError: a reward or an advantage is not finite, or there is nothing to train on.
         """
+
+    def configure(self, config: Config) -> None:
+        """Use the settings of a config that differs only in keys that may change during training."""
 
     def write_dumps(self, folder: Path, run: Mapping[str, Any]) -> None:
         """Dump skipped updates from now on."""

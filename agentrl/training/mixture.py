@@ -98,6 +98,12 @@ class MixtureTrainer(Trainer):
     def write_dumps(self, folder: Path, run: Mapping[str, Any]) -> None:
         """Write no dumps: an update of several algorithms cannot be repeated from one of them."""
 
+    def _configure(self, config: Config) -> None:
+        super()._configure(config)
+        for label, own in environment_algorithms(config).items():
+            self._objectives[label] = WeightedObjective(own)
+            self._shapings[label].configure(own.shaping, max_tokens=config.agent.max_tokens)
+
     def _step(
         self, trajectories: Sequence[Trajectory], temperature: float, pad_id: int, extras: StepExtras
     ) -> StepReport:
@@ -244,6 +250,7 @@ def _check_features(config: Config) -> None:
         "trainer.process_reward": trainer.process_reward,
         "trainer.moe": trainer.moe,
         "trainer.max_kl": trainer.max_kl,
+        "trainer.mini_batch_rows": trainer.mini_batch_rows,
         "algorithm.teacher": algorithm.teacher,
         "algorithm.expert": algorithm.expert,
         "adapters": config.adapters,

@@ -18,6 +18,7 @@ from torch import nn
 
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import TrainerConfig
+from agentrl.config.schedule import interpolate
 from agentrl.config.trainer import AdamConfig, SFTConfig
 from agentrl.errors import TrainingError, UsageError
 from agentrl.training.distributed.fsdp import is_sharded, mesh_of, sharded_like, total_norm, whole
@@ -73,8 +74,7 @@ class OptimizerSettings:
             return self.learning_rate
         span = max(self.total_updates - self.warmup_updates, 1)
         progress = min((update - self.warmup_updates) / span, 1.0)
-        share = self.min_lr_ratio + (1 - self.min_lr_ratio) * (1 + math.cos(math.pi * progress)) / 2
-        return self.learning_rate * share
+        return self.learning_rate * interpolate("cosine", 1.0, self.min_lr_ratio, progress)
 
 
 def _make_optimizers(

@@ -39,6 +39,11 @@ class RewardShaping:
     def __init__(self, shaping: Mapping[str, Mapping[str, Any]], *, max_tokens: int) -> None:
         self.kl: RewardKL | None = None
         """KL to the reference, subtracted from the reward; ``None`` without this shaping."""
+        self.configure(shaping, max_tokens=max_tokens)
+
+    def configure(self, shaping: Mapping[str, Mapping[str, Any]], *, max_tokens: int) -> None:
+        """Use other options from now on; an adaptive KL coefficient keeps its value."""
+        before, self.kl = self.kl, None
         self.distill: TeacherKL | None = None
         """KL to the teacher, subtracted from the reward; ``None`` without this shaping."""
         self._resample: Callable[[torch.Tensor, int], torch.Tensor] | None = None
@@ -55,6 +60,8 @@ class RewardShaping:
                 self._resample = bound
             else:
                 self._steps[name] = bound
+        if self.kl is not None and before is not None and self.kl.is_adaptive:
+            self.kl.coef = before.coef
         self([])  # checks the options before the first episode is played
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> ShapedRewards:

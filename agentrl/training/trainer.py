@@ -23,6 +23,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.config.trainer import NumericsConfig
 from agentrl.message.image import ImageReader
 from agentrl.models.memory import FREED_SHARE, FreedMemory, memory_limit
-from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, select, step_batch
+from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, row_batches, select, step_batch
 from agentrl.training.checkpoint import TrainerCheckpoint, TrainerState
 from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.diagnostics.watch import NumericsWatch, prepare_repeatable, repeatable
@@ -279,8 +280,12 @@ class Trainer:
         batch = replace(
             batch, step_version=self.steps, seed=self._seed, temperature=temperature, pad_id=pad_id, extras=extras
         )
-        epochs, count = range(self._config.epochs), self._config.mini_batches
-        return replace(batch, parts=[part for _ in epochs for part in mini_batches(batch, count, self._generator)])
+        config, generator = self._config, self._generator
+        if config.mini_batch_rows is None:
+            divide = partial(mini_batches, batch, config.mini_batches, generator)
+        else:
+            divide = partial(row_batches, batch, config.mini_batch_rows, generator)
+        return replace(batch, parts=[part for _ in range(config.epochs) for part in divide()])
 
     def _report(self, step: PreparedStep, objective: Objective, taken: StepUpdates, seconds: float) -> StepReport:
         """Report the metrics of a step after its updates."""
@@ -310,6 +315,26 @@ class Trainer:
             columns=token_columns(step.batch, step.tokens, step.gradient.record, masked_by, reasons),
         )
 
+    def configure(self, config: Config) -> None:
+        """Use the options of the algorithm, the learning rate and the limits of another config from now on.
+
+        The config differs from the one before only in keys that may change during training; see
+        `agentrl.config.settings`.
+        """
+        with self.ranks.broadcast_call("configure", config):
+            self._configure(config)
+
+    def _configure(self, config: Config) -> None:
+        algorithm, self._config = config.algorithm, config.trainer
+        self._objective = Objective(algorithm, joint_loss=joins_policy(config.trainer))
+        self._shaping.configure(algorithm.shaping, max_tokens=config.agent.max_tokens)
+        self._role_weights = algorithm.role_weights
+        self._optimizer.settings = replace(
+            self._optimizer.settings,
+            learning_rate=config.trainer.learning_rate,
+            max_grad_norm=config.trainer.max_grad_norm,
+        )
+
     def _take_updates(self, step: PreparedStep) -> StepUpdates:
         with checkpoint_activations(self.model, enabled=self._config.gradient_checkpointing):
             return take_updates(
@@ -332,7 +357,7 @@ class Trainer:
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
         """Return the calls that rank 0 makes on the trainers of other ranks, by name."""
-        return {"step": self._step, **self.checkpoint.calls()}
+        return {"step": self._step, "configure": self._configure, **self.checkpoint.calls()}
 
     def _progress(self) -> dict[str, Any]:
         kl = self._shaping.kl

@@ -125,8 +125,9 @@ class MetricsTable:
         if not isinstance(step, int) or not 0 <= step < 2**62:
             return
         while self._steps and self._steps[-1] >= step:  # written again by a run that was resumed
-            for values in (self._steps, *self._columns.values()):
-                values.pop()
+            self._steps.pop()
+            for column in self._columns.values():
+                column.pop()
         known = len(self._steps)
         self._steps.append(step)
         for name, value in record.items():

@@ -40,6 +40,31 @@ def test_a_loop_of_separate_turns_has_a_sequence_per_turn(loop):
     assert (a.most_sampled_tokens_per_episode, a.most_tokens_per_step, a.most_micro_batches) == (150, 6000, 15)
 
 
+@pytest.mark.parametrize(
+    ("loop", "rows_per_update", "per_step", "micro_batches"),
+    [("step_independent", 16, 8, 8), ("tool_calling", 5, 6, 3), ("tool_calling", 500, 2, 6)],
+)
+def test_mini_batches_in_rows_count_turns_of_loops_with_a_row_per_turn(loop, rows_per_update, per_step, micro_batches):
+    config = [word for word in SMALL if "mini_batches" not in word]
+    config += [f"agent.loop={loop}", f"trainer.mini_batch_rows={rows_per_update}"]
+    loaded = load_config(None, config)
+    a = derive(loaded)
+    assert (a.updates_per_step, a.optimizer_steps, a.most_micro_batches) == (per_step, 10 * per_step, micro_batches)
+    found = {row[0]: row[1:] for row in rows(loaded)}
+    trained = 12 * a.sequences_per_episode
+    assert found["updates per step"] == (
+        f"at most {per_step}",
+        f"2 epochs x {trained} rows / {rows_per_update} (trainer.mini_batch_rows)",
+    )
+    assert found["optimizer steps"][0] == f"at most {10 * per_step}"
+
+
+def test_the_published_alfworld_batch_makes_25_updates_per_step():
+    words = ["environment=a", "trainer={tasks_per_step: 16, mini_batch_rows: 256, steps: 150}"]
+    a = derive(load_config(None, [*words, "agent={loop: step_independent, max_turns: 50}"]))
+    assert (a.updates_per_step, a.optimizer_steps) == (25, 3750)
+
+
 def test_parameters_of_a_scratch_model_by_hand():
     scratch = "model.scratch={layers: 1, hidden_size: 8, heads: 2, kv_heads: 1, vocab_size: 10}"
     size = derive(load_config(None, [*SMALL, scratch])).model

@@ -205,6 +205,10 @@ def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message
         ),
         (["trainer.fsdp={shards: 2}"], "unknown key trainer.fsdp.shards; known keys here: replicas, reshard"),
         (["trainer.mini_batches=1000"], "exceeds the 128 episodes of a step"),
+        (["trainer={mini_batches: 2, mini_batch_rows: 64}"], "both divide a step into updates"),
+        (["trainer={schedule: cosine, mini_batch_rows: 64}"], "needs the number of updates"),
+        (["trainer={process_reward: {}, mini_batch_rows: 64}"], "learns from whole episodes"),
+        (["trainer.mini_batch_rows=64", "algorithm.aggregation=prompt-mean"], "whole episodes or groups"),
         (["agent.max_tokens=100"], "an answer could never fit"),
     ],
 )

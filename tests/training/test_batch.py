@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from agentrl.errors import LedgerError, Outcome, TrainingError
-from agentrl.training.batch import mini_batches, step_batch
+from agentrl.training.batch import mini_batches, row_batches, step_batch
 from agentrl.training.rewards import RewardShaping
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
@@ -124,4 +124,20 @@ def test_more_mini_batches_than_groups_keep_trajectories_whole(trajectories, cou
 def test_mini_batches_follow_the_generator(trajectories):
     batch = build(*trajectories)
     first, second, other = (mini_batches(batch, 3, torch.Generator().manual_seed(s)) for s in (1, 1, 4))
+    assert first == second != other
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(4, [4, 4, 4, 1]), (13, [13]), (50, [13]), (1, [1] * 13)])
+def test_row_batches_count_the_rows_that_are_trained(trajectories, rows, sizes):
+    batch = build(*trajectories, *trajectories, *trajectories)
+    count = len(batch.sequences)
+    expected = sizes if count == 13 else [rows] * (count // rows) + ([count % rows] if count % rows else [])
+    parts = row_batches(batch, rows, torch.Generator().manual_seed(0))
+    assert [len(part) for part in parts] == expected
+    assert sorted(i for part in parts for i in part) == list(range(count))
+
+
+def test_row_batches_follow_the_generator(trajectories):
+    batch = build(*trajectories)
+    first, second, other = (row_batches(batch, 3, torch.Generator().manual_seed(s)) for s in (1, 1, 4))
     assert first == second != other

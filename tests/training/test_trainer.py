@@ -338,6 +338,21 @@ def test_first_mini_batch_takes_pi_old_from_its_own_forward(model, trajectories)
         torch.testing.assert_close(tensor, twice.state_dict()[name], atol=1e-5, rtol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("rows", [2, 3, 100])
+def test_mini_batch_rows_make_an_update_for_each_part_of_the_rows(model, trajectories, rows):
+    count = sum(1 for t in trajectories for s in t.sequences if s.loss_mask[s.shared :].any())
+    report = run_step(trainer_for(model, mini_batch_rows=rows, epochs=2, learning_rate=1e-3), trajectories)
+    assert report.metrics["train/updates"] == 2 * -(-count // rows)
+
+
+def test_all_rows_in_one_update_have_the_gradient_of_one_mini_batch(model, trajectories):
+    by_rows = copy.deepcopy(model)
+    run_step(trainer_for(model, learning_rate=1e-2), trajectories)
+    run_step(trainer_for(by_rows, mini_batch_rows=100, learning_rate=1e-2), trajectories)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(by_rows.state_dict()[name], tensor, atol=1e-5, rtol=1e-4, msg=name)
+
+
 def test_single_update_needs_no_extra_forward(model, trajectories, monkeypatch):
     calls = []
     monkeypatch.setattr("agentrl.training.forward.runner.ModelRunner.forward", lambda *_, **__: calls.append(1))

@@ -29,12 +29,17 @@ class AdapterPolicy(EngineEpisodePolicy):
     Args:
         engine: Samples the answers.
         renderer: Renderer of the engine's model.
-        sampling: Sampling parameters of every turn.
+        sampling: Sampling parameters of every turn, or a function that returns those of a turn that starts now.
         adapters: Adapters of roles.
     """
 
     def __init__(
-        self, engine: PolicyEngine, renderer: Renderer, sampling: SamplingParams, *, adapters: RoleAdapters
+        self,
+        engine: PolicyEngine,
+        renderer: Renderer,
+        sampling: SamplingParams | Callable[[], SamplingParams],
+        *,
+        adapters: RoleAdapters,
     ) -> None:
         super().__init__(engine, renderer, sampling)
         self.adapters = adapters

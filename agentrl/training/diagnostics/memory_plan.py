@@ -9,7 +9,7 @@ import torch
 
 from agentrl.config.config import LOGITS_MEGABYTES, Config, ModelConfig
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
-from agentrl.config.estimate import QUANTIZED_BYTES, TrainedSize, derive
+from agentrl.config.estimate import QUANTIZED_BYTES, TrainedSize, derive, rows_per_update
 from agentrl.config.overrides import apply, parse_override
 from agentrl.training.diagnostics.memory_trace import ParameterCounts, PassMemory, count_parameters, footprint
 
@@ -56,7 +56,7 @@ class MemoryPlan:
 def plan(config: Config, known: PassMemory | None = None) -> MemoryPlan:
     """Plan a run's memory from the model's ``config.json``, which is not read if the footprint is `known`."""
     sizes, trainer = derive(config), config.trainer
-    sequences = -(-sizes.episodes_per_step // trainer.mini_batches) * sizes.sequences_per_episode
+    sequences = rows_per_update(trainer, sizes.episodes_per_step, sizes.sequences_per_episode)
     tokens = min(max(trainer.tokens_per_micro_batch, config.agent.max_tokens), sequences * config.agent.max_tokens)
     found = known or footprint(config.model, tokens=tokens, dtype=getattr(torch, config.model.dtype))
     lines = _Lines(config, found, tokens)

@@ -1,0 +1,74 @@
+"""Runs whose settings change by step: the values in force are metrics, take effect, and resume exactly."""
+
+import itertools
+
+import pytest
+from support.fixtures import tiny_runs
+from support.runs import Snapshots, numbers
+
+from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.trajectory_store import read_trajectories
+from agentrl.runs.rl import train
+from agentrl.runs.start import Run
+
+SCHEDULES = (
+    "schedules={sampling.temperature: {0: 1.0, 3: 1.4}, trainer.learning_rate: {points: {0: 1e-3, 4: 1e-4}, "
+    "shape: cosine}, algorithm.entropy_coef: {target: 0.2, step: 1e-4, min: 0, max: 0.005}, "
+    "algorithm.kl_coef: {target: 1e-4, horizon: 60}}"
+)
+STAGES = "stages={2: {agent.max_answer_tokens: 3}}"
+SETTINGS = ("trainer.steps=5", "algorithm.kl_coef=0.01", "checkpoint.every=1", "checkpoint.keep=9", SCHEDULES, STAGES)
+MOMENTS = (7, 22, 41)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    with tiny_runs(tmp_path_factory.mktemp("expected")) as start:
+        run = start(*SETTINGS)
+        train(run, watcher=Snapshots(run.folder.path.with_name("cut"), MOMENTS))
+    return run
+
+
+def test_the_values_in_force_are_metrics(expected):
+    lines = numbers(expected.folder.path)
+    assert [line["settings/sampling.temperature"] for line in lines] == [1.0, 1.0, 1.0, 1.4, 1.4]
+    assert [line["settings/agent.max_answer_tokens"] for line in lines][1:] == [
+        lines[1]["settings/agent.max_answer_tokens"],
+        3,
+        3,
+        3,
+    ]
+    rates = [line["settings/trainer.learning_rate"] for line in lines]
+    assert rates == sorted(rates, reverse=True)
+    assert (rates[0], rates[2], rates[4]) == (1e-3, pytest.approx(5.5e-4), 1e-4)
+    assert [line["train/learning_rate"] for line in lines] == rates
+
+
+def test_targets_adapt_by_their_rules(expected):
+    lines = numbers(expected.folder.path)
+    assert lines[0]["settings/algorithm.entropy_coef"] == 0
+    for before, after in itertools.pairwise(lines):
+        change = 1e-4 if before["train/entropy"] < 0.2 else -1e-4
+        entropy = min(max(before["settings/algorithm.entropy_coef"] + change, 0), 0.005)
+        assert after["settings/algorithm.entropy_coef"] == pytest.approx(entropy, abs=1e-12)
+        error = min(max(before["train/kl_reference"] / 1e-4 - 1, -0.2), 0.2)
+        kl = before["settings/algorithm.kl_coef"] * (1 + error * before["trajectories/trained"] / 60)
+        assert after["settings/algorithm.kl_coef"] == pytest.approx(kl)
+
+
+def test_a_budget_of_a_stage_limits_the_episodes_of_its_steps(expected):
+    longest = {}
+    for stored in read_trajectories(RunDirectory(expected.folder.path).trajectories):
+        step = int(stored.trajectory.sequences[0].versions.max())
+        own = max(turn.end - turn.start for turn in stored.trajectory.turns)
+        longest[step] = max(longest.get(step, 0), own)
+    assert max(longest[step] for step in (2, 3, 4)) <= 3 < max(longest[step] for step in (0, 1))
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_with_schedules_resumes_bit_for_bit(tiny_run, expected, moment):
+    folder = expected.folder.path.with_name("cut") / str(moment)
+    assert train(Run(RunDirectory(folder), expected.config)).step == 5
+    assert numbers(folder) == numbers(expected.folder.path)
+    weights = [path / "checkpoints/step-000005/model/model.safetensors" for path in (folder, expected.folder.path)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
