@@ -147,16 +147,16 @@ async def test_malformed_answers_are_told_and_counted(play, answer, message):
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("answer", "message", "tool_timeout_s"),
     [
-        (call("midpoint", low="x", high=2), "Error: wrong arguments for midpoint"),
-        (call("broken"), "Error: broken failed (ZeroDivisionError)"),
-        (call("slow"), "Error: slow did not answer in 0.02 s"),
+        (call("midpoint", low="x", high=2), "Error: wrong arguments for midpoint", 60.0),
+        (call("broken"), "Error: broken failed (ZeroDivisionError)", 60.0),
+        (call("slow"), "Error: slow did not answer in 0.02 s", 0.02),
     ],
 )
-async def test_what_goes_wrong_with_tools_is_told_to_the_policy(play, answer, message):
-    tools = [midpoint, broken, slow]
-    played = await play(Guess, "tool_calling", answer, call("act", action="7"), tools=tools, tool_timeout_s=0.02)
+async def test_what_goes_wrong_with_tools_is_told_to_the_policy(play, answer, message, tool_timeout_s):
+    limits = {"tools": [midpoint, broken, slow], "tool_timeout_s": tool_timeout_s}
+    played = await play(Guess, "tool_calling", answer, call("act", action="7"), **limits)
     assert message in played.text
     assert "secret detail" not in played.text
     assert played.trajectory.outcome is Outcome.FINISHED
