@@ -1,4 +1,4 @@
-"""Runs whose settings change by step: the values in force are metrics, take effect, and resume exactly."""
+"""Runs whose settings change by step: values in force are metrics, reach what plays and trains, and resume exactly."""
 
 import itertools
 
@@ -72,3 +72,40 @@ def test_a_run_with_schedules_resumes_bit_for_bit(tiny_run, expected, moment):
     assert numbers(folder) == numbers(expected.folder.path)
     weights = [path / "checkpoints/step-000005/model/model.safetensors" for path in (folder, expected.folder.path)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def tasks_by_version(folder):
+    found = {}
+    for stored in read_trajectories(RunDirectory(folder).trajectories):
+        found.setdefault(int(stored.trajectory.sequences[0].versions.max()), set()).add(stored.trajectory.task_id)
+    return found
+
+
+def test_a_stage_with_its_own_tasks_plays_them_and_resumes(tmp_path):
+    file = tmp_path / "later.jsonl"
+    file.write_text("".join(f'{{"id": "later-{number}", "seed": {number}}}\n' for number in range(4)))
+    stage = f"stages={{2: {{environment.tasks: '{file}', agent.max_turns: 2}}}}"
+    settings = ("trainer.steps=4", "checkpoint.every=1", "checkpoint.keep=9", stage)
+    with tiny_runs(tmp_path) as start:
+        run = start(*settings)
+        train(run, watcher=Snapshots(tmp_path / "cut", (30,)))
+        played = tasks_by_version(run.folder.path)
+        assert all(task.startswith("train-") for version in (0, 1) for task in played[version])
+        assert all(task.startswith("later-") for version in (2, 3) for task in played[version])
+        assert [line["settings/environment"] for line in numbers(run.folder.path)] == [0, 0, 1, 1]
+        cut = tmp_path / "cut" / "30"
+        train(Run(RunDirectory(cut), run.config))
+        assert numbers(cut) == numbers(run.folder.path)
+
+
+def test_an_asynchronous_run_changes_its_environment_and_budgets(tmp_path):
+    stage = "stages={2: {environment.split: valid, agent.max_turns: 2}}"
+    with tiny_runs(tmp_path) as start:
+        run = start("trainer.steps=6", "rollout.max_staleness=2", stage)
+        train(run)
+        stored = [entry.trajectory for entry in read_trajectories(RunDirectory(run.folder.path).trajectories)]
+    early = [trajectory for trajectory in stored if trajectory.task_id.startswith("train-")]
+    late = [trajectory for trajectory in stored if trajectory.task_id.startswith("valid-")]
+    assert early
+    assert late
+    assert len(early) + len(late) == len(stored)

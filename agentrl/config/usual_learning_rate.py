@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from agentrl.config.config import Config
 from agentrl.config.derived import adapter_config
-from agentrl.config.estimate import EstimateRow, model_size
+from agentrl.config.estimate import EstimateRow
+from agentrl.config.model_size import model_size
 
 LARGE, USUAL = 5e8, 1e-6
 SMALL, USUAL_SMALL = 5e5, 5e-4

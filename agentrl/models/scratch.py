@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 from transformers.utils import logging as transformers_logging
 
 from agentrl.config.config import ScratchModelConfig
-from agentrl.config.estimate import FEED_FORWARD_RATIO
+from agentrl.config.model_size import FEED_FORWARD_RATIO
 from agentrl.errors import ConfigError
 
 CHAT_TEMPLATE = """\

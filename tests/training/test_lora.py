@@ -18,7 +18,7 @@ from agentrl.config.config import (
     Config,
     TrainerConfig,
 )
-from agentrl.config.estimate import ModelSize
+from agentrl.config.model_size import ModelSize
 from agentrl.config.trainer import LoraConfig, SFTConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.load import load_model

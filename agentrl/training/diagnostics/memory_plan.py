@@ -9,7 +9,8 @@ import torch
 
 from agentrl.config.config import LOGITS_MEGABYTES, Config, ModelConfig
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
-from agentrl.config.estimate import QUANTIZED_BYTES, TrainedSize, derive, rows_per_update
+from agentrl.config.estimate import derive, rows_per_update
+from agentrl.config.model_size import QUANTIZED_BYTES, TrainedSize
 from agentrl.config.overrides import apply, parse_override
 from agentrl.training.diagnostics.memory_trace import ParameterCounts, PassMemory, count_parameters, footprint
 

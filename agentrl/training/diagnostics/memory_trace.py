@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from agentrl.config.config import LOGITS_MEGABYTES, ModelConfig, ScratchModelConfig
-from agentrl.config.estimate import TrainedSize
+from agentrl.config.model_size import TrainedSize
 from agentrl.config.trainer import LoraConfig
 from agentrl.errors import UsageError
 from agentrl.models.load import model_class
