@@ -187,10 +187,7 @@ def _check_score(score: Score, what: str, scorer: Scorer, trajectory: Trajectory
 def failures_named(what: str, definition: SourceLocation | None, *, subject: str) -> Iterator[None]:
     """Convert any exception of a user's function to a failure that names the function and the line.
 
-    Args:
-        what: Description of the call, for the message.
-        definition: Location of the function, if known.
-        subject: Name of the function, the same for all episodes.
+    `what` describes the call in the message; `subject` names the function, the same for all episodes.
     """
     try:
         yield

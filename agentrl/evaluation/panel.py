@@ -148,9 +148,7 @@ class EpisodeStore:
 
     Only measured episodes are stored; the next run retries infrastructure failures.
 
-    Args:
-        path: Path of the file.
-        fresh: Start with an empty file; a file of earlier runs is renamed.
+    `fresh` starts with an empty file; a file of earlier runs is renamed.
     """
 
     def __init__(self, path: Path, *, fresh: bool = False) -> None:

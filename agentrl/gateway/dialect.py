@@ -133,11 +133,7 @@ class Reply:
 
 
 class StreamingReply:
-    """A reply while it is sampled. Several clients may read it, each from the beginning.
-
-    Args:
-        head: The reply without its answers.
-    """
+    """A reply while it is sampled. Several clients may read it, each from the beginning."""
 
     def __init__(self, head: Reply) -> None:
         self.head = head

@@ -194,11 +194,7 @@ class _Shared:
 
 
 class Links:
-    """Links to one server, one per event loop; the last user's `give_back` closes a link.
-
-    Args:
-        url: URL of the server.
-    """
+    """Links to one server, one per event loop; the last user's `give_back` closes a link."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -101,12 +101,7 @@ _STATUS = {
 
 
 class Refusal(Exception):
-    """Error that is returned to the client.
-
-    Args:
-        kind: Kind of the error.
-        message: Human-readable text.
-    """
+    """Error that is returned to the client."""
 
     def __init__(self, kind: RefusalKind, message: str) -> None:
         super().__init__(message)

@@ -39,11 +39,7 @@ STARTS_PER_PASS = 128
 
 
 class StartPacer:
-    """Pacer that lets a limited number of waiting tasks continue in each pass of the event loop, in order.
-
-    Args:
-        per_pass: Maximum number of tasks per pass.
-    """
+    """Pacer that lets a limited number of waiting tasks continue in each pass of the event loop, in order."""
 
     def __init__(self, per_pass: int = STARTS_PER_PASS) -> None:
         self._per_pass = self._left = per_pass

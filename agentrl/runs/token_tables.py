@@ -87,14 +87,7 @@ class TokenTables:
         *,
         adapters: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Write the tables of a training step in the thread.
-
-        Args:
-            step: Number of the step, from 1.
-            groups: Groups of the step.
-            report: Report of the trainer.
-            adapters: Versions of several adapters at the start of the step.
-        """
+        """Write the tables of a training step in the thread."""
         if self._chosen == "none":
             return
         self._pending = [future for future in self._pending if not future.done()]

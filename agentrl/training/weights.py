@@ -138,12 +138,7 @@ class TrainedWeights:
 
 
 class AdaptersWeights:
-    """A `WeightSource` of several adapters of one base; tensors are named ``ADAPTER/PARAMETER``.
-
-    Args:
-        sources: Weights of the model with each adapter, by adapter name.
-        base: Model without adapters.
-    """
+    """A `WeightSource` of several adapters of one base; tensors are named ``ADAPTER/PARAMETER``."""
 
     def __init__(self, sources: Mapping[str, ModelWeights], base: PreTrainedModel) -> None:
         self.sources, self.base = sources, base

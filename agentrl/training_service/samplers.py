@@ -72,12 +72,7 @@ class _Scores:
 
 @dataclass(slots=True)
 class Samplers:
-    """All engines; they belong to one event loop.
-
-    Args:
-        base: Base model.
-        most: Maximum number of engines.
-    """
+    """All engines; they belong to one event loop."""
 
     base: BaseWeights
     most: int

@@ -412,15 +412,7 @@ class AdaptersProbe(Probe):
 
 
 class AdaptersSync(WeightSync):
-    """Weight sync of several adapters, which publishes each adapter's version before the engine samples with it.
-
-    Args:
-        inner: Sync that sends the weights to the engine, with one version for all.
-        engine: Engine that gets the weights.
-        published: Published versions, which episodes read.
-        probe: Probe of `inner`.
-        versions: Function that returns the current version of each adapter.
-    """
+    """Weight sync of several adapters, which publishes each adapter's version before the engine samples with it."""
 
     def __init__(
         self,

@@ -52,12 +52,7 @@ class _SandboxCall:
 
 
 class ServedSandbox:
-    """A sandbox and its calls, of which several may run at once.
-
-    Args:
-        sandbox: A started sandbox.
-        clock: Clock in seconds, for the lease.
-    """
+    """A sandbox and its calls, of which several may run at once."""
 
     def __init__(self, sandbox: Sandbox, clock: Clock) -> None:
         self.sandbox = sandbox
@@ -259,10 +254,7 @@ SANDBOX_METHODS: Mapping[str, SandboxMethod] = {
 class SandboxServer:
     """Server of sandboxes; it belongs to one event loop.
 
-    Args:
-        spec: Spec of the sandboxes; clients may lower its limits but not raise them.
-        settings: Settings of the server.
-        clock: Clock in seconds, for leases.
+    Clients may lower the limits of `spec` but not raise them.
     """
 
     def __init__(self, spec: SandboxSpec, settings: ServerSettings, *, clock: Clock = time.monotonic) -> None:

@@ -51,12 +51,7 @@ class EpisodeRoles:
 
 
 class RoleEpisode(RuntimeEpisode):
-    """Episode of several agents, or of agents and the environment's roles.
-
-    Args:
-        roles: Roles of the episode.
-        parts: Arguments of `RuntimeEpisode`.
-    """
+    """Episode of several agents, or of agents and the environment's roles."""
 
     def __init__(self, *, roles: EpisodeRoles, **parts: Any) -> None:
         super().__init__(**parts)

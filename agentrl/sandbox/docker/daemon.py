@@ -36,9 +36,6 @@ _MOST_CONTENT = 2**30
 class Daemon:
     """Daemon that has answered. Its methods raise `SandboxError` if it fails.
 
-    Args:
-        url: Address of the daemon.
-
     Raises:
         UsageError: the daemon does not answer, or the extra ``docker`` is not installed.
     """
