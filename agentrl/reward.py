@@ -178,8 +178,7 @@ def _check_score(score: Score, what: str, scorer: Scorer, trajectory: Trajectory
                 type(scorer).__name__,
             )
     return Score(
-        reward=bounded_reward(score.reward),
-        components={name: float(value) for name, value in score.components.items()},
+        reward=bounded_reward(score.reward), components={name: float(value) for name, value in score.components.items()}
     )
 
 

@@ -12,11 +12,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from agentrl.builders.adapter_checks import (
-    check_role_adapters,
-    roles_of_adapters,
-    trained_roles,
-)
+from agentrl.builders.adapter_checks import check_role_adapters, roles_of_adapters, trained_roles
 from agentrl.builders.models import load_images
 from agentrl.builders.servers import ServedModel, open_pool
 from agentrl.builders.trainers import LearningParts
@@ -122,13 +118,7 @@ def _same_weights(first: Path, second: Path) -> bool:
 
 
 def build_adapters(
-    config: Config,
-    pool: ServerPool | None,
-    *,
-    model_path: str,
-    base_path: str | None,
-    version: int,
-    renderer: Renderer,
+    config: Config, pool: ServerPool | None, *, model_path: str, base_path: str | None, version: int, renderer: Renderer
 ) -> LearningParts:
     """Build the trainers of several adapters in this process, their weights, and the engine that samples with them.
 

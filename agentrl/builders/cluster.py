@@ -35,13 +35,7 @@ from agentrl.builders.ray import (
     gloo_variables,
     set_variables,
 )
-from agentrl.builders.servers import (
-    SERVED_MODEL,
-    ServedModel,
-    make_launcher,
-    make_server,
-    untie_embeddings,
-)
+from agentrl.builders.servers import SERVED_MODEL, ServedModel, make_launcher, make_server, untie_embeddings
 from agentrl.builders.workers import serve
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.config import Config

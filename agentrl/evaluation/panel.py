@@ -99,10 +99,7 @@ def assignments(tasks: list[Task], samples: int, seed: int) -> list[Assignment]:
         raise UsageError("the task source has a duplicate task id", hint="task ids must be unique within a split")
     return [
         Assignment(
-            task=task,
-            group_id=f"evaluation/{task.id}",
-            member=sample,
-            seed=derive_seed("evaluation", seed, task.id),
+            task=task, group_id=f"evaluation/{task.id}", member=sample, seed=derive_seed("evaluation", seed, task.id)
         )
         for sample in range(samples)
         for task in tasks

@@ -15,13 +15,7 @@ import aiohttp
 from agentrl.engine import ChatAnswer, ChatPolicy, ErrorStatus, SamplingParams, StopReason
 from agentrl.errors import EngineError, UsageError
 from agentrl.errors.deadlines import async_boundary
-from agentrl.message import (
-    Content,
-    ImagePart,
-    Message,
-    TextPart,
-    ToolCall,
-)
+from agentrl.message import Content, ImagePart, Message, TextPart, ToolCall
 
 MOST_TOKENS = 2**31
 """Bound of the numbers of tokens that a service reports."""

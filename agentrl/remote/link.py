@@ -14,20 +14,9 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 
-from agentrl.errors import (
-    AgentRLError,
-    EnvironmentFailure,
-    ToolError,
-    UsageError,
-)
+from agentrl.errors import AgentRLError, EnvironmentFailure, ToolError, UsageError
 from agentrl.errors.foreign import DaemonThreads
-from agentrl.remote.wire import (
-    LARGEST_ANSWER,
-    TOKEN_VARIABLE,
-    RefusalKind,
-    from_json,
-    to_json,
-)
+from agentrl.remote.wire import LARGEST_ANSWER, TOKEN_VARIABLE, RefusalKind, from_json, to_json
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0

@@ -19,14 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import shorten
-from agentrl.message import (
-    Content,
-    ContentPart,
-    ImagePart,
-    Message,
-    TextPart,
-    ToolCall,
-)
+from agentrl.message import Content, ContentPart, ImagePart, Message, TextPart, ToolCall
 from agentrl.task import Task
 from agentrl.tool import ToolResult
 

@@ -60,11 +60,7 @@ def _call_probe(renderer: Renderer, tool: ToolSchema, *, thinks: bool) -> _Probe
 
 
 def check_template(
-    renderer: Renderer,
-    *,
-    roles: Sequence[Role] = ("user",),
-    tools: Sequence[ToolSchema] = (),
-    has_calls: bool = False,
+    renderer: Renderer, *, roles: Sequence[Role] = ("user",), tools: Sequence[ToolSchema] = (), has_calls: bool = False
 ) -> None:
     """Check that rendering turn by turn gives the same prompts as rendering the whole conversation.
 

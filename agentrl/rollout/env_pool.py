@@ -19,12 +19,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
-from agentrl.errors import (
-    AgentRLError,
-    EnvironmentFailure,
-    boundary,
-    running_task,
-)
+from agentrl.errors import AgentRLError, EnvironmentFailure, boundary, running_task
 from agentrl.errors.deadlines import CLOSING_S, close_in_time
 from agentrl.errors.foreign import EPISODE_GRACE_S
 from agentrl.remote.env_methods import CALL_TOOL, EnvMethod, RemoteTool, ResetResult, Stepped

@@ -23,13 +23,7 @@ import numpy as np
 
 from agentrl.errors import described_error
 from agentrl.errors.foreign import DaemonThreads
-from agentrl.observe.token_table import (
-    TokenColumns,
-    episode_table,
-    remove_steps_after,
-    token_table,
-    write_step,
-)
+from agentrl.observe.token_table import TokenColumns, episode_table, remove_steps_after, token_table, write_step
 from agentrl.observe.trajectory_store import GroupEnd
 from agentrl.rollout.groups import Group
 from agentrl.training.report import StepReport

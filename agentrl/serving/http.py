@@ -268,9 +268,7 @@ class HttpSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_IDLE_S, socket_factory=_make_socket)
             self._session = aiohttp.ClientSession(
-                connector=connector,
-                timeout=aiohttp.ClientTimeout(total=None),
-                headers=self._key(),
+                connector=connector, timeout=aiohttp.ClientTimeout(total=None), headers=self._key()
             )
         return self._session
 

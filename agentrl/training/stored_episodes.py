@@ -38,9 +38,7 @@ def check_sources(settings: PreferencesConfig) -> list[Path]:
     """
     if not settings.sources:
         raise ConfigError(
-            "no source of episodes is given",
-            got="no preferences.sources",
-            expected="--from RUN, once for each source",
+            "no source of episodes is given", got="no preferences.sources", expected="--from RUN, once for each source"
         )
     return [find_store(Path(source)) for source in settings.sources]
 

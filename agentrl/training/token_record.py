@@ -122,11 +122,7 @@ def _untrained_sequences(batch: StepBatch, updates: Sequence[Update], *, pretrai
 
 
 def token_columns(
-    batch: StepBatch,
-    tokens: LossInput,
-    record: TokenRecord,
-    masked_by: npt.NDArray[np.uint8],
-    reasons: Sequence[str],
+    batch: StepBatch, tokens: LossInput, record: TokenRecord, masked_by: npt.NDArray[np.uint8], reasons: Sequence[str]
 ) -> TokenColumns:
     """Return the values of all sampled tokens of a step on the CPU, sequence after sequence.
 

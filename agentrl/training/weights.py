@@ -39,11 +39,7 @@ class ModelWeights:
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        ranks: Ranks | None = None,
-        dtype: Literal["float32", "bfloat16"] = "float32",
+        self, model: PreTrainedModel, *, ranks: Ranks | None = None, dtype: Literal["float32", "bfloat16"] = "float32"
     ) -> None:
         self.model = model
         self.ranks = ranks or Ranks()

@@ -138,10 +138,7 @@ class Samplers:
 
     def _request(self, request: SampleRequest, prompt: list[int], name: str, number: int) -> GenerateRequest:
         return GenerateRequest(
-            prompt_ids=prompt,
-            params=self._params(request.sampling_params, number),
-            session_id=name,
-            request_id=name,
+            prompt_ids=prompt, params=self._params(request.sampling_params, number), session_id=name, request_id=name
         )
 
     def _params(self, sampling: Sampling, number: int) -> SamplingParams:

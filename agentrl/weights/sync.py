@@ -288,9 +288,7 @@ async def _load(server: InferenceServer, prepared: PreparedWeights) -> None:
     version = await server.weight_version()
     if version != prepared.version:
         raise EngineError(
-            f"{server.url} serves the wrong version after an update",
-            got=version,
-            expected=prepared.version,
+            f"{server.url} serves the wrong version after an update", got=version, expected=prepared.version
         )
 
 

@@ -204,13 +204,7 @@ class Cluster:
         self.ray.kill(actor)
 
     def loss(
-        self,
-        place: ClusterPlace,
-        what: str,
-        error: BaseException | None,
-        *,
-        kind: type[E],
-        hint: str | None = None,
+        self, place: ClusterPlace, what: str, error: BaseException | None, *, kind: type[E], hint: str | None = None
     ) -> E:
         """Return the error, of type `kind`, for an actor that exited unexpectedly, or whose node was lost."""
         alive = {node.id for node in self._nodes()}

@@ -17,12 +17,7 @@ from aiohttp import web
 
 from agentrl.errors import UsageError
 from agentrl.remote.listening import Listener, guard, read_body
-from agentrl.remote.server.server import (
-    ServerSettings,
-    error_answers,
-    respond,
-    to_response,
-)
+from agentrl.remote.server.server import ServerSettings, error_answers, respond, to_response
 from agentrl.remote.server.session import Clock, Leases, ServerReply, error_answer
 from agentrl.remote.wire import HEALTH, Body, Refusal, RefusalKind, field, to_json, whole_number
 from agentrl.sandbox import Command, Limits, Sandbox, SandboxProcess, SandboxSpec, open_sandbox
