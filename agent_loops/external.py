@@ -360,10 +360,7 @@ class External(AgentLoop):
             variables["AGENTRL_PROMPT"] = play.prompt
         task = {"id": play.episode.task.id, "prompt": play.prompt, "instructions": play.episode.spec.instructions}
         given = ProgramInput(
-            prompt=play.prompt,
-            task=task,
-            variables={**variables, **self._variables},
-            keep_log=play.episode.keep_log,
+            prompt=play.prompt, task=task, variables={**variables, **self._variables}, keep_log=play.episode.keep_log
         )
         ended = await folder.run(self._program, given)
         if ended.problem is None:

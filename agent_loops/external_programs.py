@@ -124,11 +124,7 @@ class HostFolder(ProgramFolder):
         task_file.write_text(json.dumps(given.task), encoding="utf-8")
         inherited = {name: os.environ[name] for name in os.environ if name.startswith(INHERITED)}
         environment = {**inherited, "AGENTRL_TASK": str(task_file), **given.variables}
-        with (
-            tempfile.TemporaryFile() as stdin,
-            tempfile.TemporaryFile() as stdout,
-            tempfile.TemporaryFile() as stderr,
-        ):
+        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             stdin.write(given.prompt.encode())
             stdin.seek(0)
             process = await self._start(program.words, environment, stdin, stdout, stderr)

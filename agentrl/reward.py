@@ -178,8 +178,7 @@ def _check_score(score: Score, what: str, scorer: Scorer, trajectory: Trajectory
                 type(scorer).__name__,
             )
     return Score(
-        reward=bounded_reward(score.reward),
-        components={name: float(value) for name, value in score.components.items()},
+        reward=bounded_reward(score.reward), components={name: float(value) for name, value in score.components.items()}
     )
 
 
@@ -187,10 +186,7 @@ def _check_score(score: Score, what: str, scorer: Scorer, trajectory: Trajectory
 def failures_named(what: str, definition: SourceLocation | None, *, subject: str) -> Iterator[None]:
     """Convert any exception of a user's function to a failure that names the function and the line.
 
-    Args:
-        what: Description of the call, for the message.
-        definition: Location of the function, if known.
-        subject: Name of the function, the same for all episodes.
+    `what` describes the call in the message; `subject` names the function, the same for all episodes.
     """
     try:
         yield

@@ -317,13 +317,7 @@ class BranchPoint:
 
 
 class StoredSequence(TokenSequence):
-    """A sequence whose tokens are loaded from a store when they are first used.
-
-    Args:
-        parent: Sequence whose first tokens this one shares.
-        shared: Number of shared tokens.
-        load: Appends the tokens to the sequence.
-    """
+    """A sequence whose tokens are loaded from a store when they are first used."""
 
     __slots__ = ("_load",)
 
@@ -495,9 +489,7 @@ class Trajectory:
     def staleness(self, version: int, adapters: Mapping[str, int] = MappingProxyType({})) -> int | None:
         """Return the age of the oldest sampled token in versions; ``None`` if nothing was sampled.
 
-        Args:
-            version: Current version of the policy.
-            adapters: Current versions of several adapters, for tokens that they sampled.
+        `adapters` has the current versions of several adapters, for tokens that they sampled.
         """
         ages = []
         for sequence in self.sequences:

@@ -43,5 +43,5 @@ PLUGINS: dict[str, dict[str, str]] = {
         "verifiers": "agentrl.envs.adapters.verifiers:SPEC",
         "webshop": "agentrl.envs.webshop.spec:SPEC",
         "wordle": "agentrl.envs.puzzles.wordle:SPEC",
-    },
+    }
 }

@@ -17,5 +17,5 @@ PLUGINS: dict[str, dict[str, str]] = {
         "sql": "agentrl.tools.sql:sql",
         "submit": "agentrl.tools.submit:submit",
         "write_file": "agentrl.tools.files:write_file",
-    },
+    }
 }

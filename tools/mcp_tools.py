@@ -245,8 +245,7 @@ def _fill_in(values: Mapping[str, str]) -> dict[str, str]:
     names = {one or other for value in values.values() for one, other in _VARIABLE.findall(value)} - {""}
     if missing := sorted(names - os.environ.keys()):
         raise UsageError(
-            f"an environment variable is not set: {', '.join(missing)}",
-            hint="set it, or write $$ for a dollar sign",
+            f"an environment variable is not set: {', '.join(missing)}", hint="set it, or write $$ for a dollar sign"
         )
     return {
         name: _VARIABLE.sub(lambda found: os.environ.get(found[1] or found[2] or "", "$"), value)

@@ -12,11 +12,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from agentrl.builders.adapter_checks import (
-    check_role_adapters,
-    roles_of_adapters,
-    trained_roles,
-)
+from agentrl.builders.adapter_checks import check_role_adapters, roles_of_adapters, trained_roles
 from agentrl.builders.models import load_images
 from agentrl.builders.servers import ServedModel, open_pool
 from agentrl.builders.trainers import LearningParts
@@ -55,13 +51,7 @@ from agentrl.weights import (
 def adapter_transport(
     section: ServerEngineConfig | LocalEngineConfig, shared_folder: Path, source: ModelWeights
 ) -> AdapterTransport:
-    """Make the transport for the adapters of a model.
-
-    Args:
-        section: Engine section of the config.
-        shared_folder: Folder for adapters that are sent through the disk.
-        source: Weights of the model.
-    """
+    """Make the transport for a model's adapters; `shared_folder` is for adapters that are sent through the disk."""
     goes_by_disk = isinstance(section, ServerEngineConfig) and section.transport == "disk"
     return AdapterTransport(shared_folder if goes_by_disk else memory_folder(), partial(save_adapter, source.model))
 
@@ -128,23 +118,11 @@ def _same_weights(first: Path, second: Path) -> bool:
 
 
 def build_adapters(
-    config: Config,
-    pool: ServerPool | None,
-    *,
-    model_path: str,
-    base_path: str | None,
-    version: int,
-    renderer: Renderer,
+    config: Config, pool: ServerPool | None, *, model_path: str, base_path: str | None, version: int, renderer: Renderer
 ) -> LearningParts:
     """Build the trainers of several adapters in this process, their weights, and the engine that samples with them.
 
-    Args:
-        config: Config of the run.
-        pool: Engine, if the config uses servers.
-        model_path: Base model, or the model folder of a checkpoint with the adapters.
-        base_path: Base model of a checkpoint's adapters.
-        version: Version of the weights at `model_path`.
-        renderer: Renderer that decodes tokens and prepares images.
+    `model_path` is the base model, or a checkpoint's folder with the adapters of the base `base_path`.
 
     Raises:
         ConfigError: the algorithm's options are invalid, or the engine does not report what the trainer needs.
@@ -260,13 +238,6 @@ async def open_adapters(
     config: Config, path: str, folder: Path, renderer: Renderer, *, say: Callable[[str], None]
 ) -> AsyncIterator[AdapterEngine]:
     """Open an engine with the adapters of a checkpoint, for an evaluation; it is closed after the block.
-
-    Args:
-        config: Config with adapters, roles and engine.
-        path: Model folder of a checkpoint.
-        folder: Folder for the servers' logs.
-        renderer: Renderer that decodes tokens and prepares images.
-        say: Called with messages about servers.
 
     Raises:
         ConfigError: roles or servers do not match the adapters.

@@ -35,13 +35,7 @@ from agentrl.builders.ray import (
     gloo_variables,
     set_variables,
 )
-from agentrl.builders.servers import (
-    SERVED_MODEL,
-    ServedModel,
-    make_launcher,
-    make_server,
-    untie_embeddings,
-)
+from agentrl.builders.servers import SERVED_MODEL, ServedModel, make_launcher, make_server, untie_embeddings
 from agentrl.builders.workers import serve
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.config import Config
@@ -129,11 +123,6 @@ class RunCluster:
 @asynccontextmanager
 async def open_cluster(config: Config, folder: Path, *, say: Callable[[str], None]) -> AsyncIterator[RunCluster | None]:
     """Connect to a run's cluster and reserve resources for its ranks and engines; ``None`` without a cluster.
-
-    Args:
-        config: Config of the run.
-        folder: Folder of the run.
-        say: Called with messages for the user.
 
     Raises:
         UsageError: Ray is not installed, the cluster cannot be reached or is too small, or torchrun started this
@@ -248,15 +237,9 @@ def _mark_memory(config: Config) -> Iterator[dict[str, str]]:
 async def open_placed_pool(
     run: RunCluster, model: ServedModel, *, version: int, say: Callable[[str], None]
 ) -> AsyncIterator[ServerPool]:
-    """Start the engines of a run on its cluster; they end with the block.
+    """Start the engines of a run on its cluster; they end with the block. The first sync will send `version`.
 
-    An engine whose actor or node is lost starts again on a node with its resources.
-
-    Args:
-        run: Cluster of the run.
-        model: Model to serve.
-        version: Weight version that the first sync will send.
-        say: Called with messages about the engines' state.
+    An engine whose actor or node is lost starts again on a node with its resources; `say` gets messages about it.
 
     Raises:
         UsageError: a node has no interpreter with the engine, or does not see a shared file or folder.
@@ -448,11 +431,7 @@ def _check_servers(engine: ServerEngineConfig, section: ClusterConfig) -> None:
 
 
 def refuse_cluster(config: Config, what: str) -> None:
-    """Check that a run on this machine only has no cluster.
-
-    Args:
-        config: Config of the run.
-        what: Name of the run in messages.
+    """Check that a run on this machine only, which messages call `what`, has no cluster.
 
     Raises:
         ConfigError: the config has a cluster.

@@ -113,10 +113,6 @@ def longest_episode_s(config: Config) -> float | None:
 def check_staleness(config: Config, step_s: float) -> list[EstimateRow]:
     """Compare ``max_staleness + 1`` steps with the longest episode, which trains within them or is dropped.
 
-    Args:
-        config: Config of the run.
-        step_s: Seconds of a training step.
-
     Returns:
         Rows for a dry run.
 

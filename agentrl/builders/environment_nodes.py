@@ -75,11 +75,6 @@ async def open_environment_nodes(
 ) -> AsyncIterator[EnvironmentNodes | None]:
     """Start the environment nodes of a run; they end with the block. ``None`` if the run has none.
 
-    Args:
-        run: Cluster of the run.
-        config: Config of the run.
-        say: Called with messages about lost nodes and their replacements.
-
     Raises:
         UsageError: a node does not see a shared folder, or does not support the sandboxes.
         EngineError: a node's actor does not start.

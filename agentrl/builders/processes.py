@@ -59,14 +59,8 @@ async def open_processes(
 ) -> AsyncIterator[RunProcesses]:
     """Start or join the processes of a run; started ones end with the block.
 
-    Args:
-        config: Config of the run.
-        folder: Folder of the run, for logs and for the copy of the model that servers load.
-        model_path: Weights of version `version`.
-        base_path: Model that the run started from.
-        version: Weight version.
-        say: Called with the progress of the start and with messages about the processes.
-        on_loss: Called from any thread when a process is lost that the run needs.
+    The weights at `model_path` have the version `version`; the run started from `base_path`. `on_loss` is called from
+    any thread when a process is lost that the run needs.
 
     Raises:
         ConfigError: the numbers of processes, servers and GPUs do not match.

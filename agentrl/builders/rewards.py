@@ -40,21 +40,12 @@ from agentrl.trajectory import Trajectory
 
 
 def build_scorer(
-    config: AgentConfig,
-    model: ModelConfig,
-    pool: EnvPool,
-    policy: EpisodePolicy,
-    *,
-    judge: JudgeClient | None = None,
+    config: AgentConfig, model: ModelConfig, pool: EnvPool, policy: EpisodePolicy, *, judge: JudgeClient | None = None
 ) -> Scorer:
     """Build the scorer of an ``agent`` section; its resources are closed with the pool.
 
-    Args:
-        config: The ``agent`` section.
-        model: Section with the device and number format of a reward model.
-        pool: Pool of the environment.
-        policy: Policy that plays.
-        judge: Judge shared by the run; by default a new one that keeps its answers in memory.
+    `model` has the device and number format of a reward model. Without `judge`, a new one keeps its answers in
+    memory.
 
     Raises:
         ConfigError: the section sets several scorers, or the judge's prompt is not a valid template.
@@ -92,11 +83,6 @@ def _check_one(config: AgentConfig) -> None:
 
 class RewardModelScorer(Scorer):
     """Scorer that runs a reward model on episodes, one at a time, in a thread.
-
-    Args:
-        settings: Section of the reward model.
-        model: Section with the device and number format.
-        decode: Converts the policy's tokens to text.
 
     Raises:
         UsageError: the model does not exist, or has no reward output.

@@ -27,10 +27,7 @@ from agentrl.trajectory import SOLE_ROLE
 def build_roles(agent: AgentConfig, loop: AgentLoop, environment_roles: Sequence[str] = ()) -> list[RoleSetup]:
     """Build the configured roles of a loop and its environment: prompts, tools and policies.
 
-    Args:
-        agent: The ``agent`` section.
-        loop: Agent loop of the section.
-        environment_roles: Roles that the runtime plays for the environment. They are not trained.
+    Roles that the runtime plays for the environment are not trained.
 
     Raises:
         ConfigError: a role does not exist, the loop ignores its tools, or a tool has two different configurations.

@@ -26,11 +26,7 @@ async def write_scratch_model(
 ) -> None:
     """Write a new model, with a tokenizer trained on episodes of the expert (of random actions without an expert).
 
-    Args:
-        config: Config with model, environments and agent.
-        folder: Folder to write the model to.
-        say: Called with a message for the user when an episode fails.
-        waits: Table of the run's waits.
+    `say` gets a message for the user when an episode fails.
 
     Raises:
         UsageError: the environment cannot be played.

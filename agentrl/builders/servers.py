@@ -22,14 +22,7 @@ from agentrl.models.load import load_model
 from agentrl.models.lora import is_adapter_folder
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.serving import server_kind
-from agentrl.serving.launch import (
-    CommandMaker,
-    LaunchCommand,
-    Launcher,
-    StartProgress,
-    engine_python,
-    usable_gpus,
-)
+from agentrl.serving.launch import CommandMaker, LaunchCommand, Launcher, StartProgress, engine_python, usable_gpus
 from agentrl.serving.launch.placement import server_gpus
 from agentrl.serving.launch.process import THIS_MACHINE
 from agentrl.serving.pool import PoolSettings, ServerPool

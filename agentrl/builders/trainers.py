@@ -80,12 +80,8 @@ class LearnerParts:
 def build_trainer(config: Config, model_path: str, base_path: str | None, *, ranks: Ranks) -> TrainerParts:
     """Load the policy and the models of its signals, whole or sharded.
 
-    Args:
-        config: Config of the run.
-        model_path: Initial weights.
-        base_path: Model that the run started from, if the weights are from a checkpoint: the reference of the KL
-            penalty.
-        ranks: Ranks that train together.
+    `base_path` is the model that the run started from, if the weights are from a checkpoint: the reference of the KL
+    penalty.
 
     Raises:
         ConfigError: the algorithm's options are invalid, or the parallelism settings do not match the number of ranks.
@@ -132,14 +128,7 @@ def _load_signal_models(
 def build_learner(
     config: Config, demonstrations: Sequence[Trajectory], model_path: str, pad_id: int, *, ranks: Ranks
 ) -> LearnerParts:
-    """Load the model for SFT, whole or sharded.
-
-    Args:
-        config: Config of the run.
-        demonstrations: Episodes to train on.
-        model_path: Initial weights.
-        pad_id: Any id of the vocabulary.
-        ranks: Ranks that train together.
+    """Load the model at `model_path` for SFT, whole or sharded over `ranks`; `pad_id` is any id of the vocabulary.
 
     Raises:
         ConfigError: the parallelism settings do not match the number of ranks.
@@ -169,13 +158,9 @@ def _prepare_learning(
 def load_policy(
     config: Config, model_path: str, *, base_path: str | None = None, ranks: Ranks | None = None
 ) -> PreTrainedModel:
-    """Load a model to train, with adapters if the config has them.
+    """Load a model to train, with adapters if the config has them; several `ranks` share it.
 
-    Args:
-        config: Config of the run.
-        model_path: Model; with `base_path`, it may be the adapter of a checkpoint.
-        base_path: Base model of the adapter.
-        ranks: Ranks that share the model; with none or one, the model is whole.
+    With the `base_path` of an adapter, `model_path` may be the adapter of a checkpoint.
 
     Raises:
         ConfigError: the adapters do not match the model.
@@ -244,8 +229,7 @@ class PairsLearner:
     def learn(self, progress: Callable[[LearningProgress], None]) -> LearningProgress:
         """Train on all pairs, on all ranks.
 
-        Args:
-            progress: Called in this process after every optimizer step.
+        `progress` is called in this process after every optimizer step.
 
         Raises:
             TrainingError: see `train_preferences` and `train_reward_model`, or a rank was lost.
@@ -268,14 +252,7 @@ class RewardLearner(PairsLearner):
 def build_preferences(
     config: Config, pairs: Sequence[Pair], model_path: str, pad_id: int, *, ranks: Ranks
 ) -> PairsLearner:
-    """Load the policy, whole or sharded.
-
-    Args:
-        config: Config of the run.
-        pairs: Pairs of episodes to train on.
-        model_path: Initial weights.
-        pad_id: Any id of the vocabulary.
-        ranks: Ranks that train together.
+    """Load the policy at `model_path`, whole or sharded over `ranks`; `pad_id` is any id of the vocabulary.
 
     Raises:
         ConfigError: the parallelism settings do not match the number of ranks.
@@ -288,12 +265,6 @@ def build_preferences(
 
 def build_reward_model(config: Config, pairs: Sequence[TextPair], model_path: str, *, ranks: Ranks) -> RewardLearner:
     """Load the language model with a new reward head, whole or sharded.
-
-    Args:
-        config: Config of the run.
-        pairs: Pairs of texts to train on.
-        model_path: Language model.
-        ranks: Ranks that train together.
 
     Raises:
         ConfigError: the parallelism settings do not match the number of ranks.

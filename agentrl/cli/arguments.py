@@ -60,11 +60,7 @@ def config_words(words: Sequence[str]) -> ConfigWords:
 
 
 def read_config(words: Sequence[str] | None, *, shortcuts: Sequence[str] = ()) -> Config:
-    """Read the config that the arguments name.
-
-    Args:
-        words: Configs and overrides.
-        shortcuts: Overrides from options.
+    """Read the config that the arguments name, with overrides from options (`shortcuts`).
 
     Raises:
         UsageError: no arguments and no options.

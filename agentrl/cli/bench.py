@@ -70,13 +70,7 @@ def bench(
 def _chosen(
     name: str, run: Callable[..., dict[str, Any]], named: dict[str, str | None], words: list[str] | None
 ) -> dict[str, Any]:
-    """Return the options of a benchmark.
-
-    Args:
-        name: Name of the benchmark.
-        run: Its function.
-        named: Command line options by name; ``None`` if not set.
-        words: ``key=value`` arguments.
+    """Return the options of a benchmark, from the command line's own options and ``key=value`` arguments.
 
     Raises:
         UsageError: the benchmark does not accept an option.

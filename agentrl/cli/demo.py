@@ -43,8 +43,7 @@ def demo(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help=f"Config file or shipped config; default {RECIPE}, or {MODEL_RECIPE} with --model.",
-            show_default=False,
+            help=f"Config file or shipped config; default {RECIPE}, or {MODEL_RECIPE} with --model.", show_default=False
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the model, the tasks and the sampling.")] = 0,

@@ -56,8 +56,7 @@ def evaluate(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CONFIG|RUN] [KEY=VALUE]...",
-            help="Config file, shipped config or run folder, then overrides.",
+            metavar="[CONFIG|RUN] [KEY=VALUE]...", help="Config file, shipped config or run folder, then overrides."
         ),
     ] = None,
     env: Annotated[str | None, typer.Option(help="Environment and split; default: those of the run.")] = None,
@@ -146,10 +145,7 @@ def _play(request: EvaluationRequest) -> FinishedEvaluation:
     with display as counter, message_when_interrupted(lambda: _stop_message(counter)):
         return run_until_stopped(
             run_evaluation(
-                request,
-                on_episode=lambda episode: counter.add(episode.trajectory),
-                on_stall=note,
-                counters=counters,
+                request, on_episode=lambda episode: counter.add(episode.trajectory), on_stall=note, counters=counters
             )
         )
 

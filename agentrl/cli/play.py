@@ -171,9 +171,7 @@ def make_application(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> web.Appl
     """Return the web application: the page, ``POST /start`` and ``POST /act``, which both return the view as JSON."""
     game = _Game(spec, env, task)
     application = web.Application(middlewares=[_own_page_only])
-    application.add_routes(
-        [web.get("/", _send_page), web.post("/start", game.start), web.post("/act", game.act)],
-    )
+    application.add_routes([web.get("/", _send_page), web.post("/start", game.start), web.post("/act", game.act)])
     application.on_cleanup.append(game.close)
     return application
 

@@ -76,11 +76,8 @@ class Server(Protocol):
 def serve_until_stopped(server: Server, settings: ServerSettings, *, open_to_all: str, usage: str) -> None:
     """Serve until the first Ctrl-C or SIGTERM; print the address to standard output.
 
-    Args:
-        server: Server that is not started yet.
-        settings: Settings of the server.
-        open_to_all: Action that anyone can take on a non-local host without a token, for a warning.
-        usage: Message about what is served and how to use it; ``{url}`` stands for the address.
+    `open_to_all` is what anyone can do on a non-local host without a token, for a warning. `usage` says what is served
+    and how to use it; ``{url}`` stands for the address.
     """
     if settings.token is None and settings.host not in LOCAL:
         note(f"without --token-file, anyone who can reach {settings.host} can {open_to_all}")

@@ -113,13 +113,7 @@ def _read(folder: Path) -> RunSnapshot:
 
 
 def describe(folder: Path, snapshot: RunSnapshot, now: float) -> Group:
-    """Describe a status in the terminal.
-
-    Args:
-        folder: Folder of the run.
-        snapshot: Its status.
-        now: Time at which it is read.
-    """
+    """Describe a status in the terminal."""
     state = snapshot.liveness(now)
     at = min(now, snapshot.time) if state in (Liveness.CRASHED, Liveness.FAILED) else now
     style = STYLES.get(state, "red")

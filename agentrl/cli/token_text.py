@@ -23,10 +23,7 @@ STYLES = {
 def episode_text(trajectory: Trajectory, decode: Decode, *, labelled: bool = False) -> Text:
     """Format an episode.
 
-    Args:
-        trajectory: The episode.
-        decode: Returns the text of a token id.
-        labelled: Name the sources and list the sampled tokens, for output without colours.
+    If `labelled`, sources are named and sampled tokens are listed, for output without colours.
     """
     text = Text.assemble(
         (f"{trajectory.task_id}", "bold"),

@@ -311,11 +311,7 @@ class ChatPolicy(ABC):
 
     @abstractmethod
     async def chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-        params: SamplingParams,
-        request_id: str,
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], params: SamplingParams, request_id: str
     ) -> ChatAnswer:
         """Answer a conversation.
 

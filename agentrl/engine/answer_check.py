@@ -26,12 +26,7 @@ def check_answer(
 
     Log-probabilities above 0 by a rounding error become 0; cached tokens are at most those of the prompt.
 
-    Args:
-        answer: Answer of an engine or of one server.
-        request: Request that was answered.
-        capabilities: Capabilities of the engine.
-        version: Newest weight version that the engine can have.
-        engine: Name of the engine, for the message.
+    `version` is the newest weight version that the engine can have; `engine` names it in messages.
 
     Raises:
         InvalidAnswer: a token lacks its log-probability or version; there are no tokens or too many; an id is outside

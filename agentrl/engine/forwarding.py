@@ -9,11 +9,7 @@ from agentrl.engine import Capabilities, EngineMetrics, GenerateRequest, Generat
 
 
 class ForwardingEngine(PolicyEngine):
-    """Engine that passes every call to another one; subclasses change some of them.
-
-    Args:
-        engine: Engine that gets the calls.
-    """
+    """Engine that passes every call to another one; subclasses change some of them."""
 
     def __init__(self, engine: PolicyEngine) -> None:
         self._engine = engine

@@ -81,13 +81,7 @@ class Outcome(enum.StrEnum):
 
 _TRUNCATED = frozenset({Outcome.TRUNCATED_TURNS, Outcome.TRUNCATED_TOKENS, Outcome.TRUNCATED_TIME})
 _INFRASTRUCTURE = frozenset(
-    {
-        Outcome.ENVIRONMENT_ERROR,
-        Outcome.ENGINE_ERROR,
-        Outcome.SANDBOX_ERROR,
-        Outcome.REWARD_ERROR,
-        Outcome.CANCELLED,
-    }
+    {Outcome.ENVIRONMENT_ERROR, Outcome.ENGINE_ERROR, Outcome.SANDBOX_ERROR, Outcome.REWARD_ERROR, Outcome.CANCELLED}
 )
 
 

@@ -112,12 +112,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def compare(first: Mapping[Hashable, TaskScore], second: Mapping[Hashable, TaskScore]) -> PairedComparison:
-    """Compare two sides, task by task: by success where both know it, otherwise by reward.
-
-    Args:
-        first: Scores of the first side by task.
-        second: Scores of the second side.
-    """
+    """Compare two sides, task by task: by success where both know it, otherwise by reward."""
     common = [key for key in first if key in second]
     tasks = {
         key: ComparedTask(first=first[key], second=second[key], verdict=_verdict(first[key], second[key]))

@@ -72,13 +72,7 @@ async def evaluate_panel(
 ) -> EvaluationResult:
     """Play a panel with a runner; the same panel with a seeded engine gives the same episodes.
 
-    Args:
-        runner: Plays episodes and retries infrastructure failures.
-        source: Tasks of the split.
-        panel: Number of tasks and samples, and the seed.
-        concurrency: Maximum number of episodes at a time.
-        store: Storage of finished episodes, which are not played again.
-        on_episode: Called after each episode, including stored ones.
+    Episodes in `store` are not played again; `on_episode` is called for them, too.
 
     Raises:
         UsageError: nothing to play, more tasks than the source has, a full disk, or an error that no retry can fix.
@@ -243,11 +237,7 @@ async def open_policy(
 ) -> AsyncIterator[EpisodePolicy]:
     """Open the policy, and release it after the block.
 
-    Args:
-        config: Config with the engine, the model and the sampling.
-        kind: Kind of policy.
-        folder: Folder for the model if it is made from scratch.
-        trains: True if the sampled tokens will be trained on.
+    A model from scratch is written to `folder`. `trains` is True if the sampled tokens will be trained on.
 
     Raises:
         UsageError: the model does not exist, or the service's address has no chat endpoint.

@@ -17,10 +17,7 @@ CARD = "README.md"
 def model_card(run: ReportedRun, results: Mapping[str, EvaluationResult], *, is_adapter: bool) -> str:
     """Write the card of a run's model as Markdown with a YAML header, as the Hugging Face hub reads it.
 
-    Args:
-        run: Run that trained the model.
-        results: Evaluations of the run, by name.
-        is_adapter: True if only an adapter is exported.
+    `is_adapter` is True if only an adapter is exported.
     """
     base = None if run.config is None or run.config.model.path == SCRATCH else run.config.model.path
     is_on_hub = base is not None and not Path(base).exists()

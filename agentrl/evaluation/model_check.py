@@ -248,11 +248,7 @@ def settings_to_try(config: Config, loop: str) -> list[PlaySettings]:
 
 
 async def _try_settings(
-    config: Config,
-    settings: Sequence[PlaySettings],
-    policy: EngineEpisodePolicy,
-    answers: int,
-    progress: CheckProgress,
+    config: Config, settings: Sequence[PlaySettings], policy: EngineEpisodePolicy, answers: int, progress: CheckProgress
 ) -> list[AnswerShare]:
     """Measure settings of a loop in their order, until answers are usable."""
     shares: list[AnswerShare] = []
@@ -363,10 +359,7 @@ def _recommend(config: Config, best: dict[str, AnswerShare]) -> Recommendation |
     if not chosen.usable:
         return None
     found = Recommendation(
-        settings=chosen.settings,
-        usable=chosen.usable,
-        answers=chosen.answers,
-        date=date.today().isoformat(),
+        settings=chosen.settings, usable=chosen.usable, answers=chosen.answers, date=date.today().isoformat()
     )
     save_recommendation(config, found)
     return found

@@ -99,10 +99,7 @@ def assignments(tasks: list[Task], samples: int, seed: int) -> list[Assignment]:
         raise UsageError("the task source has a duplicate task id", hint="task ids must be unique within a split")
     return [
         Assignment(
-            task=task,
-            group_id=f"evaluation/{task.id}",
-            member=sample,
-            seed=derive_seed("evaluation", seed, task.id),
+            task=task, group_id=f"evaluation/{task.id}", member=sample, seed=derive_seed("evaluation", seed, task.id)
         )
         for sample in range(samples)
         for task in tasks
@@ -148,9 +145,7 @@ class EpisodeStore:
 
     Only measured episodes are stored; the next run retries infrastructure failures.
 
-    Args:
-        path: Path of the file.
-        fresh: Start with an empty file; a file of earlier runs is renamed.
+    `fresh` starts with an empty file; a file of earlier runs is renamed.
     """
 
     def __init__(self, path: Path, *, fresh: bool = False) -> None:

@@ -42,13 +42,7 @@ AT_STEP = "eval/at_step"
 
 
 class PeriodicEvaluations:
-    """Evaluations of a run.
-
-    Args:
-        parts: Parts of the run.
-        config: Config of the run.
-        name: Name of the run, for results.
-    """
+    """Evaluations of a run."""
 
     def __init__(self, parts: TrainingParts, config: Config, *, name: str) -> None:
         self._parts = parts

@@ -172,13 +172,9 @@ class RescoringRequest:
 async def rescore(
     request: RescoringRequest, tasks: Tasks, scorers: Mapping[str, Scorer], summary: RescoringSummary
 ) -> AsyncIterator[RescoredEpisode]:
-    """Score stored episodes, and yield them in the order in which they ended.
+    """Score stored episodes, and yield them in the order in which they ended; those without messages are skipped.
 
-    Args:
-        request: Episodes to score; those without messages are skipped.
-        tasks: Their tasks.
-        scorers: Scorer by environment.
-        summary: Receives the counts and rewards.
+    Scorers are by environment; `summary` receives the counts and rewards.
     """
     chosen = request.read()
     while batch := list(islice(chosen, CONCURRENT)):
@@ -191,10 +187,6 @@ async def rescore(
 
 def find_tasks(config: Config, wanted: Mapping[str, Iterable[str]]) -> Tasks:
     """Find tasks in the sources of a run, which are read until all tasks are found.
-
-    Args:
-        config: Config of the run.
-        wanted: Task ids by environment.
 
     Raises:
         UsageError: a task is not in its source.

@@ -249,12 +249,8 @@ def summarise(
 ) -> EvaluationResult:
     """Compute the estimates from the episodes; infrastructure failures are only counted.
 
-    Args:
-        panel: Panel of the episodes.
-        episodes: All episodes in the panel's order.
-        seconds: Wall-clock time of this run.
-        found: Ids of trajectories that this run found on disk.
-        others: Roles of the environment, whose turns and tokens are not the agent's.
+    `found` are the ids of trajectories that this run found on disk; `others` are roles of the environment, whose turns
+    and tokens are not the agent's.
     """
     turns = {id(episode): _own_turns(episode, others) for episode in episodes}
     earlier = [episode for episode in episodes if episode.trajectory.id in found]
@@ -286,10 +282,8 @@ def find_problems(
 ) -> tuple[Finding, ...]:
     """Return the most severe problems of an evaluation.
 
-    Args:
-        episodes: All episodes of the evaluation.
-        incidents: Failures of rewards, environments and tools.
-        definitions: Places of the reward functions by their name in messages; empty if the environment gives rewards.
+    `definitions` has the places of the reward functions by their name in messages; it is empty if the environment gives
+    the rewards.
     """
     summary = EpisodeCounts()
     summary.add_step([episode.trajectory for episode in episodes], None)

@@ -92,11 +92,8 @@ async def run_evaluation(
 ) -> FinishedEvaluation:
     """Play the unfinished episodes of an evaluation, and write the result next to the episodes.
 
-    Args:
-        request: Evaluation to run.
-        on_episode: Called after each episode, including reused ones.
-        counters: Counts of the rollout, to read the progress at any time.
-        on_stall: Called with a table of waits after ``rollout.stall_report_s`` seconds without progress.
+    `on_episode` is called for reused episodes, too; `on_stall` is called with a table of waits after
+    ``rollout.stall_report_s`` seconds without progress.
 
     Raises:
         UsageError: an environment, model or service does not exist, or the disk is full.
@@ -236,13 +233,7 @@ def evaluations_folder(config: Config, model: str | None) -> Path:
 
 
 def describe(request: EvaluationRequest, config: Config, *, served: Mapping[str, Any] | None = None) -> Panel:
-    """Make the panel of a request; its key contains everything that affects an episode.
-
-    Args:
-        request: Evaluation to describe.
-        config: Config of the request with resolved paths.
-        served: Models that services report.
-    """
+    """Make the panel of a request; its key contains everything that affects an episode."""
     environment = config.sole_environment
     settings: dict[str, Any] = {
         "options": environment.options,
@@ -298,10 +289,6 @@ SERVED = ("model_path", "tokenizer_path", "weight_version", "revision", "quantiz
 
 def code_identity(config: Config, outputs: Path) -> dict[str, str]:
     """Return digests by name of the code that plays and scores an episode, and of the data that it reads.
-
-    Args:
-        config: Config of the evaluation.
-        outputs: Folder of evaluation results.
 
     Raises:
         UnknownNameError: the config has a name that does not exist.
@@ -443,9 +430,7 @@ def reward_model_identity(config: Config) -> list[str]:
 async def served_models(config: Config, *, has_model: bool) -> dict[str, Any]:
     """Query the models that the services of an evaluation serve: those of the engine, the judge and the roles.
 
-    Args:
-        config: Config of the evaluation.
-        has_model: The policy is a model, not a scripted policy.
+    Without `has_model`, a scripted policy plays.
     """
     agent = config.agent
     used = [config.engine] if has_model and isinstance(config.engine, OpenAIEngineConfig) else []

@@ -154,9 +154,7 @@ def _part(env: str | None, run: Config) -> EnvironmentConfigs | None:
         return parts[0]
     if env is None:
         raise UsageError(
-            "the run has several environments",
-            got="no --env",
-            expected=f"--env {' or --env '.join(run.environments)}",
+            "the run has several environments", got="no --env", expected=f"--env {' or --env '.join(run.environments)}"
         )
     name = parse_env_name(env).name
     called = [part for part in parts if part.label == name]

@@ -418,12 +418,7 @@ async def session_of_history(
 ) -> GatewaySession:
     """Return the session whose conversation a request continues; the first session for a new conversation.
 
-    Args:
-        sessions: Candidate sessions.
-        dialect: The client's dialect.
-        body: JSON of the request.
-        raw: Bytes of the request.
-        is_retry: True if the client marks the request as a retry.
+    `is_retry` is True if the client marks the request as a retry.
     """
     first = sessions[0]
     if len(sessions) == 1:

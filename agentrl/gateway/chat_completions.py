@@ -225,11 +225,7 @@ class _MessageReader:
         reasoning = next((str(row[key]) for key in ("reasoning_content", "reasoning") if is_given(row, key)), None)
         content = _content(row, path) if is_given(row, "content") else ""
         return Message(
-            role="assistant",
-            content=content,
-            tool_calls=tuple(calls),
-            reasoning=reasoning,
-            name=participant(row, path),
+            role="assistant", content=content, tool_calls=tuple(calls), reasoning=reasoning, name=participant(row, path)
         )
 
 

@@ -25,11 +25,7 @@ Part: TypeAlias = tuple[Literal["reasoning", "text"], str]
 """A piece of an answer while it is sampled."""
 Event: TypeAlias = tuple[str | None, Json | str]
 """A server-sent event: its name or ``None``, and its data as JSON or as text (``[DONE]``)."""
-OPENAI_ERRORS: Mapping[int, str] = {
-    401: "authentication_error",
-    403: "permission_error",
-    429: "rate_limit_error",
-}
+OPENAI_ERRORS: Mapping[int, str] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
 class BadRequest(Exception):
@@ -133,11 +129,7 @@ class Reply:
 
 
 class StreamingReply:
-    """A reply while it is sampled. Several clients may read it, each from the beginning.
-
-    Args:
-        head: The reply without its answers.
-    """
+    """A reply while it is sampled. Several clients may read it, each from the beginning."""
 
     def __init__(self, head: Reply) -> None:
         self.head = head

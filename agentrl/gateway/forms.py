@@ -39,10 +39,7 @@ def schema_form(value: Mapping[str, Any], path: str, *, within: str | None = Non
 def tool_schema(row: Mapping[str, Any], path: str, *, parameters: str = "parameters") -> ToolSchema:
     """Return the schema of a tool that the client runs; ``strict``, which agents set by default, is not enforced.
 
-    Args:
-        row: The tool's name, description and parameters.
-        path: Path of the tool in the request.
-        parameters: Name of the field that holds the parameters.
+    `path` is the tool's path in the request, and `parameters` the field that holds its parameters.
     """
     take_optional(row, "strict", bool, False, path)
     function = {

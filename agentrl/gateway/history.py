@@ -110,12 +110,8 @@ class Histories:
     ) -> None:
         """Record a conversation under its whole history and under every prefix that is not recorded yet.
 
-        Args:
-            conversation: The conversation after its last message.
-            messages: Its messages as recorded.
-            chain: Hashes of the history as the client received it.
-            sent: The last answer as the client received it.
-            tools: The tools that the client offered.
+        `messages` are as recorded; the client received the last answer as `sent`, and the history with the hashes
+        `chain`.
         """
         messages = tuple(messages)
         for beginning in chain[:-1]:

@@ -181,11 +181,7 @@ class GatewaySession:
     async def begin(self, dialect: Dialect, body: Mapping[str, Any], raw: bytes, *, is_retry: bool) -> PendingRequest:
         """Start to answer a request, or join the task of the request that it retries.
 
-        Args:
-            dialect: The client's dialect.
-            body: JSON of the request.
-            raw: Bytes of the request, which identify a retry.
-            is_retry: True if the client marks the request as a retry.
+        `raw` are the bytes of the request, which identify a retry.
 
         Raises:
             BadRequest: the request cannot be served.

@@ -68,9 +68,7 @@ class Row(NamedTuple):
 def read_rows(path: str | Path, what: str = "file") -> Iterator[Row]:
     """Read the rows of a file, in its order; empty lines are skipped.
 
-    Args:
-        path: The file; its content determines the format.
-        what: Kind of file, for messages.
+    The content of the file determines its format; `what` is its kind, for messages.
 
     Raises:
         UsageError: the file cannot be read, or a row is not an object; the message names the line.
@@ -152,12 +150,7 @@ def write_dataset(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 
 def _parse(text: str, location: str, *, first_line: int | None = None) -> Any:
-    """Parse a user's JSON.
-
-    Args:
-        text: One value.
-        location: File and line, for messages.
-        first_line: Number of the first line, if there are several.
+    """Parse a user's JSON; `location` has several lines if `first_line` is its first one.
 
     Raises:
         UsageError: not valid JSON, or a value that Python cannot represent.
@@ -252,11 +245,6 @@ def _without_nulls(value: Any) -> Any:
 
 def read_messages(rows: Sequence[Any], location: str, *, tools: Sequence[ToolSchema] = ()) -> Iterator[Message]:
     """Read messages.
-
-    Args:
-        rows: Messages as in the file.
-        location: File and line, for error messages.
-        tools: Schemas of the tools that may be called.
 
     Raises:
         UsageError: a message is not valid.

@@ -105,12 +105,7 @@ def rope_positions(images: Sequence[PlacedImage], start: int, end: int) -> npt.N
 
 def place_record(placed: PlacedImage) -> dict[str, Any]:
     """Return a placed image as JSON types, with the image's checksum."""
-    return {
-        "start": placed.start,
-        "rows": placed.rows,
-        "columns": placed.columns,
-        "checksum": placed.image.checksum,
-    }
+    return {"start": placed.start, "rows": placed.rows, "columns": placed.columns, "checksum": placed.image.checksum}
 
 
 def place_from_record(record: Mapping[str, Any], images: Mapping[str, ImagePart]) -> PlacedImage:

@@ -146,12 +146,9 @@ Transcript: TypeAlias = list[list[TranscriptMessage]]
 
 
 def transcript(conversations: Sequence[Sequence[Message]], answers: Sequence[Message], n_turns: int) -> Transcript:
-    """Return conversations as text.
+    """Return conversations as text; `answers` are the messages among them that are the policy's turns, in order.
 
-    Args:
-        conversations: Messages of each conversation.
-        answers: Messages among them that are the policy's turns, in order.
-        n_turns: Number of turns in the episode; if it differs from the number of `answers`, turns are not identified.
+    Turns are not identified if `n_turns`, the number of turns in the episode, differs from the number of answers.
     """
     turns = {id(answer): turn for turn, answer in enumerate(answers)} if len(answers) == n_turns else {}
     return [

@@ -51,10 +51,7 @@ def _quantization_options(quantize: Literal["nf4"], *, dtype: torch.dtype, devic
         )
     BITSANDBYTES.load()
     settings = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type=quantize,
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
+        load_in_4bit=True, bnb_4bit_quant_type=quantize, bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
     )
     return {"quantization_config": settings, "device_map": {"": device}}
 

@@ -51,9 +51,7 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of a run.
 
-    Args:
-        folder: The run's ``checkpoints``.
-        keep: Number of newest checkpoints to keep.
+    The newest `keep` of them are kept.
     """
 
     def __init__(self, folder: Path, *, keep: int) -> None:
@@ -190,10 +188,7 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 class CheckpointWriter:
     """Writer of checkpoints, one at a time.
 
-    Args:
-        checkpoints: The run's checkpoints.
-        background: True to write from a thread while the run continues.
-        on_saved: Called in the caller's thread with each complete checkpoint.
+    In the `background`, a thread writes while the run continues. `on_saved` is called in the caller's thread.
 
     Raises:
         UsageError: from `save`, `poll` and `wait`, if the disk is or was full.

@@ -181,9 +181,7 @@ class CodeIdentity:
     def add_file(self, file: Path, module: str = "") -> None:
         """Add a source file, its imports, and the data files that it names.
 
-        Args:
-            file: The file.
-            module: Dotted name under which it is imported; empty for a script.
+        `module` is the dotted name under which it is imported; empty for a script.
         """
         label = f"file {module or file}"
         if label in self._parts:

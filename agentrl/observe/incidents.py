@@ -39,13 +39,7 @@ class Incidents:
     found: dict[tuple[str, str, str], Incident] = field(default_factory=dict)
 
     def count_failure(self, outcome: Outcome, subject: str, error: AgentRLError) -> None:
-        """Count an attempt that an error ended.
-
-        Args:
-            outcome: Outcome of the attempt.
-            subject: Name of what failed, if the error has none.
-            error: The error.
-        """
+        """Count an attempt that an error ended; `subject` names what failed if the error does not."""
         self._count(outcome.value, error.subject or subject, str(error.got or error.what), error.location)
 
     def count_call(self, tool: str, cause: str | None = None, location: SourceLocation | None = None) -> None:

@@ -343,11 +343,7 @@ def _trigrams(text: str) -> npt.NDArray[np.uint32]:
 
 
 def read_pieces(paths: Mapping[int, Path], pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-    """Read the records of pieces.
-
-    Args:
-        paths: Files by step.
-        pieces: Places of the records.
+    """Read the records of pieces, from the files by step.
 
     Raises:
         DamagedRecord: the bytes at a place are not a record.

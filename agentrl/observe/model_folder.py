@@ -90,9 +90,6 @@ def _of_run(run: RunDirectory) -> Path:
 def check_fetchable(model: str) -> None:
     """Check that a model is a folder, in the cache of the Hugging Face hub, or on the hub.
 
-    Args:
-        model: A folder, or a name on the hub.
-
     Raises:
         UsageError: the model is not found.
     """

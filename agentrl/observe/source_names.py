@@ -53,13 +53,7 @@ class NamedInSource:
 
 
 def names_in(tree: ast.AST, file: Path, package: str) -> NamedInSource:
-    """Collect the names in a source.
-
-    Args:
-        tree: The parsed source.
-        file: Path of the source.
-        package: Dotted name of its package; empty if there is none.
-    """
+    """Collect the names in a source."""
     source = _SourceFile(tree, file, package)
     try:
         source.visit(tree)

@@ -64,9 +64,7 @@ class Heartbeat:
 def repeating(name: str, work: Callable[[], float]) -> Iterator[None]:
     """Call `work` repeatedly in a separate thread while the block runs, at least once.
 
-    Args:
-        name: Name of the thread.
-        work: Function that returns the seconds until its next call.
+    `work` returns the seconds until its next call.
     """
     ended = threading.Event()
 
@@ -251,11 +249,7 @@ class LineWatcher(RunWatcher):
 
 
 class LiveWatcher(RunWatcher):
-    """Watcher that shows a panel, redrawn a few times per second.
-
-    Args:
-        live: Live display of the panel.
-    """
+    """Watcher that shows a panel, redrawn a few times per second."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -387,9 +381,7 @@ class _DescriptionColumn(ProgressColumn):
 def counting(total: int, playing: Callable[[], RolloutProgress] = RolloutProgress) -> Iterator[EpisodeCounter]:
     """Show progress over `total` episodes on standard error.
 
-    Args:
-        total: Number of episodes.
-        playing: Returns the current progress; called in a separate thread.
+    `playing` returns the current progress; it is called in a separate thread.
     """
     counter = EpisodeCounter(total, playing)
     if not err.is_terminal:

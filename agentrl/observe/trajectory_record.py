@@ -67,9 +67,7 @@ def record_outline(record: Mapping[str, Any]) -> dict[str, Any]:
 def trajectory_from_record(record: Mapping[str, Any], *, read: ReadRecord | None = None) -> Trajectory:
     """Restore a trajectory from `trajectory_record`.
 
-    Args:
-        record: The record, or with `read` its outline.
-        read: Reads the whole record when tokens are first used.
+    With `read`, which reads the whole record when tokens are first used, `record` is only its outline.
     """
     sequences: list[TokenSequence] = []
     images = {checksum: image_from_record(row) for checksum, row in record.get("images", {}).items()}

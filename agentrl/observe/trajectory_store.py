@@ -75,10 +75,6 @@ class TrajectoryStore:
 
     As a context manager it closes itself; an error from closing does not replace another exception.
 
-    Args:
-        folder: The run's ``trajectories``.
-        step: The current training step.
-
     Raises:
         UsageError: from every method, if the disk is full.
     """
@@ -112,13 +108,7 @@ class TrajectoryStore:
         self._file.append({"kind": "end", "id": trajectory.id, **now, **end, **self._messages(trajectory)})
 
     def group(self, group_id: str, end: GroupEnd, episodes: Sequence[str]) -> None:
-        """Write what became of a group.
-
-        Args:
-            group_id: Id of the group.
-            end: What became of it.
-            episodes: Ids of the episodes that trained; of all that ended if the group did not train.
-        """
+        """Write what became of a group: `episodes` trained, or are all that ended if the group did not train."""
         self._file.append({"kind": "group", "id": group_id, "end": end.value, "episodes": list(episodes)})
 
     def rotate(self, step: int) -> None:
@@ -380,9 +370,7 @@ class _Reader:
 class EpisodeParts:
     """Records of one attempt, read so far.
 
-    Args:
-        header: Trajectory of the ``start`` record.
-        images: Images by checksum, at least those of the records.
+    `images` are by checksum, at least those of the records.
     """
 
     def __init__(self, header: Mapping[str, Any], images: Mapping[str, ImagePart]) -> None:

@@ -15,13 +15,7 @@ import aiohttp
 from agentrl.engine import ChatAnswer, ChatPolicy, ErrorStatus, SamplingParams, StopReason
 from agentrl.errors import EngineError, UsageError
 from agentrl.errors.deadlines import async_boundary
-from agentrl.message import (
-    Content,
-    ImagePart,
-    Message,
-    TextPart,
-    ToolCall,
-)
+from agentrl.message import Content, ImagePart, Message, TextPart, ToolCall
 
 MOST_TOKENS = 2**31
 """Bound of the numbers of tokens that a service reports."""
@@ -67,9 +61,7 @@ def encode_request(
 def as_openai(message: Message, *, keep_reasoning: bool = False) -> dict[str, Any]:
     """Return a message in the format of Chat Completions and of conversation files, with images as ``data:`` URLs.
 
-    Args:
-        message: The message.
-        keep_reasoning: Include thinking as ``reasoning_content``, for files; services refuse or ignore it.
+    `keep_reasoning` includes thinking as ``reasoning_content``, for files; services refuse or ignore it.
     """
     body: dict[str, Any] = {"role": message.role, "content": _encode_content(message.content)}
     if keep_reasoning and message.reasoning:
@@ -105,9 +97,7 @@ def _encode_part(part: TextPart | ImagePart) -> dict[str, Any]:
 def decode_answer(text: str, request_id: str = "") -> ChatAnswer:
     """Read the answer from the body of a successful response.
 
-    Args:
-        text: The body.
-        request_id: Id of the request, from which missing call ids are made.
+    Missing call ids are made from `request_id`.
 
     Raises:
         ServiceBusy: the body reports an error of the service or of its upstream provider that may pass.
@@ -307,12 +297,7 @@ class ChatService(ChatPolicy):
     ) -> ChatAnswer:
         """Send a request; it is retried after overload, server errors and lost connections.
 
-        Args:
-            messages: The conversation.
-            tools: Schemas of the tools that may be called.
-            params: Sampling parameters.
-            request_id: Id of the request, for error messages.
-            json_schema: Schema of the answer, sent as ``response_format``.
+        `json_schema` is the schema of the answer, sent as ``response_format``; `request_id` is for error messages.
 
         Raises:
             WrongService: the key, URL or model is wrong.

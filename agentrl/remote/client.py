@@ -78,11 +78,7 @@ class CallSession(Protocol):
 
 
 class RemoteExpert:
-    """The expert of an environment on a server.
-
-    Args:
-        call: Calls a method in the session.
-    """
+    """The expert of an environment on a server."""
 
     def __init__(self, call: CallSession) -> None:
         self._call = call
@@ -105,11 +101,7 @@ class RemoteFallibleExpert(RemoteExpert):
 
 
 class RemoteActionSpace:
-    """The part of an environment's action space that a random policy uses.
-
-    Args:
-        call: Calls a method in the session.
-    """
+    """The part of an environment's action space that a random policy uses."""
 
     def __init__(self, call: CallSession) -> None:
         self._call = call
@@ -132,11 +124,7 @@ class RemoteTasks:
     An index whose task was not fetched is requested with a blocking call, alone or, after its predecessor, with the
     tasks that follow.
 
-    Args:
-        url: URL of the server.
-        split: Name of the split.
-        links: Connections to the server.
-        patience_s: Seconds for which requests to an unreachable server are retried.
+    Requests to an unreachable server are retried for `patience_s` seconds.
 
     Raises:
         UsageError: the split does not exist, or its data is missing.
@@ -218,10 +206,7 @@ class RemoteEnvironment(AsyncEnv):
     It has only the optional parts of the served environment. A call that was abandoned (a deadline, a lost connection)
     is retried before the next call, so that every call is executed exactly once.
 
-    Args:
-        served: Description that the server returned.
-        links: Connections to the server.
-        patience_s: Seconds for which requests to an unreachable or full server are retried.
+    Requests to an unreachable or full server are retried for `patience_s` seconds.
     """
 
     def __init__(self, served: ServedEnvironment, links: Links, *, patience_s: float = ENVIRONMENT_PATIENCE_S) -> None:
@@ -365,11 +350,7 @@ class _ErrorAnswer(Exception):
 
 
 class RemoteEnvironmentFactory:
-    """Factory of remote environments that share connections; it can be pickled for worker processes.
-
-    Args:
-        served: Description that the server returned.
-    """
+    """Factory of remote environments that share connections; it can be pickled for worker processes."""
 
     def __init__(self, served: ServedEnvironment) -> None:
         self.served = served

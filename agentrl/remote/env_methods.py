@@ -122,9 +122,7 @@ def restore_generator(state: Sequence[Any]) -> random.Random:
     """Make a random generator from its state in JSON types.
 
     Raises:
-        TypeError: the state is invalid.
-        ValueError: the state is invalid.
-        OverflowError: the state is invalid.
+        TypeError, ValueError, OverflowError: the state is invalid.
     """
     version, numbers, gauss = state
     generator = random.Random()

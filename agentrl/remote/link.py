@@ -14,20 +14,9 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 
-from agentrl.errors import (
-    AgentRLError,
-    EnvironmentFailure,
-    ToolError,
-    UsageError,
-)
+from agentrl.errors import AgentRLError, EnvironmentFailure, ToolError, UsageError
 from agentrl.errors.foreign import DaemonThreads
-from agentrl.remote.wire import (
-    LARGEST_ANSWER,
-    TOKEN_VARIABLE,
-    RefusalKind,
-    from_json,
-    to_json,
-)
+from agentrl.remote.wire import LARGEST_ANSWER, TOKEN_VARIABLE, RefusalKind, from_json, to_json
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
@@ -194,11 +183,7 @@ class _Shared:
 
 
 class Links:
-    """Links to one server, one per event loop; the last user's `give_back` closes a link.
-
-    Args:
-        url: URL of the server.
-    """
+    """Links to one server, one per event loop; the last user's `give_back` closes a link."""
 
     def __init__(self, url: str) -> None:
         self.url = url

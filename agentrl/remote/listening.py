@@ -91,12 +91,7 @@ def make_runner(application: web.Application) -> web.AppRunner:
 
 
 class Listener:
-    """HTTP server on one address.
-
-    Args:
-        application: Application that handles the requests.
-        most_connections: Maximum number of connections.
-    """
+    """HTTP server on one address."""
 
     def __init__(self, application: web.Application, *, most_connections: int) -> None:
         application.middlewares.insert(0, self._note)
@@ -143,11 +138,7 @@ class Listener:
 
 
 class _ConnectionSlots:
-    """Connections of a server up to a maximum number.
-
-    Args:
-        most: Maximum number of connections.
-    """
+    """Connections of a server up to a maximum number."""
 
     def __init__(self, most: int) -> None:
         self.answering: dict[web.RequestHandler, web.Request] = {}
@@ -185,12 +176,7 @@ class _ConnectionSlots:
 
 
 class _ConnectionLimiter(asyncio.Protocol):
-    """First protocol of a connection; it drops the connection if the server has no room.
-
-    Args:
-        server: Makes the connection's actual protocol.
-        slots: Connections of the server.
-    """
+    """First protocol of a connection; it drops the connection if the server has no room."""
 
     def __init__(self, server: web.Server, slots: _ConnectionSlots) -> None:
         self._server, self._slots = server, slots
@@ -279,9 +265,7 @@ def guard(token: str | None, host: str) -> Any:
 async def read_bytes_of(request: web.Request, largest: int) -> bytes:
     """Read a request's body.
 
-    Args:
-        request: Request whose body has not been read.
-        largest: Maximum size of the body in bytes.
+    It may have at most `largest` bytes.
 
     Raises:
         web.HTTPRequestEntityTooLarge: the body, or its stated length, is larger.

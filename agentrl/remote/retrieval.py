@@ -145,8 +145,7 @@ def words(text: str) -> list[str]:
 class BM25Index:
     """Index that ranks passages by BM25 over title and text (Robertson and Zaragoza, 2009, with Lucene's positive idf).
 
-    Args:
-        passages: Corpus with at least one passage.
+    The corpus has at least one passage.
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:

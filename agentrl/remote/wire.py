@@ -19,14 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import shorten
-from agentrl.message import (
-    Content,
-    ContentPart,
-    ImagePart,
-    Message,
-    TextPart,
-    ToolCall,
-)
+from agentrl.message import Content, ContentPart, ImagePart, Message, TextPart, ToolCall
 from agentrl.task import Task
 from agentrl.tool import ToolResult
 
@@ -101,12 +94,7 @@ _STATUS = {
 
 
 class Refusal(Exception):
-    """Error that is returned to the client.
-
-    Args:
-        kind: Kind of the error.
-        message: Human-readable text.
-    """
+    """Error that is returned to the client."""
 
     def __init__(self, kind: RefusalKind, message: str) -> None:
         super().__init__(message)

@@ -60,11 +60,7 @@ def _call_probe(renderer: Renderer, tool: ToolSchema, *, thinks: bool) -> _Probe
 
 
 def check_template(
-    renderer: Renderer,
-    *,
-    roles: Sequence[Role] = ("user",),
-    tools: Sequence[ToolSchema] = (),
-    has_calls: bool = False,
+    renderer: Renderer, *, roles: Sequence[Role] = ("user",), tools: Sequence[ToolSchema] = (), has_calls: bool = False
 ) -> None:
     """Check that rendering turn by turn gives the same prompts as rendering the whole conversation.
 
@@ -88,11 +84,7 @@ def template_faults(
 ) -> Iterator[TemplateError]:
     """List what is wrong with a chat template: tools or calls that it leaves out, else history that it rewrites.
 
-    Args:
-        renderer: As in `check_template`.
-        roles: As in `check_template`; empty if no message follows an answer.
-        tools: As in `check_template`.
-        has_calls: As in `check_template`.
+    The arguments are those of `check_template`; `roles` is empty if no message follows an answer.
     """
     checks: list[Callable[[], None]] = []
     if tools:
@@ -148,10 +140,7 @@ def _check_history(renderer: Renderer, roles: Sequence[Role], tools: Sequence[To
 def _compare(renderer: Renderer, turns: Sequence[tuple[_ProbeAnswers, Role]], tools: Sequence[ToolSchema]) -> None:
     """Render three turns both ways, with images if the model reads images.
 
-    Args:
-        renderer: Renderer of the run's model.
-        turns: Answers with the roles of the messages after them, which are used in rotation.
-        tools: Tools that the run offers.
+    `turns` are the answers, with the roles of the messages after them, which are used in rotation.
     """
     has_images = renderer.images is not None
     messages = [system("You play."), user(_content("start", image=has_images))]
@@ -181,13 +170,7 @@ def _content(text: str, *, image: bool) -> Content:
 
 
 def is_same_history(renderer: Renderer, kept: str, rendered: str) -> bool:
-    """Return True if a rendering equals the ledger's text, apart from white space and the template's own blocks.
-
-    Args:
-        renderer: Renderer of the run's model.
-        kept: Text of the conversation, rendered turn by turn.
-        rendered: Text of the same conversation, rendered as a whole.
-    """
+    """Return True if a rendering equals the ledger's text, apart from white space and the template's own blocks."""
     found = without_space(rendered)
     return found in (without_space(kept), without_space(_with_headers_of_history(renderer, kept)))
 

@@ -39,11 +39,7 @@ class ContentGuard:
     """
 
     def __init__(
-        self,
-        tokens: Collection[str],
-        *,
-        is_text: Callable[[str], bool],
-        normalize: Callable[[str], str] | None = None,
+        self, tokens: Collection[str], *, is_text: Callable[[str], bool], normalize: Callable[[str], str] | None = None
     ) -> None:
         names = "|".join(map(re.escape, tokens)) or r"(?!)"
         self._spelled = re.compile(names)

@@ -104,10 +104,8 @@ class LedgerConversation:
     def prepare(self, prefill: str = "") -> list[int]:
         """Write pending messages and the header of the next answer, and return the ids to send to the engine.
 
-        Another call before `accept` returns the same ids, for a request that is sent again.
-
-        Args:
-            prefill: Beginning of the answer, recorded as forced tokens.
+        Another call before `accept` returns the same ids, for a request that is sent again. `prefill` begins the
+        answer, and is recorded as forced tokens.
 
         Raises:
             TemplateError: The template refuses the messages.
@@ -122,11 +120,9 @@ class LedgerConversation:
         return self.sequence.ids_list()
 
     def progress(self, stop: Sequence[str], tell: Callable[[AnswerSoFar], None]) -> Callable[[Sequence[int]], None]:
-        """Return a function that takes tokens during sampling and reports the parts of the answer that are final.
+        """Return a function that takes tokens during sampling and tells the parts of the answer that are final.
 
-        Args:
-            stop: Texts that end the answer.
-            tell: Called with the growing answer.
+        `stop` are the texts that end the answer.
         """
         return AnswerProgress(self._renderer, self.tools, stop, self._prompt_length, tell).take
 
@@ -139,12 +135,7 @@ class LedgerConversation:
         self.sequence = self._previous_sequence
 
     def accept(self, generation: Generation, *, role: str = "assistant", trained: bool = True) -> Answer:
-        """Append the sampled tokens as a turn of `role`, and return the parsed answer.
-
-        Args:
-            generation: Result of the engine.
-            role: Role of the turn.
-            trained: ``False`` records the tokens as forced.
+        """Append the sampled tokens as a turn of `role`, or as forced ones unless `trained`; return the parsed answer.
 
         Raises:
             LedgerError: No prompt was prepared, or ids, log-probabilities and versions differ in number.

@@ -32,12 +32,8 @@ def structure_of(
 ) -> str:
     """Return the structural tag of a form as JSON.
 
-    Args:
-        form: Form of the answer.
-        tools: Offered tools.
-        parser: Registry name of the parser for the model's calls.
-        thinking: Marks of the thinking at the start of an answer; ``None`` without thinking.
-        header: Text of the template before an answer; it may open the thinking.
+    `parser` is the registry name of the parser for the model's calls. `header`, the template's text before an answer,
+    may open the thinking.
 
     Raises:
         UnsupportedOption: no structural tag is known for the model's notation of calls.

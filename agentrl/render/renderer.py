@@ -126,10 +126,7 @@ class TurnBoundary:
 def find_boundary(after_answer: str, encoder: TextEncoder, family: Family) -> TurnBoundary:
     """Return the family's boundary rule if the template follows it, or else derive the rule from the template.
 
-    Args:
-        after_answer: Text of the template after an answer, up to and including the next answer's header.
-        encoder: Tokenizer of the model.
-        family: Family of the template.
+    `after_answer` is the template's text after an answer, up to and including the next answer's header.
 
     Raises:
         TemplateError: The text after an answer does not begin with an added token.
@@ -298,9 +295,7 @@ class Renderer:
     def suffix(self, messages: Sequence[Message], *, last_id: int | None) -> RenderedTokens:
         """Render the text after an answer: the end of its turn unless the model wrote it, messages, the next header.
 
-        Args:
-            messages: New messages.
-            last_id: Last token of the answer; ``None`` if the answer is empty.
+        `last_id` is the last token of the answer; ``None`` if the answer is empty.
 
         Raises:
             TemplateError: The template refuses the messages.
@@ -390,9 +385,7 @@ class Renderer:
     def answer_text(self, message: Message, *, earlier_calls: int = 0) -> str:
         """Return `message` as the model would write it, including tool calls, in the template's form.
 
-        Args:
-            message: Answer; its calls get ids in the family's format.
-            earlier_calls: Number of earlier tool calls in the conversation.
+        Calls get ids in the family's format, which count on from `earlier_calls`.
 
         Raises:
             OmittedText: The template leaves out the message's text or thinking.
@@ -508,12 +501,7 @@ class Renderer:
         return self.encoder.decode_plain(token_ids, keep=self._markup)
 
     def read_beginning(self, text: str, tools: Sequence[ToolSchema] = ()) -> tuple[str, str]:
-        """Return the thinking and the content of an unfinished answer, as far as no later text can change them.
-
-        Args:
-            text: `plain_text` of the answer's tokens so far.
-            tools: Offered tools.
-        """
+        """Return the thinking and the content of an unfinished answer that no later text can change."""
         return self._reader.read_beginning(text, tools)
 
     def structure(self, form: AnswerForm, tools: Sequence[ToolSchema]) -> str:

@@ -54,10 +54,7 @@ def pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
 def check_same_tokens(what: str, path: str, model_path: str) -> None:
     """Check that a model has the policy's vocabulary: the same ids for the same pieces of text.
 
-    Args:
-        what: Description of the model for the error, such as ``the teacher``.
-        path: Folder or name of the model.
-        model_path: Folder or name of the policy's model.
+    `what` describes the model in the error, such as ``the teacher``.
 
     Raises:
         ConfigError: the vocabularies differ; shows the first difference.

@@ -21,12 +21,7 @@ _OPENING = (system("You play."), user("start"))
 def check_tools_shown(
     renderer: Renderer, tools: Sequence[ToolSchema], *, messages: Sequence[Message] = _OPENING
 ) -> None:
-    """Check that a prompt names every tool.
-
-    Args:
-        renderer: Renderer of the run's model.
-        tools: Offered tools.
-        messages: First messages of a conversation.
+    """Check that the prompt of a conversation that begins with `messages` names every tool.
 
     Raises:
         TemplateError: A tool's name is not in the prompt, or the template refuses the tools.

@@ -19,12 +19,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
-from agentrl.errors import (
-    AgentRLError,
-    EnvironmentFailure,
-    boundary,
-    running_task,
-)
+from agentrl.errors import AgentRLError, EnvironmentFailure, boundary, running_task
 from agentrl.errors.deadlines import CLOSING_S, close_in_time
 from agentrl.errors.foreign import EPISODE_GRACE_S
 from agentrl.remote.env_methods import CALL_TOOL, EnvMethod, RemoteTool, ResetResult, Stepped
@@ -39,11 +34,7 @@ STARTS_PER_PASS = 128
 
 
 class StartPacer:
-    """Pacer that lets a limited number of waiting tasks continue in each pass of the event loop, in order.
-
-    Args:
-        per_pass: Maximum number of tasks per pass.
-    """
+    """Pacer that lets a limited number of waiting tasks continue in each pass of the event loop, in order."""
 
     def __init__(self, per_pass: int = STARTS_PER_PASS) -> None:
         self._per_pass = self._left = per_pass

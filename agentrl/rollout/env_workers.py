@@ -353,11 +353,7 @@ class EnvBackend(ABC):
 
 
 class ForwardingBackend(EnvBackend):
-    """Backend that passes every call to another one; subclasses change some of them.
-
-    Args:
-        backend: Backend that gets the calls.
-    """
+    """Backend that passes every call to another one; subclasses change some of them."""
 
     def __init__(self, backend: EnvBackend) -> None:
         self.backend = backend

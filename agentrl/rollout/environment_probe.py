@@ -110,11 +110,7 @@ def check_environments(config: Config) -> None:
             continue
         try:
             probe_environment(
-                spec,
-                environment.options,
-                lambda _: None,
-                isolation=isolation,
-                deadline_s=environment.reset_timeout_s,
+                spec, environment.options, lambda _: None, isolation=isolation, deadline_s=environment.reset_timeout_s
             )
         except AgentRLError as error:
             if isinstance(error, UsageError):

@@ -34,12 +34,7 @@ ENDED = "This example ends here."
 
 
 class FewShotExamples:
-    """Examples of a run: the first turns of the expert's episodes on the first tasks.
-
-    Args:
-        count: Number of turns in a prompt.
-        tasks: Tasks of the training split that the expert plays.
-    """
+    """Examples of a run: the first turns of the expert's episodes on the first tasks."""
 
     def __init__(self, count: int, tasks: TaskSource) -> None:
         self.count = count
@@ -53,11 +48,7 @@ class FewShotExamples:
         return FewShotPolicy(runner.policy, await self.messages(runner, task))
 
     async def messages(self, runner: EpisodeRunner, task: Task) -> list[Message]:
-        """Return the messages of the turns in order; the first call lets the expert play.
-
-        Args:
-            runner: Plays the expert's episodes.
-            task: Task of the prompt, whose turns are never shown.
+        """Return the messages of the turns in order, without turns of `task`; the first call lets the expert play.
 
         Raises:
             UsageError: the environment has no expert, or the expert's episodes have too few turns.
@@ -99,12 +90,7 @@ class FewShotExamples:
 
 
 class FewShotPolicy(EpisodePolicy):
-    """Policy whose prompts begin with examples; roles with their own policies have none.
-
-    Args:
-        policy: Policy that answers.
-        examples: Messages of the examples.
-    """
+    """Policy whose prompts begin with examples; roles with their own policies have none."""
 
     def __init__(self, policy: EpisodePolicy, examples: Sequence[Message]) -> None:
         self._policy = policy

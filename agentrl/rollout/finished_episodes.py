@@ -49,12 +49,7 @@ class RecoveredEpisodes:
 
 
 def read_recoverable(folder: Path, *, first_step: int) -> RecoveredEpisodes:
-    """Read the trainable episodes of a run's store.
-
-    Args:
-        folder: The run's ``trajectories``.
-        first_step: First training step whose file is read; episodes that began before it are not found.
-    """
+    """Read the trainable episodes of a run's ``trajectories``; those that began before `first_step` are not found."""
     if not folder.is_dir():  # a new run
         return RecoveredEpisodes()
     found = read_trajectories(folder, messages=True, first_step=first_step)

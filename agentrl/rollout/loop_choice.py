@@ -69,12 +69,7 @@ class PlaySettings:
         return " ".join(shlex.quote(word) for word in self.overrides)
 
     def apply_to(self, config: Config, label: str = SOLE) -> Config:
-        """Return the config with these settings, except for examples that the user chose.
-
-        Args:
-            config: Config of the run.
-            label: Label of the environment, if the run has several.
-        """
+        """Return the config with these settings, except for examples that the user chose."""
         changes: dict[str, Any] = {"loop": self.loop, "options": self.options}
         if not sets_shots(config, label):
             changes["few_shot_turns"] = self.shots

@@ -232,12 +232,7 @@ def _to_trl(message: Message, completion: str | None) -> dict[str, Any]:
 
 
 class VerifiersRecord(dict[str, Any]):
-    """Mapping whose missing keys raise an error that lists the available ones.
-
-    Args:
-        name: Name of the mapping in messages.
-        values: Contents.
-    """
+    """Mapping whose missing keys raise an error that lists the available ones."""
 
     def __init__(self, name: str, values: Mapping[str, Any]) -> None:
         super().__init__(values)

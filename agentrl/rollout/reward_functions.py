@@ -90,12 +90,7 @@ class WeightedSum(Scorer):
 class FunctionReward(Scorer):
     """Scorer that calls a function.
 
-    Args:
-        name: Name of the function in the config.
-        function: Blocking function or coroutine function.
-        options: Keyword arguments of each call.
-        thread: Runs blocking functions.
-        deadline_s: Deadline of a call in seconds.
+    Blocking functions run in `thread`; each call gets the `options`.
 
     Raises:
         ConfigError: the function is not callable, or takes other arguments.
@@ -269,9 +264,7 @@ def _may_return_none(signature: inspect.Signature) -> bool:
 def find_reward(config: AgentConfig, thread: ThreadWorker) -> Scorer:
     """Build the scorer of ``agent.reward``: a single scorer, or the weighted sum of several rewards.
 
-    Args:
-        config: Section with names, weights and options.
-        thread: Thread for functions that block.
+    Functions that block run in `thread`.
 
     Raises:
         UnknownNameError: a reward function does not exist.
@@ -315,10 +308,7 @@ def reward_labels(names: Sequence[str]) -> list[str]:
 def check_columns(agent: AgentConfig, tasks: Callable[[], TaskSource]) -> None:
     """Check that tasks have the columns that reward functions request as parameters.
 
-    Args:
-        agent: Section with the reward functions.
-        tasks: Returns the tasks; called only if a function requests columns. All rows of a file are checked, or the
-            first generated task.
+    `tasks` is called only if a function requests columns. All rows of a file are checked, or the first generated task.
 
     Raises:
         UnknownNameError: a reward function does not exist.

@@ -51,12 +51,7 @@ class ScriptedEpisodePolicy(EpisodePolicy):
     """
 
     def __init__(
-        self,
-        kind: ScriptedPolicy,
-        renderer: Renderer | None = None,
-        *,
-        max_context: int = 2**31,
-        mistakes: float = 0.0,
+        self, kind: ScriptedPolicy, renderer: Renderer | None = None, *, max_context: int = 2**31, mistakes: float = 0.0
     ) -> None:
         self.kind = kind
         self.renderer = renderer
@@ -171,12 +166,7 @@ def _answer_text(message: Message, renderer: Renderer, ledger: LedgerConversatio
 
 
 async def demonstrate(
-    policy: ScriptedPolicy,
-    episode: EpisodeView,
-    seed: int,
-    options: TurnOptions = PLAIN_TURN,
-    *,
-    mistakes: float = 0.0,
+    policy: ScriptedPolicy, episode: EpisodeView, seed: int, options: TurnOptions = PLAIN_TURN, *, mistakes: float = 0.0
 ) -> tuple[Message, Source]:
     """Return the message with the next action of `policy`, and the source of its tokens: forced or mistake.
 

@@ -73,12 +73,7 @@ EpisodePlan: TypeAlias = Callable[[Task, int], PlannedEpisode]
 
 
 class SimulatedRunner:
-    """Runner whose episodes wait for the planned times and sample two tokens in each turn.
-
-    Args:
-        plan: Plan of every episode.
-        clock: Clock of the simulation.
-    """
+    """Runner whose episodes wait for the planned times and sample two tokens in each turn."""
 
     scores_groups = False
 
@@ -169,17 +164,7 @@ def simulate(
 ) -> SimulatedRun:
     """Simulate a run from its first step; the calling thread must not have a running event loop.
 
-    Args:
-        plan: Plan of every episode.
-        steps: Number of training steps.
-        batch: Number of groups per step.
-        group_size: Number of episodes per group.
-        max_staleness: Maximum number of versions between sampling and training.
-        batch_order: Value of ``rollout.batch_order``.
-        max_concurrent: Maximum number of episodes in flight.
-        train_s: Seconds of a trainer step.
-        sync_s: Seconds of a weight sync, during which the engine answers.
-        tasks: Number of different tasks.
+    A trainer step takes `train_s` seconds, and a weight sync, during which the engine answers, `sync_s`.
     """
 
     async def run() -> SimulatedRun:

@@ -62,10 +62,7 @@ def _task(row: Mapping[str, Any], location: str, number: int, environment: str) 
 def task_source(spec: EnvironmentSpec, config: EnvironmentConfig, *, split: str | None = None) -> TaskSource:
     """Return the tasks of a split, or of the config's file.
 
-    Args:
-        spec: Environment.
-        config: Options, split and file.
-        split: Split to use instead of the config's split or file.
+    `split` replaces the config's split or file.
 
     Raises:
         UsageError: the split does not exist, the environment does not accept an option, or the file cannot be read.

@@ -31,11 +31,7 @@ REPORT_S = 15.0
 
 
 class TextCollector(EpisodePolicy):
-    """Policy that acts as a scripted policy and collects all text of its conversations.
-
-    Args:
-        policy: Scripted policy.
-    """
+    """Policy that acts as a scripted policy and collects all text of its conversations."""
 
     def __init__(self, policy: ScriptedPolicy) -> None:
         self.policy = policy
@@ -47,12 +43,7 @@ class TextCollector(EpisodePolicy):
     ) -> list[str]:
         """Play episodes and return the collected texts, in the order of the episodes.
 
-        Args:
-            runner: Runner with this policy; its loop is replaced if it cannot be demonstrated.
-            tasks: Tasks to play.
-            episodes: Number of episodes.
-            seed: Seed of the episodes.
-            say: Called with messages for the user about progress and failures.
+        A loop that cannot be demonstrated is replaced; `say` gets messages about progress and failures.
 
         Raises:
             UsageError: no episode can be played.
@@ -96,15 +87,7 @@ def _group(number: int) -> str:
 
 
 class _CorpusEpisodes:
-    """Episodes of a corpus: one at a time while they are fast, and many at a time if they are slow.
-
-    Args:
-        runner: Runner of the episodes.
-        tasks: Tasks to play.
-        episodes: Number of episodes.
-        seed: Seed of the episodes.
-        say: Called with messages for the user about progress and failures.
-    """
+    """Episodes of a corpus: one at a time while they are fast, and many at a time if they are slow."""
 
     def __init__(
         self, runner: EpisodeRunner, tasks: TaskCursor, episodes: int, *, seed: int, say: Callable[[str], None]

@@ -333,9 +333,6 @@ class ResourceOwner:
     """Task that opens and closes the resources of an episode: many can only be closed by the task that opened them.
 
     It starts with the first resource. Like any call of foreign code, it is abandoned if it does not end.
-
-    Args:
-        name: Name of the resources, for the log.
     """
 
     def __init__(self, name: str) -> None:

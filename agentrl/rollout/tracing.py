@@ -36,11 +36,7 @@ class EpisodeTracer(RolloutObserver):
     """
 
     def __init__(
-        self,
-        observer: RolloutObserver,
-        waits: WaitTracker,
-        status: RunStatus,
-        send: Callable[[EpisodeTrace], None],
+        self, observer: RolloutObserver, waits: WaitTracker, status: RunStatus, send: Callable[[EpisodeTrace], None]
     ) -> None:
         self._observer = observer
         self._clock = waits.clock

@@ -81,9 +81,7 @@ def write_progress(folder: Path, progress: DataclassInstance) -> None:
 def read_progress(checkpoint: Checkpoint, kind: type[P]) -> P:
     """Read a checkpoint's progress.
 
-    Args:
-        checkpoint: Checkpoint of a run.
-        kind: Record of the progress: `Progress`, or that of another kind of run.
+    `kind` is the record of the progress: `Progress`, or that of another kind of run.
 
     Raises:
         UsageError: the checkpoint does not belong to such a run.

@@ -37,12 +37,7 @@ class DryRun:
 
 
 def training_rows(config: Config, *, gpus: int | None = None, step_s: float | None = None) -> list[EstimateRow]:
-    """Return the estimates of a training run: sizes, learning rate, judge and placement.
-
-    Args:
-        config: Config of the run.
-        gpus: Number of GPUs; those of this machine by default.
-        step_s: Seconds of a training step, if known.
+    """Return the estimates of a training run: sizes, learning rate, judge, and placement on `gpus` or this machine.
 
     Raises:
         ConfigError: the run cannot be placed on the GPUs or cores, or the staleness drops long episodes that it allows.
@@ -69,11 +64,7 @@ def describe_run(
 ) -> DryRun:
     """Make the checks of a run's start, and describe the run.
 
-    Args:
-        config: Config of the run.
-        estimates: Estimates of this kind of run.
-        check: Check of this kind of run.
-        say: Called with messages for the user.
+    `estimates` and `check` are those of this kind of run.
 
     Raises:
         UsageError: a check failed.

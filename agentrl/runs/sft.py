@@ -57,13 +57,7 @@ async def collect_demonstrations(
 
     Several environments share the episodes in proportion to their weights.
 
-    Args:
-        config: Environment, agent, and ``sft``.
-        renderer: Renderer of the model that will learn from the demonstrations.
-        observer: Called after every turn.
-        on_episode: Called after each episode.
-        on_stall: Receives a report of what episodes wait for if none progresses for ``rollout.stall_report_s``.
-        waits: Table of the run's waits; a new one by default.
+    `on_stall` receives a report of what episodes wait for if none progresses for ``rollout.stall_report_s``.
 
     Returns:
         Demonstrations that solved their task, or all trainable ones if success is unknown, in the order of tasks.

@@ -23,13 +23,7 @@ import numpy as np
 
 from agentrl.errors import described_error
 from agentrl.errors.foreign import DaemonThreads
-from agentrl.observe.token_table import (
-    TokenColumns,
-    episode_table,
-    remove_steps_after,
-    token_table,
-    write_step,
-)
+from agentrl.observe.token_table import TokenColumns, episode_table, remove_steps_after, token_table, write_step
 from agentrl.observe.trajectory_store import GroupEnd
 from agentrl.rollout.groups import Group
 from agentrl.training.report import StepReport
@@ -87,14 +81,7 @@ class TokenTables:
         *,
         adapters: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Write the tables of a training step in the thread.
-
-        Args:
-            step: Number of the step, from 1.
-            groups: Groups of the step.
-            report: Report of the trainer.
-            adapters: Versions of several adapters at the start of the step.
-        """
+        """Write the tables of a training step in the thread."""
         if self._chosen == "none":
             return
         self._pending = [future for future in self._pending if not future.done()]

@@ -44,11 +44,7 @@ ReadExactly: TypeAlias = Callable[[int], Awaitable[bytes]]
 
 
 class Channel:
-    """Host's end of the channel.
-
-    Args:
-        why_lost: Returns the reason when the other end is lost.
-    """
+    """Host's end of the channel."""
 
     def __init__(self, why_lost: Callable[[], str]) -> None:
         self._why_lost = why_lost
@@ -68,11 +64,8 @@ class Channel:
     ) -> None:
         """Send the opening and wait until the supervisor is ready.
 
-        Args:
-            end: Host's end of the socket.
-            opening: Opening from `agentrl.sandbox.supervised`; empty if it was already sent.
-            deadline_s: Seconds before the supervisor must be ready.
-            unwrap: Extracts the answers from the received stream, for transports that wrap them.
+        `opening` comes from `agentrl.sandbox.supervised`, and is empty if it was already sent. `unwrap` extracts the
+        answers from the received stream, for transports that wrap them.
 
         Raises:
             SandboxError: the supervisor is not ready in time.
@@ -192,11 +185,7 @@ class Channel:
 
 
 class Ports:
-    """Forwarded ports of one sandbox.
-
-    Args:
-        channel: Channel to the supervisor.
-    """
+    """Forwarded ports of one sandbox."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

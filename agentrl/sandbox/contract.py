@@ -93,9 +93,6 @@ class Sandbox(ABC):
 
     Relative paths start at `folder`. Several commands may run at the same time. Every method raises `SandboxError` if
     the sandbox is gone.
-
-    Args:
-        spec: Specification of the sandbox.
     """
 
     provided_as: ClassVar[str] = "sandbox"

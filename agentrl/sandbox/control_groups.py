@@ -35,10 +35,6 @@ class Hierarchy:
 class ControlGroup:
     """Control group for the commands of one sandbox.
 
-    Args:
-        hierarchy: Hierarchy to create the group in.
-        limits: Limits of memory and processes.
-
     Raises:
         OSError: the kernel refuses to create the group.
     """

@@ -207,12 +207,7 @@ class HttpSandbox(Sandbox):
 
 
 class HttpProcess(PollingProcess):
-    """Process in an `HttpSandbox`.
-
-    Args:
-        sandbox: Sandbox of the process.
-        number: Number of the process on the server.
-    """
+    """Process in an `HttpSandbox`."""
 
     def __init__(self, sandbox: HttpSandbox, number: int) -> None:
         super().__init__()

@@ -46,12 +46,7 @@ _LEFT = (OSError, asyncio.IncompleteReadError)
 
 
 class ProxyRefusal(Exception):
-    """The proxy refuses a request.
-
-    Args:
-        status: HTTP status.
-        text: Text for the program.
-    """
+    """The proxy refuses a request."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -139,12 +134,7 @@ def _filter_headers(headers: list[tuple[bytes, bytes]]) -> tuple[tuple[tuple[byt
 
 
 class HostProxy:
-    """Proxy of one sandbox.
-
-    Args:
-        allowed: Hosts that may be reached.
-        resolve: Resolves a name to addresses; the system's resolver by default.
-    """
+    """Proxy of one sandbox."""
 
     def __init__(self, allowed: AllowList, *, resolve: Resolve | None = None) -> None:
         self._allowed = allowed

@@ -46,9 +46,7 @@ class Limits:
             kinds, expected = (int | float, "a number") if name in _SECONDS else (int, "a whole number")
             if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= LARGEST:
                 raise UsageError(
-                    f"limit {name} is invalid",
-                    got=f"{value!r:.80}",
-                    expected=f"{expected} above 0, at most 2**60",
+                    f"limit {name} is invalid", got=f"{value!r:.80}", expected=f"{expected} above 0, at most 2**60"
                 )
 
     @property

@@ -149,13 +149,7 @@ def ignore_error(task: asyncio.Task[object]) -> None:
 
 
 class StreamingProcess(PollingProcess):
-    """Process under a supervisor.
-
-    Args:
-        channel: Channel to the supervisor.
-        number: Number of the request that started the process.
-        ended: Task that returns the result when the process ends.
-    """
+    """Process under a supervisor."""
 
     def __init__(self, channel: Channel, number: int, ended: asyncio.Task[ExecResult]) -> None:
         super().__init__()
@@ -195,11 +189,7 @@ class StreamingProcess(PollingProcess):
 
 
 class SupervisedSandbox(Sandbox):
-    """Sandbox in which a supervisor (`agentrl.sandbox.supervisor`) serves the requests.
-
-    Args:
-        spec: Specification of the sandbox.
-    """
+    """Sandbox in which a supervisor (`agentrl.sandbox.supervisor`) serves the requests."""
 
     counts_memory = False
     """True if a control group counts the memory of all commands together."""

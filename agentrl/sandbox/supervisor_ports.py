@@ -33,13 +33,7 @@ class Connection:
 
 
 class SupervisorPorts:
-    """Ports that listen for the host.
-
-    Args:
-        watch: Registers a file descriptor, poll events, and an action with the poll loop.
-        forget: Unregisters a file descriptor.
-        answer: Sends an answer to the host.
-    """
+    """Ports that listen for the host."""
 
     def __init__(
         self,

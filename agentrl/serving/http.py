@@ -133,12 +133,7 @@ class HttpSession:
     async def wait_until_up(self, route: str, engine: str, *, deadline_s: float, is_attached: bool = False) -> None:
         """Wait until a route of an engine answers.
 
-        Args:
-            route: Path.
-            engine: Name of the engine, for messages.
-            deadline_s: Seconds until the first answer.
-            is_attached: The server should be running already, so refused connections end the wait after
-                `UNREACHABLE_S`.
+        If the server should be running already (`is_attached`), refused connections end the wait after `UNREACHABLE_S`.
 
         Raises:
             UsageError: another program answers, or nothing listens at the address of an attached server.
@@ -273,9 +268,7 @@ class HttpSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_IDLE_S, socket_factory=_make_socket)
             self._session = aiohttp.ClientSession(
-                connector=connector,
-                timeout=aiohttp.ClientTimeout(total=None),
-                headers=self._key(),
+                connector=connector, timeout=aiohttp.ClientTimeout(total=None), headers=self._key()
             )
         return self._session
 

@@ -113,14 +113,8 @@ class _Playback:
 class ScriptedEngine(PolicyEngine):
     """Engine that plays a script.
 
-    Args:
-        config: Script by reference, delay per token, deadline.
-        script: Script; overrides the config's. Without either, tokens are random.
-        vocab_size: Number of token ids.
-        max_context: Maximum tokens of prompt and answer together.
-        seed: Seed for requests without one.
-        version: Initial weight version.
-        structures: Accept requests for structured answers, which the script has to follow.
+    `script` overrides the config's; without either, tokens are random. With `structures`, requests for structured
+    answers are accepted, and the script has to follow them.
     """
 
     def __init__(

@@ -24,15 +24,7 @@ _EXPORTS = {
     "reward_integrity": "agentrl.testing.env_check",
 }
 
-__all__ = [
-    "CheckDepth",
-    "ServerEngine",
-    "check_engine",
-    "check_env",
-    "check_sandbox",
-    "check_tool",
-    "reward_integrity",
-]
+__all__ = ["CheckDepth", "ServerEngine", "check_engine", "check_env", "check_sandbox", "check_tool", "reward_integrity"]
 
 
 def __getattr__(name: str) -> Any:

@@ -502,12 +502,7 @@ async def check_engine(
         deadline_s: Maximum number of seconds of one rule.
     """
     probe = EngineProbe(
-        factory=factory,
-        reference=reference,
-        new_weights=new_weights,
-        tolerance=tolerance,
-        sampling=sampling,
-        kill=kill,
+        factory=factory, reference=reference, new_weights=new_weights, tolerance=tolerance, sampling=sampling, kill=kill
     )
     await probe.start()
     try:

@@ -386,9 +386,7 @@ def _random_value(kind: Any, generator: random.Random, words: Sequence[str]) -> 
 def expert_policy(*, mistakes: float = 0.0, seed: int = 0) -> Policy:
     """Return a policy that follows a new expert of the environment.
 
-    Args:
-        mistakes: Fraction of actions before which the expert makes a mistake.
-        seed: Seed of the mistakes.
+    `mistakes` is the fraction of actions before which the expert makes a mistake.
     """
     experts: list[Any] = []
     deferred: list[str] = []

@@ -9,13 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.engine import (
-    EngineMetrics,
-    GenerateRequest,
-    Generation,
-    InferenceServer,
-    PolicyEngine,
-)
+from agentrl.engine import EngineMetrics, GenerateRequest, Generation, InferenceServer, PolicyEngine
 from agentrl.errors import UsageError
 
 

@@ -354,11 +354,6 @@ class ForwardedTool(Tool):
     """Tool without a function here: a server, another process or another role carries out its calls.
 
     Subclasses implement `validate`, and `open` with `run` or an episode that carries out the calls.
-
-    Args:
-        name: Name that the policy uses.
-        schema: Schema that the policy reads.
-        rules: Rules for calls.
     """
 
     def __init__(self, name: str, schema: dict[str, Any], rules: ToolRules) -> None:

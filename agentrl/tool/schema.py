@@ -61,11 +61,7 @@ _EXPECTED = {
     "dataclass_type": "a JSON object",
     "none_required": "null",
 }
-_LOOSE = (
-    inspect.Parameter.VAR_POSITIONAL,
-    inspect.Parameter.VAR_KEYWORD,
-    inspect.Parameter.POSITIONAL_ONLY,
-)
+_LOOSE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
 _STARS: Mapping[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 _OF_PARAMETERS = {
     *("args", "arguments", "parameters", "params", "parameter"),

@@ -31,9 +31,6 @@ class GroupLearner:
 class DynamicSampling:
     """Test if at least one learner can learn from a group.
 
-    Args:
-        learners: The policy, or the adapters that learn.
-
     Raises:
         ConfigError: an estimator does not take an option.
     """

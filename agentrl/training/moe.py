@@ -54,11 +54,7 @@ class LoadBalancingLoss:
             )
 
     def begin(
-        self,
-        runner: ModelRunner,
-        own: Sequence[tuple[list[ScoredSequence], bool]],
-        tokens: int,
-        tally: SumsByName,
+        self, runner: ModelRunner, own: Sequence[tuple[list[ScoredSequence], bool]], tokens: int, tally: SumsByName
     ) -> None:
         """Run an update's trained sequences without gradients, to count the assignments of all their tokens."""
         counts = []
@@ -156,11 +152,7 @@ class RoutingDifferences:
         self._replay, self._updates = replay, 0
 
     def begin(
-        self,
-        runner: ModelRunner,
-        own: Sequence[tuple[list[ScoredSequence], bool]],
-        tokens: int,
-        tally: SumsByName,
+        self, runner: ModelRunner, own: Sequence[tuple[list[ScoredSequence], bool]], tokens: int, tally: SumsByName
     ) -> None:
         """Count the updates."""
         self._updates += 1

@@ -38,20 +38,13 @@ def check_sources(settings: PreferencesConfig) -> list[Path]:
     """
     if not settings.sources:
         raise ConfigError(
-            "no source of episodes is given",
-            got="no preferences.sources",
-            expected="--from RUN, once for each source",
+            "no source of episodes is given", got="no preferences.sources", expected="--from RUN, once for each source"
         )
     return [find_store(Path(source)) for source in settings.sources]
 
 
 def load_pairs(settings: PreferencesConfig, model_path: str, renderer: Renderer) -> list[Pair]:
-    """Load the pairs of a config's sources: of stored episodes, and of files of pairs of conversations.
-
-    Args:
-        settings: The ``preferences`` section.
-        model_path: Model that is trained.
-        renderer: Its renderer.
+    """Load the pairs of a config's sources, for a model and its renderer: stored episodes, and files of pairs.
 
     Raises:
         ConfigError: a source's episodes were sampled with another tokenizer.

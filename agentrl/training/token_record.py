@@ -38,12 +38,7 @@ _RATIO, _ENTROPY, _CLIPPED = range(3)
 
 
 class TokenRecord:
-    """Values of a step's sampled tokens in the latest update that contained them.
-
-    Args:
-        tokens: Number of sampled tokens of the step.
-        device: Device of the policy.
-    """
+    """Values of a step's sampled tokens in the latest update that contained them."""
 
     def __init__(self, tokens: int, device: torch.device) -> None:
         self.values = torch.full((3, tokens), math.nan, device=device)
@@ -56,12 +51,9 @@ class TokenRecord:
         self.values[:, index] = math.nan
 
     def add(self, where: torch.Tensor, tokens: LossInput, entropy: torch.Tensor) -> None:
-        """Record a micro-batch; called in the lanes' threads.
+        """Record a micro-batch, whose tokens are at the indices `where` of the step: int64 [selected].
 
-        Args:
-            where: Index of each token in the step: int64 [selected].
-            tokens: Its loss input.
-            entropy: Entropy of the policy: [selected].
+        Called in the lanes' threads; `entropy` is the policy's: [selected].
         """
         self.values[_RATIO, where] = tokens.ratio.detach().float()
         self.values[_ENTROPY, where] = entropy.detach().float()
@@ -130,20 +122,12 @@ def _untrained_sequences(batch: StepBatch, updates: Sequence[Update], *, pretrai
 
 
 def token_columns(
-    batch: StepBatch,
-    tokens: LossInput,
-    record: TokenRecord,
-    masked_by: npt.NDArray[np.uint8],
-    reasons: Sequence[str],
+    batch: StepBatch, tokens: LossInput, record: TokenRecord, masked_by: npt.NDArray[np.uint8], reasons: Sequence[str]
 ) -> TokenColumns:
     """Return the values of all sampled tokens of a step on the CPU, sequence after sequence.
 
-    Args:
-        batch: Batch of the step.
-        tokens: Its loss input, whose `old_logp` is the trainer's before the first update.
-        record: Values of its tokens.
-        masked_by: See `reasons_not_trained`.
-        reasons: See `reasons_not_trained`.
+    `tokens` is the loss input of the step, whose `old_logp` is the trainer's before the first update; see
+    `reasons_not_trained` for `masked_by` and `reasons`.
     """
     ratio, entropy, clipped = record.values.cpu().numpy()
     turns = [turn for trajectory in batch.trajectories for turn in trajectory.turns]

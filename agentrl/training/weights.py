@@ -39,11 +39,7 @@ class ModelWeights:
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        ranks: Ranks | None = None,
-        dtype: Literal["float32", "bfloat16"] = "float32",
+        self, model: PreTrainedModel, *, ranks: Ranks | None = None, dtype: Literal["float32", "bfloat16"] = "float32"
     ) -> None:
         self.model = model
         self.ranks = ranks or Ranks()
@@ -138,12 +134,7 @@ class TrainedWeights:
 
 
 class AdaptersWeights:
-    """A `WeightSource` of several adapters of one base; tensors are named ``ADAPTER/PARAMETER``.
-
-    Args:
-        sources: Weights of the model with each adapter, by adapter name.
-        base: Model without adapters.
-    """
+    """A `WeightSource` of several adapters of one base; tensors are named ``ADAPTER/PARAMETER``."""
 
     def __init__(self, sources: Mapping[str, ModelWeights], base: PreTrainedModel) -> None:
         self.sources, self.base = sources, base

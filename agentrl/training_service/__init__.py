@@ -9,12 +9,4 @@ from agentrl.training_service.server import KEY_PREFIX, KEY_VARIABLE, TrainingSe
 from agentrl.training_service.service import TrainingServiceSettings
 from agentrl.training_service.wire import TINKER
 
-__all__ = [
-    "ALPHA",
-    "KEY_PREFIX",
-    "KEY_VARIABLE",
-    "TINKER",
-    "BaseWeights",
-    "TrainingServer",
-    "TrainingServiceSettings",
-]
+__all__ = ["ALPHA", "KEY_PREFIX", "KEY_VARIABLE", "TINKER", "BaseWeights", "TrainingServer", "TrainingServiceSettings"]

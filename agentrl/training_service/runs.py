@@ -230,13 +230,7 @@ class AdamStep:
 
 
 class BaseWeights:
-    """The base model, from which runs start and samplers sample.
-
-    Args:
-        path: Folder or name of the model.
-        tokenizer: Tokenizer of the model.
-        config: Settings for loading, forward passes and the engine.
-    """
+    """The base model, from which runs start and samplers sample."""
 
     def __init__(self, path: str, tokenizer: PreTrainedTokenizerBase, config: Config) -> None:
         self.path, self.tokenizer, self.config = path, tokenizer, config
@@ -286,12 +280,7 @@ def _targets(model: PreTrainedModel, settings: RunSettings) -> list[str]:
 
 
 class TrainingRun:
-    """One model in training; it belongs to one thread.
-
-    Args:
-        base: Base model.
-        settings: Trained parameters.
-    """
+    """One model in training; it belongs to one thread."""
 
     def __init__(self, base: BaseWeights, settings: RunSettings) -> None:
         self.base, self.settings = base, settings

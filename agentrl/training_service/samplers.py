@@ -72,12 +72,7 @@ class _Scores:
 
 @dataclass(slots=True)
 class Samplers:
-    """All engines; they belong to one event loop.
-
-    Args:
-        base: Base model.
-        most: Maximum number of engines.
-    """
+    """All engines; they belong to one event loop."""
 
     base: BaseWeights
     most: int
@@ -143,10 +138,7 @@ class Samplers:
 
     def _request(self, request: SampleRequest, prompt: list[int], name: str, number: int) -> GenerateRequest:
         return GenerateRequest(
-            prompt_ids=prompt,
-            params=self._params(request.sampling_params, number),
-            session_id=name,
-            request_id=name,
+            prompt_ids=prompt, params=self._params(request.sampling_params, number), session_id=name, request_id=name
         )
 
     def _params(self, sampling: Sampling, number: int) -> SamplingParams:

@@ -54,12 +54,7 @@ CLIENT_CONFIG = {
 class TrainingServer:
     """HTTP server of one service.
 
-    Args:
-        settings: Settings of the service.
-        load: Function that loads the base model.
-        host: Address to listen on.
-        port: Port; 0 takes a free one.
-        key: Key that clients must send; without a key, the ``Host`` of requests must be this machine.
+    Without a key, the ``Host`` of requests must be this machine.
     """
 
     def __init__(

@@ -104,9 +104,7 @@ class SamplingSession:
 class Service:
     """All sessions of a server; they belong to one event loop.
 
-    Args:
-        settings: Settings and limits.
-        load: Function that loads the base model; called in the training thread.
+    The training thread calls `load`, which loads the base model.
     """
 
     def __init__(self, settings: TrainingServiceSettings, load: Callable[[], BaseWeights]) -> None:

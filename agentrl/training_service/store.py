@@ -80,11 +80,7 @@ def now() -> datetime.datetime:
 
 
 class CheckpointStore:
-    """All checkpoints of a service.
-
-    Args:
-        folder: Folder of the checkpoints; created when needed.
-    """
+    """All checkpoints of a service."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

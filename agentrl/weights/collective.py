@@ -45,11 +45,8 @@ async def in_thread(work: Callable[[], T]) -> T:
 class TrainerGroup:
     """Process group of the trainer, as rank 0, and a server's workers.
 
-    Args:
-        url: Address of the server; the trainer listens on an address that the server can reach.
-        workers: Number of the server's workers.
-        device: Device of the trainer's tensors.
-        timeout_s: Seconds before joining, or a broadcast, fails.
+    The trainer listens on an address that the server at `url` can reach; joining, or a broadcast, fails after
+    `timeout_s`.
     """
 
     def __init__(self, url: str, *, workers: int, device: torch.device, timeout_s: float) -> None:
@@ -142,9 +139,7 @@ class CollectiveTransport(Transport):
 
     It uses NCCL if the trainer's tensors are on a GPU, and gloo otherwise.
 
-    Args:
-        bucket_bytes: Maximum number of bytes of a broadcast.
-        timeout_s: Seconds before joining a group, or a broadcast, fails.
+    A broadcast has at most `bucket_bytes`; joining a group, or a broadcast, fails after `timeout_s`.
     """
 
     def __init__(self, *, bucket_bytes: int, timeout_s: float = BROADCAST_S) -> None:

@@ -288,9 +288,7 @@ async def _load(server: InferenceServer, prepared: PreparedWeights) -> None:
     version = await server.weight_version()
     if version != prepared.version:
         raise EngineError(
-            f"{server.url} serves the wrong version after an update",
-            got=version,
-            expected=prepared.version,
+            f"{server.url} serves the wrong version after an update", got=version, expected=prepared.version
         )
 
 
@@ -412,15 +410,7 @@ class AdaptersProbe(Probe):
 
 
 class AdaptersSync(WeightSync):
-    """Weight sync of several adapters, which publishes each adapter's version before the engine samples with it.
-
-    Args:
-        inner: Sync that sends the weights to the engine, with one version for all.
-        engine: Engine that gets the weights.
-        published: Published versions, which episodes read.
-        probe: Probe of `inner`.
-        versions: Function that returns the current version of each adapter.
-    """
+    """Weight sync of several adapters, which publishes each adapter's version before the engine samples with it."""
 
     def __init__(
         self,

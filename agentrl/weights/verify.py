@@ -102,13 +102,7 @@ class Probe:
     async def compare(
         self, engine: ProbedEngine, trainer: WeightSource, *, version: int, name: str = "the engine"
     ) -> Comparison:
-        """Compare the engine's log-probabilities with the trainer's.
-
-        Args:
-            engine: Engine that answers the prompts.
-            trainer: Source of the weights that the engine should have, which scores the answers.
-            version: Version of the weights with which the engine should sample.
-            name: Name of the engine in messages.
+        """Compare an engine's log-probabilities with those of the trainer, whose weights it should have as `version`.
 
         Raises:
             TrainingError: a difference exceeds its tolerance, or the engine samples with another version.

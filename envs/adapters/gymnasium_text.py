@@ -91,10 +91,7 @@ class GymnasiumText(TextAdapter):
 
 
 def make(
-    *,
-    env_id: str | type[gymnasium.Env[Any, Any]] = "CartPole-v1",
-    actions: Sequence[str] | None = None,
-    **options: Any,
+    *, env_id: str | type[gymnasium.Env[Any, Any]] = "CartPole-v1", actions: Sequence[str] | None = None, **options: Any
 ) -> gymnasium.Env[Any, Any]:
     """Create an environment; one that uses numbers is adapted to text.
 

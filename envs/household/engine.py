@@ -13,15 +13,7 @@ from .goals import Condition
 from .situation import TREATMENT_OF, Situation
 from .state import NOTHING, House, State
 from .syntax import PutSyntax
-from .texts import (
-    EMPTY_HANDED,
-    describe_container,
-    describe_object,
-    facing,
-    help_text,
-    introduction,
-    room_view,
-)
+from .texts import EMPTY_HANDED, describe_container, describe_object, facing, help_text, introduction, room_view
 from .vocabulary import Ability
 
 _EFFECTS = {

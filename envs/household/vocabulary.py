@@ -93,9 +93,7 @@ CONTENTS: dict[str, frozenset[str]] = {
         " toiletpaper toiletpaperroll watch wateringcan"
     ),
     "dresser": _DRESSER,
-    "fridge": _words(
-        "apple bowl bread cup egg glassbottle lettuce mug pan plate pot potato tomato winebottle",
-    ),
+    "fridge": _words("apple bowl bread cup egg glassbottle lettuce mug pan plate pot potato tomato winebottle"),
     "garbagecan": _words(
         "apple bread cd cloth dishsponge egg handtowel lettuce newspaper papertowel pen pencil potato soapbar"
         " soapbottle spraybottle tissuebox toiletpaper toiletpaperroll tomato winebottle"

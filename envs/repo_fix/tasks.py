@@ -17,11 +17,7 @@ from .libraries import LIBRARIES, Library
 from .mutations import Mutation, mutations, with_mistakes
 
 ENVIRONMENT = "repo_fix"
-PACKAGES = {
-    TRAIN: ("shop", "textkit", "grids", "spans", "school", "clock"),
-    VALID: ("stock",),
-    TEST: ("codes",),
-}
+PACKAGES = {TRAIN: ("shop", "textkit", "grids", "spans", "school", "clock"), VALID: ("stock",), TEST: ("codes",)}
 SHOWN, HIDDEN = 4, 12
 """Number of cases of each function in the repository's tests, and of hidden ones."""
 PAIRS = 60

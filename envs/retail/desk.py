@@ -8,17 +8,7 @@ from agentrl.errors import ToolError
 
 from . import arithmetic
 from .database import Database, Row
-from .ledger import (
-    DELIVERED,
-    MODIFIED,
-    PENDING,
-    REASONS,
-    Swap,
-    items_of,
-    method_of,
-    require_status,
-    settle,
-)
+from .ledger import DELIVERED, MODIFIED, PENDING, REASONS, Swap, items_of, method_of, require_status, settle
 
 _IDENTIFY = (
     "ask the customer for the email address, or for name and zip code, and call find_user_id_by_email or"
@@ -298,14 +288,7 @@ class Desk:
 
 
 def _address(address1: str, address2: str, city: str, state: str, country: str, zip: str) -> Row:
-    return {
-        "address1": address1,
-        "address2": address2,
-        "city": city,
-        "state": state,
-        "country": country,
-        "zip": zip,
-    }
+    return {"address1": address1, "address2": address2, "city": city, "state": state, "country": country, "zip": zip}
 
 
 def _to_json(row: Row) -> str:

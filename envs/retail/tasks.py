@@ -99,10 +99,4 @@ def _solve(task_id: str, store: Store, scenario: Scenario) -> Case | None:
             expected.append(dict(order or {}))
     except ToolError:
         return None
-    return Case(
-        task_id=task_id,
-        store=store,
-        scenario=scenario,
-        expected=tuple(expected),
-        gold_key=desk.database.key(),
-    )
+    return Case(task_id=task_id, store=store, scenario=scenario, expected=tuple(expected), gold_key=desk.database.key())

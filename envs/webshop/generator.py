@@ -157,11 +157,7 @@ def _family(number: int) -> _Family:
     half = len(drawn) // 2
     return _Family(
         kind=kind,
-        names={
-            "brand": _brand(number),
-            "line": rng.choice(words.lines),
-            "type": kind.name,
-        },
+        names={"brand": _brand(number), "line": rng.choice(words.lines), "type": kind.name},
         shared=attributes[:shared_count],
         deciding=attributes[shared_count:],
         is_hidden=rng.random() < _HIDDEN,

@@ -10,13 +10,7 @@ Actors contain no logic: they run code that also runs without Ray. The process o
 and writes the files.
 """
 
-from agentrl.builders.ray.actors import (
-    ActorEnvironment,
-    GpuReservation,
-    PlacedActor,
-    RankActors,
-    set_variables,
-)
+from agentrl.builders.ray.actors import ActorEnvironment, GpuReservation, PlacedActor, RankActors, set_variables
 from agentrl.builders.ray.connection import MOST_CALLS, RAY, Cluster, ClusterPlace, connect, gloo_variables
 from agentrl.builders.ray.engines import ActorServer, LocalEngineActor, ServerActor, answer_of
 from agentrl.builders.ray.environments import EnvironmentActor, EnvironmentNode, NodeWorkers

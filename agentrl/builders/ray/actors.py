@@ -35,11 +35,7 @@ class ActorEnvironment:
 
 
 class NodeActor:
-    """Base class of actors.
-
-    Args:
-        setting: Environment of the actor.
-    """
+    """Base class of actors."""
 
     def __init__(self, setting: ActorEnvironment) -> None:
         self._setting = setting
@@ -81,15 +77,10 @@ def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def check_shared(shared: Mapping[str, str], place: ClusterPlace, missing: Iterable[str]) -> None:
-    """Check that an actor sees all shared files and folders.
-
-    Args:
-        shared: Shared files and folders, with a hint for each.
-        place: Place of the actor.
-        missing: Files and folders that the actor does not see.
+    """Check that an actor sees all shared files and folders, which have a hint each.
 
     Raises:
-        UsageError: some are missing.
+        UsageError: some are `missing`.
     """
     for path in missing:
         raise UsageError(
@@ -118,13 +109,7 @@ def check_actor(
 
 
 class PlacedActor:
-    """Actor at a place, which can be replaced after its loss.
-
-    Args:
-        cluster: Cluster of the actor.
-        place: Place of the actor.
-        make: Creates the actor at a place.
-    """
+    """Actor at a place, which can be replaced after its loss."""
 
     def __init__(self, cluster: Cluster, place: ClusterPlace, make: Callable[[ClusterPlace], Any]) -> None:
         self._cluster, self._make = cluster, make
@@ -191,16 +176,7 @@ class RankActor(NodeActor):
     """Actor of a rank."""
 
     def serve(self, work: Work, *, own: str, host: str, port: int, rank: int, count: int) -> None:
-        """Join the other ranks and run rank 0's calls until shutdown.
-
-        Args:
-            work: Function that runs rank 0's calls.
-            own: Address of this node.
-            host: Address of rank 0.
-            port: Port of rank 0.
-            rank: Number of this rank.
-            count: Number of ranks.
-        """
+        """Join the other ranks, of which rank 0 listens at `host` and `port`, and run rank 0's calls until shutdown."""
         os.environ.update({**ONE_DEVICE, **gloo_variables(own)})
         work(join_store(host, port, rank=rank, count=count))
         leave()
@@ -212,14 +188,7 @@ class RankActor(NodeActor):
 class RankActors(StartedRanks):
     """Actors of all ranks except this process's.
 
-    Args:
-        count: Number of ranks, including this process.
-        logs: Folder of the ranks' logs.
-        on_loss: Called once, from a thread, when a rank exits unexpectedly.
-        cluster: Cluster with a place for each rank.
-        setting: Returns the environment of a rank, by its number.
-        work: Function that ranks run.
-        host: Address of this process in the cluster.
+    `on_loss` is called once, from a thread, when a rank exits unexpectedly; `count` includes this process.
     """
 
     explain_s = NODE_LOSS_S

@@ -66,10 +66,7 @@ class ClusterPlace:
 class Cluster:
     """Resources that a run has reserved on a cluster until `close`.
 
-    Args:
-        ray: Connected Ray module.
-        section: Section ``cluster`` of the config.
-        leaves: Disconnect on `close`.
+    If it `leaves`, `close` disconnects from it.
     """
 
     def __init__(self, ray: ModuleType, section: ClusterConfig, *, leaves: bool) -> None:
@@ -181,11 +178,7 @@ class Cluster:
     def actor(self, place: ClusterPlace, kind: type, *arguments: Any, calls: int = 1) -> Any:
         """Create an actor at a place; it may still be starting.
 
-        Args:
-            place: Place of the actor, with all resources reserved there.
-            kind: Class of the actor.
-            arguments: Arguments of the class.
-            calls: Maximum number of concurrent calls.
+        `calls` is its maximum number of concurrent calls.
         """
         resources = dict(place.bundle.resources)
         strategies = RAY.load("ray.util.scheduling_strategies")
@@ -211,23 +204,9 @@ class Cluster:
         self.ray.kill(actor)
 
     def loss(
-        self,
-        place: ClusterPlace,
-        what: str,
-        error: BaseException | None,
-        *,
-        kind: type[E],
-        hint: str | None = None,
+        self, place: ClusterPlace, what: str, error: BaseException | None, *, kind: type[E], hint: str | None = None
     ) -> E:
-        """Return the error for an actor that exited unexpectedly, or whose node was lost.
-
-        Args:
-            place: Place of the actor.
-            what: Name of the actor for the message.
-            error: Error from Ray.
-            kind: Type of the error.
-            hint: Next step.
-        """
+        """Return the error, of type `kind`, for an actor that exited unexpectedly, or whose node was lost."""
         alive = {node.id for node in self._nodes()}
         cause = f"{type(error).__name__}: {error}" if error is not None else "an unexpected exit"
         return kind(

@@ -48,12 +48,7 @@ class EngineHost(NodeActor):
 
 
 class ServerActor(EngineHost):
-    """Actor with a vLLM or SGLang server, which ends when the actor exits for any reason.
-
-    Args:
-        setting: Environment of the actor.
-        make: Makes the launcher.
-    """
+    """Actor with a vLLM or SGLang server, which ends when the actor exits for any reason."""
 
     def __init__(self, setting: ActorEnvironment, make: Callable[[], Launcher]) -> None:
         super().__init__(setting)
@@ -82,12 +77,7 @@ class ServerActor(EngineHost):
 
 
 class LocalEngineActor(EngineHost):
-    """Actor with a local engine.
-
-    Args:
-        setting: Environment of the actor.
-        make: Loads the model and makes the engine.
-    """
+    """Actor with a local engine."""
 
     def __init__(self, setting: ActorEnvironment, make: Callable[[], LocalEngine]) -> None:
         super().__init__(setting)
@@ -181,13 +171,7 @@ class LocalEngineActor(EngineHost):
 
 
 class ActorServer(InferenceServer):
-    """Client of a `LocalEngineActor`, which is reached through Ray calls.
-
-    Args:
-        cluster: Cluster of the actor.
-        actor: Handle of the actor.
-        place: Place of the actor.
-    """
+    """Client of a `LocalEngineActor`, which is reached through Ray calls."""
 
     def __init__(self, cluster: Cluster, actor: Any, place: ClusterPlace) -> None:
         self.url = f"actor://{place.node.address}/{place.name}"
@@ -269,13 +253,7 @@ class ActorServer(InferenceServer):
 
 
 async def answer_of(cluster: Cluster, call: Awaitable[T], name: str, *, deadline_s: float | None) -> T:
-    """Wait for an actor's answer.
-
-    Args:
-        cluster: Cluster of the actor.
-        call: Call to the actor.
-        name: Name of the actor.
-        deadline_s: Seconds; ``None`` if the caller sets a deadline.
+    """Wait for an actor's answer; without `deadline_s`, the caller sets a deadline.
 
     Raises:
         AgentRLError: the actor raised this error.

@@ -54,12 +54,7 @@ class SandboxHost(Protocol):
 
 
 class EnvironmentActor(NodeActor):
-    """Actor with worker processes for environments, and a server of sandboxes if the run's tools need one.
-
-    Args:
-        setting: Environment of the actor.
-        make_server: Makes the server of sandboxes.
-    """
+    """Actor with worker processes for environments, and a server of sandboxes if the run's tools need one."""
 
     def __init__(self, setting: ActorEnvironment, make_server: Callable[[], SandboxHost] | None) -> None:
         super().__init__(setting)
@@ -80,13 +75,9 @@ class EnvironmentActor(NodeActor):
         return "" if self._server is None else self._server.url
 
     async def make(self, worker: str, made: bytes, what: str, deadline_s: float) -> int:
-        """Make an environment in a worker process, and return its number.
+        """Make an environment from its pickled factory and options in a worker process, and return its number.
 
-        Args:
-            worker: Name of the worker process.
-            made: Pickled factory and options.
-            what: Description for messages.
-            deadline_s: Seconds from when the worker is free.
+        The deadline counts from when the worker is free.
 
         Raises:
             EnvironmentFailure: the environment cannot be made.
@@ -130,14 +121,7 @@ class EnvironmentActor(NodeActor):
 
 
 class EnvironmentNode:
-    """Client of an `EnvironmentActor`, which is replaced after its loss.
-
-    Args:
-        cluster: Cluster of the actor.
-        actor: The actor.
-        shared: Files that the actor must see.
-        say: Called with messages about losses and replacements.
-    """
+    """Client of an `EnvironmentActor`, which is replaced after its loss."""
 
     def __init__(
         self, cluster: Cluster, actor: PlacedActor, shared: Mapping[str, str], say: Callable[[str], None]
@@ -271,10 +255,7 @@ class EnvironmentNode:
 class NodeWorkers:
     """Worker processes of one environment pool, spread over the nodes of a run; an `EnvWorker`.
 
-    Args:
-        nodes: Nodes of the run.
-        name: Name that is unique in the run.
-        count: Number of worker processes on each node.
+    Each node has `count` of them.
     """
 
     def __init__(self, nodes: Sequence[EnvironmentNode], name: str, count: int) -> None:
@@ -331,13 +312,7 @@ class NodeWorkers:
 
 
 class NodeBackend(EnvBackend):
-    """Environment in a worker process on a node.
-
-    Args:
-        node: The node.
-        number: Number of the environment on the node.
-        generation: Generation of the node's actor.
-    """
+    """Environment in a worker process on a node."""
 
     def __init__(self, node: EnvironmentNode, number: int, generation: int) -> None:
         self._node, self._number, self._generation = node, number, generation

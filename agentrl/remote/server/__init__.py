@@ -3,8 +3,4 @@
 from agentrl.remote.server.sandboxes import SandboxServer
 from agentrl.remote.server.server import EnvironmentServer, ServerSettings
 
-__all__ = [
-    "EnvironmentServer",
-    "SandboxServer",
-    "ServerSettings",
-]
+__all__ = ["EnvironmentServer", "SandboxServer", "ServerSettings"]

@@ -17,12 +17,7 @@ from aiohttp import web
 
 from agentrl.errors import UsageError
 from agentrl.remote.listening import Listener, guard, read_body
-from agentrl.remote.server.server import (
-    ServerSettings,
-    error_answers,
-    respond,
-    to_response,
-)
+from agentrl.remote.server.server import ServerSettings, error_answers, respond, to_response
 from agentrl.remote.server.session import Clock, Leases, ServerReply, error_answer
 from agentrl.remote.wire import HEALTH, Body, Refusal, RefusalKind, field, to_json, whole_number
 from agentrl.sandbox import Command, Limits, Sandbox, SandboxProcess, SandboxSpec, open_sandbox
@@ -52,12 +47,7 @@ class _SandboxCall:
 
 
 class ServedSandbox:
-    """A sandbox and its calls, of which several may run at once.
-
-    Args:
-        sandbox: A started sandbox.
-        clock: Clock in seconds, for the lease.
-    """
+    """A sandbox and its calls, of which several may run at once."""
 
     def __init__(self, sandbox: Sandbox, clock: Clock) -> None:
         self.sandbox = sandbox
@@ -259,10 +249,7 @@ SANDBOX_METHODS: Mapping[str, SandboxMethod] = {
 class SandboxServer:
     """Server of sandboxes; it belongs to one event loop.
 
-    Args:
-        spec: Spec of the sandboxes; clients may lower its limits but not raise them.
-        settings: Settings of the server.
-        clock: Clock in seconds, for leases.
+    Clients may lower the limits of `spec` but not raise them.
     """
 
     def __init__(self, spec: SandboxSpec, settings: ServerSettings, *, clock: Clock = time.monotonic) -> None:

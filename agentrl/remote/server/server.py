@@ -51,14 +51,7 @@ def make_application(
 ) -> web.Application:
     """Make an aiohttp application of the routes.
 
-    Args:
-        info: Answer of the info route.
-        sessions: Sessions of the server.
-        begin: Opens a session with a name.
-        tasks: Returns the tasks of a split.
-        splits: Names of the splits.
-        token: Token that clients must send; ``None`` requires none.
-        host: Address on which the server listens.
+    Without `token`, clients need none.
     """
     routes = _Routes(info, sessions, begin, functools.cache(tasks), splits)
     application = web.Application(middlewares=[error_answers, guard(token, host)])
@@ -193,11 +186,7 @@ class ServerSettings:
 class EnvironmentServer:
     """Server of one environment; it belongs to one event loop.
 
-    Args:
-        spec: Spec of the environment.
-        options: Options that override those of the spec.
-        settings: Settings of the server.
-        clock: Clock in seconds, for leases.
+    `options` override those of `spec`.
     """
 
     def __init__(

@@ -67,14 +67,7 @@ def error_answer(error: Exception) -> ServerReply:
 
 
 class Session:
-    """One client's session with a borrowed environment.
-
-    Args:
-        handle: The environment.
-        stack: Stack that returns the environment when it is closed.
-        tool_timeout_s: Timeout of a tool call in seconds.
-        clock: Clock in seconds, for the lease.
-    """
+    """One client's session with a borrowed environment."""
 
     def __init__(self, handle: EnvHandle, stack: AsyncExitStack, *, tool_timeout_s: float, clock: Clock) -> None:
         self._handle = handle
@@ -123,11 +116,7 @@ class Session:
         return await asyncio.shield(self._work)
 
     async def perform(self, method: EnvMethod[..., Any], body: Body) -> dict[str, Any]:
-        """Call a method of the environment.
-
-        Args:
-            method: Method with `is_served`.
-            body: JSON of the request, with the arguments.
+        """Call a method of the environment that `is_served`, with the arguments in the JSON of the request.
 
         Raises:
             Refusal: an argument is missing or has another type.

@@ -85,12 +85,7 @@ class MalformedCall(Exception):
 def make_call(name: object, arguments: object, tools: ToolSchemas, number: int, call_id: str | None = None) -> ToolCall:
     """Make a call of an offered tool with an object of arguments.
 
-    Args:
-        name: Name that the model wrote.
-        arguments: Arguments that the model wrote.
-        tools: Offered tools.
-        number: Number of the call within the answer, from 1 on.
-        call_id: Id that the model wrote, if its notation has ids.
+    `number` counts the answer's calls from 1; `call_id` is the model's own, if its notation has ids.
 
     Raises:
         MalformedCall: the name or the arguments are missing, unknown or of a wrong type.

@@ -169,13 +169,7 @@ repair_v31 = partial(or_untagged, parse_v31, V31.form)
 
 
 def _read_arguments(
-    text: str,
-    start: int,
-    name: str,
-    tools: ToolSchemas,
-    number: int,
-    marks: SectionMarks,
-    call_id: str | None = None,
+    text: str, start: int, name: str, tools: ToolSchemas, number: int, marks: SectionMarks, call_id: str | None = None
 ) -> ReadCall:
     body = read_json(text, start, f"The arguments of tool call {number}", marks.form)
     return ReadCall(make_call(name or None, body.value, tools, number, call_id), body.end)

@@ -49,12 +49,7 @@ class CallTags:
 def or_tolerantly(strict: ParsedCalls, tags: CallTags, text: str, tools: ToolSchemas, read: ValueReader) -> ParsedCalls:
     """Return the result of the strict parser, or that of the tolerant parser if it finds more calls.
 
-    Args:
-        strict: Result of the strict parser.
-        tags: Tags of the notation.
-        text: Text of the answer.
-        tools: Offered tools.
-        read: Reads the value of an argument.
+    `read` reads the value of an argument.
     """
     if not strict.problems:
         return strict

@@ -68,13 +68,7 @@ ROUNDS = 3
 def make_judge(
     client: JudgeClient, settings: JudgeConfig, decode: Decode, *, break_up: Callable[[str], str] = broken_up
 ) -> Scorer:
-    """Make the scorer of an ``agent.judge`` section.
-
-    Args:
-        client: Client of the judge.
-        settings: Config section.
-        decode: Decodes the policy's tokens to text.
-        break_up: Breaks up control tokens of the judge's model in texts that it reads.
+    """Make the scorer of an ``agent.judge`` section; `break_up` breaks up the control tokens of the judge's model.
 
     Raises:
         ConfigError: the prompt is not a template, or the verdict does not describe a form.
@@ -398,13 +392,7 @@ class GroupQuestion:
 
 
 async def pairwise(comparison: GroupQuestion, attempts: Sequence[Attempt], *, opponents: int | None) -> list[float]:
-    """Compare attempts two at a time, each pair in both orders.
-
-    Args:
-        comparison: Question about the attempts.
-        attempts: At least two attempts.
-        opponents: Number of opponents of each attempt, an even number; all others by default.
-    """
+    """Compare attempts two at a time, each pair in both orders; by default each attempt with all others."""
     count = len(attempts)
     pairs = pairs_of(count, opponents, seed=comparison.name)
     results = await gather_in_order([_result(comparison, attempts[i], attempts[j]) for i, j in pairs])
@@ -487,13 +475,7 @@ def bradley_terry(results: Mapping[Pair, float], count: int) -> list[float]:
 
 
 async def listwise(comparison: GroupQuestion, attempts: Sequence[Attempt], *, rounds: int) -> list[float]:
-    """Rank all attempts at once, in a new order each round.
-
-    Args:
-        comparison: Question about the attempts.
-        attempts: At least two attempts.
-        rounds: Number of rankings that are averaged.
-    """
+    """Rank all attempts at once, in a new order each round, and average the rankings."""
     different = list(dict.fromkeys(attempts))
     if len(different) == 1:
         return [TIE] * len(attempts)

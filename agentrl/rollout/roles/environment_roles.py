@@ -24,13 +24,7 @@ _OPTIONS = TurnOptions(trained=False, for_environment=True)
 
 
 class EnvironmentRoles:
-    """Conversations of an environment's roles in one episode.
-
-    Args:
-        environment: Name of the environment, for messages.
-        roles: Roles by name.
-        open: Starts the conversation of a role.
-    """
+    """Conversations of an environment's roles in one episode."""
 
     def __init__(
         self,

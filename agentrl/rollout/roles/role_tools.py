@@ -48,13 +48,7 @@ class RoleTool(ForwardedTool):
 
 
 async def ask_role(episode: Episode, tool: RoleTool, call: ToolCall, tools: Mapping[str, Tool]) -> ToolCallResult:
-    """Let a role answer a call; errors that the caller can fix are the text of a failed call.
-
-    Args:
-        episode: Episode of the call.
-        tool: Tool of the role.
-        call: The call to answer.
-        tools: Tools that the role may call.
+    """Let a role, which may call `tools`, answer a call; errors that the caller can fix are the text of a failed call.
 
     Raises:
         EpisodeEnd: the turns or the time of the whole episode are used up, or a tool of the role ends it.

@@ -18,15 +18,7 @@ from agentrl.agent_loop import (
     unknown_role,
 )
 from agentrl.env import StepResult
-from agentrl.errors import (
-    A_REWARD,
-    AgentRLError,
-    EngineError,
-    EnvironmentFailure,
-    Outcome,
-    UsageError,
-    bounded_reward,
-)
+from agentrl.errors import A_REWARD, AgentRLError, EngineError, EnvironmentFailure, Outcome, UsageError, bounded_reward
 from agentrl.message import Content, Message, ToolCall, encodable, system
 from agentrl.remote.env_methods import Stepped
 from agentrl.rollout.episode import RecordedConversation, RuntimeEpisode
@@ -51,12 +43,7 @@ class EpisodeRoles:
 
 
 class RoleEpisode(RuntimeEpisode):
-    """Episode of several agents, or of agents and the environment's roles.
-
-    Args:
-        roles: Roles of the episode.
-        parts: Arguments of `RuntimeEpisode`.
-    """
+    """Episode of several agents, or of agents and the environment's roles."""
 
     def __init__(self, *, roles: EpisodeRoles, **parts: Any) -> None:
         super().__init__(**parts)

@@ -261,12 +261,7 @@ def this_owner() -> str:
 
 
 def labels(life_s: float, now: float) -> dict[str, str]:
-    """Return the labels of a container that this process starts.
-
-    Args:
-        life_s: Seconds after which the container has ended itself.
-        now: Seconds since 1970.
-    """
+    """Return the labels of a container that this process starts now, and that ends itself within `life_s` seconds."""
     return {OWNER: this_owner(), UNTIL: f"{now + life_s:.0f}"}
 
 

@@ -14,14 +14,7 @@ from typing import Any
 
 from agentrl.errors import SandboxError, UsageError, boundary, described_error
 from agentrl.registry import Extra
-from agentrl.sandbox.docker.container_plan import (
-    OWNER,
-    DockerOptions,
-    Image,
-    Traits,
-    is_left_behind,
-    labels,
-)
+from agentrl.sandbox.docker.container_plan import OWNER, DockerOptions, Image, Traits, is_left_behind, labels
 
 _log = logging.getLogger(__name__)
 EXTRA = Extra(name="docker", module="docker")
@@ -35,9 +28,6 @@ _MOST_CONTENT = 2**30
 
 class Daemon:
     """Daemon that has answered. Its methods raise `SandboxError` if it fails.
-
-    Args:
-        url: Address of the daemon.
 
     Raises:
         UsageError: the daemon does not answer, or the extra ``docker`` is not installed.

@@ -39,12 +39,9 @@ class GPUPlacement:
 
 
 def place_on_gpus(config: Config, count: int, *, torch_count: int | None = None) -> GPUPlacement:
-    """Place a training run on one machine.
+    """Place a training run on one machine with `count` GPUs.
 
-    Args:
-        config: Config of the run.
-        count: Number of GPUs of the machine.
-        torch_count: Number of GPUs that torch can use in this process, if different: a CPU build of torch can use none.
+    `torch_count` is the number of GPUs that torch can use in this process, if different: a CPU build can use none.
 
     Raises:
         ConfigError: there are fewer GPUs than trainer processes.
@@ -87,13 +84,9 @@ def trainer_gpus(config: Config, count: int) -> tuple[int, ...]:
 
 
 def server_gpus(section: ServerEngineConfig, count: int, trainer: Sequence[int] = ()) -> list[tuple[int, ...]]:
-    """Return the GPUs of each launched server.
+    """Return the GPUs of each launched server, on a machine with `count` GPUs.
 
-    Args:
-        section: Engine section of the config.
-        count: Number of GPUs of the machine.
-        trainer: GPUs of the trainer. Servers avoid them if enough others are left, unless the transport is
-            ``cuda_ipc``, which needs the trainer's GPUs.
+    Servers avoid the trainer's GPUs if enough others are left, unless the transport is ``cuda_ipc``, which needs them.
 
     Raises:
         UsageError: there are too few GPUs, or ``engine.gpus`` names one that does not exist.

@@ -121,11 +121,7 @@ def assign_gpus(
     >>> assign_gpus(2, 2, ["0", "1", "2", "3"], None)
     [(0, 1), (2, 3)]
 
-    Args:
-        replicas: Number of servers.
-        tensor_parallel: GPUs per server.
-        usable: Names of the GPUs that this process may use.
-        chosen: Positions to assign; all by default.
+    `usable` are the names of the GPUs that this process may use; all are assigned unless positions are `chosen`.
 
     Raises:
         UsageError: there are too few GPUs, or a position does not exist.
@@ -174,9 +170,7 @@ def find_interpreters(engine: str, folder: Path) -> list[Path]:
 def engine_python(engine: str, chosen: str | None) -> str:
     """Return the Python interpreter for an engine's servers.
 
-    Args:
-        engine: ``vllm`` or ``sglang``.
-        chosen: Interpreter chosen by the user (``engine.python``).
+    `chosen` is the user's ``engine.python``.
 
     Raises:
         UsageError: no interpreter with the engine is found; the hint says how to install one.

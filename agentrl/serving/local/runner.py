@@ -110,12 +110,7 @@ class _PackedLayer:
         query, key = torch.split(rotated, [self._queries, self._keys], 1)
         value = heads[:, self._queries + self._keys :]
         attended = step.attend(
-            self._number,
-            query.transpose(0, 1),
-            key.transpose(0, 1),
-            value.transpose(0, 1),
-            self._scale,
-            self._window,
+            self._number, query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), self._scale, self._window
         )
         hidden = self._out.plus(attended.reshape(len(hidden), -1), hidden)
         normed = _apply_norm(hidden, self._after)

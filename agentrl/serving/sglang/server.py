@@ -268,10 +268,7 @@ class SGLangServer(SGLangUpdates, InferenceServer):
     SGLang's seeds do not make samples reproducible, so `capabilities.seeded` is False. An abort returns the tokens so
     far; for a request held by a pause, only up to the last multiple of 50.
 
-    Args:
-        url: Base URL.
-        config: Key, timeouts (that of an answer includes pauses) and maximum context.
-        vocab_size: Required vocabulary size; any size by default.
+    `vocab_size` is required of the model; any size is accepted by default.
     """
 
     def __init__(self, url: str, config: ServerEngineConfig, *, vocab_size: int | None = None) -> None:

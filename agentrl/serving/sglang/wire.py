@@ -64,12 +64,8 @@ def encode_request(
 ) -> dict[str, Any]:
     """Return the body of a request to ``/generate``, with all settings, so that no default of the server applies.
 
-    Args:
-        request: Request, checked with `agentrl.serving.request.check_request`.
-        wire_id: Request id at the server.
-        max_context: Maximum tokens of prompt and answer together.
-        sampled: Token ids of the answer so far, which is continued.
-        routed_experts_from: Position of the first token whose routed experts are requested.
+    `sampled` is the answer so far, which is continued; `routed_experts_from` is the position of the first token whose
+    routed experts are requested.
     """
     params = request.params
     body: dict[str, Any] = {
@@ -112,12 +108,9 @@ def encode_update(folder: Path, version: int) -> dict[str, Any]:
 
 
 def encode_tensors(part: str, *, workers: int, version: int | None) -> dict[str, Any]:
-    """Return the body of a request to ``/update_weights_from_tensor``.
+    """Return the body of a request to ``/update_weights_from_tensor``; each of the `workers` gets the whole part.
 
-    Args:
-        part: Base64 of a pickled list of names and tensors.
-        workers: Number of processes; each gets the whole part and loads its share.
-        version: Weight version, in the last part; ``None`` in the others.
+    `part` is the base64 of a pickled list of names and tensors; only the last part has a `version`.
     """
     return {"serialized_named_tensors": [part] * workers} | _encode_end(version)
 
@@ -125,10 +118,7 @@ def encode_tensors(part: str, *, workers: int, version: int | None) -> dict[str,
 def encode_broadcast(layout: TensorLayout, *, group: str, version: int | None) -> dict[str, Any]:
     """Return the body of a request to ``/update_weights_from_distributed``, for tensors in one run of bytes.
 
-    Args:
-        layout: Names, number format and shapes of the tensors.
-        group: Name of the process group.
-        version: Weight version, with the last run; ``None`` with the others.
+    Only the last run has a `version`.
     """
     return {
         "names": list(layout.names),
@@ -161,11 +151,7 @@ def decode_answer(
 ) -> GeneratedPart:
     """Decode a successful answer of ``/generate``.
 
-    Args:
-        body: JSON of the answer.
-        stop_token_ids: Stop tokens of the request.
-        stop: Stop texts of the request.
-        routed_experts_from: Position of the first token whose routed experts were requested.
+    `routed_experts_from` is the position of the first token whose routed experts were requested.
 
     Raises:
         EngineError: the body is not an answer, or its parts are inconsistent.
@@ -295,10 +281,7 @@ def check_routes(url: str, openapi: Mapping[str, Any], version: str) -> None:
 def check_settings(url: str, info: Mapping[str, Any], model: Mapping[str, Any]) -> None:
     """Raise `UsageError` if a server's settings would change the meaning of requests, or it does not report its load.
 
-    Args:
-        url: URL of the server.
-        info: JSON of ``/server_info``.
-        model: JSON of ``/model_info``.
+    `info` is the JSON of ``/server_info``, and `model` that of ``/model_info``.
     """
     if not model.get("is_generation", True):
         raise UsageError(f"the SGLang server at {url} serves a model that does not generate text")
@@ -312,13 +295,7 @@ def check_settings(url: str, info: Mapping[str, Any], model: Mapping[str, Any]) 
 def check_updates(url: str, openapi: Mapping[str, Any], info: Mapping[str, Any], config: ServerEngineConfig) -> None:
     """Raise `UsageError` if a server lacks the transport or the sleep that the config needs.
 
-    On a CPU, every SGLang server can sleep.
-
-    Args:
-        url: URL of the server.
-        openapi: JSON of ``/openapi.json``.
-        info: JSON of ``/server_info``.
-        config: Config with the weight transport and the sleep setting.
+    On a CPU, every server can sleep. `openapi` and `info` are the JSON of ``/openapi.json`` and ``/server_info``.
     """
     missing = [route for route in TRANSPORT_ROUTES.get(config.transport, ()) if route not in openapi["paths"]]
     if missing:
@@ -354,11 +331,8 @@ def encode_probe(temperature: float) -> dict[str, Any]:
 def check_answers(url: str, plain: Any, sharpened: Any, version: str) -> None:
     """Raise `UsageError` if SGLang is too old, or if its log-probabilities ignore the temperature.
 
-    Args:
-        url: URL of the server.
-        plain: Answer to the probe at temperature 1.
-        sharpened: Answer at a lower temperature, where the most probable token has a higher probability.
-        version: Version of SGLang.
+    `plain` and `sharpened` answer the probe at temperature 1 and at a lower one, where the most probable token has a
+    higher probability.
     """
     if not plain["meta_info"].get("weight_versions"):
         raise UsageError(

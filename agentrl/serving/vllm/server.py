@@ -261,10 +261,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
     Requests that run during a pause stay at the server. A weight update clears their key-value cache, which is then
     recomputed.
 
-    Args:
-        url: Base URL.
-        config: Key, timeouts and maximum context.
-        vocab_size: Vocabulary size of the model, which vLLM does not report.
+    `vocab_size` is that of the model, which vLLM does not report.
     """
 
     def __init__(self, url: str, config: ServerEngineConfig, *, vocab_size: int) -> None:

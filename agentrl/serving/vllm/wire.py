@@ -47,11 +47,7 @@ def encode_request(
 ) -> dict[str, Any]:
     """Return the body of a request to ``/inference/v1/generate``.
 
-    Args:
-        request: Request, checked with `agentrl.serving.request.check_request`.
-        wire_id: Request id at the server.
-        max_context: Maximum tokens of prompt and answer together.
-        adapter: Name at the server of the adapter that answers; the model without adapters by default.
+    `adapter` is the name at the server of the adapter that answers; by default the model answers without adapters.
     """
     params = request.params
     sampling: dict[str, Any] = {

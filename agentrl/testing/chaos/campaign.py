@@ -24,11 +24,7 @@ def run_campaign(
 ) -> CampaignResult:
     """Inject faults into runs of all scenarios in turn, until there were `faults`.
 
-    Args:
-        settings: Settings.
-        scenarios: Kinds of runs.
-        faults: Number of faults.
-        say: Called with one line per fault and per run.
+    `say` gets one line per fault and per run.
     """
     result = CampaignResult(settings.seed)
     model = settings.model or make_model(settings)

@@ -101,15 +101,7 @@ class Account:
 def check_run(
     folder: Path, ledger: Path, *, group_size: int, max_left_over: int, damage: Damage | None = None
 ) -> Account:
-    """Compare a finished run with its ledger.
-
-    Args:
-        folder: Folder of the run.
-        ledger: The ledger.
-        group_size: Number of episodes per group.
-        max_left_over: Maximum number of groups that the run may leave over after its last step.
-        damage: Records that faults destroyed.
-    """
+    """Compare a finished run with its ledger; at most `max_left_over` groups may be left over after its last step."""
     return _Check(folder, ledger, group_size, max_left_over, damage or Damage()).run()
 
 

@@ -113,17 +113,7 @@ class _LedgerCounts:
 
 
 class DisturbedRun:
-    """A run, its processes and its ledger.
-
-    Args:
-        settings: Settings of the campaign.
-        scenario: Kind of run.
-        number: Number of the run.
-        model: Folder of the start model.
-        result: Receives faults and findings.
-        began: Start of the campaign, on the monotonic clock.
-        say: Called with one line per fault.
-    """
+    """A run, its processes and its ledger."""
 
     def __init__(
         self,
@@ -500,13 +490,7 @@ class DisturbedRun:
 
 
 def is_clear_end(code: int, told: str, text: str) -> bool:
-    """Return True if a process ended in success, because it was told to, or with an error message.
-
-    Args:
-        code: Exit code.
-        told: Signals that told it to end; empty if it ended by itself.
-        text: Its output.
-    """
+    """Return True if a process ended in success, because signals told it to, or with an error message in its output."""
     _, error, after = text.rpartition("error: ")
     has_message = bool(error) and UNEXPECTED not in text and TRACEBACK not in after  # a worker's may come before
     # the second of two signals may arrive when Python has put its handlers away already

@@ -88,10 +88,7 @@ def plan_faults(
 ) -> Iterator[PlannedFault]:
     """Yield an endless sequence of faults; targets are equally frequent, and so are the faults of a target.
 
-    Args:
-        seed: Seed of all choices.
-        ways: Faults of each target of the scenario.
-        most_events: Maximum number of events between two faults.
+    `ways` are the faults of each target; at most `most_events` events lie between two faults.
     """
     rng = random.Random(seed)
     decks: dict[Target, list[str]] = {}

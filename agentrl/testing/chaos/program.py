@@ -41,13 +41,7 @@ def garbled_fields(
 ) -> dict[str, Any]:
     """Return the fields of an answer that a fault changes, with their invalid values.
 
-    Args:
-        way: Name of the change, one of `agentrl.testing.chaos.plan.GARBLED`.
-        answer: The engine's answer, with at least one token.
-        vocab_size: Size of the vocabulary.
-        version: The engine's version.
-        max_tokens: Maximum number of tokens of the request.
-        draw: Seed of the changed position.
+    `way` is one of `agentrl.testing.chaos.plan.GARBLED`, and `draw` the seed of the changed position.
     """
     at = random.Random(draw).randrange(len(answer.token_ids))
     ids, logprobs, versions = list(answer.token_ids), list(answer.logprobs), list(answer.versions)
@@ -79,12 +73,7 @@ def garbled_fields(
 
 
 class Inbox:
-    """Faults that the campaign sends to this process.
-
-    Args:
-        folder: Folder of the faults.
-        ledger: Ledger, which gets an event for every fault that took effect.
-    """
+    """Faults that the campaign sends to this process."""
 
     def __init__(self, folder: Path, ledger: Ledger) -> None:
         self._folder, self._ledger = folder, ledger

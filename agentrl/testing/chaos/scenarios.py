@@ -55,14 +55,10 @@ def _ways(*targets: Target) -> dict[Target, Sequence[str]]:
 _WORKERS = (Target.WORKER, Target.SUPERVISOR)
 LOCAL_SCENARIOS = (
     Scenario(
-        name="synchronous",
-        overrides=(*LOCAL_ENGINE, "rollout.max_staleness=0"),
-        ways=_ways(*LOCAL_TARGETS, *_WORKERS),
+        name="synchronous", overrides=(*LOCAL_ENGINE, "rollout.max_staleness=0"), ways=_ways(*LOCAL_TARGETS, *_WORKERS)
     ),
     Scenario(
-        name="asynchronous",
-        overrides=(*LOCAL_ENGINE, "rollout.max_staleness=2"),
-        ways=_ways(*LOCAL_TARGETS, *_WORKERS),
+        name="asynchronous", overrides=(*LOCAL_ENGINE, "rollout.max_staleness=2"), ways=_ways(*LOCAL_TARGETS, *_WORKERS)
     ),
     Scenario(
         name="two-ranks",

@@ -60,11 +60,7 @@ WRONG_VALUES: tuple[Any, ...] = (None, "text", 10**7, [], {})
 class FaultyServer:
     """A server command, its address, and its processes.
 
-    Args:
-        words: Words of the command after ``agentrl``, without the port.
-        folder: Folder of its outputs.
-        start_s: Seconds for its start.
-        unpause: Route that resumes a paused engine; empty for environments.
+    The route `unpause` resumes a paused engine; it is empty for environments.
     """
 
     def __init__(self, words: Sequence[str], folder: Path, *, start_s: float, unpause: str = "") -> None:
@@ -175,12 +171,7 @@ def garble_json(value: Any, rng: random.Random) -> Any:
 
 
 class FaultyProxy:
-    """Proxy of one server, in a thread of its own.
-
-    Args:
-        target: Address of the server.
-        note: Called with the way of each fault of an answer that took effect.
-    """
+    """Proxy of one server, in a thread of its own."""
 
     def __init__(self, target: str, note: Callable[[str], None]) -> None:
         self.target = target.rstrip("/")

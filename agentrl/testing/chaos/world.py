@@ -27,11 +27,7 @@ UNIT = 2.0**-40
 
 
 class Ledger:
-    """Append-only file of events, one JSON object per line, which any number of processes write.
-
-    Args:
-        path: The file.
-    """
+    """Append-only file of events, one JSON object per line, which any number of processes write."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = path
@@ -111,10 +107,7 @@ class LedgerEnv(gymnasium.Wrapper[str, str, str, str]):
     The last reward of an episode gets a random fraction below 2^-9. Rewards should be multiples of 1/256 or so, because
     the sum of an episode's rewards must be exact.
 
-    Args:
-        ledger: Path of the ledger.
-        environment: Name of the wrapped environment; the kit's own by default.
-        options: Options of the wrapped environment.
+    It wraps the kit's own environment by default.
     """
 
     def __init__(self, *, ledger: str, environment: str | None = None, **options: Any) -> None:

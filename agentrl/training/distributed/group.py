@@ -79,11 +79,7 @@ class Ranks:
     """
 
     def __init__(
-        self,
-        *,
-        rank: int = 0,
-        count: int = 1,
-        explain: Callable[[], TrainingError | None] = lambda: None,
+        self, *, rank: int = 0, count: int = 1, explain: Callable[[], TrainingError | None] = lambda: None
     ) -> None:
         self.rank, self.count = rank, count
         self.control: distributed.ProcessGroup | None = None
@@ -242,11 +238,7 @@ class Ranks:
 
 
 def join(
-    store: TCPStore | None,
-    *,
-    rank: int,
-    count: int,
-    explain: Callable[[], TrainingError | None] = lambda: None,
+    store: TCPStore | None, *, rank: int, count: int, explain: Callable[[], TrainingError | None] = lambda: None
 ) -> Ranks:
     """Join the process group of all ranks through `store`, or through the launcher's (torchrun); see `leave`."""
     ranks = Ranks(rank=rank, count=count, explain=explain)

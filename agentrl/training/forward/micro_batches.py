@@ -111,10 +111,7 @@ def _halves(micro_batch: MicroBatch) -> list[MicroBatch]:
     shares = [(part, len(part) / len(micro_batch.sequences)) for part in parts]
     return [
         replace(
-            micro_batch,
-            sequences=part,
-            tokens=round(micro_batch.tokens * share),
-            cost=round(micro_batch.cost * share),
+            micro_batch, sequences=part, tokens=round(micro_batch.tokens * share), cost=round(micro_batch.cost * share)
         )
         for part, share in shares
     ]

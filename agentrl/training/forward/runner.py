@@ -26,13 +26,7 @@ from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import add_up_gradients, reshard, within_forward
 from agentrl.training.forward.layout import PADDED, Layout, choose_layout, with_replay
 from agentrl.training.forward.logprobs import LARGEST_ID, TeacherLogprobs, TokenScores, score, top_token_scores
-from agentrl.training.forward.micro_batches import (
-    MicroBatch,
-    make_micro_batches,
-    pad_to_ranks,
-    rank_share,
-    share_out,
-)
+from agentrl.training.forward.micro_batches import MicroBatch, make_micro_batches, pad_to_ranks, rank_share, share_out
 from agentrl.training.forward.sequences import ScoredSequence
 
 
@@ -82,11 +76,7 @@ class PassHook(Protocol):
     """Hook into the passes of an update, for parts of a model such as routed experts."""
 
     def begin(
-        self,
-        runner: ModelRunner,
-        own: Sequence[tuple[list[ScoredSequence], bool]],
-        tokens: int,
-        tally: SumsByName,
+        self, runner: ModelRunner, own: Sequence[tuple[list[ScoredSequence], bool]], tokens: int, tally: SumsByName
     ) -> None:
         """Prepare an update; called on every rank before the first micro-batch, without gradients.
 

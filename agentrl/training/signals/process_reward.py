@@ -41,11 +41,7 @@ class ProcessRewardModel(TokenSignal):
     name = "process_reward"
 
     def __init__(
-        self,
-        model: ModelRunner,
-        start: ModelRunner,
-        config: ProcessRewardConfig,
-        settings: OptimizerSettings,
+        self, model: ModelRunner, start: ModelRunner, config: ProcessRewardConfig, settings: OptimizerSettings
     ) -> None:
         self.model, self.config = model.model, config
         self._now, self._start = model, start
