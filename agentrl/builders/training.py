@@ -204,7 +204,7 @@ def _build_policy(
     config: Config, learning: LearningParts, journals: JournalFolder | None, renderer: Renderer
 ) -> EngineEpisodePolicy:
     """Build the policy that plays the episodes; roles may have adapters of their own."""
-    engine = learning.engine if journals is None else JournaledEngine(learning.engine, journals)
+    engine = learning.engine if journals is None else JournaledEngine(learning.engine, journals.active)
     sampling = sampling_params(config.sampling)
     if learning.roles is None:
         return EngineEpisodePolicy(engine, renderer, sampling)
