@@ -220,7 +220,7 @@ def _build_policy(
     settings: Settings, learning: LearningParts, journals: JournalFolder | None, renderer: Renderer
 ) -> EngineEpisodePolicy:
     """Build the policy that plays the episodes; roles may have adapters of their own."""
-    engine = learning.engine if journals is None else JournaledEngine(learning.engine, journals)
+    engine = learning.engine if journals is None else JournaledEngine(learning.engine, journals.active)
 
     def sampling() -> SamplingParams:
         return sampling_params(settings.config.sampling)

@@ -28,7 +28,7 @@ from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.rollout.judges import build_judge
 from agentrl.rollout.policies import EngineEpisodePolicy
-from agentrl.rollout.recorded_turns import EnvironmentRecord, continue_from, recorded_answers
+from agentrl.rollout.recorded_turns import EpisodeRecords, continue_from, recorded_answers
 from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
 from agentrl.rollout.turns import derive_seed
 from agentrl.task import Task
@@ -263,7 +263,7 @@ async def _continue(
         Assignment(task=task, group_id=f"replay/{episode.id}", member=member, seed=seed)
         for member in range(request.samples)
     ]
-    record, first = EnvironmentRecord(lambda own: own == turn), 0 if runner.scores_groups else 1
+    record, first = EpisodeRecords(), 0 if runner.scores_groups else 1
     async for one in play_all(continue_from(runner, episode, turn, records=record), plan[:first], concurrency=1):
         yield one
     others = continue_from(runner, episode, turn, restores=record)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from agentrl.config.environment import BranchConfig
 from agentrl.rollout.groups import Group
-from agentrl.rollout.recorded_turns import EnvironmentRecord, continue_from, repeatable_turns
+from agentrl.rollout.recorded_turns import EpisodeRecords, continue_from, repeatable_turns
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
 from agentrl.task import Task
@@ -72,8 +72,8 @@ class _Branching:
     """Number of its episodes that have not ended."""
     roots: dict[int, asyncio.Future[Trajectory | None]] = field(default_factory=dict)
     """Ended roots by member; ``None`` for one that failed."""
-    records: dict[int, EnvironmentRecord] = field(default_factory=dict)
-    """Records of the roots' environments."""
+    records: dict[int, EpisodeRecords] = field(default_factory=dict)
+    """Records of the roots."""
     parents: dict[int, Trajectory | None] = field(default_factory=dict)
     """Roots of the branches that may start."""
 
@@ -137,7 +137,7 @@ class BranchRunner:
     async def _play_root(
         self, branching: _Branching, task: Task, *, group_id: str, member: int, seed: int, in_group: bool
     ) -> Trajectory:
-        record = branching.records[member] = EnvironmentRecord(self._may_branch)
+        record = branching.records[member] = EpisodeRecords()
         runner = continue_from(self._runner, None, 0, records=record)
         ended: Trajectory | None = None
         try:
@@ -154,13 +154,6 @@ class BranchRunner:
             return self._runner
         turn = branch_turn(self._config, member, parent)
         return continue_from(self._runner, parent, turn, restores=branching.records.get(root))
-
-    def _may_branch(self, turn: int) -> bool:
-        """Return True if an episode may branch before `turn`."""
-        config = self._config
-        if config.turns is not None:
-            return turn in config.turns
-        return turn > 0 and (config.every is None or turn % config.every == 0)
 
     async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> None:
         """Score a group whose episodes have ended; see `EpisodeRunner.score_group`."""

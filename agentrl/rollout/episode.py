@@ -79,6 +79,11 @@ class RuntimeEpisode(Episode):
         self._history = task.messages[:-1] if task.messages and loop.opens_with_task else None
         """Messages of the task before its last one, if conversations begin with them."""
 
+    @property
+    def has_own_tools(self) -> bool:
+        """True if the environment, which has been reset, has tools of its own."""
+        return self.tools.keys() > self._configured.keys()
+
     async def reset(self) -> Content:
         """Reset the environment for the task."""
         observation = await self._reset_environment()

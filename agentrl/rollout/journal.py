@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -29,27 +31,37 @@ class CannotContinue(AgentRLError):
 
 
 class EpisodeJournal:
-    """Journal of one episode, which first replays the records from before a kill and then appends new ones.
+    """Journal of one episode, which first replays records and then appends new ones.
 
     Args:
-        folder: Journals of the run.
         trajectory_id: Id of the trajectory.
-        recorded: Records of the episode before a kill.
+        recorded: Records to replay.
+        append: Stores a new record.
+        clock: Clock of the episodes.
+        on_continued: Called with the number of replayed turns once they have been replayed.
     """
 
-    def __init__(self, folder: JournalFolder, trajectory_id: str, recorded: RecordedEpisode | None) -> None:
+    def __init__(
+        self,
+        trajectory_id: str,
+        recorded: RecordedEpisode | None,
+        *,
+        append: Callable[[Record], None],
+        clock: Callable[[], float] = time.monotonic,
+        on_continued: Callable[[int], None] = lambda turns: None,
+    ) -> None:
         self.id = trajectory_id
         self.recorded = recorded
         """Records that the replay has not consumed; ``None`` once the episode has continued."""
-        self.failure: CannotContinue | None = None
+        self.failure: AgentRLError | None = None
         self.added_s = 0.0
         """Seconds that the episode had taken before the kill, less those of its replay."""
-        self._name = file_name(trajectory_id)
-        self._folder = folder
+        self._append, self._clock, self._on_continued = append, clock, on_continued
         self._budget: Budget | None = None
         self._earlier_s = 0.0 if recorded is None else recorded.seconds
-        self._began = folder.clock()
-        self._turns = 0
+        self._began = clock()
+        self.turns = 0
+        """Number of replayed turns."""
         self._is_stopped = False
         self._prompts: dict[str, tuple[int, Any]] = {}
         """Length and running hash of the latest prompt of each session."""
@@ -60,20 +72,20 @@ class EpisodeJournal:
         Args:
             budget: Budget of the episode, which does not count the seconds of a replay, but those before the kill.
         """
-        self._budget, self._began = budget, self._folder.clock()
+        self._budget, self._began = budget, self._clock()
 
     @property
     def age_s(self) -> float:
         """Seconds of the episode, or of its replay until that has ended."""
-        return self._folder.clock() - self._began
+        return self._clock() - self._began
 
     @property
     def remaining_s(self) -> float:
         """Seconds left for the replay."""
         return self._earlier_s + REPLAY_S - self.age_s
 
-    def fail(self, reason: str) -> CannotContinue:
-        """Note that the episode cannot be continued, and return the error."""
+    def fail(self, reason: str) -> AgentRLError:
+        """Note that the records cannot be replayed, and return the error."""
         self.failure = CannotContinue(reason)
         return self.failure
 
@@ -97,7 +109,7 @@ class EpisodeJournal:
         self.end_replay()
         if not self._is_stopped and self.failure is None:
             record["at"] = round(self.age_s, 3)
-            self._folder.writer.append(self._name, record)
+            self._append(record)
 
     def end_replay(self) -> None:
         """Count the episode as continued, if it was replayed so far."""
@@ -107,7 +119,7 @@ class EpisodeJournal:
             self._began -= self.added_s
             if self._budget is not None:
                 self._budget.add_elapsed(self.added_s)
-            self._folder.note_continued(self._turns)
+            self._on_continued(self.turns)
 
     def take_answer(self, request: GenerateRequest) -> Generation | None:
         """Return the recorded answer to a request; ``None`` if the engine must answer.
@@ -118,14 +130,20 @@ class EpisodeJournal:
         self.check()
         if self.recorded is None or not self.recorded.answers:
             return None
+        self.check_request(self.recorded.answers[0], request)
+        self.turns += 1
+        return _generation(self.recorded.answers.popleft())
+
+    def check_request(self, record: Record, request: GenerateRequest) -> None:
+        """Check that a recorded answer was given to this request.
+
+        Raises:
+            CannotContinue: another request was recorded.
+        """
         size, digest = self._hash_prompt(request)
-        record = self.recorded.answers[0]
         if record["key"] != digest.hexdigest():
             raise self.fail(OTHER_REQUEST)
-        self.recorded.answers.popleft()
         self._prompts[request.session_id] = size, digest
-        self._turns += 1
-        return _generation(record)
 
     def add_answer(self, request: GenerateRequest, answer: Generation) -> None:
         """Record an answer of the engine."""
@@ -134,18 +152,7 @@ class EpisodeJournal:
             return
         size, digest = self._hash_prompt(request)
         self._prompts[request.session_id] = size, digest
-        plain = {name: getattr(answer, name) for name in _PLAIN}
-        routes = answer.routed_experts
-        more = {} if routes is None else {"routed_experts": routed_experts_record(0, routes)}
-        self.write(
-            {
-                "kind": "answer",
-                "key": digest.hexdigest(),
-                "stop_reason": answer.stop_reason.value,
-                **plain,
-                **more,
-            }
-        )
+        self.write({**answer_record(answer), "key": digest.hexdigest()})
 
     def check(self) -> None:
         """Check that the episode can still be continued, in case its loop caught the error."""
@@ -162,6 +169,14 @@ class EpisodeJournal:
             digest = digest.copy()
         digest.update(array("i", ids[size:]).tobytes())
         return len(ids), digest
+
+
+def answer_record(answer: Generation) -> Record:
+    """Return the record of an answer, without the key of its prompt."""
+    plain = {name: getattr(answer, name) for name in _PLAIN}
+    routes = answer.routed_experts
+    more = {} if routes is None else {"routed_experts": routed_experts_record(0, routes)}
+    return {"kind": "answer", "stop_reason": answer.stop_reason.value, **plain, **more}
 
 
 def _generation(record: Mapping[str, Any]) -> Generation:
@@ -251,7 +266,13 @@ class JournalFolder:
         recorded = self._claimed.pop(trajectory_id, None)
         if recorded is None:
             self.writer.begin(file_name(trajectory_id), {"kind": "start", "id": trajectory_id})
-        self.active[trajectory_id] = EpisodeJournal(self, trajectory_id, recorded)
+        self.active[trajectory_id] = EpisodeJournal(
+            trajectory_id,
+            recorded,
+            append=functools.partial(self.writer.append, file_name(trajectory_id)),
+            clock=self.clock,
+            on_continued=self.note_continued,
+        )
 
     def end_replay(self, trajectory: Trajectory) -> None:
         """Add the seconds before a kill to an episode that has ended, and count it as continued."""

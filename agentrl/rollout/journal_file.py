@@ -220,6 +220,29 @@ class RecordedEpisode:
         """Id of the group."""
         return self.player.rpartition("/")[0]
 
+    def add(self, record: Record) -> None:
+        """Add a record that was written after the others.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is malformed.
+        """
+        match record["kind"]:
+            case "answer":
+                if not len(record["token_ids"]) == len(record["logprobs"]) == len(record["versions"]):
+                    raise ValueError("a token lacks its log-probability or version")
+                if not all(type(logprob) in (float, int) for logprob in record["logprobs"]):
+                    raise TypeError("a log-probability is not a number")
+                self.answers.append(record)
+            case "environment":
+                self.calls.append(record)
+            case "tool":
+                self.tools.append(record)
+            case "stop":
+                self.problem = str(record["reason"])
+            case kind:
+                raise ValueError(f"unknown kind {kind}")
+        self.seconds = record.get("at", self.seconds)
+
     def choose_way(self) -> None:
         """Decide whether the environment is restored or replayed, once all records are read."""
         changes = [record for record in (*self.calls, *self.tools) if record.get("changes")]
@@ -258,7 +281,7 @@ def read_journal(path: Path, *, version: int) -> RecordedEpisode | None:
             if found is None:
                 found = RecordedEpisode(id=record["id"])
             else:
-                _take(found, {**record, "number": number})
+                found.add({**record, "number": number})
         except (DamagedRecord, *UNREADABLE):
             break
         kept += len(line)
@@ -270,26 +293,6 @@ def read_journal(path: Path, *, version: int) -> RecordedEpisode | None:
         found.problem = found.problem or "all their turns were sampled by weights that the checkpoint lacks"
     found.choose_way()
     return found if found.answers or found.problem else None
-
-
-def _take(found: RecordedEpisode, record: Record) -> None:
-    """Sort a record into its episode; raise an `UNREADABLE` error if it is malformed."""
-    match record["kind"]:
-        case "answer":
-            if not len(record["token_ids"]) == len(record["logprobs"]) == len(record["versions"]):
-                raise ValueError("a token lacks its log-probability or version")
-            if not all(type(logprob) in (float, int) for logprob in record["logprobs"]):
-                raise TypeError("a log-probability is not a number")
-            found.answers.append(record)
-        case "environment":
-            found.calls.append(record)
-        case "tool":
-            found.tools.append(record)
-        case "stop":
-            found.problem = str(record["reason"])
-        case kind:
-            raise ValueError(f"unknown kind {kind}")
-    found.seconds = record.get("at", found.seconds)
 
 
 def file_name(trajectory_id: str) -> str:

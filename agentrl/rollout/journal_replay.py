@@ -58,16 +58,16 @@ class JournaledEngine(ForwardingEngine):
 
     Args:
         engine: Engine that samples.
-        journals: Journals of the run; requests of other episodes pass unchanged.
+        journals: Journals by the ids of their trajectories; requests of other episodes pass unchanged.
     """
 
-    def __init__(self, engine: PolicyEngine, journals: JournalFolder) -> None:
+    def __init__(self, engine: PolicyEngine, journals: Mapping[str, EpisodeJournal]) -> None:
         super().__init__(engine)
         self._journals = journals
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return the recorded answer, or sample one and record it."""
-        journal = self._journals.active.get(request.session_id.rpartition("/")[0])
+        journal = self._journals.get(request.session_id.rpartition("/")[0])
         if journal is None:
             return await self._engine.generate(request)
         answer = journal.take_answer(request)
@@ -146,7 +146,8 @@ class JournaledBackend(ForwardingBackend):
     @property
     def _records_reads(self) -> bool:
         recorded = self._journal.recorded
-        return self._takes_snapshots if recorded is None else recorded.restores
+        has_calls = recorded is not None and (recorded.restores or recorded.changes > 0)
+        return recorded.restores if recorded is not None and has_calls else self._takes_snapshots
 
     def _take(self, method: str, key: str) -> Record | None:
         """Return the record of the next call; ``None`` if the environment must be called."""
@@ -243,9 +244,9 @@ async def within_limit(journal: EpisodeJournal, call: Callable[[], Awaitable[T]]
     try:
         async with scope:
             return await call()
-    except CannotContinue:
-        raise
     except InfrastructureError as error:
+        if journal.failure is not None:
+            raise
         raise journal.fail(failed) from error
     except TimeoutError as error:
         if not scope.expired():

@@ -74,6 +74,10 @@ class EpisodeView(Protocol):
     observation: Content
     """Latest observation, not cut."""
 
+    @property
+    def has_own_tools(self) -> bool:
+        """True if the environment has tools of its own."""
+
 
 class EpisodePolicy(ABC):
     """Policy of episodes; opens their conversations."""

@@ -31,7 +31,7 @@ from agentrl.rollout import journal_file, journal_replay
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.journal import REPLAY_S, JournalFolder
 from agentrl.rollout.journal_file import read_journal
-from agentrl.rollout.recorded_turns import EnvironmentRecord, continue_from
+from agentrl.rollout.recorded_turns import EpisodeRecords, continue_from
 from agentrl.rollout.simulation import VirtualTimeLoop
 
 
@@ -139,8 +139,8 @@ def make_process(parts, tmp_path):
 
 
 async def play_root(make_process, **options):
-    """Play a root of branches, which takes a snapshot before its third turn."""
-    record = EnvironmentRecord(lambda turn: turn == 2)
+    """Play a root of branches, whose records are kept."""
+    record = EpisodeRecords()
     process = make_process("root", None, 0, records=record, **options)
     return process, await process.play(), record
 

@@ -7,7 +7,7 @@ from rollout_worlds import Corridor
 from agentrl.errors import Outcome, UsageError
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.rollout.few_shot import FewShotExamples
-from agentrl.rollout.recorded_turns import EnvironmentRecord, continue_from, recorded_answers, repeatable_turns
+from agentrl.rollout.recorded_turns import EpisodeRecords, continue_from, recorded_answers, repeatable_turns
 from agentrl.task import SeedTasks
 from agentrl.trajectory import BranchPoint
 
@@ -39,7 +39,7 @@ class Saved(Counted):
 
 @pytest.fixture(autouse=True)
 def counts():
-    Counted.steps = Saved.steps = 0
+    Counted.steps = Saved.steps = Listing.steps = 0
 
 
 def arrays(trajectory, turns):
@@ -137,9 +137,9 @@ async def test_an_environment_that_says_something_else_is_named_with_the_differe
 
 async def test_a_snapshot_replaces_the_repeated_steps(make_runner, make_engine, play):
     runner = make_runner(Saved, "forward", "back", "forward", "forward", "forward")
-    record = EnvironmentRecord(lambda turn: turn == 2)
+    record = EpisodeRecords()
     first = await play(continue_from(runner, None, 0, records=record))
-    assert (first.branches_from, list(record.snapshots)) == (None, [2])
+    assert first.branches_from is None
     for member in (1, 2):
         Saved.steps = 0
         second = await play(continue_from(runner, first, 2, restores=record), member=member)
@@ -148,10 +148,31 @@ async def test_a_snapshot_replaces_the_repeated_steps(make_runner, make_engine, 
         assert tokens(second, 1) == tokens(first, 1)
         assert [turn.state_key for turn in second.turns[:3]] == ["place 0", "place 1", "place 0"]
     Saved.steps = 0
-    third = await play(continue_from(runner, first, 1, restores=record), member=3)
-    assert Saved.steps == len(third.turns), "without a snapshot, all actions are taken again"
+    third = await play(continue_from(runner, first, 1), member=3)
+    assert Saved.steps == len(third.turns), "without records, all actions are taken again"
     borrowed = runner.pool._idle
     assert {type(handle.backend).__name__ for handle in borrowed} == {"InlineBackend"}
+
+
+class Listing(Saved):
+    """Says which actions it accepts."""
+
+    steps = 0
+
+    def admissible_actions(self):
+        return ["forward", f"back to {self.place - 1}"]
+
+
+async def test_the_first_continuation_of_a_stored_episode_spares_the_others_its_steps(make_runner, play):
+    options = {**PLAIN, "list_actions": True}
+    runner = make_runner(Listing, "forward", "back", "forward", "forward", "forward", options=options)
+    stored, record = await play(runner), EpisodeRecords()
+    first = await play(continue_from(runner, stored, 2, records=record), member=1)
+    Listing.steps = 0
+    second = await play(continue_from(runner, stored, 2, restores=record), member=2)
+    assert Listing.steps == len(second.turns) - 2
+    assert first.outcome is second.outcome is Outcome.FINISHED
+    assert [tokens(second, turn) for turn in range(3)] == [tokens(first, turn) for turn in range(3)]
 
 
 async def test_turns_that_are_not_there_or_not_sampled_cannot_be_repeated(make_runner, play):

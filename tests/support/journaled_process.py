@@ -164,7 +164,7 @@ class Process:
         waits = WaitTracker(clock) if clock else WaitTracker()
         self.journals = JournalFolder(path, waits.clock, self.told.append)
         engine = ScriptedEngine(script=self._script, vocab_size=400, version=version)
-        policy = EngineEpisodePolicy(JournaledEngine(engine, self.journals), renderer, SamplingParams())
+        policy = EngineEpisodePolicy(JournaledEngine(engine, self.journals.active), renderer, SamplingParams())
         self.observer = Ends(self.ended, self.journals)
         if kill_at == "end":
             self.observer.before_end = self._copy
