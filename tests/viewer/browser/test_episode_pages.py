@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+import socket
 from urllib.parse import quote
 
 import pytest
@@ -378,7 +379,8 @@ def test_a_crashed_run_shows_the_episodes_that_were_running(
     (run / "diagnosis.json").unlink()
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("steps: 4", "steps: 9"))
-    status = {"pid": 1, "time": 1_795_000_000.0, "phase": "rollout", "step": 4, "steps": 9, "waits": [], "engines": []}
+    gone = {"pid": 1, "process_started": 1, "host": socket.gethostname()}
+    status = {**gone, "time": 1_795_000_000.0, "phase": "rollout", "step": 4, "steps": 9, "waits": [], "engines": []}
     episodes = [
         in_flight(1, "generating", "You are in the kitchen. You see a fridge.", "open the fridge", "You see an apple."),
         in_flight(2, "environment", "You see a drawer.", "take the fork from the drawer"),

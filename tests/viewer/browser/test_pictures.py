@@ -64,13 +64,13 @@ def test_pictures_of_what_a_trainer_computed(demo, keep_picture) -> None:
     _, episode, position = most_clipped(Path(train["path"]))
     place = f"/r/{train['key']}/episode/{quote(episode, safe='')}"
     card = visit.page.get_by_role("region", name="Token", exact=True)
-    for name in ("logprob", "advantage", "clipped"):
+    for name, style in (("logprob", "q5"), ("advantage", "d"), ("clipped", "flag-clipped")):
         page = visit.open(f"{place}?overlay={name}&token={position}")
         page.locator(".t.selected").wait_for()
         values = dict(zip(card.locator("dt").all_inner_texts(), card.locator("dd").all_inner_texts(), strict=True))
         assert values["Clipped"] == "▲ yes"
         assert re.fullmatch(r"[+−]\d+\.\d{4}", values["Advantage"])
-        assert page.locator(".tokens .t[class*='dn'], .tokens .t[class*='flag-clipped']").count() > 0
+        assert page.locator(f".tokens .t[class*=' {style}']").count() > 0
         page.evaluate("window.scrollTo(0, 0)")
         keep_picture(page, f"tokens-{name}")
     with running.server.library[train["key"]].index.reader() as index:

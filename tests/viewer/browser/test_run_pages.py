@@ -82,6 +82,21 @@ def test_smoothing_log_scale_and_the_search_are_in_the_address(visit) -> None:
     expect(page.get_by_label("Metric")).to_have_value("nothing like this")
 
 
+def test_a_constant_curve_stays_flat_when_it_is_smoothed(visit) -> None:
+    page = visit.open("/r/second?metric=episodes&smoothing=0.8", "second")
+    rows = page.locator(".chart canvas").first.evaluate(
+        """canvas => {
+            const { data, width } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            const found = new Set();
+            for (let i = 0; i < data.length; i += 4) {
+                if (data[i] < 90 && data[i + 2] > 150 && data[i + 3] > 150) found.add(Math.floor(i / 4 / width));
+            }
+            return [...found];
+        }"""
+    )
+    assert 0 < max(rows) - min(rows) + 1 <= 4
+
+
 def test_the_cursor_of_all_charts_is_at_the_same_step(visit) -> None:
     page = visit.open("/r/second", "second")
     page.locator(".chart .u-over").first.hover(position={"x": 3, "y": 40})

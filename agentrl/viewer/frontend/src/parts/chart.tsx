@@ -103,7 +103,8 @@ const isMinor = (name: string, curves: Curve[]) =>
 /** Keep a constant curve in the middle, and a rate within its bounds. */
 function range(_: uPlot, low: number | null, high: number | null): uPlot.Range.MinMax {
   if (low === null || high === null) return [0, 1];
-  if (low === high) return low === 0 ? [0, 1] : [Math.min(0, 2 * low), Math.max(0, 2 * low)];
+  // The mean of equal values differs from them in its last bits.
+  if (high - low <= 1e-9 * Math.abs(high)) return low === 0 ? [0, 1] : [Math.min(0, 2 * low), Math.max(0, 2 * low)];
   const room = 0.06 * (high - low);
   return [low >= 0 && low - room < 0 ? 0 : low - room, high <= 1 && high + room > 1 && low >= 0 ? 1 : high + room];
 }
