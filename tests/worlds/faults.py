@@ -8,6 +8,7 @@ from letters import Letters
 
 from agentrl import tool
 from agentrl.agent_loop import AgentLoop
+from agentrl.errors import ToolError
 from agentrl.message import Message, ToolCall, user
 
 
@@ -57,6 +58,24 @@ class Uneven(Letters):
         return super().step(action)
 
 
+class Easy(Letters):
+    """Pays for vowels all or nothing, so that a policy can learn to solve every task."""
+
+    def step(self, action):
+        observation, _, *rest, _ = super().step(action)
+        solved = sum(letter in "aeiou" for letter in action) > 0.7 * len(action)
+        return observation, float(solved), *rest, {"success": solved}
+
+
+class Whole(Letters):
+    """Fines every answer that is not complete."""
+
+    def step(self, action):
+        observation, _, *rest, _ = super().step(action)
+        solved = action.strip() == "aeiou" * 4
+        return observation, 1.0 if solved else -0.1, *rest, {"success": solved}
+
+
 class Memorised(Letters):
     """Vowels are right in training, digits in tests."""
 
@@ -92,6 +111,18 @@ async def slow(text: str) -> str:
     return "nothing"
 
 
+@tool
+def refusing(text: str) -> str:
+    """Look something up; most calls are refused.
+
+    Args:
+        text: What to look up.
+    """
+    if random.random() < 0.6:
+        raise ToolError("no such text")
+    return "nothing"
+
+
 class Searching(AgentLoop):
     """Looks up every answer with the first tool before it plays it."""
 
@@ -115,3 +146,8 @@ class Searching(AgentLoop):
 def length_of(trajectory, task):
     """Pays for every character, whatever it says."""
     return len("".join(trajectory.completions)) / 100
+
+
+def noisy_against_success(trajectory, task):
+    """Pays for failures, with noise of the same size."""
+    return random.gauss(0.0 if trajectory.success else 1.0, 1.0)

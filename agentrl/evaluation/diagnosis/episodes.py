@@ -19,6 +19,8 @@ from agentrl.evaluation.diagnosis.summary import LEAST, RunSummary
 
 MANY = 0.2
 """Minimum share of episodes or answers for reporting a problem."""
+SINGLE_TURN = "single_turn"
+"""Loop that ends an episode after one answer."""
 MOST = 0.5
 """Share of unusable answers among the whole ones, up to which the cut explains those that were cut."""
 
@@ -33,6 +35,7 @@ def answers_cut(run: RunSummary) -> Iterator[Finding]:
     full = episodes.outcomes[Outcome.TRUNCATED_TOKENS.value]
     if full and episodes.cut <= full:  # the last answers of episodes whose context is full
         return
+    is_harmful = 2 * episodes.cut_unusable >= episodes.cut or (episodes.judged and not episodes.solved)
     yield Finding(
         kind="answers_cut",
         sentence=f"{episodes.cut} of {episodes.turns} answers were cut off before their end",
@@ -42,7 +45,7 @@ def answers_cut(run: RunSummary) -> Iterator[Finding]:
         example=run.example("cut"),
         count=episodes.cut,
         of=episodes.turns,
-        weight=0.2 + 0.4 * share + (0.3 if 2 * episodes.cut_unusable >= episodes.cut else 0.0),
+        weight=0.2 + 0.4 * share + (0.3 if is_harmful else 0.0),
         causes=frozenset({"length_growth", "learning_rate_high"}),
     )
 
@@ -98,7 +101,10 @@ def truncated_episodes(run: RunSummary) -> Iterator[Finding]:
         is_tokens = outcome is Outcome.TRUNCATED_TOKENS
         advice = "and the context of the engine and the model, if it is shorter" if is_tokens else ""
         changes: tuple[ConfigChange, ...] = (run.double_limit(key),)
-        if outcome is Outcome.TRUNCATED_TURNS and _is_cut_by_environment(run):
+        if outcome is Outcome.TRUNCATED_TURNS and run.setting("agent.loop") == SINGLE_TURN:
+            what, key, changes = "their turns", "agent.loop=single_turn plays one", ()
+            advice = "choose a loop that plays several turns (agent.loop=tool_calling or react_text)"
+        elif outcome is Outcome.TRUNCATED_TURNS and _is_cut_by_environment(run):
             what, key, changes = "the environment's own steps", "not agent.max_turns, which is larger", ()
             advice = "raise the environment's limit, such as max_episode_steps, if its tasks need more steps"
         if is_tokens and 2 * episodes.first_turn_cuts >= count:

@@ -1,10 +1,15 @@
 """The worst problems of a run or an evaluation, with counts, file and line."""
 
+import re
+from pathlib import Path
+
 import pytest
 from support.episodes import episode
 
 from agentrl.config import load_config
+from agentrl.config.keys import all_keys
 from agentrl.errors import EnvironmentFailure, Outcome, RewardFailure, SourceLocation
+from agentrl.evaluation import diagnosis
 from agentrl.evaluation.diagnosis.episodes import answers_cut, truncated_episodes, unusable_answers
 from agentrl.evaluation.diagnosis.finding import Finding, finding_lines, rank, top
 from agentrl.evaluation.diagnosis.parts import code_failures
@@ -310,7 +315,26 @@ def test_episodes_that_the_environment_ends_need_no_more_turns():
     assert [(change.key, change.value) for change in budget.changes] == [("agent.max_turns", 100)]
 
 
+def test_a_loop_of_one_turn_needs_another_loop():
+    config = load_config(None, ["environment=guess_number", "agent.loop=single_turn"])
+    counts = evidence_of(*(episode(0.0, outcome=Outcome.TRUNCATED_TURNS, answer=n) for n in range(20)))
+    run = RunSummary(episodes=counts, config=config, lines=[{"step": 1, "turns/max": 1.0}])
+    (problem,) = truncated_episodes(run)
+    assert "their turns ran out (agent.loop=single_turn plays one)" in problem.sentence
+    assert problem.changes == ()
+    assert "react_text" in problem.advice
+
+
 def test_failures_of_code_explain_a_constant_reward():
     paid = evidence_of(*(episode(1.0, answer=number) for number in range(40)))
     (problem,) = constant_reward(RunSummary(episodes=paid, definitions=RULE))
     assert {"environment_error", "reward_error"} <= problem.causes
+
+
+@pytest.mark.parametrize("file", sorted(Path(diagnosis.__file__).parent.glob("*.py")), ids=lambda file: file.stem)
+def test_keys_that_advice_names_exist(file):
+    sections = {key[0] for key in all_keys() if len(key) > 1} - {"run"}
+    known = {".".join(key[:size]) for key in all_keys() for size in range(1, len(key) + 1)}
+    named = re.findall(rf"(?<![\w./])(?:{'|'.join(sections)})\.[a-z_]+(?:\.[a-z_]+)*", file.read_text())
+    free = ("algorithm.loss_options.", "environment.options.", "agent.options.")
+    assert not {key for key in named if key not in known and not key.startswith(free)}
