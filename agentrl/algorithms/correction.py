@@ -14,7 +14,7 @@ import torch
 
 from agentrl.algorithms.options import NotNegative, Share
 from agentrl.algorithms.segments import segment_mean, segment_sum, top_shares
-from agentrl.algorithms.traits import Input, needs
+from agentrl.algorithms.traits import Input, needs, reads_policy
 from agentrl.algorithms.types import LOG_RATIO_LIMIT, LossInput, log_ratio, require
 from agentrl.errors import ConfigError
 
@@ -101,6 +101,18 @@ def k1(tokens: LossInput, *, limit: NotNegative, of: Unit = "token") -> torch.Te
     With ``of: token``, single tokens are rejected; with ``of: sequence``, all tokens of a sequence by its mean.
     """
     return _distance(tokens, _difference(tokens), of).abs() <= limit
+
+
+@reads_policy
+def off_policy_sequence(tokens: LossInput, *, delta: NotNegative = 1e-4) -> torch.Tensor:
+    """Tokens with A >= 0, and those of sequences whose mean log mu / pi is at most `delta`: bool [tokens].
+
+    Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556): what went wrong in a sequence that the policy would
+    no longer sample teaches nothing. The mean includes stale weights, earlier updates of the step, and the difference
+    of trainer and engine. The default is slime's; a sequence that is not dropped may need a far larger one.
+    """
+    distance = segment_mean(tokens.behaviour_logp - tokens.logp.detach(), tokens.sequence, tokens.sequences)
+    return (tokens.advantage >= 0) | (distance <= delta)[tokens.sequence]
 
 
 def k2(tokens: LossInput, *, limit: NotNegative, of: Unit = "token") -> torch.Tensor:
@@ -199,6 +211,8 @@ class KLEstimator(enum.StrEnum):
     """The value of k1 with the gradient of k2."""
     K3_PLUS = "k3+"
     """The value of k3 with the gradient of k2."""
+    K3_RATIO = "k3_ratio"
+    """r k3, r = pi / pi_old with gradient: an unbiased divergence and gradient on tokens that pi_old sampled."""
 
 
 def kl_divergence(estimator: KLEstimator, logp: torch.Tensor, reference_logp: torch.Tensor) -> torch.Tensor:
@@ -206,7 +220,7 @@ def kl_divergence(estimator: KLEstimator, logp: torch.Tensor, reference_logp: to
 
     k1 = -x, k2 = x^2 / 2, and k3 = exp(x) - x - 1, at most 10 and without gradient above. On tokens that the policy
     sampled, the gradient of k2 is an unbiased estimate of the gradient of the divergence. The gradient of k3 estimates
-    that of KL(ref, pi) instead (arXiv 2510.01555, 2512.21852).
+    that of KL(ref, pi) instead (arXiv 2510.01555, 2512.21852). ``k3_ratio`` needs the factor r (`policy_kl`).
     """
     x = log_ratio(reference_logp, logp)
     k1, k2, k3 = -x, x.square() / 2, (x.exp() - x - 1).clamp(max=LARGEST_K3)
@@ -215,12 +229,21 @@ def kl_divergence(estimator: KLEstimator, logp: torch.Tensor, reference_logp: to
             return k1
         case KLEstimator.K2:
             return k2
-        case KLEstimator.K3:
+        case KLEstimator.K3 | KLEstimator.K3_RATIO:
             return k3
         case KLEstimator.K1_PLUS:
             return k1.detach() + k2 - k2.detach()
         case KLEstimator.K3_PLUS:
             return k3.detach() + k2 - k2.detach()
+
+
+def policy_kl(estimator: KLEstimator, tokens: LossInput) -> torch.Tensor:
+    """Estimate KL(pi, ref) at each token, with ``k3_ratio`` weighted by r: [tokens] (DeepSeek-V3.2, arXiv 2512.02556).
+
+    TRL calls it ``use_bias_correction_kl``.
+    """
+    kl = kl_divergence(estimator, tokens.logp, require(tokens.reference_logp, Input.REFERENCE))
+    return kl * tokens.ratio if estimator is KLEstimator.K3_RATIO else kl
 
 
 def entropy(log_probabilities: torch.Tensor) -> torch.Tensor:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from agentrl.algorithms.options import ClipRange, NotNegative, Positive, Share, clip_range
-from agentrl.algorithms.segments import TIE, exceeds, segment_mean, tied_blocks, top_shares
+from agentrl.algorithms.segments import TIE, exceeds, segment_mean, segment_sum, tied_blocks, top_shares
 from agentrl.algorithms.traits import Input, advantage_weighted, chooses, needs, weighs_behaviour
-from agentrl.algorithms.types import MEAN_LOG_RATIO_LIMIT, LossInput, TokenLoss, log_ratio, plain_loss, require
+from agentrl.algorithms.types import (
+    LOG_RATIO_LIMIT,
+    MEAN_LOG_RATIO_LIMIT,
+    LossInput,
+    TokenLoss,
+    log_ratio,
+    plain_loss,
+    require,
+)
 
 PPO_CLIP = ClipRange(low=0.2, high=0.2)
 DAPO_CLIP = ClipRange(low=0.2, high=0.28)
@@ -57,6 +67,66 @@ def gspo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float |
     bounds = clip_range(None, clip_low, clip_high, default=GSPO_CLIP)
     loss = clipped_surrogate(_sequence_ratio(tokens, tokens.logp - tokens.old_logp), tokens.advantage, bounds)
     return TokenLoss(values=loss.values, clipped=loss.clipped | _is_capped(tokens, tokens.logp - tokens.old_logp))
+
+
+@advantage_weighted
+def luspo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float | None = None) -> TokenLoss:
+    """`gspo`, for aggregation seq-mean-token-sum: long sequences weigh as much per token as short ones.
+
+    LUSPO, arXiv 2602.05261; in TRL, the loss of each sequence is multiplied by its length.
+    """
+    return gspo(tokens, clip_low=clip_low, clip_high=clip_high)
+
+
+@advantage_weighted
+def ppo_turn(
+    tokens: LossInput,
+    *,
+    clip: float | None = None,
+    clip_low: float | None = None,
+    clip_high: float | None = None,
+    dual_clip: float | None = 3.0,
+) -> TokenLoss:
+    """`ppo` on s = exp(mean_t d_t) of each turn instead of each token (ratio_type segment of ROLL).
+
+    As in `gspo`, each token keeps its own advantage, and its gradient flows through sg(s) pi / sg(pi). A mean over a
+    turn varies less than a token's ratio, and one turn does not clip another.
+    """
+    turn = torch.unique(require(tokens.turn, Input.TURN), return_inverse=True)[1]
+    difference = tokens.logp - tokens.old_logp
+    mean = segment_mean(difference.detach(), turn, tokens.logp.numel())[turn]
+    ratio = (mean + difference - difference.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    bounds = clip_range(clip, clip_low, clip_high, default=PPO_CLIP)
+    return clipped_surrogate(ratio, tokens.advantage, bounds, dual_clip=dual_clip)
+
+
+SMALLEST_LOG_WEIGHT = math.log(1e-8)
+"""Lower bound of log W in `vespo`, as in its authors' code."""
+
+
+@weighs_behaviour
+@advantage_weighted
+def vespo(
+    tokens: LossInput,
+    *,
+    k_positive: Positive = 2.0,
+    lambda_positive: Positive = 3.0,
+    k_negative: Positive = 3.0,
+    lambda_negative: Positive = 2.0,
+) -> TokenLoss:
+    """-sg(W^k exp(lambda (1 - W))) A log pi, W = prod_t pi / mu of each sequence (VESPO, arXiv 2602.10693).
+
+    k and lambda depend on the sign of A, where 0 counts as positive. The weight is 1 at W = 1 and falls to 0 for small
+    and large W, so that nothing is clipped; the sequence is not normalised by its length.
+    """
+    distance = log_ratio(tokens.logp, tokens.old_logp) + log_ratio(tokens.old_logp, tokens.behaviour_logp)
+    total = segment_sum(distance.detach(), tokens.sequence, tokens.sequences)[tokens.sequence]
+    log_weight = total.clamp(SMALLEST_LOG_WEIGHT, LOG_RATIO_LIMIT)
+    positive = tokens.advantage >= 0
+    k = torch.where(positive, k_positive, k_negative)
+    strength = torch.where(positive, lambda_positive, lambda_negative)
+    phi = (strength + k * log_weight - strength * log_weight.exp()).exp()
+    return plain_loss(-phi.to(tokens.logp.dtype) * tokens.advantage * tokens.logp)
 
 
 @advantage_weighted
@@ -351,4 +421,29 @@ def luffy(
     own = ppo(tokens, clip=clip, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     probability = tokens.logp.exp()
     guided = -tokens.advantage * probability / (probability + shaping)
+    return TokenLoss(values=torch.where(expert, guided, own.values), clipped=own.clipped & ~expert)
+
+
+@needs(Input.EXPERT)
+@advantage_weighted
+def rl_plus(
+    tokens: LossInput,
+    *,
+    clip: float | None = None,
+    clip_low: float | None = None,
+    clip_high: float | None = None,
+    dual_clip: float | None = 3.0,
+    exploration: NotNegative = 0.5,
+) -> TokenLoss:
+    """-A (1 - sg(pi))^0.5 2 pi / (pi_old + (pi_old + 1) / 2) at an expert's tokens, unclipped; `ppo` at the policy's.
+
+    RL-PLUS, arXiv 2508.00222. The denominator estimates the expert's probability by the mean of pi_old and 1.
+    ``exploration`` is the exponent that weighs up tokens which the policy finds improbable; the other options are those
+    of `ppo`. The authors' script does not clip the policy's own tokens: ``clip: 1e9`` and ``dual_clip: null``.
+    """
+    expert = require(tokens.expert, Input.EXPERT)
+    own = ppo(tokens, clip=clip, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    probability, before = tokens.logp.exp(), tokens.old_logp.exp()
+    ratio = 2 * probability / (before + (before + 1) / 2)
+    guided = -tokens.advantage * (1 - probability.detach()).clamp(min=0.0) ** exploration * ratio
     return TokenLoss(values=torch.where(expert, guided, own.values), clipped=own.clipped & ~expert)

@@ -22,6 +22,9 @@ class Input(enum.StrEnum):
     TEACHER_TOP = "a teacher's most probable tokens"
     EXPERT = "episodes of an expert"
     ENTROPY = "the entropy at each token"
+    TURN = "the turn of each token"
+    EPISODE = "the episode of each token"
+    GROUP = "the group of each token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,8 @@ class TokenSelector:
     """Choice of a loss among all tokens of an update, made before the loss is computed."""
 
     choose: Callable[..., Any]
-    """Function from a `LossInput` of the whole update to [tokens], bool or (without `drops`) from 0 to 1; its options
-    are a subset of the loss's."""
+    """Function from a `LossInput` of the whole update to [tokens], bool, or (without `drops`) to numbers, [tokens] or
+    [tokens, n]; its options are a subset of the loss's."""
     drops: bool
     """True if tokens that are not chosen leave the loss and its denominators; the choice must not depend on the current
     policy then."""
@@ -60,6 +63,8 @@ advantage_weighted = Trait("advantage_weighted")
 """Mark of a loss that is 0, with gradient 0, where the advantage is 0; the trainer may skip such sequences."""
 ignores_advantage = Trait("ignores_advantage")
 """Mark of a loss that does not read advantages, so that an estimator's options would be ignored."""
+reads_policy = Trait("reads_policy")
+"""Mark of a filter that compares with the current policy, which takes a forward pass from a step's second update on."""
 weighs_behaviour = Trait("weighs_behaviour")
 """Mark of a loss that already contains the weight pi_old / mu, so that a correction would apply it twice."""
 

@@ -188,6 +188,12 @@ class LossInput:
     sequence: torch.Tensor
     """Sequence of each token: int64, from 0 to `sequences` - 1; no sequence is split over two inputs."""
     sequences: int
+    turn: torch.Tensor | None = None
+    """Turn of each token: int64; turns of different episodes have different numbers."""
+    episode: torch.Tensor | None = None
+    """Episode of each token: int64; its sequences may be in different inputs, except for a choice of the loss."""
+    group: torch.Tensor | None = None
+    """Group of each token's episode: int64."""
     reference_logp: torch.Tensor | None = None
     """log pi_ref of a frozen policy."""
     teacher_logp: torch.Tensor | None = None
@@ -201,8 +207,9 @@ class LossInput:
     entropy: torch.Tensor | None = None
     """Entropy of the proximal policy at the token, in nats, for filters."""
     chosen: torch.Tensor | None = None
-    """Choice of the loss among all tokens of the update (`agentrl.algorithms.traits.chooses`): bool, or from 0 to 1
-    where tied tokens share a place. If it is ``None``, the loss chooses among the given tokens."""
+    """Choice of the loss among all tokens of the update (`agentrl.algorithms.traits.chooses`): bool, from 0 to 1 where
+    tied tokens share a place, or numbers that depend on whole groups. If it is ``None``, the loss chooses among the
+    given tokens."""
     draw: int = 0
     """Seed of a loss's random choices: different in every update, equal on all ranks and in all micro-batches."""
 

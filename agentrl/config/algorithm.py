@@ -68,10 +68,11 @@ class ExpertConfig(Section):
 class ReferenceConfig(Section):
     """Reference policy of ``algorithm.kl_coef``, the shaping ``kl``, and losses such as ``sppo``."""
 
-    kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3+"
+    kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+", "k3_ratio"] = "k3+"
     """Estimator of the KL divergence of ``algorithm.kl_coef``. ``k1+`` and ``k3+`` have the value of k1 and k3 and the
     gradient of k2, which is an unbiased estimate of the divergence's gradient. The gradient of plain k3 (GRPO paper,
-    verl, TRL) is that of another divergence."""
+    verl, TRL) is that of another divergence. ``k3_ratio`` weighs k3 by pi / pi_old, which is unbiased in later updates
+    of a step, too (DeepSeek-V3.2)."""
     refresh_every: int = Field(0, ge=0)
     """Training steps after which the current policy becomes the reference: for self-play with ``loss: sppo``, or a KL
     that follows the policy. 0 keeps the policy of the start of the run."""

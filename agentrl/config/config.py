@@ -122,11 +122,14 @@ LABEL = re.compile(r"[\w-]+")
 """Labels of several environments; they are part of metric names and overrides."""
 
 
-REFERENCE_LOSSES = frozenset({"sppo"})
+REFERENCE_LOSSES = frozenset({"flowrl", "sppo"})
 """Shipped losses that compare with a reference policy; a test compares this with their traits."""
 
-SEQUENCE_LOSSES = frozenset({"gmpo", "gspo", "sapo", "sppo"})
-"""Shipped losses that are means over sequences in their papers; a test compares this with their traits."""
+LOSS_AGGREGATIONS = {
+    **dict.fromkeys(("gmpo", "gspo", "sapo", "sppo"), "seq-mean-token-mean"),
+    **dict.fromkeys(("flowrl", "gvpo", "luspo", "pacs"), "seq-mean-token-sum"),
+}
+"""Aggregation of shipped losses that are means over sequences in their papers."""
 
 WHOLE_EPISODES = frozenset({"traj-mean-token-mean", "prompt-mean"})
 """Aggregations whose denominators are over an episode's or a group's tokens."""
@@ -150,7 +153,8 @@ class AlgorithmConfig(Section):
         "prompt-mean",
     ] = "token-mean"
     """Reduction of the token losses to one number; denominators are counted over the whole optimizer step. If not set,
-    seq-mean-token-mean for the losses gmpo, gspo, sapo and sppo, as in their papers, and token-mean for all others."""
+    as in their papers: seq-mean-token-mean for the losses gmpo, gspo, sapo and sppo, seq-mean-token-sum for flowrl,
+    gvpo, luspo and pacs, and token-mean for all others."""
     norm_length: int | None = Field(None, ge=1)
     """Constant length, in tokens, by which seq-mean-token-sum-norm divides; only for it."""
     group_size: int = Field(8, ge=1)
@@ -181,8 +185,8 @@ class AlgorithmConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _aggregation_of_the_loss(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "aggregation" not in data and data.get("loss") in SEQUENCE_LOSSES:
-            return {**data, "aggregation": "seq-mean-token-mean"}
+        if isinstance(data, dict) and "aggregation" not in data and data.get("loss") in LOSS_AGGREGATIONS:
+            return {**data, "aggregation": LOSS_AGGREGATIONS[data["loss"]]}
         return data
 
     @property

@@ -16,10 +16,10 @@ from typing import Any, Literal
 import torch
 
 from agentrl.algorithms.aggregation import Aggregation, TokenOwners, token_weights
-from agentrl.algorithms.correction import Correction, CorrectionMode, KLEstimator, correction, kl_divergence, loglinear
+from agentrl.algorithms.correction import Correction, CorrectionMode, KLEstimator, correction, loglinear, policy_kl
 from agentrl.algorithms.differences import groups_with_advantages, groups_with_different_rewards, uses_own_advantages
 from agentrl.algorithms.options import check_options
-from agentrl.algorithms.traits import advantage_weighted, choice_of, compares_group
+from agentrl.algorithms.traits import advantage_weighted, choice_of, compares_group, reads_policy
 from agentrl.algorithms.types import EpisodeBatch, Estimate, LossInput, TokenLoss, log_ratio
 from agentrl.config.algorithm import ReferenceConfig
 from agentrl.config.config import AlgorithmConfig
@@ -43,6 +43,9 @@ from agentrl.training.token_record import TokenRecord
 DUMPED_TOKENS = (
     "advantage",
     "episode_return",
+    "turn",
+    "episode",
+    "group",
     "behaviour_logp",
     "reference_logp",
     "teacher_logp",
@@ -83,6 +86,8 @@ class Objective:
         self._filters: dict[str, Callable[[LossInput], torch.Tensor]] = {
             name: bind("filter", name, function, config.filters[name]) for name, function in filters.items()
         }
+        self.reads_policy = any(reads_policy.of(function) for function in filters.values())
+        """True if a filter compares with the current policy."""
         self._choice, self._choose = choice_of(loss), _bound_choice(loss, config.loss_options)
         self._kl_estimator = KLEstimator((config.reference or ReferenceConfig()).kl_estimator)
         self._mode = CorrectionMode(config.correction.mode)
@@ -160,7 +165,7 @@ class Objective:
         return rejected
 
     def choose(self, tokens: LossInput) -> torch.Tensor | None:
-        """Compute the loss's choice among the tokens that train: 0 to 1, [tokens]; ``None`` if it does not choose."""
+        """Compute the loss's choice among the tokens that train: [tokens, …]; ``None`` if it does not choose."""
         return self._choose(tokens) if self.chooses_tokens else None
 
     def weights(self, owners: TokenOwners) -> torch.Tensor:
@@ -191,7 +196,7 @@ class Objective:
         if not self.masks_tokens:
             tally.add("mismatch/clip_share", corrected.truncated)
         if self._config.kl_coef and tokens.reference_logp is not None:
-            kl = kl_divergence(self._kl_estimator, tokens.logp, tokens.reference_logp)
+            kl = policy_kl(self._kl_estimator, tokens)
             values = values + self._config.kl_coef * kl
             tally.add("train/kl_reference", kl)
         if self.uses_entropy:
@@ -237,6 +242,9 @@ def step_tokens(
         episode_return=batch.episodes.to_tokens(batch.episodes.returns).float().to(device),
         sequence=batch.owners.sequence.to(device),
         sequences=len(batch.sequences),
+        turn=batch.episodes.token_turn.to(device),
+        episode=batch.owners.trajectory.to(device),
+        group=batch.owners.group.to(device),
         reference_logp=batch.reference_logp,
         teacher_logp=None if teacher is None else teacher.logp,
         teacher_top_logp=None if teacher is None else teacher.top_logp,
@@ -391,7 +399,7 @@ class GradientPass:
         self._kept[trained] = True
         chosen_of_step = self._kept
         if chosen is not None:
-            chosen_of_step = torch.zeros_like(self._kept, dtype=chosen.dtype)
+            chosen_of_step = chosen.new_zeros((self.batch.tokens, *chosen.shape[1:]))
             chosen_of_step[trained] = chosen
         self._tokens = replace(self._tokens, chosen=chosen_of_step)
         return index
@@ -399,7 +407,7 @@ class GradientPass:
     def _current(self, part: list[int]) -> torch.Tensor:
         """Compute log pi of the current policy, without gradient: [tokens of the part]."""
         where = self.batch.token_index(part).to(self.model.device)
-        if self._updates == 0 or not self._objective.chooses_tokens:
+        if self._updates == 0 or not (self._objective.chooses_tokens or self._objective.reads_policy):
             return self._tokens.old_logp[where]
         sequences = [self.batch.sequences[i] for i in part]
         return self._policy.logprobs(sequences, **self._scoring).logp

@@ -16,6 +16,9 @@ class Token:
     reference: float
     teacher: float
     expert: bool
+    turn: int
+    episode: int
+    group: int
 
     @property
     def d(self):
@@ -46,9 +49,12 @@ def sequences_of(tokens):
         tokens.reference_logp,
         tokens.teacher_logp,
         tokens.expert,
+        tokens.turn,
+        tokens.episode,
+        tokens.group,
     )
-    for s, x, old, mu, a, returned, reference, teacher, expert in zip(*(c.tolist() for c in columns), strict=True):
-        found[s].append(Token(x, x - old, clamp(old - mu), a, returned, reference, teacher, expert))
+    for s, x, old, mu, *others in zip(*(c.tolist() for c in columns), strict=True):
+        found[s].append(Token(x, x - old, clamp(old - mu), *others))
     return found
 
 
@@ -75,6 +81,26 @@ def gspo(sequence):
     mean = sum(t.far for t in sequence) / len(sequence)
     found = [ppo(t, 3e-4, 4e-4, None, ratio=math.exp(min(mean, 10.0))) for t in sequence]
     return found if mean <= 10 else [(value, 0.0) for value, _ in found]
+
+
+def ppo_turn(sequence):
+    found = []
+    for t in sequence:
+        own = [other.far for other in sequence if other.turn == t.turn]
+        mean = sum(own) / len(own)
+        value, gradient = ppo(t, ratio=math.exp(clamp(mean)))
+        found.append((value, gradient if abs(mean) < 20 else 0.0))
+    return found
+
+
+def vespo(sequence):
+    log_w = clamp(sum(t.d + t.q for t in sequence), math.log(1e-8))
+
+    def weight(t):
+        k, strength = (2.0, 3.0) if t.a >= 0 else (3.0, 2.0)
+        return math.exp(strength + k * log_w - strength * math.exp(log_w))
+
+    return [(-weight(t) * t.a * t.x, -weight(t) * t.a) for t in sequence]
 
 
 def cispo(t):
@@ -137,6 +163,14 @@ def luffy(t):
     return -t.a * p / (p + 0.1), -t.a * p * 0.1 / (p + 0.1) ** 2
 
 
+def rl_plus(t):
+    if not t.expert:
+        return ppo(t)
+    p, old = math.exp(t.x), math.exp(t.x - t.far)
+    loss = -t.a * math.sqrt(max(1 - p, 0.0)) * 2 * p / (1.5 * old + 0.5)
+    return loss, loss
+
+
 def sppo(sequence):
     error = sum(t.x - t.reference for t in sequence) - (sequence[0].returned - 0.5)
     return [(error**2, 2 * error * len(sequence))] * len(sequence)
@@ -146,6 +180,10 @@ REFERENCES = {
     "ppo": of_token(ppo),
     "dapo": of_token(lambda t: ppo(t, 0.2, 0.28)),
     "gspo": gspo,
+    "luspo": gspo,
+    "ppo_turn": ppo_turn,
+    "vespo": vespo,
+    "rl_plus": of_token(rl_plus),
     "cispo": of_token(cispo),
     "sapo": of_token(sapo),
     "gmpo": gmpo,
@@ -199,5 +237,62 @@ def m2po(tokens, share):
     return [(-t.a * t.r * (i in kept), -t.a * t.r * (i in kept) * t.moves) for i, t in enumerate(tokens)]
 
 
-OVER_THE_UPDATE = {"kl_cov", "m2po", "clip_cov"}
+def by_episode(tokens):
+    """Indices of the tokens of each episode, group by group."""
+    groups = {}
+    for i, t in enumerate(tokens):
+        groups.setdefault(t.group, {}).setdefault(t.episode, []).append(i)
+    return [list(episodes.values()) for episodes in groups.values()]
+
+
+def coupled(loss_of_group):
+    """Divide the loss of each episode among its tokens; `loss_of_group` gives each episode's loss and slope."""
+
+    def of_update(tokens):
+        found = [None] * len(tokens)
+        for episodes in by_episode(tokens):
+            losses = loss_of_group([[tokens[i] for i in own] for own in episodes])
+            for own, (loss, slope) in zip(episodes, losses, strict=True):
+                for i in own:
+                    found[i] = (loss / len(own), slope)
+        return found
+
+    return of_update
+
+
+def pacs(episodes):
+    """BCE with RLOO logits; each log pi moves the logits of all members."""
+    n, x, label = len(episodes), [sum(t.far for t in own) for own in episodes], [own[0].returned for own in episodes]
+    logits = [x[i] - (sum(x) - x[i]) / (n - 1) if n > 1 else 0.0 for i in range(n)]
+    chances = [1 / (1 + math.exp(-z)) for z in logits]
+    found = []
+    for i in range(n):
+        loss = max(logits[i], 0) - logits[i] * label[i] + math.log1p(math.exp(-abs(logits[i])))
+        slope = sum((chances[j] - label[j]) * (1.0 if i == j else -1 / (n - 1)) for j in range(n)) if n > 1 else 0.0
+        found.append((loss, slope))
+    return found
+
+
+def gvpo(episodes):
+    n, x = len(episodes), [0.1 * sum(t.far for t in own) for own in episodes]
+    rewards = [own[0].returned for own in episodes]
+    errors = [x[i] - sum(x) / n - rewards[i] + sum(rewards) / n for i in range(n)]
+    scale = n / max(n - 1, 1)
+    return [(scale * e**2 / 2, scale * 0.1 * e) for e in errors]
+
+
+def flowrl(episodes):
+    found = []
+    x = [sum(t.x - t.reference - 15 * t.a for t in own) / len(own) for own in episodes]
+    for own, score in zip(episodes, x, strict=True):
+        weight = min(math.exp(min(sum(t.far for t in own), 20.0)), 10.0)
+        error = score - sum(x) / len(x)
+        found.append((weight * error**2, 2 * weight * error / len(own)))
+    return found
+
+
+COUPLED = {"pacs": coupled(pacs), "gvpo": coupled(gvpo), "flowrl": coupled(flowrl)}
+"""Losses that depend on whole groups, as functions of all tokens of an update."""
+
+OVER_THE_UPDATE = {*COUPLED, "kl_cov", "m2po", "clip_cov"}
 """Losses that choose among all tokens of an update."""

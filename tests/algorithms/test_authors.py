@@ -3,13 +3,16 @@
 `authors.json` holds inputs, and the values that the code at ``source`` (repository@commit, path) computed from them.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from agentrl.algorithms.types import EpisodeBatch
+from agentrl.algorithms.aggregation import Aggregation, TokenOwners, token_weights
+from agentrl.algorithms.correction import CorrectionMode, correction
+from agentrl.algorithms.types import EpisodeBatch, LossInput
 from agentrl.registry import Kind, lookup
 
 AUTHORS = json.loads((Path(__file__).parent / "authors.json").read_text())
@@ -44,6 +47,71 @@ def episodes_of(case):
     )
 
 
+def tokens_of(case):
+    """One sequence per row; the engine's log-probabilities are pi_old's."""
+    lengths = torch.tensor([len(row) for row in case["logp"]])
+    row = torch.arange(len(lengths)).repeat_interleave(lengths)
+
+    def column(name, default=0.0):
+        rows = case.get(name, [[default] * int(length) for length in lengths])
+        return numbers([value for own in rows for value in own])
+
+    return LossInput(
+        logp=column("logp").requires_grad_(),
+        old_logp=column("old_logp"),
+        behaviour_logp=column("old_logp"),
+        advantage=column("advantage"),
+        reference_logp=column("reference_logp"),
+        episode_return=numbers(case["rewards"])[row],
+        sequence=row,
+        sequences=len(lengths),
+        turn=column("turns").long() + 100 * row,
+        episode=row,
+        group=row // case["members"],
+        expert=torch.tensor(case.get("expert", [False] * len(lengths)))[row],
+    )
+
+
+LOSSES = {
+    "pacs": ("seq-mean-token-sum", ("beta",), {}),
+    "gvpo": ("seq-mean-token-sum", ("beta",), {}),
+    "flowrl": ("seq-mean-token-sum", ("beta",), {}),
+    "luspo": ("seq-mean-token-sum", (), {"clip_low": 3e-3, "clip_high": 4e-3}),
+    "vespo": ("token-mean", (), {}),
+    "ppo_turn": ("token-mean", (), {"dual_clip": None}),
+    "rl_plus": ("token-mean", (), {"clip": 1e9, "dual_clip": None}),
+}
+"""Aggregation, options that are in the cases, and others. The authors of gvpo sum over 2 groups; a mean is half of it.
+"""
+
+
+@pytest.mark.parametrize(("name", "case"), [(name, case) for name in LOSSES for case in AUTHORS[name]["cases"]])
+def test_losses_and_gradients(name, case):
+    aggregation, given, options = LOSSES[name]
+    tokens = tokens_of(case)
+    options = {**options, **{option: case[option] for option in given}}
+    owners = TokenOwners(sequence=tokens.sequence, trajectory=tokens.episode, group=tokens.group)
+    share = token_weights(Aggregation(aggregation), owners)
+    loss = (share * lookup(Kind.LOSS, name)(tokens, **options).values).sum() * (2 if name == "gvpo" else 1)
+    (gradient,) = torch.autograd.grad(loss, tokens.logp)
+    assert float(loss.detach()) == pytest.approx(case["loss"], rel=1e-5, abs=1e-6)
+    assert_equal(gradient, [value for row in case["gradient"] for value in row], 1e-5)
+
+
+@pytest.mark.parametrize("peer", ["trl", "slime"])
+def test_off_policy_sequences(peer):
+    for case in AUTHORS[f"off_policy_sequence_{peer}"]["cases"]:
+        tokens = tokens_of(case)
+        kept = lookup(Kind.FILTER, "off_policy_sequence")(tokens, delta=case["delta"])
+        assert kept.tolist() == [case["kept"][row] for row in tokens.sequence.tolist()]
+        assert len(set(case["kept"])) == 2
+
+
+@cases("prpo")
+def test_prpo(case):
+    assert_equal(lookup(Kind.ADVANTAGE, "prpo")(episodes_of(case)), case["advantages"], 1e-5)
+
+
 @cases("graphgpo")
 @pytest.mark.parametrize(("mode", "normalize"), [("mean_std_norm", True), ("mean_norm", False)])
 def test_graphgpo(case, mode, normalize):
@@ -52,3 +120,19 @@ def test_graphgpo(case, mode, normalize):
     episodes = episodes_of(case)
     found = graphgpo(episodes, normalize=normalize) - lookup(Kind.ADVANTAGE, whole)(episodes)
     assert_equal(found, case["advantages"][mode], 1e-5)
+
+
+def test_seq_mask_tis_is_a_filter_and_a_correction():
+    """NeMo RL: raw token weights in sequences whose geometric mean is in the band, 0 elsewhere."""
+    generator = torch.Generator().manual_seed(3)
+    old = -torch.rand(60, generator=generator, dtype=torch.float64)
+    mu, sequence = old - torch.randn(60, generator=generator, dtype=torch.float64) * 0.5, torch.arange(60) // 5
+    case = {"logp": [[0.0] * 5] * 12, "rewards": [0.0] * 12, "members": 12}
+    tokens = dataclasses.replace(tokens_of(case), old_logp=old, behaviour_logp=mu, sequence=sequence, sequences=12)
+    kept = lookup(Kind.FILTER, "geometric")(tokens, band=(0.9, 1.1))
+    weights = correction(CorrectionMode.TOKEN, old, mu, sequence, cap=1e9).weights
+    rho = (old - mu).exp().reshape(12, 5)
+    mean = (old - mu).reshape(12, 5).mean(1).exp()
+    expected = torch.where(((mean >= 0.9) & (mean <= 1.1))[:, None], rho, 0.0)
+    torch.testing.assert_close(torch.where(kept, weights, 0.0), expected.flatten())
+    assert 0 < int(kept.sum()) < 60

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from agentrl.algorithms.correction import KLEstimator, entropy, kl_divergence
+from agentrl.algorithms.correction import KLEstimator, entropy, kl_divergence, policy_kl
+from agentrl.algorithms.types import LossInput
 
 X = [0.5, -0.25, 0.0]
 VALUES = {
@@ -14,6 +15,7 @@ VALUES = {
     "k3": [math.exp(x) - x - 1 for x in X],
     "k1+": [-x for x in X],
     "k3+": [math.exp(x) - x - 1 for x in X],
+    "k3_ratio": [math.exp(x) - x - 1 for x in X],
 }
 # d/dlogp with x = ref - logp
 GRADIENTS = {
@@ -22,6 +24,7 @@ GRADIENTS = {
     "k3": [1 - math.exp(x) for x in X],
     "k1+": [-x for x in X],
     "k3+": [-x for x in X],
+    "k3_ratio": [1 - math.exp(x) for x in X],
 }
 
 
@@ -53,6 +56,33 @@ def test_k2_gradient_is_the_divergence_gradient():
     logp = logits.log_softmax(0)
     exact = (logp.exp() * (logp - reference)).sum()
     estimated = (logp.exp().detach() * kl_divergence(KLEstimator.K3_PLUS, logp, reference)).sum()
+    (wanted,) = torch.autograd.grad(exact, logits, retain_graph=True)
+    (found,) = torch.autograd.grad(estimated, logits)
+    assert found.tolist() == pytest.approx(wanted.tolist())
+
+
+@pytest.mark.parametrize("old", [[0.3, -1.0, 0.7], [1.0, 0.2, -0.4]])
+def test_k3_with_ratios_is_unbiased_in_value_and_gradient(old):
+    """Over all tokens of a small vocabulary that pi_old sampled: what TRL computes with `use_bias_correction_kl`."""
+    logits = torch.tensor([0.3, -1.0, 0.7], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.0, 0.5, -0.5], dtype=torch.float64).log_softmax(0)
+    logp, old_logp = logits.log_softmax(0), torch.tensor(old, dtype=torch.float64).log_softmax(0)
+    exact = (logp.exp() * (logp - reference)).sum()
+    zeros = torch.zeros(3, dtype=torch.float64)
+    tokens = LossInput(
+        logp=logp,
+        old_logp=old_logp,
+        behaviour_logp=old_logp,
+        advantage=zeros,
+        episode_return=zeros,
+        sequence=torch.arange(3),
+        sequences=3,
+        reference_logp=reference,
+    )
+    estimated = (old_logp.exp() * policy_kl(KLEstimator.K3_RATIO, tokens)).sum()
+    trl = (old_logp.exp() * (logp - old_logp).exp() * ((reference - logp).exp() - (reference - logp) - 1)).sum()
+    torch.testing.assert_close(estimated, exact)
+    torch.testing.assert_close(estimated, trl)
     (wanted,) = torch.autograd.grad(exact, logits, retain_graph=True)
     (found,) = torch.autograd.grad(estimated, logits)
     assert found.tolist() == pytest.approx(wanted.tolist())

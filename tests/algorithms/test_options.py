@@ -104,6 +104,13 @@ DEFAULTS = {
     (Kind.LOSS, "m2po"): {"tau": 0.04},
     (Kind.LOSS, "kimi"): {"tau": 0.1},
     (Kind.LOSS, "luffy"): {**DUAL, "shaping": 0.1},
+    (Kind.LOSS, "ppo_turn"): DUAL,
+    (Kind.LOSS, "vespo"): {"k_positive": 2.0, "lambda_positive": 3.0, "k_negative": 3.0, "lambda_negative": 2.0},
+    (Kind.LOSS, "rl_plus"): {**DUAL, "exploration": 0.5},
+    (Kind.LOSS, "pacs"): {"beta": 1.0},
+    (Kind.LOSS, "gvpo"): {"beta": 0.1},
+    (Kind.LOSS, "flowrl"): {"beta": 15.0},
+    (Kind.FILTER, "off_policy_sequence"): {"delta": 1e-4},
     (Kind.LOSS, "sppo"): {"eta": 1.0},
     (Kind.LOSS, "dpo"): {"beta": 0.1},
     (Kind.LOSS, "spin"): {"beta": 0.1},
@@ -157,10 +164,11 @@ def marked(kind, mark):
 def test_what_the_trainer_may_assume_of_each_function():
     alone = {"prpo", "reinforce", "reinforce++", "remax", "gae", "gae_turn", "bi_level", "vapo"}
     assert marked(Kind.ADVANTAGE, compares_group.of) == set(names(Kind.ADVANTAGE)) - alone
-    assert marked(Kind.LOSS, weighs_behaviour.of) == {"decoupled_ppo"}
-    assert marked(Kind.LOSS, ignores_advantage.of) == {"distill", "distill_top_k", "sft", "sppo"}
+    assert marked(Kind.LOSS, weighs_behaviour.of) == {"decoupled_ppo", "vespo"}
+    assert marked(Kind.LOSS, ignores_advantage.of) == {"distill", "distill_top_k", "gvpo", "pacs", "sft", "sppo"}
     assert marked(Kind.LOSS, other_input) == {"dpo", "spin", "prime", "value"}
     moves = {"distill", "distill_top_k", "sft", "sppo", "dpo", "spin", "prime", "value", "kimi", "kl_cov", "vapo"}
+    moves |= {"flowrl", "gvpo", "pacs"}
     assert marked(Kind.LOSS, advantage_weighted.of) == set(names(Kind.LOSS)) - moves
     needed = {
         (kind, name): needed_inputs(lookup(kind, name))
@@ -176,6 +184,8 @@ def test_what_the_trainer_may_assume_of_each_function():
         (Kind.LOSS, "distill"): {Input.TEACHER},
         (Kind.LOSS, "distill_top_k"): {Input.TEACHER_TOP},
         (Kind.LOSS, "luffy"): {Input.EXPERT},
+        (Kind.LOSS, "rl_plus"): {Input.EXPERT},
+        (Kind.LOSS, "flowrl"): {Input.REFERENCE},
         (Kind.LOSS, "sppo"): {Input.REFERENCE},
         (Kind.FILTER, "top_entropy"): {Input.ENTROPY},
     }

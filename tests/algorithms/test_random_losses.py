@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from loss_loops import OVER_THE_UPDATE, REFERENCES, covariances, kl_cov, m2po, ppo, ppo_clips, sequences_of
+from loss_loops import COUPLED, OVER_THE_UPDATE, REFERENCES, covariances, kl_cov, m2po, ppo, ppo_clips, sequences_of
 
 from agentrl.algorithms.traits import other_input
 from agentrl.algorithms.types import LossInput
@@ -46,6 +46,9 @@ def random_batch(generator):
             episode_return=torch.tensor([-1.0, 0.0, 0.5, 1.0], dtype=torch.float64)[whole(0, 3, 4)][sequence // 2],
             sequence=sequence,
             sequences=lengths.numel(),
+            turn=turn,
+            episode=sequence // 2,
+            group=torch.zeros_like(sequence),
             reference_logp=-normal(1.5).abs(),
             teacher_logp=-normal(1.5).abs(),
             expert=(whole(0, 3, 4) == 0)[sequence],
@@ -75,11 +78,12 @@ def joined(inputs):
     parts = {
         part.name: torch.cat([getattr(tokens, part.name) for tokens in inputs])
         for part in dataclasses.fields(LossInput)
-        if isinstance(getattr(inputs[0], part.name), torch.Tensor) and part.name not in ("logp", "sequence")
+        if isinstance(getattr(inputs[0], part.name), torch.Tensor) and part.name not in ("logp", "sequence", "turn")
     }
     return LossInput(
         logp=torch.cat([tokens.logp.detach() for tokens in inputs]).requires_grad_(),
         sequence=torch.cat([t.sequence + offset for t, offset in zip(inputs, offsets[:-1], strict=True)]),
+        turn=torch.cat([t.turn + 2 * offset for t, offset in zip(inputs, offsets[:-1], strict=True)]),
         sequences=int(offsets[-1]),
         **parts,
     )
@@ -103,6 +107,32 @@ def test_every_policy_loss_has_a_reference():
 def test_loss_and_gradient_equal_the_reference(joined, name):
     expected = [pair for sequence in sequences_of(joined) for pair in REFERENCES[name](sequence)]
     assert_equal(name, joined, expected)
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_losses_of_groups_equal_the_reference(inputs, name):
+    for tokens in inputs:
+        flat = [token for sequence in sequences_of(tokens) for token in sequence]
+        assert_equal(name, tokens, COUPLED[name](flat))
+        chosen = lookup(Kind.LOSS, name).choice.choose(tokens)
+        assert_equal(name, dataclasses.replace(tokens, chosen=chosen), COUPLED[name](flat))
+
+
+@pytest.mark.parametrize("name", ["pacs", "gvpo"])
+def test_slopes_of_losses_of_groups_are_derivatives(inputs, name):
+    """Those of the sum over the group; in flowrl, weights and the group's mean are constants instead."""
+    choose, step = lookup(Kind.LOSS, name).choice.choose, 1e-6
+
+    def total(tokens, i, shift):
+        logp = tokens.logp.detach().clone()
+        logp[i] += shift
+        return float(choose(dataclasses.replace(tokens, logp=logp))[:, 0].sum())
+
+    for tokens in inputs[:50]:
+        slopes = choose(tokens)[:, 1].tolist()
+        for i, slope in enumerate(slopes):
+            found = (total(tokens, i, step) - total(tokens, i, -step)) / (2 * step)
+            assert found == pytest.approx(slope, rel=1e-5, abs=1e-7)
 
 
 def test_kl_cov_equals_the_reference(inputs):

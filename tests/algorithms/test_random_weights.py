@@ -1,5 +1,6 @@
 """Aggregations, corrections and filters on 400 random batches against loops."""
 
+import dataclasses
 import itertools
 import math
 import random
@@ -148,6 +149,19 @@ def test_geometric_mean_rejects_whole_sequences(batches):
         assert kept == [0.8 <= math.exp(sequence_mean(rows, row, distance)) <= 1.25 for row in rows]
 
 
+@pytest.mark.parametrize("advantage", [-1.0, 0.0])
+def test_off_policy_sequences_lose_tokens_of_negative_advantage(batches, advantage):
+    for rows in batches:
+        tokens = loss_input(rows)
+        logp = tokens.old_logp - torch.linspace(0, 0.3, len(rows), dtype=torch.float64)
+        tokens = dataclasses.replace(tokens, logp=logp, advantage=torch.full_like(logp, advantage))
+        kept = lookup(Kind.FILTER, "off_policy_sequence")(tokens, delta=0.1).tolist()
+        away = (tokens.behaviour_logp - logp).tolist()
+        for row, found in zip(rows, kept, strict=True):
+            own = [x for x, other in zip(away, rows, strict=True) if other[0] == row[0]]
+            assert found == (advantage >= 0 or sum(own) / len(own) <= 0.1)
+
+
 def test_top_entropy_keeps_the_most_uncertain_tokens(batches):
     for rows in batches:
         kept = lookup(Kind.FILTER, "top_entropy")(loss_input(rows)).tolist()
@@ -156,4 +170,9 @@ def test_top_entropy_keeps_the_most_uncertain_tokens(batches):
 
 
 def test_every_filter_is_tested():
-    assert {name for name in names(Kind.FILTER) if ":" not in name} == {*K, "geometric", "top_entropy"}
+    assert {name for name in names(Kind.FILTER) if ":" not in name} == {
+        *K,
+        "geometric",
+        "off_policy_sequence",
+        "top_entropy",
+    }

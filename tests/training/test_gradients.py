@@ -12,8 +12,8 @@ from agentrl.algorithms.aggregation import Aggregation, TokenOwners
 from agentrl.algorithms.policy_losses import ppo
 from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.config.config import (
+    LOSS_AGGREGATIONS,
     REFERENCE_LOSSES,
-    SEQUENCE_LOSSES,
     AlgorithmConfig,
     TrainerConfig,
 )
@@ -259,9 +259,9 @@ def test_the_config_knows_which_losses_keep_a_reference():
 
 
 def test_the_config_knows_which_losses_are_means_over_sequences():
-    assert {"gmpo", "gspo", "sapo", "sppo"} == SEQUENCE_LOSSES
-    for name in SEQUENCE_LOSSES:
-        assert AlgorithmConfig(loss=name).aggregation == "seq-mean-token-mean"
+    for name, aggregation in LOSS_AGGREGATIONS.items():
+        assert lookup(Kind.LOSS, name)
+        assert AlgorithmConfig(loss=name).aggregation == aggregation
         assert AlgorithmConfig(loss=name, aggregation="token-mean").aggregation == "token-mean"
     assert AlgorithmConfig(loss="ppo").aggregation == AlgorithmConfig().aggregation == "token-mean"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from loss_loops import REFERENCES, Token, clamp, covariances, kl_cov, m2po, ppo, ppo_clips
+from loss_loops import COUPLED, REFERENCES, Token, clamp, covariances, kl_cov, m2po, ppo, ppo_clips
 from support.trainers import compute_logprobs
 
 from agentrl.algorithms.traits import needed_inputs, other_input, weighs_behaviour
@@ -57,6 +57,12 @@ def most_uncertain(tokens):
     return set(ranked[: round(0.6 * len(tokens))])
 
 
+def near_or_good(tokens):
+    """Tokens without a negative advantage, and those of sequences at most 0.05 away from mu."""
+    near = by_sequence(lambda own: -mean([t.far + t.q for t in own]) <= 0.05)(tokens)
+    return {i for i, token in enumerate(tokens) if i in near or token.a >= 0}
+
+
 def k3(q):
     return math.exp(q) - q - 1
 
@@ -69,6 +75,7 @@ FILTERS = [
     ("k3", {"limit": 0.1}, by_token(lambda t: k3(t.q) <= 0.1)),
     ("k3", {"limit": 0.15, "of": "sequence"}, by_sequence(lambda own: mean([k3(t.q) for t in own]) <= 0.15)),
     ("geometric", {"band": [0.8, 1.25]}, by_sequence(lambda own: 0.8 <= math.exp(mean([t.q for t in own])) <= 1.25)),
+    ("off_policy_sequence", {"delta": 0.05}, near_or_good),
     ("top_entropy", {"share": 0.6}, most_uncertain),
 ]
 ALL = ("none", None, lambda tokens: set(range(len(tokens))))
@@ -175,6 +182,9 @@ def tokens_of(trajectories, logp, old, reference, entropy, *, first):
                     reference=ref,
                     teacher=0.0,
                     expert=False,
+                    turn=turn.index,
+                    episode=n,
+                    group=trajectories[n].group_id,
                     sequence=s,
                     trajectory=n,
                     entropy=uncertainty,
@@ -192,6 +202,8 @@ def pairs_of(loss, tokens):
         return [(0.0, 0.0) if 0 <= band[i] <= 9 and not ppo_clips(t) else ppo(t) for i, t in enumerate(tokens)]
     if loss == "m2po":
         return m2po(tokens, 1e9)
+    if loss in COUPLED:
+        return COUPLED[loss](tokens)
     pairs = {}
     for own in ([t for t in tokens if t.sequence == s] for s in {t.sequence for t in tokens}):
         pairs.update(zip(map(id, own), REFERENCES[loss](own), strict=True))

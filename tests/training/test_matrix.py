@@ -73,6 +73,7 @@ def settings(estimator, loss):
         "distill": {"teacher": {"path": "any"}},
         "distill_top_k": {"teacher": {"path": "any", "top_k": 2}},
         "luffy": {"expert": {}},
+        "rl_plus": {"expert": {}},
     }.get(loss, {})
     return AlgorithmConfig(advantage=estimator, loss=loss, correction=correction, **guides)
 
@@ -112,6 +113,9 @@ class Policy:
             episode_return=batch.episodes.to_tokens(batch.episodes.returns),
             sequence=batch.owners.sequence,
             sequences=len(batch.sequences),
+            turn=batch.episodes.token_turn,
+            episode=batch.owners.trajectory,
+            group=batch.owners.group,
             reference_logp=self.reference,
             teacher_logp=self.teacher,
             teacher_top_logp=self.top(self.teacher_weights).detach(),

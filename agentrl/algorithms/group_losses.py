@@ -1,0 +1,122 @@
+"""Losses that couple the episodes of a group: each compares log-probabilities of whole episodes within their group.
+
+The loss of an episode depends on tokens in other micro-batches. The choice of such a loss therefore computes, from all
+tokens of the update, each episode's loss and its derivative by log pi; the loss is then linear in log pi. If a step
+has several mini-batches, each should hold whole groups (`agentrl.training.batch.mini_batches`). All three are meant
+for aggregation seq-mean-token-sum, the mean over episodes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from agentrl.algorithms.options import Positive
+from agentrl.algorithms.segments import segment_mean, segment_sizes, segment_sum
+from agentrl.algorithms.traits import Input, chooses, ignores_advantage, needs
+from agentrl.algorithms.types import LOG_RATIO_LIMIT, LossInput, TokenLoss, plain_loss, require
+
+FLOW_WEIGHT_CAP = 10.0
+"""Maximum importance weight of an episode in `flowrl`, as in its authors' code."""
+
+
+class _Episodes:
+    """Sums of log-probabilities of the episodes in an input, without gradient; all tensors are [episodes]."""
+
+    def __init__(self, tokens: LossInput) -> None:
+        self.of_token = torch.unique(require(tokens.episode, Input.EPISODE), return_inverse=True)[1]
+        self.count = int(self.of_token.max()) + 1
+        self.lengths = segment_sizes(self.of_token, self.count)
+        group = torch.zeros_like(self.lengths).index_copy(0, self.of_token, require(tokens.group, Input.GROUP))
+        self.group = torch.unique(group, return_inverse=True)[1]
+        self.groups = int(self.group.max()) + 1
+        self.members = segment_sizes(self.group, self.groups)[self.group]
+        self.logp = tokens.logp.detach()
+        self.moved = self.sum(self.logp - tokens.old_logp)
+        """log pi / pi_old of the whole episode."""
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum values over the tokens of each episode."""
+        return segment_sum(values, self.of_token, self.count)
+
+    def first(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the value of each episode that all its tokens have."""
+        return values.new_zeros(self.count).index_copy(0, self.of_token, values)
+
+    def group_mean(self, values: torch.Tensor) -> torch.Tensor:
+        """Compute the mean over each episode's group."""
+        return segment_mean(values, self.group, self.groups)[self.group]
+
+    def of_tokens(self, loss: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+        """Divide each episode's loss among its tokens, beside its slope: [tokens, 2]."""
+        return torch.stack([loss / self.lengths, slope], dim=-1)[self.of_token]
+
+
+def _linear(tokens: LossInput, chosen: torch.Tensor) -> TokenLoss:
+    """Compute the loss that has a value and a derivative by log pi: chosen is [tokens, 2]."""
+    loss, slope = chosen.to(tokens.logp.dtype).unbind(-1)
+    return plain_loss(loss + slope * (tokens.logp - tokens.logp.detach()))
+
+
+def pacs_slopes(tokens: LossInput, *, beta: Positive = 1.0) -> torch.Tensor:
+    """Compute the loss of `pacs` for each token, and its derivative by log pi: [tokens, 2]."""
+    episodes = _Episodes(tokens)
+    others = (episodes.members / (episodes.members - 1).clamp(min=1)).to(tokens.logp.dtype)
+    score = beta * episodes.moved
+    logit = others * (score - episodes.group_mean(score))
+    label = episodes.first(tokens.episode_return).to(logit.dtype)
+    error = logit.sigmoid() - label
+    loss = functional.binary_cross_entropy_with_logits(logit, label, reduction="none")
+    return episodes.of_tokens(loss, beta * others * (error - episodes.group_mean(error)))
+
+
+@chooses(pacs_slopes, drops=False)
+@ignores_advantage
+def pacs(tokens: LossInput, *, beta: Positive = 1.0) -> TokenLoss:
+    """Binary cross-entropy of R with the logit x - mean x of the other members, x = beta log pi / pi_old (PACS).
+
+    PACS, arXiv 2509.02522, with RLOO: x is the sum over the episode's tokens, and R is a reward from 0 to 1. In the
+    first update of a step all logits are 0.
+    """
+    return _linear(tokens, pacs_slopes(tokens, beta=beta) if tokens.chosen is None else tokens.chosen)
+
+
+def gvpo_slopes(tokens: LossInput, *, beta: Positive = 0.1) -> torch.Tensor:
+    """Compute the loss of `gvpo` for each token, and its derivative by log pi: [tokens, 2]."""
+    episodes = _Episodes(tokens)
+    implicit, reward = beta * episodes.moved, episodes.first(tokens.episode_return).to(tokens.logp.dtype)
+    error = implicit - episodes.group_mean(implicit) - (reward - episodes.group_mean(reward))
+    others = (episodes.members / (episodes.members - 1).clamp(min=1)).to(error.dtype)
+    return episodes.of_tokens(others * error.square() / 2, beta * others * error)
+
+
+@chooses(gvpo_slopes, drops=False)
+@ignores_advantage
+def gvpo(tokens: LossInput, *, beta: Positive = 0.1) -> TokenLoss:
+    """N / (n - 1) / 2 (x - mean_g x - (R - mean_g R))^2, x = beta log pi / pi_old of n episodes (arXiv 2504.19599).
+
+    GVPO; the derivative treats the group's mean as a constant, which changes nothing, as the errors add up to 0. The
+    best policy is pi_old exp(R / beta) up to a constant, whatever policy sampled the episodes.
+    """
+    return _linear(tokens, gvpo_slopes(tokens, beta=beta) if tokens.chosen is None else tokens.chosen)
+
+
+def flowrl_slopes(tokens: LossInput, *, beta: Positive = 15.0) -> torch.Tensor:
+    """Compute the loss of `flowrl` for each token, and its derivative by log pi: [tokens, 2]."""
+    episodes = _Episodes(tokens)
+    reference = require(tokens.reference_logp, Input.REFERENCE)
+    score = episodes.sum(episodes.logp - reference - beta * tokens.advantage) / episodes.lengths
+    error = score - episodes.group_mean(score)
+    weight = episodes.moved.clamp(max=LOG_RATIO_LIMIT).exp().clamp(max=FLOW_WEIGHT_CAP)
+    return episodes.of_tokens(weight * error.square(), 2 * weight * error / episodes.lengths)
+
+
+@chooses(flowrl_slopes, drops=False)
+@needs(Input.REFERENCE)
+def flowrl(tokens: LossInput, *, beta: Positive = 15.0) -> TokenLoss:
+    """W (log Z + mean_t log pi / pi_ref - beta mean_t A)^2, w = min(prod r, 10) (FlowRL, arXiv 2509.15207).
+
+    The authors predict log Z from the prompt with a network. Here it is what makes the group's errors add up to 0
+    (VarGrad, arXiv 2010.10436), so that no other model is trained. Meant for the advantages of `grpo`.
+    """
+    return _linear(tokens, flowrl_slopes(tokens, beta=beta) if tokens.chosen is None else tokens.chosen)
