@@ -188,6 +188,7 @@ class TurnOptions:
 
 
 PLAIN_TURN = TurnOptions()
+"""Options of a turn without any."""
 
 
 class Conversation(ABC):

@@ -7,22 +7,27 @@ test compares them with the code. As a hook of mkdocs, this module fills them in
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from capability_tables import engines_table, modes_table
 from environment_pages import generated_pages, index_table, page_path, reads_page, section
 from typer.testing import CliRunner
 
+import agentrl
 from agentrl.algorithms.traits import needed_inputs, other_input
 from agentrl.cli.application import build
 from agentrl.cli.commands import COMMANDS
 from agentrl.config import shipped_configs
 from agentrl.config.reference import config_reference
 from agentrl.config.resume_rules import RULES as RESUME_RULES
+from agentrl.observe.metric_table import metric_sections
 from agentrl.registry import Kind, lookup, names
 from agentrl.testing.env_check import INTEGRITY, RULES
 from agentrl.testing.report import CheckRule
@@ -33,6 +38,20 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
 DOCS = Path(__file__).parent
+EXAMPLES = DOCS.parent / "examples"
+PUBLIC_MODULES = (
+    "agentrl.env",
+    "agentrl.tool",
+    "agentrl.agent_loop",
+    "agentrl.reward",
+    "agentrl.task",
+    "agentrl.message",
+    "agentrl.errors",
+    "agentrl.trajectory",
+    "agentrl.testing",
+    "agentrl.registry",
+)
+"""Modules that docs/stability.md calls public; each has a page in docs/api."""
 MARK = re.compile(r"<!-- generated: ([\w ]+) -->(?:\n.*?<!-- end: \1 -->)?", re.DOTALL)
 ENVIRONMENTS = "Environments"
 """Title of the navigation section."""
@@ -124,6 +143,19 @@ def resume_table() -> str:
     return "\n".join(["| keys | may change | why |", "|---|---|---|", *rows])
 
 
+def metrics_tables() -> str:
+    """Return the tables of metrics, by section."""
+    parts = []
+    for title, rows in metric_sections().items():
+        parts += [f"## {title}\n", "| metric | meaning | unit | healthy | otherwise |", "|---|---|---|---|---|"]
+        for row in rows:
+            names = ", ".join(f"`{name}`" for name in row.names)
+            cells = (row.meaning, row.unit, row.healthy, row.remedy)
+            parts.append(f"| {names} | {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "resume": resume_table,
     "environments": index_table,
@@ -136,6 +168,10 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "filters": lambda: algorithms_table(Kind.FILTER),
     "shapings": lambda: algorithms_table(Kind.SHAPING),
     "configs": configs_table,
+    "metrics": metrics_tables,
+    "engine capabilities": engines_table,
+    "advantage capabilities": lambda: modes_table(Kind.ADVANTAGE),
+    "loss capabilities": lambda: modes_table(Kind.LOSS),
 }
 
 
@@ -157,7 +193,31 @@ def on_files(files: Files, config: Any) -> Files:
     pages = {path: make() for path, make in SITE_PAGES.items()} | generated_pages()
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
+    for path in sorted(EXAMPLES.glob("*.*")):
+        files.append(File.generated(config, f"examples/{path.name}", content=path.read_text(encoding="utf-8")))
     return files
+
+
+def public_names() -> list[str]:
+    """Return the dotted names that the Python reference must have, by the modules of `PUBLIC_MODULES`."""
+    found = [f"agentrl.{name}" for name in agentrl.__all__ if f"agentrl.{name}" not in PUBLIC_MODULES]
+    for module in map(importlib.import_module, PUBLIC_MODULES):
+        own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        names = getattr(module, "__all__", [name for name in own if not name.startswith("_")])
+        found += [f"{module.__name__}.{name}" for name in names]
+    return found
+
+
+def on_post_build(config: Any) -> None:
+    """Check that the Python reference has an entry for every public name.
+
+    Raises:
+        SystemExit: some have none.
+    """
+    inventory = (Path(config.site_dir) / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    entries = {line.partition(" ")[0] for line in zlib.decompress(inventory).decode().splitlines()}
+    if missing := [name for name in public_names() if name not in entries]:
+        sys.exit(f"docs/api has no entry for {', '.join(missing)}; add it to a page, and a docstring to the code")
 
 
 def on_config(config: Any) -> Any:
@@ -188,8 +248,8 @@ def render_committed() -> dict[Path, str]:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fill in the tables of a page."""
-    return fill(markdown)
+    """Fill in the tables of a page, and let links to examples lead to their copies on the site."""
+    return fill(markdown).replace("](../examples/", "](examples/")
 
 
 def _help(words: list[str]) -> str:

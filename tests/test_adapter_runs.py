@@ -179,7 +179,12 @@ def refused(setting, message):
         refused(("model.lora.modules_to_save=[embed_tokens]",), "modules_to_save does not work with several"),
         refused(("trainer.processes=2",), r"trainer\.processes does not work with several adapters"),
         refused(("trainer.critic={}", "algorithm.advantage=gae"), r"trainer\.critic does not work with several"),
-        refused(("engine=sglang",), "SGLang replaces an adapter only while"),
+        pytest.param(
+            ("engine=sglang",),
+            "SGLang replaces an adapter only while",
+            id="sglang",
+            marks=pytest.mark.capability(["sglang", "attached sglang"], "several adapters", refused=True),
+        ),
         refused(("engine=vllm",), r"Set engine\.adapter_rank=4 engine\.max_adapters=2"),
         refused(("adapters.writer={path: nowhere/at/all}",), "no model found in nowhere/at/all"),
     ],

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import re
 import shlex
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -163,7 +164,37 @@ def test_an_empty_table_is_noticed() -> None:
 
 def test_the_readme_links_every_page() -> None:
     linked = {(ROOT / target).resolve() for target, _ in LINK.findall((ROOT / "README.md").read_text())}
+    index = ROOT / "docs" / "api" / "index.md"
+    linked |= {(index.parent / target).resolve() for target, _ in LINK.findall(index.read_text())}
     assert [str(page.relative_to(ROOT)) for page in PAGES[1:] if page.resolve() not in linked] == []
+
+
+def test_the_python_reference_has_a_page_for_every_public_module(generator: ModuleType) -> None:
+    """`on_post_build` compares the names on the built pages."""
+    stability = (ROOT / "docs" / "stability.md").read_text()
+    contracts, registry = (
+        re.search(rf"^\| the {what}\b.*$", stability, re.MULTILINE) for what in ("contracts", "entry")
+    )
+    assert contracts is not None
+    assert registry is not None
+    public = re.findall(r"`(agentrl\.\w+)`", contracts[0]) + re.findall(r"`(agentrl\.registry)`", registry[0])
+    assert sorted(public) == sorted(generator.PUBLIC_MODULES)
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    entries = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
+    assert [name for name in public if name not in entries] == []
+    own = [name for name in generator.public_names() if name.count(".") == 1]
+    assert [name for name in own if name not in entries] == []
+
+
+def test_a_public_name_without_an_entry_fails_the_build(generator: ModuleType, tmp_path: Path) -> None:
+    def build(names: list[str]) -> None:
+        lines = "".join(f"{name} py:function 1 api/python/#$ -\n" for name in names)
+        (tmp_path / "objects.inv").write_bytes(b"#\n" * 4 + zlib.compress(lines.encode()))
+        generator.on_post_build(SimpleNamespace(site_dir=str(tmp_path)))
+
+    build(generator.public_names())
+    with pytest.raises(SystemExit, match=r"no entry for agentrl\.train;"):
+        build([name for name in generator.public_names() if name != "agentrl.train"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

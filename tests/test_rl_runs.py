@@ -89,6 +89,7 @@ def test_a_policy_learns_and_its_checkpoint_can_be_trained_on(tiny_run):
     assert first > lines[0]["reward/mean"] + 0.2
 
 
+@pytest.mark.capability("local", "training")
 def test_a_warm_start_learns_what_the_expert_does(tiny_run):
     run = tiny_run("sft={episodes: 96, tokens_per_update: 256, learning_rate: 1e-2, epochs: 3}")
     watcher = Recorder()

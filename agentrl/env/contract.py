@@ -4,17 +4,15 @@ An environment is a plain `gymnasium.Env`, or an `AsyncEnv` with the same five-t
 content; an action is the text of one model turn (the agent loop has already extracted it from the answer). Optional
 parts are found by name:
 
-==================== =====================================================================================
-``state_key()``      key of the *full* state (observations may hide some of it): step groups, snapshots
-``snapshot()``       the state as plain data; ``restore(data)`` restores it
-``expert()``         an `Expert` that solves the task through the public text interface
-``admissible_actions()``  list of the actions that are accepted now, as texts; computed on request
-``tools``            tools bound to this episode (a list of `agentrl.tool.Tool`)
-``tool_message(action)``  if it has tools: the assistant message that takes a text action by calling them
-``action_hint``      one line for the model that describes an action
-``web_page()``       the observation as an HTML page for manual play: a click on an element takes its ``data-action``,
-                     with "{}" replaced by the typed text
-==================== =====================================================================================
+- ``state_key()``: key of the *full* state (observations may hide some of it), for step groups and snapshots.
+- ``snapshot()``: the state as plain data; ``restore(data)`` restores it.
+- ``expert()``: an `Expert` that solves the task through the public text interface.
+- ``admissible_actions()``: list of the actions that are accepted now, as texts; computed on request.
+- ``tools``: tools bound to this episode (a list of `agentrl.tool.Tool`).
+- ``tool_message(action)``: if it has tools, the assistant message that takes a text action by calling them.
+- ``action_hint``: one line for the model that describes an action.
+- ``web_page()``: the observation as an HTML page for manual play: a click on an element takes its ``data-action``, with
+  "{}" replaced by the typed text.
 
 The final ``info`` may hold ``success`` (bool) and ``task_type`` (str); each step's may hold ``valid`` (bool, False if
 the action was not understood) and ``reward_components`` (numbers by name); that of `reset` may hold ``goal`` (str,
@@ -48,6 +46,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 AnyEnv: TypeAlias = "gymnasium.Env[Any, Any] | AsyncEnv"
+"""An environment of either kind."""
 
 
 class AsyncEnv(ABC):

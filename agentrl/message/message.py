@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 from agentrl.message.control_tokens import TokenBreaker
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+"""Role of a message."""
 broken_up = TokenBreaker()
 """Function that inserts a space into spelled control tokens, for services that render messages themselves.
 
@@ -51,7 +52,9 @@ class ImagePart:
 
 
 ContentPart: TypeAlias = TextPart | ImagePart
+"""Part of a message with images."""
 Content: TypeAlias = str | tuple[ContentPart, ...]
+"""Content of a message: text, or parts with text and images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

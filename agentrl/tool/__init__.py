@@ -1,14 +1,11 @@
 """The contract of a tool: a typed function with a docstring that the policy may call.
 
-    @agentrl.tool
-    def midpoint(low: int, high: int) -> int:
-        \"\"\"The middle of a range.
-
-Args:
-            low: Smallest candidate.
-            high: Largest candidate.
-        \"\"\"
-        return (low + high) // 2
+```python
+@agentrl.tool
+def midpoint(low: Annotated[int, "Smallest candidate."], high: Annotated[int, "Largest candidate."]) -> int:
+    \"\"\"The middle of a range.\"\"\"
+    return (low + high) // 2
+```
 
 The JSON schema comes from the signature and the docstring, in Google's, NumPy's or Sphinx's style. A stateful tool is a
 class with ``__call__``; one object is created per episode, and opened and closed as an asynchronous context manager if

@@ -82,6 +82,7 @@ async def world(adapter_url, model, learning):
     await world.sync.close()
 
 
+@pytest.mark.capability(["vllm", "attached vllm"], "LoRA")
 async def test_syncs_with_requests_in_flight_are_exact(world):
     stop, answered, answers = asyncio.Event(), asyncio.Event(), []
 
@@ -224,6 +225,7 @@ async def adapters(adapter_url, model, learning):
     await found.sync.close()
 
 
+@pytest.mark.capability("vllm", "several adapters")
 async def test_two_adapters_and_the_base_are_exact_while_one_after_the_other_learns(adapters, model, reference_of):
     stop, answers = asyncio.Event(), []
     sampling = {adapter: asyncio.Event() for adapter in (*NAMES, None)}
@@ -265,6 +267,7 @@ async def test_an_adapter_that_is_not_its_trainers_is_named(adapters):
         await adapters.sync.sync(adapters.pool.version + 1)
 
 
+@pytest.mark.capability("attached vllm", "several adapters", "training")
 def test_two_adapters_train_on_a_server_that_runs(tmp_path, monkeypatch, adapter_url, model_folder):
     monkeypatch.syspath_prepend(WORLDS)
     config = load_config(

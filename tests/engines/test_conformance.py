@@ -12,7 +12,7 @@ from agentrl.serving.scripted import ScriptedEngine
 from agentrl.serving.sglang import SGLangServer
 from agentrl.serving.vllm import VLLMServer
 from agentrl.testing import ServerEngine, check_engine
-from agentrl.testing.engine_check import MEETINGS
+from agentrl.testing.engine_check import MEETINGS, RULES
 from agentrl.testing.report import CheckStatus
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
@@ -65,6 +65,7 @@ def subject(engine, request):
         ("vllm", ["seeds"]),
     ],
 )
+@pytest.mark.capability("{engine}", *(rule.name for rule in RULES), without="skipped")
 async def test_the_engine_conforms(engine, skipped, subject, reference_of, kills_a_server):
     model = subject.pop("model", None)
     reference = None if model is None else reference_of(model)

@@ -96,12 +96,14 @@ def url(engine, household_model, tmp_path_factory):
         assert process.wait(timeout=60) == 0
 
 
+@pytest.mark.capability("{engine}", "evaluation")
 def test_a_launched_server_plays_what_the_local_engine_plays(engine, greedy, local):
     tokens, result = greedy("--engine", engine)
     assert tokens == local
     assert (result["failed"], result["turns"], len(tokens)) == (0, 3, 6)
 
 
+@pytest.mark.capability("attached {engine}", "evaluation")
 def test_an_attached_server_plays_what_the_local_engine_plays(engine, url, greedy, local):
     assert greedy("--engine", engine, "--url", url)[0] == local
 

@@ -179,6 +179,7 @@ async def test_what_a_server_was_sent_and_sampled_is_what_is_recorded(client_of,
     assert forks > SESSIONS / 2, "sessions fork"
 
 
+@pytest.mark.capability("{engine}", "schemas")
 async def test_a_server_holds_answers_to_schemas_and_calls(client_of):
     engine, loop = ServerEngine(client_of()), Held()
     await engine.start()

@@ -128,6 +128,7 @@ async def world(request, model, model_folder, learning, tmp_path_factory):
 
 @of_the_world
 @both_engines
+@pytest.mark.capability("{world}", "restart")
 async def test_a_killed_server_comes_back(world, leader_of):
     requests, tasks = await world.in_flight()
     os.kill(leader_of(world.pool.servers[0].url), signal.SIGKILL)

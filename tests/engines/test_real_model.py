@@ -99,11 +99,13 @@ def _check_exact(model, trajectories) -> int:
     return count
 
 
+@pytest.mark.capability("local", "evaluation")
 def test_what_the_local_engine_samples_is_transformers(model, tmp_path):
     assert _check_exact(model, _play(tmp_path, *GUESSES)) >= 1000
 
 
 @BOTH
+@pytest.mark.capability("attached {engine}", "stop strings")
 def test_what_servers_sample_is_transformers(engine, url, model, tmp_path, monkeypatch):
     monkeypatch.setenv(KEY, "secret")
     server = f"engine={{type: {engine}, servers: [{url}], api_key_variable: {KEY}}}"

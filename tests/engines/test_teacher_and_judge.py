@@ -47,6 +47,7 @@ async def serve(client_of):
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.capability(["{engine}", "attached {engine}"], "prompt log-probabilities")
 async def test_a_teacher_says_what_its_model_says_here(engine, serve, url, model, model_folder):
     await serve(model_folder)
     rows = model.config.vocab_size

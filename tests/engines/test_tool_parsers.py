@@ -174,6 +174,7 @@ def _content_difference(ours: Reading, theirs: Reading, text: str) -> str:
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.timeout(900)
+@pytest.mark.capability("{server}", "tool parsers")
 def test_the_servers_parsers_agree_with_ours_but_for_what_is_listed(server: str, family: str, server_answers) -> None:
     outputs, answers = tool_outputs(family), server_answers(server)[family]
     assert 300 <= len(outputs) < len(answers)

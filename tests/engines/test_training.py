@@ -23,6 +23,7 @@ RUN = (
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.capability("{engine}", "training")
 def test_a_run_on_real_servers(engine, vllm_python, sglang_python, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(WORLDS)
     python = {"vllm": vllm_python, "sglang": sglang_python}[engine]

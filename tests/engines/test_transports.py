@@ -100,6 +100,7 @@ def a_request(name, prompt, tokens):
 
 @both_models
 @every_transport
+@pytest.mark.capability(["{engine}", "attached {engine}"], "weights {transport}")
 async def test_syncs_with_requests_in_flight_are_exact(world):
     stop, answered, answers = asyncio.Event(), asyncio.Event(), []
 
@@ -153,6 +154,7 @@ RUN = (
 
 
 @pytest.mark.parametrize(("engine", "client"), [("vllm", VLLMServer), ("sglang", SGLangServer)])
+@pytest.mark.capability("{engine}", "sleep", "training", "weights collective")
 def test_a_run_whose_servers_sleep_and_hear_broadcasts(engine, client, tmp_path, monkeypatch):
     """On a CPU the servers keep their memory, and everything else happens."""
     monkeypatch.syspath_prepend(WORLDS)

@@ -274,6 +274,7 @@ async def test_in_lockstep_neither_the_time_nor_the_order_of_requests_matters(re
 
 
 @pytest.mark.parametrize("stop", ["45", "12345678"])
+@pytest.mark.capability("local", "stop strings")
 async def test_a_stop_text_ends_an_answer_with_the_token_that_completes_it(stop, request_of):
     """The text of a token is its last digit here, so that the stop text goes over several tokens."""
 

@@ -54,6 +54,7 @@ async def answers_of(engine, request_of, *, prefix=""):
     return [turn for found in played for turn in found]
 
 
+@pytest.mark.capability("local", "LoRA", "several adapters")
 async def test_rows_of_several_adapters_equal_plain_computations(world, request_of, reference_of):
     base, adapters, plain = world
     engine = LocalEngine(base, LocalEngineConfig(max_num_seqs=7, prefill_tokens=40, max_context=256), adapters=adapters)

@@ -33,6 +33,7 @@ EXPERTS = np.arange(24, dtype=np.int32).reshape(3, 4, 2)
 @pytest.mark.parametrize(
     "sizes", [{"max_num_seqs": 16, "lanes": 2}, {"max_num_seqs": 2, "prefill_tokens": 7, "cache_tokens": 512}]
 )
+@pytest.mark.capability("local", "routing replay")
 async def test_the_local_engine_tells_what_a_forward_pass_chooses(family, sizes, play_sessions, request_of):
     model = tiny_model(family)
     config = LocalEngineConfig(**{"cache_tokens": 4096, **sizes})
@@ -102,6 +103,7 @@ async def test_engines_that_tell_none_refuse_to(request_of):
     assert not common_capabilities(told).routed_experts
 
 
+@pytest.mark.capability("vllm", "routing replay")
 def test_what_vllm_is_asked_and_tells(request_of):
     asked = dataclasses.replace(request_of([4, 5, 6]), routed_experts_from=2)
     assert encode_vllm(asked, wire_id="a", max_context=9)["sampling_params"]["routed_experts_prompt_start"] == 2
@@ -124,6 +126,7 @@ def test_the_rest_of_an_answer_lacks_the_experts_that_are_not_known_yet(request_
     assert RunningRequest(request_of([4]), answer=known).routed_experts_from is None
 
 
+@pytest.mark.capability("sglang", "routing replay")
 def test_what_sglang_is_asked_and_tells(request_of):
     plain = encode_sglang(request_of([4, 5, 6]), wire_id="a", max_context=9)
     body = encode_sglang(request_of([4, 5, 6]), wire_id="a", max_context=9, routed_experts_from=1)

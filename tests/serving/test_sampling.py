@@ -42,6 +42,7 @@ def test_tokens_as_likely_as_min_p_asks_stay():
 
 @pytest.mark.parametrize(("temperature", "at"), [(1.0, 1.0), (0.5, 0.5), (2.0, 2.0), (0.0, 1.0)])
 @pytest.mark.parametrize("cut", [{}, {"top_k": 1}, {"top_p": 0.3}, {"min_p": 0.9}])
+@pytest.mark.capability("local", "cuts")
 def test_logprobs_are_those_before_the_cut(temperature, at, cut):
     powers = [p ** (1 / at) for p in (0.5, 0.3, 0.15, 0.05)]
     sampled = sample(LOGITS, [SamplingParams(temperature=temperature, **cut)], np.array([0.1]))

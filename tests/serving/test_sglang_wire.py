@@ -371,6 +371,7 @@ def test_times_that_are_missing_or_run_backwards_count_as_none(times, seconds):
     assert (generation.prefill_s, generation.decode_s) == seconds
 
 
+@pytest.mark.capability("sglang", "stop strings")
 def test_stop_texts_are_asked_for_and_recognised(request_of):
     sampling = encode_request(request_of([4], stop=("</a>",)), wire_id="a-1", max_context=20)["sampling_params"]
     assert (sampling["stop"], sampling["no_stop_trim"], sampling["skip_special_tokens"]) == (["</a>"], True, False)

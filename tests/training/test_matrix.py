@@ -18,9 +18,10 @@ from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import Outcome
 from agentrl.registry import Kind, lookup, names
 from agentrl.training.algorithm_functions import PROVIDED
-from agentrl.training.batch import step_batch
+from agentrl.training.batch import StepExtras, step_batch
 from agentrl.training.forward.runner import SumsByName
 from agentrl.training.gradients import Objective
+from agentrl.training.mixture import MixtureTrainer
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
@@ -134,6 +135,9 @@ def _everything_is_provided(request, monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("staleness", STALENESS)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.capability(
+    ["advantage {estimator}", *(f"loss {name}" for name in LOSSES)], "staleness {staleness}", "{shape}"
+)
 def test_whole_matrix(estimator, staleness, shape):
     batch = step_batch(trajectories_of(staleness, shape), RewardShaping({}, max_tokens=100))
     policy = Policy(batch, seed=staleness, staleness=staleness)
@@ -163,14 +167,14 @@ TRAINABLE = [n for n in ESTIMATORS if needed_inputs(lookup(Kind.ADVANTAGE, n)) <
 TRAINABLE_LOSSES = [name for name in LOSSES if needed_inputs(lookup(Kind.LOSS, name)) <= PROVIDED]
 
 
-def step(model, staleness, shape, config):
+def step(model, trajectories, config):
     """The norm of the gradient of one training step."""
     critic = {} if Input.VALUES in needed_inputs(lookup(Kind.ADVANTAGE, config.advantage)) else None
     judge = {} if Input.PROCESS_REWARD in needed_inputs(lookup(Kind.ADVANTAGE, config.advantage)) else None
     beside = {"critic": critic, "process_reward": judge}
     trainer = Trainer(model, config, TrainerConfig(learning_rate=1e-4, **beside), seed=0, max_tokens=100)
     trainer.steps = 10
-    metrics = trainer.step(trajectories_of(staleness, shape), temperature=1.0, pad_id=0).metrics
+    metrics = trainer.step(trajectories, temperature=1.0, pad_id=0).metrics
     assert all(math.isfinite(value) for value in metrics.values())
     assert metrics["train/updates"] == 1
     return metrics["train/grad_norm"]
@@ -183,13 +187,51 @@ QUICK = ("grpo", "gigpo")
 @pytest.mark.parametrize(
     "estimator", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TRAINABLE]
 )
+@pytest.mark.capability("advantage {estimator}", "staleness 1", "several sequences")
 def test_trainer_steps_with_every_estimator_and_loss(model, estimator):
     for loss in TRAINABLE_LOSSES:
-        assert step(model, 1, "several sequences", settings(estimator, loss)) > 1e-6, loss
+        assert step(model, trajectories_of(1, "several sequences"), settings(estimator, loss)) > 1e-6, loss
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("staleness", STALENESS)
 @pytest.mark.parametrize("proximal", ["trainer", "behaviour", "loglinear"])
 def test_trainer_steps_in_every_mode(model, proximal, staleness, shape):
-    assert step(model, staleness, shape, AlgorithmConfig(correction={"proximal": proximal})) > 1e-6
+    config = AlgorithmConfig(correction={"proximal": proximal})
+    assert step(model, trajectories_of(staleness, shape), config) > 1e-6
+
+
+PARTS = [*(("advantage", name) for name in TRAINABLE), *(("loss", name) for name in TRAINABLE_LOSSES)]
+"""Each estimator, trained with the loss ppo, and each loss, with the estimator grpo."""
+
+
+def settings_with(kind, name):
+    return settings(name, "ppo") if kind == "advantage" else settings("grpo", name)
+
+
+@pytest.mark.slow
+@pytest.mark.capability("{kind} {name}", "several roles")
+@pytest.mark.parametrize(("kind", "name"), PARTS)
+def test_trainer_steps_with_several_roles(model, kind, name):
+    trajectories = trajectories_of(1, "several sequences")
+    for turn in (turn for trajectory in trajectories for turn in trajectory.turns):
+        turn.role = ("planner", "worker")[turn.index % 2]
+        turn.reward = turn.own_reward = turn.reward or 0.1 * int(turn.end)
+    assert step(model, trajectories, settings_with(kind, name)) > 1e-6
+
+
+ALONE = [(kind, name) for kind, name in PARTS if needed_inputs(lookup(Kind(kind), name)) <= PROVIDED]
+"""Estimators and losses that need no further model."""
+
+
+@pytest.mark.slow
+@pytest.mark.capability("{kind} {name}", "mixture")
+@pytest.mark.parametrize(("kind", "name"), ALONE)
+def test_trainer_steps_with_an_algorithm_for_one_environment(model, kind, name):
+    algorithms = {"maze": settings_with(kind, name), "search": AlgorithmConfig()}
+    config = TrainerConfig(learning_rate=1e-4)
+    trainer = MixtureTrainer(model, AlgorithmConfig(), config, algorithms=algorithms, seed=0, max_tokens=100)
+    extras = StepExtras(environments={"a": "maze", "b": "search"})
+    metrics = trainer.step(trajectories_of(0, "one sequence"), temperature=1.0, pad_id=0, extras=extras).metrics
+    assert metrics["train/grad_norm"] > 1e-6
+    assert math.isfinite(metrics["env/maze/train/loss"])

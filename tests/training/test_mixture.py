@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from agentrl.algorithms.traits import needed_inputs, other_input
 from agentrl.config import load_config
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.derived import environment_algorithms, per_environment_configs
-from agentrl.errors import UsageError
-from agentrl.training.algorithm_functions import run_learns_from_rewards
+from agentrl.errors import ConfigError, UsageError
+from agentrl.registry import Kind, lookup, names
+from agentrl.training.algorithm_functions import PROVIDED, run_learns_from_rewards
 from agentrl.training.batch import NothingToTrain, StepExtras
 from agentrl.training.mixture import MixtureTrainer, check_mixture
 from agentrl.training.trainer import Trainer
@@ -202,3 +204,20 @@ def test_steps_without_differing_returns_are_idle_if_no_environment_learns_from_
 def test_what_must_be_common_is_refused(words, message):
     with pytest.raises(UsageError, match=message):
         check_mixture(load_config(None, [TWO, *words]))
+
+
+NEEDY = [
+    (kind.value, name)
+    for kind in (Kind.ADVANTAGE, Kind.LOSS)
+    for name in names(kind)
+    if other_input(lookup(kind, name)) is None and needed_inputs(lookup(kind, name)) - PROVIDED
+]
+"""Estimators and losses that need a further model or rollout."""
+
+
+@pytest.mark.capability("{kind} {name}", "mixture", refused=True)
+@pytest.mark.parametrize(("kind", "name"), NEEDY)
+def test_what_needs_a_further_part_is_refused(kind, name):
+    config = load_config(None, [TWO, f"environments.maze.algorithm={{{kind}: {name}}}"])
+    with pytest.raises(ConfigError, match="environment maze needs a part that runs with several algorithms"):
+        check_mixture(config)

@@ -6,9 +6,12 @@ from ranks_here import in_ranks
 from support.models import tiny_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from agentrl.algorithms.traits import Input, needed_inputs, other_input, weighs_behaviour
 from agentrl.builders.trainers import build_trainer
 from agentrl.config.config import Config
 from agentrl.models.lora import adapted_layers, factors
+from agentrl.registry import Kind, lookup, names
+from agentrl.training.algorithm_functions import PROVIDED
 from agentrl.training.batch import StepExtras
 from agentrl.training.distributed.fsdp import sharded_like, whole
 from agentrl.training.optimizer import Update
@@ -130,3 +133,33 @@ def test_ranks_find_the_gradients_of_one(paths, module_trajectories, count):
             largest = float(gradient.abs().max())
             assert largest > 0, (name, key)
             assert float((own[key] - gradient).abs().max()) < 1e-5 * largest, (name, key)
+
+
+PARTS = [
+    *(("advantage", name) for name in names(Kind.ADVANTAGE)),
+    *(("loss", name) for name in names(Kind.LOSS) if other_input(lookup(Kind.LOSS, name)) is None),
+]
+MODELS = {Input.VALUES: "critic", Input.PROCESS_REWARD: "process_reward"}
+"""Sections of `trainer` for inputs that a further model gives."""
+
+
+def needed(kind, name):
+    return needed_inputs(lookup(Kind(kind), name)) - PROVIDED
+
+
+@pytest.mark.capability("{kind} {name}", "distributed")
+@pytest.mark.parametrize(("kind", "name"), [part for part in PARTS if needed(*part) <= set(MODELS)])
+def test_two_ranks_find_the_gradients_of_one_with_every_estimator_and_loss(paths, module_trajectories, kind, name):
+    correction = {"mode": "off"} if kind == "loss" and weighs_behaviour.of(lookup(Kind.LOSS, name)) else {}
+    algorithm = {kind: name, "correction": correction, "entropy_coef": 0.0}
+    changes = {"algorithm": algorithm, "trainer": {MODELS[part]: {} for part in needed(kind, name)}}
+
+    def work(ranks):
+        return computed(ranks, settings(paths, ("qwen3", changes, {}), ranks.count), module_trajectories)
+
+    (one, expected), (two, found) = in_ranks(1, work), in_ranks(2, work)
+    assert two["train/loss"] == pytest.approx(one["train/loss"], rel=1e-5, abs=1e-6)
+    assert sorted(found) == sorted(expected)
+    for key, gradient in expected.items():
+        difference = float((found[key] - gradient).abs().max())
+        assert difference <= 1e-5 * max(1e-6, float(gradient.abs().max())), key

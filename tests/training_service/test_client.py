@@ -19,7 +19,7 @@ from agentrl.training_service import server as server_module
 
 tinker = pytest.importorskip("tinker")
 types = tinker.types
-EXAMPLE = Path(__file__).parents[2] / "examples/tinker_loop.py"
+EXAMPLE = Path(__file__).parents[2] / "examples/12_own_training_loop.py"
 ADAM = types.AdamParams(learning_rate=1e-2)
 GREEDY = types.SamplingParams(max_tokens=6, temperature=0.0, stop=[])
 
@@ -49,7 +49,7 @@ def test_the_example_learns(
 ) -> None:
     monkeypatch.setenv("TINKER_BASE_URL", serve().url)
     monkeypatch.setenv("TINKER_API_KEY", "tml-x")
-    monkeypatch.setattr("sys.argv", ["tinker_loop.py", "--model", "tiny"])
+    monkeypatch.setattr("sys.argv", ["12_own_training_loop.py", "--model", "tiny"])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     first, then = re.findall(r"loss per token ([\d.]+), then ([\d.]+)", (said := capsys.readouterr().out))[0]
     assert float(then) < float(first) / 2

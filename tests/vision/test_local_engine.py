@@ -64,6 +64,7 @@ def full_pass(eyes: Eyes, model: PreTrainedModel, sequence: TokenSequence) -> to
 
 
 @pytest.mark.parametrize("prefill_tokens", [2048, 7])
+@pytest.mark.capability("local", "images")
 async def test_logprobs_are_those_of_a_full_pass(eyes: Eyes, prefill_tokens: int) -> None:
     engine = engine_of(eyes, prefill_tokens=prefill_tokens)
     try:

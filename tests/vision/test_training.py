@@ -157,6 +157,7 @@ def test_a_warm_start_learns_from_pictures(start: StartRun) -> None:
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.capability(["{engine}", "attached {engine}"], "images", refused=True)
 def test_engines_that_take_no_images_are_refused_before_a_run(engine: str) -> None:
     config = load_config(None, [*SETTINGS[:2], f"engine={engine}"])
     with pytest.raises(ConfigError, match=f"engine {engine} does not accept images"):

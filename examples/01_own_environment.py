@@ -1,7 +1,10 @@
-"""A custom environment and a custom tool, trained in a few lines.
+"""Your own environment, with a tool for the policy, trained in a few lines.
 
-python examples/guess_number.py                                                   a small new model, on the CPU
-python examples/guess_number.py --model Qwen/Qwen2.5-0.5B-Instruct --steps 100    a real one
+    python examples/01_own_environment.py                                                  a small new model, on the CPU
+    python examples/01_own_environment.py --model Qwen/Qwen2.5-0.5B-Instruct --steps 100   a real one
+
+Prints the run's folder, and the success rate on tasks that were not trained, with its interval. A new model does not
+learn the game in 20 steps; this shows that all parts work.
 """
 
 from __future__ import annotations

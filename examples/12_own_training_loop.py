@@ -1,9 +1,11 @@
-"""A custom training loop for a model that `agentrl serve-training` serves; the same file runs against Tinker.
+"""Your own training loop for a model that `agentrl serve-training` serves; the same file runs against Tinker.
 
 Start the server, and this file in another terminal:
 
     agentrl serve-training model.path=smollm2-135m-instruct
-    TINKER_BASE_URL=http://127.0.0.1:8400 TINKER_API_KEY=tml-local python examples/tinker_loop.py
+    TINKER_BASE_URL=http://127.0.0.1:8400 TINKER_API_KEY=tml-local python examples/12_own_training_loop.py
+
+Prints the loss of a sentence that a LoRA adapter memorizes, and the reward of a policy that prefers even token ids.
 """
 
 import argparse
@@ -68,7 +70,6 @@ def main() -> None:
         print(f"loss per token {losses[0]:.2f}, then {losses[-1]:.2f}")
         path = trainer.save_state("sentence", overwrite=True).result().path
         print(f"saved as {path}")
-
         again = service.create_training_client_from_state_with_optimizer(path).result()
         prompt = again.get_tokenizer().encode("Once upon a time")
         rewards = prefer_even_ids(again, prompt, steps=options.steps)

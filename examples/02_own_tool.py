@@ -1,6 +1,6 @@
-"""A tool with state: each episode gets its own notebook.
+"""Your own tool, with state: each episode gets its own notebook.
 
-    python examples/custom_tool.py
+    python examples/02_own_tool.py
 
 Prints the tool's schema, which the policy reads, calls the tool as an episode would, and evaluates an untrained model
 that may use it.

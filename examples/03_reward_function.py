@@ -1,7 +1,9 @@
 """Rewards without an environment: prompts from a file, and two plain functions.
 
-python examples/reward_function.py                                                    a small new model, on the CPU
-python examples/reward_function.py --model Qwen/Qwen2.5-0.5B-Instruct --steps 100     a real one
+    python examples/03_reward_function.py                                                  a small new model, on the CPU
+    python examples/03_reward_function.py --model Qwen/Qwen2.5-0.5B-Instruct --steps 100   a real one
+
+Prints the mean of each reward component in the last step, and the reward on prompts that were not trained.
 """
 
 from __future__ import annotations
