@@ -21,11 +21,11 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from agentrl.agent_loop import Episode
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, shorten
 from agentrl.gateway.anthropic_messages import AnthropicMessages
 from agentrl.gateway.chat_completions import ChatCompletions
 from agentrl.gateway.dialect import BadRequest, Dialect, Event, Reply
-from agentrl.gateway.fields import refuse_unknown, short_repr, take
+from agentrl.gateway.fields import refuse_unknown, take
 from agentrl.gateway.history import chain_of
 from agentrl.gateway.pending import NO_SIDE_CALLS, PendingRequest, UntrainedRequestRules, digest_of, off_loop
 from agentrl.gateway.refusals import SessionOver, Unavailable
@@ -219,7 +219,7 @@ class Gateway:
         if not is_own_page(request, self._names):
             raise BadRequest(
                 "without a key this gateway accepts only requests from this machine to its own names: "
-                f"got Host {short_repr(request.host)}, Origin {short_repr(request.headers.get('Origin'))}. "
+                f"got Host {shorten(request.host)}, Origin {shorten(request.headers.get('Origin'))}. "
                 "Start it with --key-variable, and send the key",
                 status=403,
                 code="forbidden",

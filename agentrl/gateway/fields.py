@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from agentrl.errors import shorten
 from agentrl.gateway.dialect import BadRequest
 from agentrl.message import ImagePart
 from agentrl.remote.listening import DEEPEST, is_deep
@@ -40,7 +41,7 @@ def take(body: Mapping[str, Any], name: str, kind: type[T], path: str = "") -> T
     value = body.get(name)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         where = f"{path}.{name}" if path else name
-        got = "it is missing" if value is None else f"got {short_repr(value)}"
+        got = "it is missing" if value is None else f"got {shorten(value)}"
         raise BadRequest(f"{where} must be {WORDS.get(kind, kind.__name__)}: {got}", field=where)
     return value
 
@@ -56,7 +57,7 @@ def number(body: Mapping[str, Any], name: str, low: float, high: float) -> float
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high or math.isnan(value):
-        raise BadRequest(f"{name} must be a number from {low:g} to {high:g}: got {short_repr(value)}", field=name)
+        raise BadRequest(f"{name} must be a number from {low:g} to {high:g}: got {shorten(value)}", field=name)
     return float(value)
 
 
@@ -114,7 +115,7 @@ def refuse_unknown(body: Mapping[str, Any], known: Iterable[str], path: str = ""
         if body[name] is not None:
             where = f"{path}.{name}" if path else name
             raise BadRequest(
-                f"{where} is not supported here: got {short_repr(body[name])}", field=where, code="unsupported"
+                f"{where} is not supported here: got {shorten(body[name])}", field=where, code="unsupported"
             )
 
 
@@ -130,7 +131,7 @@ def participant(row: Mapping[str, Any], path: str) -> str | None:
     if not NAME.fullmatch(name):
         where = f"{path}.name"
         raise BadRequest(
-            f"{where} must be 1 to 64 characters without spaces, <, |, \\, / and >: got {short_repr(name)}", field=where
+            f"{where} must be 1 to 64 characters without spaces, <, |, \\, / and >: got {shorten(name)}", field=where
         )
     return name
 
@@ -140,7 +141,7 @@ def stop_texts(value: Any, name: str, most: int = 64) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else ([] if value is None else value)
     if not isinstance(texts, list) or len(texts) > most or not all(isinstance(text, str) and text for text in texts):
         raise BadRequest(
-            f"{name} must be text, or a list of up to {most} non-empty texts: got {short_repr(value)}", field=name
+            f"{name} must be text, or a list of up to {most} non-empty texts: got {shorten(value)}", field=name
         )
     return tuple(texts)
 
@@ -159,7 +160,7 @@ def arguments(text: Any, path: str) -> dict[str, Any]:
         if is_deep(text):
             raise BadRequest(f"{path} has more than {DEEPEST} levels of lists and objects", field=path)
     if not isinstance(text, dict):
-        raise BadRequest(f"{path} must be an object: got {short_repr(text)}", field=path)
+        raise BadRequest(f"{path} must be an object: got {shorten(text)}", field=path)
     return text
 
 
@@ -175,7 +176,7 @@ def image_of_url(url: str, path: str) -> ImagePart:
     """
     head, comma, data = url.partition(",")
     if not head.startswith("data:image/") or not head.endswith(";base64") or not comma:
-        raise BadRequest(f"{path} must be a data: URL in base64: got {short_repr(url[:60])}", field=path)
+        raise BadRequest(f"{path} must be a data: URL in base64: got {shorten(url[:60])}", field=path)
     return image(data, head.removeprefix("data:").removesuffix(";base64"), path)
 
 
@@ -194,9 +195,3 @@ def image(data: str, media_type: str, path: str) -> ImagePart:
 def pieces(text: str, size: int = 40) -> Sequence[str]:
     """Split text for the events of a stream: at least one piece, which is empty only for an empty text."""
     return [text[start : start + size] for start in range(0, len(text), size)] or [""]
-
-
-def short_repr(value: Any) -> str:
-    """Return the `repr` of a value for an error message, with at most 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "…"

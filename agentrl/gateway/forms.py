@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.agent_loop import ANY_OBJECT, AnswerForm
+from agentrl.errors import shorten
 from agentrl.gateway.dialect import BadRequest, ToolSchema
-from agentrl.gateway.fields import short_repr, take, take_optional
+from agentrl.gateway.fields import take, take_optional
 
 FORCING = ("required", "any")
 """The vendors' values of ``tool_choice`` that force a call of any tool."""
@@ -28,7 +29,7 @@ def schema_form(value: Mapping[str, Any], path: str, *, within: str | None = Non
         return AnswerForm(schema=ANY_OBJECT)
     if kind != "json_schema":
         raise BadRequest(
-            f"{path}.type must be text, json_object or json_schema: got {short_repr(kind)}",
+            f"{path}.type must be text, json_object or json_schema: got {shorten(kind)}",
             field=f"{path}.type",
             code="unsupported",
         )
@@ -70,7 +71,7 @@ def forced_call(kind: Any, name: Any, tools: Sequence[ToolSchema], path: str) ->
     if kind in FORCING:
         return AnswerForm(calls=offered)
     if kind not in ("function", "tool"):
-        raise BadRequest(f"{path} is not supported here: got {short_repr(kind)}", field=path, code="unsupported")
+        raise BadRequest(f"{path} is not supported here: got {shorten(kind)}", field=path, code="unsupported")
     if name not in offered:
-        raise BadRequest(f"{path}: unknown tool {short_repr(name)}: expected one of {', '.join(offered)}", field=path)
+        raise BadRequest(f"{path}: unknown tool {shorten(name)}: expected one of {', '.join(offered)}", field=path)
     return AnswerForm(calls=(name,))

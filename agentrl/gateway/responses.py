@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.agent_loop import AnswerForm
+from agentrl.errors import shorten
 from agentrl.gateway.chat_completions import PARALLEL, SAMPLING
 from agentrl.gateway.dialect import (
     BadRequest,
@@ -36,7 +37,6 @@ from agentrl.gateway.fields import (
     refuse,
     refuse_unknown,
     settings,
-    short_repr,
     take,
     take_optional,
 )
@@ -158,7 +158,7 @@ class Responses(OpenAIDialect):
 
 
 def _unsupported_error(field: str, value: Any, why: str) -> BadRequest:
-    return BadRequest(f"{field} is not supported here: {why}; got {short_repr(value)}", field=field, code="unsupported")
+    return BadRequest(f"{field} is not supported here: {why}; got {shorten(value)}", field=field, code="unsupported")
 
 
 def _check_settings(body: Mapping[str, Any]) -> None:
@@ -182,7 +182,7 @@ def _check_settings(body: Mapping[str, Any]) -> None:
     take_optional(body, "client_metadata", dict, {})  # Codex's own: ids of its session and its turn
     for name, value in take_optional(body, "metadata", dict, {}).items():
         if not isinstance(value, str):
-            raise BadRequest(f"metadata.{name} must be text: got {short_repr(value)}", field=f"metadata.{name}")
+            raise BadRequest(f"metadata.{name} must be text: got {shorten(value)}", field=f"metadata.{name}")
     refuse_unknown(take_optional(body, "text", dict, {}), ("format", "verbosity"), "text")
     reasoning = take_optional(body, "reasoning", dict, {})
     refuse_unknown(reasoning, ("effort", "summary", "generate_summary"), "reasoning")
@@ -196,7 +196,7 @@ def _efforts(body: Mapping[str, Any]) -> dict[str, float | str]:
     efforts = {"reasoning.effort": reasoning.get("effort"), "text.verbosity": text.get("verbosity")}
     if efforts["text.verbosity"] not in (None, *VERBOSITIES):
         raise BadRequest(
-            f"text.verbosity must be low, medium or high: got {short_repr(text['verbosity'])}", field="text.verbosity"
+            f"text.verbosity must be low, medium or high: got {shorten(text['verbosity'])}", field="text.verbosity"
         )
     return {name: value for name, value in efforts.items() if value is not None}
 
@@ -248,7 +248,7 @@ def _history(body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -
         name = take(body, "previous_response_id", str)
         if name not in stored:
             raise BadRequest(
-                f"previous_response_id: no reply {short_repr(name)} is stored in this session",
+                f"previous_response_id: no reply {shorten(name)} is stored in this session",
                 field="previous_response_id",
                 status=404,
                 code="previous_response_not_found",
@@ -310,7 +310,7 @@ class _Items:
             self._append(Message(role="user", content=_content(item.get("content"), where)))
         else:
             raise BadRequest(
-                f"{path}.role must be user, assistant, system or developer: got {short_repr(role)}",
+                f"{path}.role must be user, assistant, system or developer: got {shorten(role)}",
                 field=f"{path}.role",
             )
 
@@ -327,7 +327,7 @@ class _Items:
         call_id = take(item, "call_id", str, path)
         if call_id not in self._names:
             where = f"{path}.call_id"
-            raise BadRequest(f"{where}: no earlier call has the id {short_repr(call_id)}", field=where)
+            raise BadRequest(f"{where}: no earlier call has the id {shorten(call_id)}", field=where)
         content = _content(item.get("output"), f"{path}.output")
         self._append(Message(role="tool", content=content, tool_call_id=call_id, name=self._names[call_id]))
 
@@ -355,11 +355,11 @@ class _Items:
 def _objects(value: Any, path: str, kind: str = "a list") -> Iterator[tuple[str, Json]]:
     """Yield the objects of a list, each with its path."""
     if not isinstance(value, list):
-        raise BadRequest(f"{path} must be {kind}: got {short_repr(value)}", field=path)
+        raise BadRequest(f"{path} must be {kind}: got {shorten(value)}", field=path)
     for index, row in enumerate(value):
         where = f"{path}.{index}"
         if not isinstance(row, dict):
-            raise BadRequest(f"{where} must be an object: got {short_repr(row)}", field=where)
+            raise BadRequest(f"{where} must be an object: got {shorten(row)}", field=where)
         yield where, row
 
 

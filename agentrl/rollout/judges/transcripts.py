@@ -33,7 +33,7 @@ class TranscriptPiece(NamedTuple):
 
     @property
     def author(self) -> str:
-        """Author: the agent or its world."""
+        """Author: the agent or its environment."""
         return AGENT if self.by_agent else WORLD
 
 
