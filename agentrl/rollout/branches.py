@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from agentrl.config.environment import BranchConfig
 from agentrl.rollout.groups import Group
+from agentrl.rollout.journal_replay import SnapshotSupport
 from agentrl.rollout.recorded_turns import EpisodeRecords, continue_from, repeatable_turns
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
@@ -93,6 +94,7 @@ class BranchRunner:
         self._runner = runner
         self._config = config
         self._groups: dict[str, _Branching] = {}
+        self._snapshots = SnapshotSupport()
 
     @property
     def scores_groups(self) -> bool:
@@ -137,7 +139,7 @@ class BranchRunner:
     async def _play_root(
         self, branching: _Branching, task: Task, *, group_id: str, member: int, seed: int, in_group: bool
     ) -> Trajectory:
-        record = branching.records[member] = EpisodeRecords()
+        record = branching.records[member] = EpisodeRecords(self._snapshots)
         runner = continue_from(self._runner, None, 0, records=record)
         ended: Trajectory | None = None
         try:

@@ -103,6 +103,8 @@ def _answer(sequence: TokenSequence, turn: Turn) -> Record:
 class EpisodeRecords:
     """Records in memory of the latest attempt at an episode, from which others continue it."""
 
+    snapshots: SnapshotSupport = field(default_factory=SnapshotSupport)
+    """Shared by the episodes of an environment."""
     records: list[Record] = field(default_factory=list)
 
     def calls_before(self, turn: int) -> deque[Record]:
@@ -245,12 +247,13 @@ class ContinuedPolicy(EngineEpisodePolicy):
         trajectory_id, continuation = episode.turns.trajectory.id, self._continuation
         journal = ContinuedJournal(trajectory_id, continuation, self.renderer.encoder.decode)
         self._continued.journals[trajectory_id] = journal
+        snapshots = SnapshotSupport(is_available=False)  # nothing continues an episode that is restored itself
         if journal.recorded is not None and journal.recorded.restores:
             self._changed = _nearest(episode.environment)  # a journal of the run in front of it records repeated calls
         elif continuation.records is not None and not episode.has_own_tools:  # whose calls it does not record
-            self._changed = episode.environment
+            self._changed, snapshots = episode.environment, continuation.records.snapshots
         if self._changed is not None:
-            self._changed.backend = JournaledBackend(self._changed.backend, journal, SnapshotSupport())
+            self._changed.backend = JournaledBackend(self._changed.backend, journal, snapshots)
 
     async def end(self, episode: EpisodeView) -> None:
         """End the episode's sessions in the engine."""

@@ -7,6 +7,7 @@ from rollout_worlds import Corridor
 from agentrl.errors import Outcome, UsageError
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.rollout.few_shot import FewShotExamples
+from agentrl.rollout.journal_replay import SnapshotSupport
 from agentrl.rollout.recorded_turns import EpisodeRecords, continue_from, recorded_answers, repeatable_turns
 from agentrl.task import SeedTasks
 from agentrl.trajectory import BranchPoint
@@ -27,9 +28,10 @@ class Counted(Corridor):
 class Saved(Counted):
     """Has snapshots."""
 
-    steps = 0
+    steps = snapshots = 0
 
     def snapshot(self):
+        Saved.snapshots += 1
         return [self.place, self.length]
 
     def restore(self, data):
@@ -141,9 +143,10 @@ async def test_a_snapshot_replaces_the_repeated_steps(make_runner, make_engine, 
     first = await play(continue_from(runner, None, 0, records=record))
     assert first.branches_from is None
     for member in (1, 2):
-        Saved.steps = 0
+        Saved.steps = Saved.snapshots = 0
         second = await play(continue_from(runner, first, 2, restores=record), member=member)
         assert Saved.steps == len(second.turns) - 2 == 3
+        assert Saved.snapshots == 0, "nothing continues this episode"
         assert second.outcome is Outcome.FINISHED
         assert tokens(second, 1) == tokens(first, 1)
         assert [turn.state_key for turn in second.turns[:3]] == ["place 0", "place 1", "place 0"]
@@ -152,6 +155,29 @@ async def test_a_snapshot_replaces_the_repeated_steps(make_runner, make_engine, 
     assert Saved.steps == len(third.turns), "without records, all actions are taken again"
     borrowed = runner.pool._idle
     assert {type(handle.backend).__name__ for handle in borrowed} == {"InlineBackend"}
+
+
+class Unwritable(Counted):
+    """Takes snapshots that are not JSON."""
+
+    taken = 0
+
+    def snapshot(self):
+        Unwritable.taken += 1
+        return self
+
+    def restore(self, data):
+        raise AssertionError("nothing was taken")
+
+
+async def test_snapshots_that_are_not_json_are_tried_once_and_actions_taken_again(make_runner, play, caplog):
+    runner, snapshots = make_runner(Unwritable, "forward"), SnapshotSupport()
+    for member in (0, 2):
+        record = EpisodeRecords(snapshots)
+        first = await play(continue_from(runner, None, 0, records=record), member=member)
+        second = await play(continue_from(runner, first, 2, restores=record), member=member + 1)
+        assert second.outcome is Outcome.FINISHED
+    assert (Unwritable.taken, caplog.text.count("snapshots are disabled")) == (1, 1)
 
 
 class Listing(Saved):
