@@ -11,6 +11,11 @@ export interface Side {
   partsAt?: number | null;
 }
 
+function shared(count: number): string {
+  if (count === 1) return "the prompt";
+  return count === 2 ? "the prompt and 1 turn" : `the prompt and ${count - 1} turns`;
+}
+
 /** Show several episodes; `foldBefore` is the turn before which all say the same, which is folded. */
 export function SideBySide({ sides, foldBefore = null }: { sides: Side[]; foldBefore?: number | null }) {
   const [isUnfolded, setUnfolded] = useState(false);
@@ -27,7 +32,7 @@ export function SideBySide({ sides, foldBefore = null }: { sides: Side[]; foldBe
       ))}
       {first > 0 && (
         <button type="button" class="more fold" onClick={() => setUnfolded(true)}>
-          Show what all of them read and said before: {first === 1 ? "the prompt" : `the prompt and ${first - 1} turns`}
+          Show what all of them read and said before: {shared(first)}
         </button>
       )}
       {Array.from({ length: length - first }, (_, row) =>
