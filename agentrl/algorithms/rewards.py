@@ -209,13 +209,32 @@ class TeacherKL(RewardKL):
         super().__init__(coef=coef, estimator=estimator)
 
 
-def pf_ppo(returns: torch.Tensor, seed: int, *, power: Positive = 2.0) -> torch.Tensor:
+BEST_WEIGHT, OTHER_WEIGHT = 0.4, 0.1
+"""Weights of the method ``max_random`` of `pf_ppo`."""
+
+
+def pf_ppo(
+    returns: torch.Tensor,
+    seed: int,
+    *,
+    power: Positive = 2.0,
+    method: Literal["power", "max_min", "max_random"] = "power",
+) -> torch.Tensor:
     """Resample as many episodes as there are, with replacement and weights abs(R)^p: int64 [episodes] indices.
 
-    PF-PPO, arXiv 2409.06957. If all weights are 0, every episode is drawn once.
+    PF-PPO, arXiv 2409.06957. If all weights are 0, every episode is drawn once. With ``method: max_min``, the weight is
+    1 for the greatest and the least returns, and 0 for others; with ``max_random``, 0.4 for the greatest and 0.1 for
+    others. Returns that differ by rounding only are equal.
     """
-    size = returns.abs().double()
-    weight = (size / size.max().clamp(min=torch.finfo(size.dtype).tiny)) ** power  # at most 1, so no overflow
+    if method == "power":
+        size = returns.abs().double()
+        weight = (size / size.max().clamp(min=torch.finfo(size.dtype).tiny)) ** power  # at most 1, so no overflow
+    elif returns.numel():
+        best, worst = ~exceeds(returns.max(), returns), ~exceeds(returns, returns.min())
+        kept = torch.where(best, BEST_WEIGHT, OTHER_WEIGHT)
+        weight = (best | worst).double() if method == "max_min" else kept.double()
+    else:
+        weight = returns.double()
     if not bool((weight > 0).any()):
         return torch.arange(returns.numel())
     return torch.multinomial(

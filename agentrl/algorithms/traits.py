@@ -15,6 +15,7 @@ class Input(enum.StrEnum):
 
     VALUES = "a critic's values"
     GREEDY_RETURN = "a greedy rollout of each task"
+    BASELINE = "a running baseline"
     COMPONENTS = "named reward components"
     PROCESS_REWARD = "the rewards of an implicit process reward model"
     REFERENCE = "a reference policy"
@@ -85,6 +86,16 @@ def needs(*inputs: Input) -> Callable[[Marked], Marked]:
 def needed_inputs(function: Callable[..., Any]) -> frozenset[Input]:
     """Return the optional inputs that a function needs."""
     return getattr(function, "needs", frozenset())
+
+
+def tracks(tracker: Callable[..., Any]) -> Callable[[Marked], Marked]:
+    """Mark an estimator whose baselines a class keeps from step to step; see `agentrl.algorithms.running_baselines`."""
+    return _mark("tracker", tracker)
+
+
+def tracker_of(estimator: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Return the class that keeps an estimator's baselines, if it was marked with `tracks`."""
+    return getattr(estimator, "tracker", None)
 
 
 def chooses(choose: Callable[..., Any], *, drops: bool) -> Callable[[Marked], Marked]:

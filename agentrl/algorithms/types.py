@@ -59,6 +59,8 @@ class EpisodeBatch:
     """Value V before each token, from a critic: [tokens]."""
     greedy_return: torch.Tensor | None = None
     """Return of a greedy (temperature 0) rollout of each group's task: [groups]."""
+    baseline: torch.Tensor | None = None
+    """Running baseline of each episode's role or task, from before the episode: [episodes]."""
     components: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Components of the reward by name, before shaping: [episodes] each."""
     process_reward: torch.Tensor | None = None
@@ -127,7 +129,7 @@ class EpisodeBatch:
         turn = episode[self.turn_episode]
         token = turn[self.token_turn]
         turns, tokens = {"turn_reward", "turn_state"}, {"token_reward", "values", "process_reward"}
-        episodes = {"returns", "tree", "branch_turn"}
+        episodes = {"returns", "tree", "branch_turn", "baseline"}
         masks = dict.fromkeys(turns, turn) | dict.fromkeys(tokens, token) | dict.fromkeys(episodes, episode)
         parts = {name: part[mask] for name, mask in masks.items() if (part := getattr(self, name)) is not None}
         return dataclasses.replace(

@@ -30,11 +30,12 @@ from agentrl.training.optimizer import PolicyOptimizer
 
 T = TypeVar("T")
 
-CRITIC, PROCESS_REWARD, REFERENCE = "critic", "process_reward", "reference"
+CRITIC, PROCESS_REWARD, REFERENCE, BASELINE = "critic", "process_reward", "reference", "running_baseline"
 PARTS = {
     CRITIC: "trainer.critic",
     PROCESS_REWARD: "trainer.process_reward",
     REFERENCE: "algorithm.reference.refresh_every",
+    BASELINE: "algorithm.advantage rae or spo",
 }
 """Config keys that create the signals whose state is saved, by signal."""
 STATE_FILE = "trainer.pt"

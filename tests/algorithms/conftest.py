@@ -50,6 +50,7 @@ class Played:
     turns: list
     components: dict
     greedy: float
+    baseline: float
     failed: bool = False
 
     @property
@@ -123,6 +124,7 @@ def measured(step):
         step.batch.with_token_reward(numbers["penalty"]),
         values=numbers["values"],
         process_reward=numbers["process"],
+        baseline=torch.tensor([episode.baseline for episode in step.played], dtype=torch.float64),
         greedy_return=torch.tensor([step.played[own[0]].greedy for own in step.members.values()], dtype=torch.float64),
     )
     return step
@@ -138,7 +140,7 @@ def random_episode(rng, group, *, penal, may_fail):
         turns[0] = random_turn(rng, penal, sequence=0, least=1)
     components = {"right": rng.choice([0.0, 1.0]), "short": rng.random()}
     failed = may_fail and rng.random() < 0.2
-    return Played(group=group, turns=turns, components=components, greedy=0.0, failed=failed)
+    return Played(group=group, turns=turns, components=components, greedy=0.0, baseline=rng.random(), failed=failed)
 
 
 def random_turn(rng, penal, *, sequence, least=0):

@@ -12,6 +12,7 @@ from agentrl.registry import Kind, lookup, names
 
 EPSILON = 1e-6
 WHOLE = {
+    "spo",
     "grpo_batch_std",
     "prpo",
     "reinforce++",
@@ -40,7 +41,10 @@ def joined(random_steps):
         turn_episode=cat("turn_episode", lambda batch: batch.returns.numel()),
         turn_state=cat("turn_state", lambda batch: int(batch.turn_state.max()) + 1),
         token_turn=cat("token_turn", lambda batch: batch.turn_reward.numel()),
-        **{name: cat(name) for name in ("returns", "turn_reward", "token_reward", "process_reward", "greedy_return")},
+        **{
+            name: cat(name)
+            for name in ("returns", "turn_reward", "token_reward", "process_reward", "greedy_return", "baseline")
+        },
     )
 
 
@@ -363,6 +367,11 @@ def prime(step):
     return per_token(step, sums)
 
 
+def spo(step):
+    white = whitened([p.returns - p.baseline for p in step.played])
+    return spread(step, lambda e: white[e])
+
+
 REFERENCES = {
     "grpo": grpo,
     "grpo_batch_std": grpo_batch_std,
@@ -386,6 +395,8 @@ REFERENCES = {
     "hgpo": hgpo,
     **{name: lambda step, sums=sums: whitened(per_token(step, sums)) for name, (sums, _) in CRITICS.items()},
     "prime": prime,
+    "rae": lambda step: spread(step, lambda e: step.played[e].returns - step.played[e].baseline),
+    "spo": spo,
 }
 OPTIONS = {
     ("reinforce", "gamma"): (lambda step: reinforce(step, 0.5), {"gamma": 0.5}),

@@ -168,3 +168,19 @@ def test_resampling_follows_the_weights():
 
 def test_resampling_without_any_return_draws_all_once():
     assert pf_ppo(torch.zeros(4), 0).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("method", "weights"),
+    [
+        ("max_min", [0.0, 1.0, 1.0, 0.0, 1.0]),
+        ("max_random", [0.1, 0.1, 0.4, 0.1, 0.4]),
+        ("power", [0.25, 0, 1, 0.0625, 1]),
+    ],
+)
+def test_methods_of_resampling_have_the_weights_of_verl(method, weights):
+    """As `compute_pf_ppo_reweight_data` of verl; a return of 0.1 + 0.2 - 0.3 is 0."""
+    returns = torch.tensor([0.5, 0.1 + 0.2 - 0.3, 1.0, 0.25, 1.0], dtype=torch.float64)
+    drawn = torch.cat([pf_ppo(returns, seed, method=method) for seed in range(4000)])
+    share = torch.bincount(drawn, minlength=5) / len(drawn)
+    assert share.tolist() == pytest.approx([weight / sum(weights) for weight in weights], abs=0.01)

@@ -1,0 +1,95 @@
+"""Estimators with a baseline that is kept from step to step, for each role or each task; groups of one suffice.
+
+A tracker keeps the numbers of each role or task. An episode's baseline is read before its own return changes it, so it
+does not depend on the episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, Protocol, TypeAlias
+
+import torch
+from pydantic import Field
+
+from agentrl.algorithms.segments import whiten
+from agentrl.algorithms.traits import Input, needs, tracks
+from agentrl.algorithms.types import EpisodeBatch, require
+
+Decay: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Tracker(Protocol):
+    """Rule for the numbers from which a role's or task's baseline is computed."""
+
+    unit: Literal["role", "task"]
+    """What has a baseline of its own: a role in an environment, or a task (and role)."""
+    start: Sequence[float]
+    """Numbers before the first episode."""
+
+    def baseline(self, numbers: Sequence[float]) -> float:
+        """Compute the baseline."""
+
+    def updated(self, numbers: Sequence[float], reward: float) -> Sequence[float]:
+        """Return the numbers after an episode with a return."""
+
+
+class RoleMean:
+    """Moving average of a role's returns, from 0."""
+
+    unit: Literal["role", "task"] = "role"
+    start = (0.0,)
+
+    def __init__(self, *, decay: Decay = 0.95) -> None:
+        self._decay = decay
+
+    def baseline(self, numbers: Sequence[float]) -> float:
+        """Return the average."""
+        return numbers[0]
+
+    def updated(self, numbers: Sequence[float], reward: float) -> Sequence[float]:
+        """Move the average."""
+        return (self._decay * numbers[0] + (1 - self._decay) * reward,)
+
+
+class TaskSuccess:
+    """Discounted counts of a task's successes and failures, from 1/2 each (a Beta distribution)."""
+
+    unit: Literal["role", "task"] = "task"
+    start = (0.5, 0.5)
+
+    def __init__(self, *, rho: Decay = 0.875) -> None:
+        self._rho = rho
+
+    def baseline(self, numbers: Sequence[float]) -> float:
+        """Return the mean of the distribution."""
+        return numbers[0] / (numbers[0] + numbers[1])
+
+    def updated(self, numbers: Sequence[float], reward: float) -> Sequence[float]:
+        """Discount the counts, and add an episode."""
+        return self._rho * numbers[0] + reward, self._rho * numbers[1] + 1 - reward
+
+
+@tracks(RoleMean)
+@needs(Input.BASELINE)
+def rae(episodes: EpisodeBatch, *, decay: Decay = 0.95) -> torch.Tensor:
+    """A = R - b, b = decay b + (1 - decay) R over the earlier episodes of the role: [tokens] (arXiv 2506.24119).
+
+    Role-conditioned advantage estimation of SPIRAL, for self-play. The mean of a group says nothing in a zero-sum game;
+    b is the usual return of the role. Every role of every environment has its own b, which starts at 0.
+    """
+    del decay  # the tracker's
+    return episodes.to_tokens(episodes.returns - require(episodes.baseline, Input.BASELINE))
+
+
+@tracks(TaskSuccess)
+@needs(Input.BASELINE)
+def spo(episodes: EpisodeBatch, *, rho: Decay = 0.875) -> torch.Tensor:
+    """A = R - a / (a + b), whitened over the episodes; a = rho a + R, b = rho b + 1 - R per task (arXiv 2509.13232).
+
+    SPO, with a constant rho and rewards from 0 to 1: [tokens]. a and b start at 1/2. For tasks that come again and
+    groups of one. The authors also discount by the KL since the task's last episode, and draw tasks by their success;
+    see curricula for the latter.
+    """
+    del rho  # the tracker's
+    return episodes.to_tokens(whiten(episodes.returns - require(episodes.baseline, Input.BASELINE)))
