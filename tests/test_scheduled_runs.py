@@ -14,10 +14,9 @@ from agentrl.runs.start import Run
 SCHEDULES = (
     "schedules={sampling.temperature: {0: 1.0, 3: 1.4}, trainer.learning_rate: {points: {0: 1e-3, 4: 1e-4}, "
     "shape: cosine}, algorithm.entropy_coef: {target: 0.2, step: 1e-4, min: 0, max: 0.005}, "
-    "algorithm.kl_coef: {target: 1e-4, horizon: 60}}"
+    "algorithm.kl_coef: {target: 1e-4, horizon: 60}, 2: {agent.max_answer_tokens: 3}}"
 )
-STAGES = "stages={2: {agent.max_answer_tokens: 3}}"
-SETTINGS = ("trainer.steps=5", "algorithm.kl_coef=0.01", "checkpoint.every=1", "checkpoint.keep=9", SCHEDULES, STAGES)
+SETTINGS = ("trainer.steps=5", "algorithm.kl_coef=0.01", "checkpoint.every=1", "checkpoint.keep=9", SCHEDULES)
 MOMENTS = (7, 22, 41)
 
 
@@ -84,7 +83,7 @@ def tasks_by_version(folder):
 def test_a_stage_with_its_own_tasks_plays_them_and_resumes(tmp_path):
     file = tmp_path / "later.jsonl"
     file.write_text("".join(f'{{"id": "later-{number}", "seed": {number}}}\n' for number in range(4)))
-    stage = f"stages={{2: {{environment.tasks: '{file}', agent.max_turns: 2}}}}"
+    stage = f"schedules={{2: {{environment.tasks: '{file}', agent.max_turns: 2}}}}"
     settings = ("trainer.steps=4", "checkpoint.every=1", "checkpoint.keep=9", stage)
     with tiny_runs(tmp_path) as start:
         run = start(*settings)
@@ -99,7 +98,7 @@ def test_a_stage_with_its_own_tasks_plays_them_and_resumes(tmp_path):
 
 
 def test_an_asynchronous_run_changes_its_environment_and_budgets(tmp_path):
-    stage = "stages={2: {environment.split: valid, agent.max_turns: 2}}"
+    stage = "schedules={2: {environment.split: valid, agent.max_turns: 2}}"
     with tiny_runs(tmp_path) as start:
         run = start("trainer.steps=6", "rollout.max_staleness=2", stage)
         train(run)
@@ -109,3 +108,12 @@ def test_an_asynchronous_run_changes_its_environment_and_budgets(tmp_path):
     assert early
     assert late
     assert len(early) + len(late) == len(stored)
+
+
+def test_groups_outside_a_band_of_accuracy_are_replaced(tiny_run):
+    run = tiny_run("trainer.steps=3", "algorithm.selection={min_accuracy: 0.01, max_accuracy: 0.9, top_p: 0.9}")
+    result = train(run)
+    trained = [s.trajectory for s in read_trajectories(RunDirectory(run.folder.path).trajectories)]
+    assert result.step == 3
+    assert trained
+    assert all("groups/trained" in line for line in numbers(run.folder.path))

@@ -22,7 +22,7 @@ from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPol
 from agentrl.rollout.waits import RolloutCounters
 from agentrl.serving.teacher import TeacherScore, TeacherServers
 from agentrl.training.batch import StepExtras
-from agentrl.training.dynamic_sampling import DynamicSampling, GroupLearner
+from agentrl.training.dynamic_sampling import DynamicSampling, GroupLearner, is_in_band
 from agentrl.training.signals.extra_rollouts import needs_greedy_rollouts
 from agentrl.training.stored_episodes import load_trajectories
 from agentrl.trajectory import Trajectory
@@ -143,6 +143,28 @@ async def _score_by_teacher(
     found = await teacher.score([s.ids_list() for trajectory in trajectories for s in trajectory.sequences])
     rest = iter(found)
     return {t.id: [next(rest) for _ in t.sequences] for t in trajectories}
+
+
+def worth_training(settings: Settings, has_signal: Callable[[Group], bool]) -> Callable[[Group], bool] | None:
+    """Return the predicate of groups that are not replaced; ``None`` if no group is.
+
+    Args:
+        settings: Settings in force.
+        has_signal: Predicate of `learning_signal`.
+    """
+    run = settings.config
+    own = [run.algorithm, *environment_algorithms(run).values()]
+    if not any(one.dynamic_sampling or (one.selection is not None and one.selection.has_band) for one in own):
+        return None
+
+    def is_worth(group: Group) -> bool:
+        config = settings.config
+        algorithm = environment_algorithms(config).get(group.draw.environment, config.algorithm)
+        if algorithm.selection is not None and not is_in_band(algorithm.selection, group.trainable):
+            return False
+        return not algorithm.dynamic_sampling or has_signal(group)
+
+    return is_worth
 
 
 def learning_signal(settings: Settings) -> Callable[[Group], bool]:

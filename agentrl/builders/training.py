@@ -22,7 +22,13 @@ from agentrl.builders.episodes import (
     close_run_environments,
     sampling_params,
 )
-from agentrl.builders.group_extras import GroupExtras, build_group_extras, learning_signal, policy_group_size
+from agentrl.builders.group_extras import (
+    GroupExtras,
+    build_group_extras,
+    learning_signal,
+    policy_group_size,
+    worth_training,
+)
 from agentrl.builders.models import build_renderer, check_policy
 from agentrl.builders.servers import make_transport
 from agentrl.builders.trainers import LearningParts, build_on_ranks, build_trainer, load_policy
@@ -195,7 +201,7 @@ def build_training(
         engine.lockstep = waits
     extras = build_group_extras(config, built, policy, model_path)
     has_signal = learning_signal(settings)
-    keep = has_signal if config.algorithm.dynamic_sampling else None
+    keep = worth_training(settings, has_signal)
     scheduler = _build_scheduler(config, built, tasks, extras, version=version, keep=keep, trainer=trainer)
     return TrainingParts(
         environments=environments,

@@ -34,8 +34,8 @@ def show(
     """Print a config with all its keys, defaults included, as YAML; comments list the values that change by step."""
     config = read_config(words)
     out.print(dump_config(config), end="")
-    for key, values, source in plan_rows(config):
-        out.print(f"# {key} by step ({source}): {values}")
+    for key, values, _ in plan_rows(config):
+        out.print(f"# {key} by step: {values}")
 
 
 @app.command(epilog=examples("agentrl config reference", "agentrl config reference --output docs/configuration.md"))

@@ -113,6 +113,62 @@ class PreferencesConfig(Section):
         return self
 
 
+class ResampleConfig(Section):
+    """Training on some episodes of a group: right ones with small penalties, and wrong ones, as rStar2-Agent does."""
+
+    keep: int = Field(ge=1)
+    """Number of episodes of a group that are trained, of the ``algorithm.group_size`` that are played."""
+    least_right: int = Field(2, ge=0)
+    """Minimum number of right episodes among them, if the group has as many."""
+    least_wrong: int = Field(2, ge=0)
+    """Minimum number of wrong episodes among them, if the group has as many."""
+    penalties: list[str] = Field(default_factory=list)
+    """Rewards in ``agent.reward`` whose unweighted sum is the penalty by which right episodes are ordered:
+    ``[tool_error_ratio, answer_tag_ratio]``, which have weight 0 there."""
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> Self:
+        if self.least_right + self.least_wrong > self.keep:
+            raise ValueError(
+                f"algorithm.selection.resample: least_right ({self.least_right}) + least_wrong ({self.least_wrong}) "
+                f"exceed keep ({self.keep})"
+            )
+        return self
+
+
+class SelectionConfig(Section):
+    """Selection of groups, and of their episodes, to train on; see docs/algorithms.md."""
+
+    min_accuracy: float | None = Field(None, ge=0, le=1)
+    """Share of solved episodes below which a group is replaced by a new one. An episode's success counts, or its
+    reward if the environment does not report success."""
+    max_accuracy: float | None = Field(None, ge=0, le=1)
+    """Share of solved episodes above which a group is replaced by a new one."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """Share of the spread of rewards in a step that the trained groups have together, those with the largest spreads
+    first; the other groups of the step are not trained."""
+    top_p_scale: Literal["linear", "softmax"] = "linear"
+    """Weight of a group: its spread, or the exponential of it."""
+    resample: ResampleConfig | None = None
+    """Episodes of each group to train on: ``{keep: 16}``; all if not set."""
+
+    @model_validator(mode="after")
+    def _keys_are_used(self) -> Self:
+        low, high = self.min_accuracy, self.max_accuracy
+        if low is not None and high is not None and low >= high:
+            raise ValueError(
+                f"algorithm.selection.min_accuracy ({low:g}) must be below algorithm.selection.max_accuracy ({high:g})"
+            )
+        if self.top_p is None and self.top_p_scale != "linear":
+            raise ValueError("algorithm.selection.top_p_scale is ignored without top_p: remove it, or set top_p")
+        return self
+
+    @property
+    def has_band(self) -> bool:
+        """True if groups are replaced by their accuracy."""
+        return self.min_accuracy is not None or self.max_accuracy is not None
+
+
 class CorrectionConfig(Section):
     """Train/inference correction: importance weights pi_old / mu (rho)."""
 

@@ -12,6 +12,7 @@ from agentrl.config.algorithm import (
     ExpertConfig,
     PreferencesConfig,
     ReferenceConfig,
+    SelectionConfig,
     TeacherConfig,
 )
 from agentrl.config.cluster import ClusterConfig
@@ -19,7 +20,7 @@ from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngine
 from agentrl.config.environment import AgentConfig, CurriculumConfig, EnvironmentConfig, MixedEnvironmentConfig
 from agentrl.config.number_format import AUTO, fastest_format
 from agentrl.config.rollout import CheckpointConfig, EvaluationConfig, ObserveConfig, RolloutConfig, SamplingConfig
-from agentrl.config.schedule import FORM_KEYS, ScheduleConfig, flat_keys
+from agentrl.config.schedule import ScheduleConfig, with_stages
 from agentrl.config.section import Finite, LearningRate, Section, implausible_values
 from agentrl.config.trainer import (
     AdamConfig,
@@ -177,6 +178,9 @@ class AlgorithmConfig(Section):
     dynamic_sampling: bool = False
     """True to replace groups whose episodes ``advantage`` cannot tell apart (before shaping) with new groups; not with
     a teacher or a loss that reads no advantage, which learn from such groups."""
+    selection: SelectionConfig | None = None
+    """Selection of groups and of their episodes: ``{min_accuracy: 0.2, max_accuracy: 0.8}``; all if not set. See
+    docs/algorithms.md."""
     teacher: TeacherConfig | None = None
     """Frozen model to learn from: ``{path: MODEL}``; none if not set. See docs/guides.md."""
     expert: ExpertConfig | None = None
@@ -208,6 +212,12 @@ class AlgorithmConfig(Section):
         if ignored and self.kl_coef == 0:
             raise ValueError(
                 "algorithm.reference.kl_estimator is ignored while algorithm.kl_coef is 0: set kl_coef, or remove it"
+            )
+        resample = None if self.selection is None else self.selection.resample
+        if resample is not None and resample.keep >= self.group_size:
+            raise ValueError(
+                f"algorithm.selection.resample.keep ({resample.keep}) must be below algorithm.group_size "
+                f"({self.group_size}), the episodes to choose from"
             )
         if self.dynamic_sampling and self.group_size == 1:
             raise ValueError(
@@ -399,11 +409,9 @@ class Config(Section):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     schedules: dict[str, ScheduleConfig] | None = None
-    """Values of keys that change by training step, or by the target of a metric: ``{sampling.temperature: {0: 1.4, 500:
-    1.45}, algorithm.entropy_coef: {factor: 0.985}}``. See docs/schedules.md."""
-    stages: dict[Annotated[int, Field(ge=0)], dict[str, Any]] = Field(default_factory=dict)
-    """Values of several keys from given training steps on, those of environments included: ``{500: {agent.max_tokens:
-    24576, environment.tasks: hard.jsonl}}``. Keys keep their values in later stages."""
+    """Values of keys that change by training step, or by the target of a metric, and stages, which change several keys
+    from a step on: ``{sampling.temperature: {0: 1.4, 500: 1.45}, algorithm.entropy_coef: {factor: 0.985}, 500:
+    {agent.max_tokens: 24576, environment.tasks: hard.jsonl}}``. See docs/schedules.md."""
     cluster: ClusterConfig | None = None
     observe: ObserveConfig = Field(default_factory=ObserveConfig)
     trackers: list[str] = Field(default_factory=list)
@@ -458,14 +466,7 @@ class Config(Section):
     @field_validator("schedules", mode="before")
     @classmethod
     def _schedules_name_keys(cls, data: Any) -> Any:
-        return flat_keys(data, stop_at=FORM_KEYS) if isinstance(data, dict) else data
-
-    @field_validator("stages", mode="before")
-    @classmethod
-    def _stages_name_keys(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {step: flat_keys(keys) if isinstance(keys, dict) else keys for step, keys in data.items()}
+        return with_stages(data) if isinstance(data, dict) else data
 
     @field_validator("environments")
     @classmethod

@@ -122,7 +122,6 @@ RULES: Mapping[str, ResumeRule] = {
     "checkpoint": _WATCH,
     "curriculum": _TASKS,
     "schedules": _SCHEDULE,
-    "stages": _SCHEDULE,
     "cluster": _PLACE,
     "observe": _WATCH,
     "trackers": _WATCH,

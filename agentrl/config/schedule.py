@@ -190,3 +190,24 @@ def flat_keys(data: Mapping[str, Any], *, stop_at: frozenset[str] = frozenset())
 
 FORM_KEYS = frozenset(ScheduleConfig.model_fields)
 """Keys of a schedule, which are no sections of a config."""
+
+
+def with_stages(data: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return schedules by key; a stage, which stands under its step, is a point of each of its keys.
+
+    >>> with_stages({"sampling.top_p": {"factor": 0.9}, 0: {"agent": {"max_turns": 3}}, 5: {"agent.max_turns": 9}})
+    {'sampling.top_p': {'factor': 0.9}, 'agent.max_turns': {0: 3, 5: 9}}
+
+    Raises:
+        ValueError: a key is in a stage and has a schedule of its own.
+    """
+    found = flat_keys({key: value for key, value in data.items() if not _is_step(key)}, stop_at=FORM_KEYS)
+    points: dict[str, dict[int, Any]] = {}
+    for step in sorted((key for key in data if _is_step(key)), key=int):
+        if not isinstance(data[step], dict):
+            raise ValueError(f"schedules.{step} is {data[step]!r}: expected the keys of a stage and their values")
+        for key, value in flat_keys(data[step]).items():
+            points.setdefault(key, {})[int(step)] = value
+    if twice := sorted(points.keys() & found.keys()):
+        raise ValueError(f"schedules has {twice[0]} in a stage and by itself: remove one of them")
+    return {**found, **points}

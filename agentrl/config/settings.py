@@ -1,4 +1,4 @@
-"""Settings in force: the config of each training step, from the values that ``schedules`` and ``stages`` give its keys.
+"""Settings in force: the config of each training step, from the values that ``schedules`` gives its keys.
 
 A step asks `Settings` for its config and hands it to whatever plays and trains, which do not know of schedules. Without
 schedules it is the run's config. Evaluations use the run's config, so that those of a run can be compared.
@@ -37,6 +37,7 @@ PLAIN_KEYS = (
     *(f"sampling.{name}" for name in ("temperature", "top_p", "top_k", "min_p")),
     *(f"agent.{name}" for name in BUDGETS),
     *(f"algorithm.{name}" for name in ("kl_coef", "entropy_coef", "norm_length", "correction.cap")),
+    *(f"algorithm.selection.{name}" for name in ("min_accuracy", "max_accuracy", "top_p")),
     *(f"trainer.{name}" for name in ("learning_rate", "max_grad_norm", "max_kl")),
 )
 """Keys that may change by step and whose names are fixed."""
@@ -106,14 +107,7 @@ def plan(config: Config) -> tuple[PlanEntry, ...]:
     Raises:
         ConfigError: a key cannot change, has no value at the first step, or is scheduled twice.
     """
-    schedules = dict(config.schedules or {})
-    for step, changes in sorted(config.stages.items()):
-        for key, value in changes.items():
-            if key in (config.schedules or {}):
-                raise ConfigError(f"{key} is in schedules and in stages.{step}", hint="remove one of them")
-            before = schedules[key].points if key in schedules else {}
-            schedules[key] = ScheduleConfig(points={**(before or {}), step: value})
-    return tuple(_entry(config, key, schedule) for key, schedule in schedules.items())
+    return tuple(_entry(config, key, schedule) for key, schedule in (config.schedules or {}).items())
 
 
 def _entry(config: Config, key: str, schedule: ScheduleConfig) -> PlanEntry:
@@ -360,7 +354,7 @@ def configs_at_points(config: Config) -> dict[int, Config]:
 
 def _checked(config: Config, entries: Sequence[PlanEntry], step: int, bounds: Mapping[str, Any]) -> Config:
     values = {one.key: one.at(step) for one in entries} | dict(bounds)
-    plain = config.model_copy(update={"schedules": None, "stages": {}})
+    plain = config.model_copy(update={"schedules": None})
     changed = with_values(plain, {key: value for key, value in values.items() if value is not None})
     try:
         return Config.model_validate(changed.model_dump())
@@ -425,7 +419,4 @@ def at_largest(config: Config) -> Config:
 
 def plan_rows(config: Config) -> list[tuple[str, str, str]]:
     """Return the rows of the dry run's table about keys that change: key, values by step, and source."""
-    return [
-        (one.key, one.describe(), "schedules" if one.key in (config.schedules or {}) else "stages")
-        for one in plan(config)
-    ]
+    return [(one.key, one.describe(), "schedules") for one in plan(config)]

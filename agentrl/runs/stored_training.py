@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 
 from agentrl.builders.adapter_checks import refuse_role_adapters
-from agentrl.builders.group_extras import learning_signal, policy_group_size
+from agentrl.builders.group_extras import learning_signal, policy_group_size, worth_training
 from agentrl.builders.models import load_images, prepare_model, start_renderer
 from agentrl.builders.trainers import TrainerParts, build_on_ranks, build_trainer
 from agentrl.config.config import Config
@@ -421,8 +421,8 @@ class StoredTraining:
         stack.push_async_callback(run_in_own_thread, self._trackers.close)
 
     async def _train(self) -> None:
-        dynamic, every = self.config.algorithm.dynamic_sampling, self.config.checkpoint.every
-        batches = self._groups.batches(self._used, keep=self._has_signal if dynamic else lambda group: True)
+        every, keep = self.config.checkpoint.every, worth_training(self._settings, self._has_signal)
+        batches = self._groups.batches(self._used, keep=keep or (lambda group: True))
         while self.step < self.config.trainer.steps:
             await asyncio.sleep(0)  # in which a request to stop arrives
             if self._stopped:

@@ -1,6 +1,6 @@
-"""Dynamic sampling: selection of the groups in which the run's estimator finds differences.
+"""Dynamic sampling and selection: the groups worth training on, and the episodes of them that train.
 
-It uses the rewards before ``algorithm.shaping``: a length penalty alone does not make a group worth training on.
+Both use the rewards before ``algorithm.shaping``: a length penalty alone does not make a group worth training on.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from agentrl.algorithms.group_selection import compared_by, group_spreads, in_band, resample_on_correct, top_p_groups
 from agentrl.algorithms.types import EpisodeBatch
+from agentrl.config.algorithm import SelectionConfig
 from agentrl.config.config import AlgorithmConfig
+from agentrl.registry import Kind, lookup
 from agentrl.training.batch import NothingToTrain, StepExtras, episode_batch, select, trained_mask
 from agentrl.training.gradients import Objective
 from agentrl.training.rewards import RewardShaping
@@ -58,19 +61,131 @@ class DynamicSampling:
             kept = select(members, compare_groups=objective.compares_groups).trajectories
         except NothingToTrain:
             return False
-        return bool(objective.differing_groups(self._episodes(kept, extras)).any())
+        return bool(objective.differing_groups(unshaped_episodes(kept, extras, self._shaping)).any())
 
-    def _episodes(self, trajectories: Sequence[Trajectory], extras: StepExtras) -> EpisodeBatch:
-        token_turn, first = list[torch.Tensor](), 0
-        for trajectory in trajectories:
-            token_turn.append(first + _turn_of_tokens(trajectory, by_expert=trajectory.id in extras.expert_ids))
-            first += len(trajectory.turns)
-        batch = episode_batch(trajectories, self._shaping(trajectories), torch.cat(token_turn))
-        groups = dict.fromkeys(trajectory.group_id for trajectory in trajectories)
-        greedy = [extras.greedy[group] for group in groups if group in extras.greedy]
-        if len(greedy) < len(groups):
-            return batch
-        return replace(batch, greedy_return=self._shaping(greedy).returns)
+
+def unshaped_episodes(trajectories: Sequence[Trajectory], extras: StepExtras, unshaped: RewardShaping) -> EpisodeBatch:
+    """Make the input of estimators from the rewards before shaping.
+
+    Args:
+        trajectories: Trajectories that `select` has kept.
+        extras: Extra rollouts of their groups.
+        unshaped: Shaping without steps.
+    """
+    token_turn, first = list[torch.Tensor](), 0
+    for trajectory in trajectories:
+        token_turn.append(first + _turn_of_tokens(trajectory, by_expert=trajectory.id in extras.expert_ids))
+        first += len(trajectory.turns)
+    batch = episode_batch(trajectories, unshaped(trajectories), torch.cat(token_turn))
+    groups = dict.fromkeys(trajectory.group_id for trajectory in trajectories)
+    greedy = [extras.greedy[group] for group in groups if group in extras.greedy]
+    if len(greedy) < len(groups):
+        return batch
+    return replace(batch, greedy_return=unshaped(greedy).returns)
+
+
+def accuracy(trajectories: Sequence[Trajectory]) -> float | None:
+    """Return the share of solved episodes; of rewards if success is not reported, ``None`` without scored episodes."""
+    scored = [trajectory for trajectory in trajectories if trajectory.is_trainable]
+    if not scored:
+        return None
+    return sum(_solved(trajectory) for trajectory in scored) / len(scored)
+
+
+def _solved(trajectory: Trajectory) -> float:
+    return float(trajectory.reward or 0.0) if trajectory.success is None else float(trajectory.success)
+
+
+def is_in_band(config: SelectionConfig, trajectories: Sequence[Trajectory]) -> bool:
+    """Return True if the accuracy of a group is within the limits of ``algorithm.selection``."""
+    found = accuracy(trajectories)
+    low = 0.0 if config.min_accuracy is None else config.min_accuracy
+    high = 1.0 if config.max_accuracy is None else config.max_accuracy
+    return found is not None and bool(in_band(torch.tensor(found, dtype=torch.float64), low, high))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectedEpisodes:
+    """Episodes of a step that train, and counts of those that were left out."""
+
+    trajectories: Sequence[Trajectory]
+    groups_left_out: int = 0
+    episodes_left_out: int = 0
+    """Episodes of groups that train which do not train themselves."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the counts as metrics; empty if nothing was left out."""
+        counts = {"groups/left_out": self.groups_left_out, "trajectories/left_out": self.episodes_left_out}
+        return {name: float(count) for name, count in counts.items() if count}
+
+
+class EpisodeSelection:
+    """Selection of a step's groups and episodes by ``algorithm.selection``, in the trainer.
+
+    Args:
+        algorithm: Algorithm, whose estimator says what a group's episodes are compared by.
+    """
+
+    def __init__(self, algorithm: AlgorithmConfig) -> None:
+        self._config = algorithm.selection
+        self._shaping = RewardShaping({}, max_tokens=1)
+        self._weights = algorithm.advantage_options.get("weights")
+        if self._config is not None and self._config.top_p is not None:
+            objective, estimator = Objective(algorithm), lookup(Kind.ADVANTAGE, algorithm.advantage)
+            self._compared = compared_by(estimator, objective.estimate)
+
+    def __call__(self, trajectories: Sequence[Trajectory], extras: StepExtras) -> SelectedEpisodes:
+        """Return the episodes that train; experts' episodes and those that cannot train are kept with their group."""
+        if self._config is None:
+            return SelectedEpisodes(trajectories=trajectories)
+        kept = trajectories if self._config.resample is None else self._resample(trajectories, extras)
+        before = {trajectory.group_id for trajectory in trajectories}
+        chosen = before if self._config.top_p is None else self._top_groups(kept, extras)
+        return SelectedEpisodes(
+            trajectories=[trajectory for trajectory in kept if trajectory.group_id in chosen],
+            groups_left_out=len(before) - len(chosen),
+            episodes_left_out=len(trajectories) - len(kept),
+        )
+
+    def _resample(self, trajectories: Sequence[Trajectory], extras: StepExtras) -> list[Trajectory]:
+        assert self._config is not None
+        settings = self._config.resample
+        assert settings is not None
+        left_out: set[str] = set()
+        for own in _by_group(trajectories, extras).values():
+            penalty = [sum(t.reward_components.get(name, 0.0) for name in settings.penalties) for t in own]
+            places = resample_on_correct(
+                [_solved(trajectory) > 0 for trajectory in own],
+                penalty,
+                keep=settings.keep,
+                least_right=settings.least_right,
+                least_wrong=settings.least_wrong,
+            )
+            left_out |= {one.id for one in own} - {own[place].id for place in places}
+        return [trajectory for trajectory in trajectories if trajectory.id not in left_out]
+
+    def _top_groups(self, trajectories: Sequence[Trajectory], extras: StepExtras) -> set[str]:
+        """Return the ids of the groups with the largest spreads; all if none has any."""
+        assert self._config is not None
+        assert self._config.top_p is not None
+        own = [one for group in _by_group(trajectories, extras).values() for one in group]
+        groups = list(dict.fromkeys(trajectory.group_id for trajectory in own))
+        if not own:
+            return {trajectory.group_id for trajectory in trajectories}
+        episodes = unshaped_episodes(own, extras, self._shaping)
+        spread = group_spreads(self._compared, episodes, weights=self._weights)
+        chosen = top_p_groups(spread, self._config.top_p, scale=self._config.top_p_scale).tolist()
+        top = {group for group, is_chosen in zip(groups, chosen, strict=True) if is_chosen} or set(groups)
+        return top | ({trajectory.group_id for trajectory in trajectories} - set(groups))
+
+
+def _by_group(trajectories: Sequence[Trajectory], extras: StepExtras) -> dict[str, list[Trajectory]]:
+    """Return the policy's episodes that can train, by group."""
+    found: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        if trajectory.is_trainable and trajectory.id not in extras.expert_ids:
+            found.setdefault(trajectory.group_id, []).append(trajectory)
+    return found
 
 
 def _turn_of_tokens(trajectory: Trajectory, *, by_expert: bool) -> torch.Tensor:

@@ -32,6 +32,7 @@ from agentrl.training.algorithm_functions import PROVIDED
 from agentrl.training.batch import NothingToTrain, StepExtras
 from agentrl.training.compile import checkpoint_activations
 from agentrl.training.diagnostics.watch import repeatable
+from agentrl.training.dynamic_sampling import EpisodeSelection
 from agentrl.training.gradients import Objective
 from agentrl.training.optimizer import Update
 from agentrl.training.report import StepReport
@@ -88,6 +89,7 @@ class MixtureTrainer(Trainer):
     ) -> None:
         super().__init__(model, algorithm, config, max_tokens=max_tokens, **options)
         self._objectives = {label: WeightedObjective(own) for label, own in algorithms.items()}
+        self._selections = {label: EpisodeSelection(own) for label, own in algorithms.items()}
         self._shapings = {label: RewardShaping(own.shaping, max_tokens=max_tokens) for label, own in algorithms.items()}
 
     @property
@@ -102,6 +104,7 @@ class MixtureTrainer(Trainer):
         super()._configure(config)
         for label, own in environment_algorithms(config).items():
             self._objectives[label] = WeightedObjective(own)
+            self._selections[label] = EpisodeSelection(own)
             self._shapings[label].configure(own.shaping, max_tokens=config.agent.max_tokens)
 
     def _step(
@@ -148,6 +151,7 @@ class MixtureTrainer(Trainer):
                     extras,
                     objective=self._objectives[label],
                     shaping=self._shapings[label],
+                    select_episodes=self._selections[label],
                 )
             except NothingToTrain as error:
                 failure = error

@@ -32,7 +32,9 @@ from transformers import PreTrainedModel
 
 from agentrl.algorithms.types import LossInput
 from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
+from agentrl.config.derived import per_environment_configs
 from agentrl.config.trainer import NumericsConfig
+from agentrl.errors import ConfigError, did_you_mean
 from agentrl.message.image import ImageReader
 from agentrl.models.memory import FREED_SHARE, FreedMemory, memory_limit
 from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, row_batches, select, step_batch
@@ -40,6 +42,7 @@ from agentrl.training.checkpoint import TrainerCheckpoint, TrainerState
 from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.diagnostics.watch import NumericsWatch, prepare_repeatable, repeatable
 from agentrl.training.distributed import Ranks
+from agentrl.training.dynamic_sampling import EpisodeSelection
 from agentrl.training.forward.runner import make_runner
 from agentrl.training.gradients import GradientPass, Objective, needs_forward_pass, step_tokens
 from agentrl.training.moe import moe_hooks
@@ -70,6 +73,8 @@ class PreparedStep:
     gradient: GradientPass
     signals: Sequence[SignalUpdates]
     """Updates of signals' models, made together with the policy's."""
+    left_out: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the groups and episodes that ``algorithm.selection`` has left out."""
 
     def episodes_in(self, part: Sequence[int]) -> int:
         """Count the episodes of some sequences."""
@@ -178,6 +183,7 @@ class Trainer:
         prepare_repeatable(enabled=config.deterministic)
         self._objective = Objective(algorithm, joint_loss=joins_policy(config))
         self._shaping = RewardShaping(algorithm.shaping, max_tokens=max_tokens)
+        self._select_episodes = EpisodeSelection(algorithm)
         compile_layers(model, config)
         settings = _optimizer_settings(config, first_step=pretrain_steps(config))
         self._optimizer = PolicyOptimizer(model, settings)
@@ -228,7 +234,13 @@ class Trainer:
         with repeatable(enabled=self._config.deterministic):
             started = time.perf_counter()
             step = self._prepare(
-                trajectories, temperature, pad_id, extras, objective=self._objective, shaping=self._shaping
+                trajectories,
+                temperature,
+                pad_id,
+                extras,
+                objective=self._objective,
+                shaping=self._shaping,
+                select_episodes=self._select_episodes,
             )
             pretrain = self.pretraining
             taken = pretrain_signals(step.gradient, step.signals) if pretrain else self._take_updates(step)
@@ -245,12 +257,13 @@ class Trainer:
         *,
         objective: Objective,
         shaping: RewardShaping,
+        select_episodes: EpisodeSelection,
     ) -> PreparedStep:
         """Estimate the advantages of a step's episodes, and prepare the passes of its updates."""
         learns = not self.pretraining
         extras = role_extras(extras, trajectories)
-        members = [*role_members(trajectories, self._roles), *extras.experts]
-        selection = select(members, compare_groups=objective.compares_groups)
+        chosen = select_episodes([*role_members(trajectories, self._roles), *extras.experts], extras)
+        selection = select(chosen.trajectories, compare_groups=objective.compares_groups)
         batch = self._batch(selection, shaping, temperature, pad_id, extras)
         for signal in self.signals.values():
             batch = signal.annotate(batch)
@@ -268,7 +281,13 @@ class Trainer:
         joint = next((signal for signal in signals if signal.joins_policy), None)
         gradient = GradientPass(self._policy, objective, batch, tokens, joint=joint, learns=learns, hooks=self._hooks())
         return PreparedStep(
-            selection=selection, batch=batch, advantage=advantage, tokens=tokens, gradient=gradient, signals=signals
+            selection=selection,
+            batch=batch,
+            advantage=advantage,
+            tokens=tokens,
+            gradient=gradient,
+            signals=signals,
+            left_out=chosen.metrics(),
         )
 
     def _batch(
@@ -289,7 +308,7 @@ class Trainer:
 
     def _report(self, step: PreparedStep, objective: Objective, taken: StepUpdates, seconds: float) -> StepReport:
         """Report the metrics of a step after its updates."""
-        metrics = taken.metrics | role_metrics(step.batch, step.advantage)
+        metrics = {**taken.metrics, **step.left_out, **role_metrics(step.batch, step.advantage)}
         for found in (*(each.metrics() for each in step.signals), *(each.metrics() for each in self.signals.values())):
             metrics |= found
         differing = objective.differing_groups(step.batch.episodes)
@@ -327,6 +346,7 @@ class Trainer:
     def _configure(self, config: Config) -> None:
         algorithm, self._config = config.algorithm, config.trainer
         self._objective = Objective(algorithm, joint_loss=joins_policy(config.trainer))
+        self._select_episodes = EpisodeSelection(algorithm)
         self._shaping.configure(algorithm.shaping, max_tokens=config.agent.max_tokens)
         self._role_weights = algorithm.role_weights
         self._optimizer.settings = replace(
@@ -384,6 +404,24 @@ def _optimizer_settings(config: TrainerConfig, *, first_step: int = 0) -> Optimi
     return OptimizerSettings.of(config, config, total_updates=updates, min_lr_ratio=config.min_lr_ratio)
 
 
+def check_selection(config: Config) -> None:
+    """Check that ``algorithm.selection`` names rewards of the run.
+
+    Raises:
+        ConfigError: a penalty is not among the rewards in ``agent.reward``.
+    """
+    resample = None if config.algorithm.selection is None else config.algorithm.selection.resample
+    for part in per_environment_configs(config) if resample is not None and config.has_environment else ():
+        known = [entry if isinstance(entry, str) else str(entry["name"]) for entry in part.config.agent.reward]
+        for name in resample.penalties if resample is not None else ():
+            if name not in known:
+                raise ConfigError(
+                    f"algorithm.selection.resample.penalties names {name}, which is not a reward of the run",
+                    expected=", ".join(known),
+                    hint=did_you_mean(name, known) or f"add it to agent.reward: {{name: {name}, weight: 0}}",
+                )
+
+
 def check_algorithm(config: Config) -> None:
     """Check that the estimator, the loss, and their inputs and options are compatible.
 
@@ -392,5 +430,6 @@ def check_algorithm(config: Config) -> None:
         UnknownNameError: an estimator, loss, filter or shaping is not registered.
     """
     Objective(config.algorithm)
+    check_selection(config)
     check_signals(config.algorithm, config.trainer, has_adapters=config.model.lora is not None)
     RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)

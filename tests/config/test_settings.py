@@ -1,4 +1,4 @@
-"""Schedules and stages: the values of each step by hand, refusals, and the plan."""
+"""Schedules, with their stages: the values of each step by hand, refusals, and the plan."""
 
 import math
 
@@ -79,14 +79,15 @@ def test_a_step_without_the_metric_changes_nothing_and_the_state_is_exact():
 
 
 def test_keys_stand_flat_or_in_sections_and_survive_a_dump():
-    flat = config_of("schedules={sampling.temperature: {0: 1.4}}", "stages={5: {agent.max_turns: 3}}")
-    nested = config_of("schedules.sampling.temperature={0: 1.4}", "stages={5: {agent: {max_turns: 3}}}")
+    flat = config_of("schedules={sampling.temperature: {0: 1.4}, 5: {agent.max_turns: 3}}")
+    nested = config_of("schedules={5: {agent: {max_turns: 3}}, sampling: {temperature: {0: 1.4}}}")
     assert flat == nested == config_from(yaml.safe_load(dump_config(flat)))
 
 
 def test_stages_change_an_environment_and_keep_earlier_changes():
     config = config_of(
-        "stages={0: {sampling.temperature: 1.4}, 100: {environment: {options: {high: 50}}, agent.max_tokens: 20000}, "
+        "schedules={0: {sampling.temperature: 1.4}, "
+        "100: {environment: {options: {high: 50}}, agent.max_tokens: 20000}, "
         "200: {environment.split: valid, sampling.temperature: 1.5}, 300: {environment.split: valid}}"
     )
     assert stage_starts(config) == {"": [100, 200]}
@@ -106,7 +107,7 @@ def test_stages_change_an_environment_and_keep_earlier_changes():
 
 def test_budgets_of_one_of_several_environments_follow_the_run_unless_it_has_its_own():
     mixed = "environments={a: {name: guess_number}, b: {name: frozen_lake, agent: {max_turns: 7}}}"
-    config = load_config(None, [mixed, "trainer.steps=9", "stages={3: {agent.max_turns: 4}}"])
+    config = load_config(None, [mixed, "trainer.steps=9", "schedules={3: {agent.max_turns: 4}}"])
     settings = Settings(config)
     settings.advance(3)
     assert (settings.agent("a").max_turns, settings.agent("b").max_turns) == (4, 7)
@@ -114,14 +115,13 @@ def test_budgets_of_one_of_several_environments_follow_the_run_unless_it_has_its
 
 def test_the_plan_is_printed():
     config = config_of(
-        "schedules={sampling.temperature: {0: 1.4, 500: 1.45}, "
+        "schedules={sampling.temperature: {0: 1.4, 500: 1.45}, 100: {agent.max_tokens: 24576}, "
         "algorithm.entropy_coef: {target: 0.2, step: 1e-4, max: 0.005}}",
-        "stages={100: {agent.max_tokens: 24576}}",
     )
     assert plan_rows(config) == [
         ("sampling.temperature", "0: 1.4, 500: 1.45", "schedules"),
         ("algorithm.entropy_coef", "0, then train/entropy to 0.2 (+-0.0001 a step, max 0.005)", "schedules"),
-        ("agent.max_tokens", "0: 16384, 100: 24576", "stages"),
+        ("agent.max_tokens", "0: 16384, 100: 24576", "schedules"),
     ]
 
 
@@ -132,7 +132,7 @@ def test_the_plan_is_printed():
         (["schedules={algorithm.loss_options.clip_hihg: {0: 0.2}}"], "Did you mean algorithm.loss_options.clip_high?"),
         (["schedules={algorithm.group_size: {0: 4}}"], "algorithm.group_size cannot change during training"),
         (["schedules={algorithm.shaping.overlong.buffer: {0: 4}}"], "cannot change during training"),
-        (["stages={5: {environment.name: household}}"], "environment.name cannot change"),
+        (["schedules={5: {environment.name: household}}"], "environment.name cannot change"),
         (["schedules={sampling.temperature: {0: warm}}"], "is not a number: got 'warm'"),
         (["schedules={sampling.temperature: {0: true}}"], "is not a number: got True"),
         (["schedules={sampling.top_p: {0: 0.9, 10: 1.5}}"], "sampling.top_p is invalid at step 10: got 1.5"),
@@ -148,7 +148,7 @@ def test_the_plan_is_printed():
         (["schedules={agent.max_turns: {target: 3, step: 1}}"], "has a target without a metric"),
         (["schedules={algorithm.norm_length: {5: 100}}"], "has no value at step 0"),
         (["schedules={algorithm.kl_coef: {5: 0.1}}"], "the run starts without a reference policy"),
-        (["schedules={sampling.top_k: {0: 0}}", "stages={5: {sampling.top_k: 0}}"], "is in schedules and in stages.5"),
+        (["schedules={sampling.top_k: {0: 0}, 5: {sampling.top_k: 0}}"], "in a stage and by itself"),
         (["schedules={trainer.learning_rate: {0: 1e-5}}", "trainer.schedule=cosine"], "both change the learning rate"),
         (["schedules={sampling.temperature: {0: 1}}", "rollout.max_staleness=1"], "only in synchronous training"),
         (["schedules={sampling.temperature: {5: 1, 2: 1}}"], "expected increasing steps from 0"),
