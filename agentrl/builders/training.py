@@ -322,13 +322,7 @@ def _connect(
 ) -> EngineConnection:
     """Connect the engine of ``config.engine``, a pool or a model of this process, to the trainer's weights.
 
-    Args:
-        config: Config of the run.
-        source: Weights of the trainer.
-        found: Pool, or the model of a local engine.
-        version: Version of the weights.
-        renderer: Renderer that decodes tokens and prepares images.
-        shared: True if the model is the trainer's own.
+    `found` is a pool, or the model of a local engine, which is the trainer's own if `shared`.
     """
     assert isinstance(config.engine, LocalEngineConfig | ServerEngineConfig)
     size = source.model.config.get_text_config().vocab_size

@@ -150,11 +150,7 @@ async def serve(settings: ViewerSettings, filters: Mapping[str, str], stop: asyn
 def show_episodes(run: Path | None, where: EpisodeFilter, *, count: int, output: Path | None) -> None:
     """Write the newest matching episodes as one page, or print them.
 
-    Args:
-        run: Run, evaluation or folder of evaluations; ``None`` for the newest of all.
-        where: Conditions.
-        count: Maximum number of episodes.
-        output: File or folder of the page; ``None`` prints the episodes.
+    Without `run`, they are those of the newest of all; without `output`, they are printed.
 
     Raises:
         UsageError: no episode matches, or the page cannot be written.

@@ -249,10 +249,7 @@ async def call_in_thread(threads: DaemonThreads, call: Callable[[], T], what: st
     If the calling task is cancelled or misses a deadline, the call is abandoned; its thread takes no other call
     until it has ended.
 
-    Args:
-        threads: Threads of this kind of call.
-        call: Function to call.
-        what: Description of the call for the log: ``"tool search"``.
+    `what` describes the call in the log: ``"tool search"``.
     """
     running = threads.submit(contextvars.copy_context().run, call)
     try:

@@ -42,14 +42,8 @@ NO_LIMIT = 1 << 30
 class LiveTraffic:
     """Server that answers clients with a policy; each session is an episode that ends after idle time.
 
-    Args:
-        policy: Policy that answers.
-        config: Config with the agent's limits.
-        folder: Folder for ended sessions; ``None`` records nothing.
-        idle_s: Seconds without a request after which a session ends.
-        host: Address to listen on.
-        port: Port to listen on; 0 chooses a free one.
-        key: API key that clients must send; ``None`` accepts all clients.
+    A session ends after `idle_s` seconds without a request, and is recorded in `folder`, if there is one. Without
+    `key`, all clients are accepted.
     """
 
     def __init__(

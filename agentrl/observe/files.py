@@ -65,10 +65,7 @@ def write_fully(descriptor: int, data: bytes) -> None:
 def replace_file(path: Path, data: bytes, *, makes_folder: bool = True) -> None:
     """Replace a file atomically and sync it to disk, so that it survives a power failure.
 
-    Args:
-        path: The file.
-        data: Its new content.
-        makes_folder: Create a missing folder; it is an error otherwise.
+    Without `makes_folder`, a missing folder is an error.
 
     Raises:
         UsageError: see `writing`.
@@ -236,10 +233,7 @@ def numbered_records(path: Path, damaged: list[int], *, containing: bytes = b"")
 
     After a record with a checksum, a record without one counts as damaged.
 
-    Args:
-        path: The file.
-        damaged: Receives the numbers of skipped lines.
-        containing: Bytes that a line must contain to be read.
+    `damaged` receives the numbers of skipped lines; only lines with the bytes `containing` are read.
     """
     has_checksums = False
     with path.open("rb") as file:

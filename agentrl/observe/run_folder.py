@@ -112,11 +112,7 @@ def is_locked(path: Path) -> bool:
 
 
 class RunDirectory:
-    """Paths inside one run's folder.
-
-    Args:
-        path: The folder.
-    """
+    """Paths inside one run's folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -150,10 +146,7 @@ class RunDirectory:
     def create(cls, parent: Path, name: str | None, *, prefix: str = "run") -> RunDirectory:
         """Create a new run's folder and point ``latest`` to it.
 
-        Args:
-            parent: Folder of all runs.
-            name: The run's name; default: `prefix` and the time.
-            prefix: Prefix of the default name.
+        The default name is `prefix` and the time.
 
         Raises:
             UsageError: the folder exists and is not empty, or cannot be created, or is not inside `parent`.
@@ -350,9 +343,7 @@ OBSERVED = "agentrl.observe"
 def logging_to(file: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Append agentrl's log records inside the block to `file`, in addition to other handlers.
 
-    Args:
-        file: The log file.
-        say: Shows warnings about damaged records and failed trackers to the user.
+    `say` shows warnings about damaged records and failed trackers to the user.
 
     An exception that ends the block is appended, too, for a diagnosis.
     """

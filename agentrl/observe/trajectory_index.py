@@ -280,12 +280,7 @@ class TrajectoryIndex:
     ) -> list[EpisodeRow]:
         """Return the rows of the matching episodes.
 
-        Args:
-            where: Conditions.
-            order: Column to sort by; rows without a value come first.
-            descending: Sort from high to low.
-            limit: Maximum number of rows.
-            offset: Number of rows to leave out first.
+        Rows without a value in the column `order` come first.
         """
         return list(self._select(where, order, descending, limit, offset))
 
@@ -322,13 +317,8 @@ class TrajectoryIndex:
     ) -> EpisodePage:
         """Return some rows of the matching episodes.
 
-        Args:
-            where: Conditions.
-            order: Column to sort by; rows without a value come first.
-            descending: Sort from high to low.
-            limit: Maximum number of rows.
-            after: Number of the row after which the page begins; ``None`` for the first page.
-            seconds: Time for the search of a text; a page that it ends early has fewer rows.
+        Rows without a value in the column `order` come first. The page begins after the row with the number `after`; it
+        has fewer rows if the search of a text takes longer than `seconds`.
 
         Raises:
             UsageError: the index has no row with the number `after`.
@@ -358,9 +348,7 @@ class TrajectoryIndex:
     def read(self, row: EpisodeRow, *, messages: bool = False) -> StoredTrajectory:
         """Read an episode from the store.
 
-        Args:
-            row: Row of this index.
-            messages: True to restore the messages that scorers read.
+        `messages` restores the messages that scorers read.
 
         Raises:
             UsageError: the store has changed since the index was updated, or the record is malformed.

@@ -28,11 +28,7 @@ RUN_KINDS = frozenset(
 class EpisodeTracer(RolloutObserver):
     """Observer of a run's episodes that sends a trace of each attempt, and of each training step.
 
-    Args:
-        observer: Observer that gets all events first.
-        waits: Table of the run's waits, which it listens to.
-        status: Status of the run, for the number of the step.
-        send: Receives a trace; called in the event loop.
+    The inner `observer` gets all events first; `send` is called in the event loop.
     """
 
     def __init__(

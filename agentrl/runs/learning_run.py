@@ -44,10 +44,7 @@ class Learner:
 class LearningRun(abc.ABC):
     """A run that learns from fixed data.
 
-    Args:
-        run: Folder and config.
-        watcher: Receives the progress.
-        interruption: Stops the run from another thread at its next progress report.
+    `interruption` stops it from another thread at its next progress report.
     """
 
     name: ClassVar[str]

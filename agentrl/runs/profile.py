@@ -81,11 +81,7 @@ class RunProfile:
 
 
 class StackSampler(threading.Thread):
-    """Daemon thread that counts the components that a thread runs.
-
-    Args:
-        thread: Identifier of the thread.
-    """
+    """Daemon thread that counts the components that a thread runs."""
 
     def __init__(self, thread: int) -> None:
         super().__init__(name="agentrl-profile", daemon=True)
@@ -136,13 +132,7 @@ class _Lag:
 
 
 class Profiler(RunWatcher):
-    """Watcher of a run that profiles some of its steps.
-
-    Args:
-        watcher: Watcher that receives all events.
-        first: First profiled step.
-        last: Last profiled step.
-    """
+    """Watcher of a run that profiles some of its steps."""
 
     def __init__(self, watcher: RunWatcher, *, first: int, last: int) -> None:
         self.profile: RunProfile | None = None

@@ -44,12 +44,7 @@ def brief(cause: str) -> str:
 class EpisodeRecorder(RolloutObserver):
     """Observer of a run's training episodes.
 
-    Args:
-        store: Store that every turn is written to.
-        status: Status with the counts of episodes and tokens.
-        watcher: Watcher to call when the status changes.
-        waits: Table of the run's waits.
-        on_group_end: Called with what became of a group, and its episodes.
+    `on_group_end` is called with what became of a group, and its episodes.
     """
 
     def __init__(
@@ -115,12 +110,7 @@ class EpisodeRecorder(RolloutObserver):
 
 
 class JournalingRecorder(EpisodeRecorder):
-    """Observer of a run's training episodes that also keeps the journals of those in flight.
-
-    Args:
-        journals: Journals of the run.
-        parts: Arguments of `EpisodeRecorder`.
-    """
+    """Observer of a run's training episodes that also keeps the journals of those in flight."""
 
     def __init__(self, *parts: Any, journals: JournalFolder) -> None:
         super().__init__(*parts)
@@ -140,11 +130,6 @@ class JournalingRecorder(EpisodeRecorder):
 
 class UpdateLog:
     """Context manager that sends the metrics of every update to the run's metrics file, trackers and watcher.
-
-    Args:
-        run: Run, with its folder and config.
-        status: Status of the run, which is kept up to date.
-        watcher: Watcher to call after every update.
 
     Raises:
         UsageError: the disk is full.
@@ -175,11 +160,7 @@ class UpdateLog:
     def record(self, update: int, metrics: Mapping[str, float], *, updates: int, skipped: bool) -> None:
         """Record the metrics of an update.
 
-        Args:
-            update: Number of the update, from 1.
-            metrics: Metrics by their final names.
-            updates: Total number of updates.
-            skipped: True if the update was skipped because gradients were not finite.
+        Updates are counted from 1; one is `skipped` if its gradients were not finite.
         """
         self.last = dict(metrics)
         self._metrics.append_step(update, self.last)
@@ -195,12 +176,7 @@ _ENGINE = ("engine_s", "failed_engine_s", "discarded_engine_s")
 
 
 class StepClock:
-    """Clock of a step and its phases; the step begins at construction.
-
-    Args:
-        parts: Parts of the run, whose waits, counters and engine are read.
-        price_per_hour: Price of the run's machines.
-    """
+    """Clock of a step and its phases; the step begins at construction."""
 
     def __init__(self, parts: TrainingParts, *, price_per_hour: float | None = None) -> None:
         self._parts = parts
@@ -228,11 +204,7 @@ class StepClock:
     ) -> dict[str, float]:
         """Return all metrics of the step; measured times are under ``time/``.
 
-        Args:
-            groups: Groups of the step.
-            report: Report of the trainer.
-            sync: Report of weight sync; ``None`` if it was abandoned.
-            version: Version of the new weights.
+        Without `sync`, weight sync was abandoned; `version` is that of the new weights.
         """
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         counts = self._counts()
@@ -313,10 +285,7 @@ def unit_costs(trajectories: Sequence[Trajectory], step_s: float, price_per_hour
     Example: 4 trained episodes, 2 of them successful, in a step of 36 s at 100 per hour: 9 s and 0.25 per episode, 18 s
     and 0.5 per success.
 
-    Args:
-        trajectories: Episodes of the step; a success is one whose environment reports it.
-        step_s: Seconds of the step.
-        price_per_hour: Price of the run's machines.
+    A success is an episode whose environment reports it.
     """
     trained = [trajectory for trajectory in trajectories if trajectory.is_trainable]
     counts = {"episode": len(trained), "success": sum(trajectory.success is True for trajectory in trained)}
@@ -338,12 +307,7 @@ def group_metrics(
 ) -> dict[str, float]:
     """Return the metrics of a step's update and of its episodes.
 
-    Args:
-        groups: Groups of the step.
-        report: Report of the trainer.
-        version: Version of the weights at the start of the step.
-        has_signal: Predicate of groups with a learning signal.
-        adapters: Versions of several adapters, by name.
+    `version` is that of the weights at the start of the step; `has_signal` is True for groups with a learning signal.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     return {

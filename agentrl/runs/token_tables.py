@@ -49,11 +49,7 @@ class _StepTables:
 class TokenTables:
     """Writer of a run's token tables.
 
-    Args:
-        run: Folder of the run.
-        chosen: ``observe.tokens``.
-        step: Number of steps that the run has made; tables of later ones are removed.
-        say: Called with a warning if tables cannot be written.
+    Tables of steps after `step` are removed; `chosen` is ``observe.tokens``.
     """
 
     def __init__(

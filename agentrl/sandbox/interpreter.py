@@ -63,11 +63,8 @@ class _Closed(_Gone):
 class Interpreter:
     """Interpreter that starts with the first piece of code, and again after a loss. It runs one piece at a time.
 
-    Args:
-        sandbox: Sandbox to run in.
-        seconds: Seconds before a piece of code is interrupted, as by Ctrl-C.
-        grace_s: Seconds that interrupted code has to end before the interpreter is killed.
-        limits: Limits of the interpreter.
+    A piece of code is interrupted after `seconds`, as by Ctrl-C, and has `grace_s` to end before the interpreter is
+    killed.
     """
 
     def __init__(self, sandbox: Sandbox, *, seconds: float, grace_s: float, limits: Limits | None = None) -> None:

@@ -183,9 +183,6 @@ class LocalOptions:
 class LocalSandbox(SupervisedSandbox):
     """Sandbox on this machine. The kernel kills it when the thread that started it ends.
 
-    Args:
-        spec: Specification whose `options` are `LocalOptions`.
-
     Raises:
         UsageError: the spec is not supported.
     """

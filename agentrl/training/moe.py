@@ -97,10 +97,7 @@ class LoadBalancingLoss:
     def count(self, counts: Sequence[Tensor], tokens: int, ranks: Ranks) -> Tensor | None:
         """Add up the `assignments` of an update's micro-batches over all ranks.
 
-        Args:
-            counts: Assignments of this rank's micro-batches.
-            tokens: Number of tokens of the update's sequences.
-            ranks: Ranks that train together.
+        `tokens` is the number of tokens of the update's sequences.
 
         Returns:
             Load of the busiest expert of each layer, relative to an equal load: [layers].
