@@ -7,18 +7,17 @@ import importlib
 import logging
 import os
 import signal
-import sys
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import NoReturn
 
 __all__ = ["main"]
 
 INTERRUPTED = 130
 """Exit code of an interruption; the same as in `agentrl.cli.exits`, which is imported later."""
-_exit_code: int | None = None
-"""Exit code of a program that ends without deleting its objects."""
+_end: Callable[[], NoReturn] | None = None
+"""Ends a program that does not delete its objects."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,23 +44,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         imported()
 
 
-def skip_deletion(code: int) -> None:
-    """Let the program end with an exit code once Python has called the functions of `atexit`.
+def skip_deletion(end: Callable[[], NoReturn]) -> None:
+    """Let the program end by `end` once Python has called the functions of `atexit`.
 
     Python would then delete all objects, without any other thread that could end a ``__del__`` that hangs.
     """
-    global _exit_code
-    _exit_code = code
+    global _end
+    _end = end
 
 
 def _end_without_deletion() -> None:
-    if _exit_code is None:
-        return
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # closed, or a pipe that nothing reads
-            stream.flush()
-    os._exit(_exit_code)
+    if _end is not None:
+        logging.shutdown()
+        _end()
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:

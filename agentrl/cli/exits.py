@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import os
 import signal
 import sys
@@ -95,7 +96,7 @@ def _leave_soon(code: int, known: set[threading.Thread]) -> None:
     """End the process now if an abandoned call still runs, or else after a while."""
     if count_abandoned():
         end_process(code)
-    skip_deletion(code)
+    skip_deletion(functools.partial(end_process, code))
     has_threads = any(not thread.daemon for thread in set(threading.enumerate()) - known)
     seconds = INTERRUPTED_EXIT_S if code == ExitCode.INTERRUPTED else THREADS_EXIT_S if has_threads else EXIT_S
     end_process_later(code, seconds)

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
@@ -40,6 +41,7 @@ from agentrl.errors.foreign import (
     run_in_own_thread,
 )
 from agentrl.rollout.journal_file import LAST_WRITE_S
+from agentrl.sandbox.supervisor import process_parents
 
 T = TypeVar("T")
 BLOCKED_S = 2.0
@@ -77,6 +79,7 @@ AFTER_TWO_REQUESTS = {
     "leftover tasks and generators": 2 * LEFTOVER_S,
 }
 """The same after two requests, for a caller of the Python interface; the program ends after `FORCED_EXIT_S`."""
+_IS_LINUX = sys.platform == "linux"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 RESET_HANDLER = -(1 << 31)
 """SA_RESETHAND of Linux, as a C int."""
@@ -90,11 +93,29 @@ class BlockedCall(BaseException):
 
 
 def end_process(code: int) -> NoReturn:
-    """End the process without waiting for anything."""
+    """End the process and its copies without waiting for anything."""
+    kill_copies()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # closed, or a pipe that nothing reads
             stream.flush()
     os._exit(code)
+
+
+def kill_copies() -> None:
+    """Kill the children that run no program of their own, as reward functions fork them by `multiprocessing`.
+
+    They would outlive the run, and keep its memory and GPUs. Linux only.
+    """
+    own = os.getpid()
+    children = [process for process, parent in process_parents().items() if parent == own] if _IS_LINUX else []
+    for child in children:
+        with suppress(OSError):  # it has ended meanwhile
+            if _command_of(child) == _command_of(own):
+                os.kill(child, signal.SIGKILL)
+
+
+def _command_of(process: int) -> bytes:
+    return Path(f"/proc/{process}/cmdline").read_bytes()
 
 
 def end_process_later(code: int, seconds: float) -> None:
@@ -234,7 +255,7 @@ class StopRequest:
         wakeup = self._hear_signals() if is_main else None
         if is_main:
             _bound.append(self)
-        if is_main and self._exit_code is not None and sys.platform == "linux":
+        if is_main and self._exit_code is not None and _IS_LINUX:
             self._handler = OneTimeHandler()
             self._handler.set()
         try:

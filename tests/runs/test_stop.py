@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -198,7 +199,7 @@ def test_the_second_interruption_of_a_program_that_responds_is_handled() -> None
 
 
 LEFT_OVER = """
-import sys, time
+import multiprocessing, signal, sys, time
 from agentrl.cli import main
 
 class Environment:
@@ -206,17 +207,30 @@ class Environment:
         print("deleted", flush=True)
         time.sleep(1000)
 
-left = Environment()
+def stay(ready):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready.set()
+    time.sleep(1000)
+
+left, ready = Environment(), multiprocessing.Event()
+child = multiprocessing.get_context("fork").Process(target=stay, args=(ready,), daemon=True)
+child.start()
+ready.wait()
+print(child.pid, file=sys.stderr, flush=True)
 sys.argv = ["agentrl", "--help"]
 main()
 """
 
 
-def test_a_finished_program_does_not_wait_for_the_deletion_of_foreign_objects() -> None:
+def test_a_finished_program_waits_for_no_foreign_object_or_child_and_leaves_none() -> None:
     program = subprocess.run([sys.executable, "-c", LEFT_OVER], capture_output=True, text=True, timeout=240)
     assert program.returncode == 0, program.stderr
     assert "Usage: agentrl" in program.stdout
     assert "deleted" not in program.stdout
+    until = time.monotonic() + 60
+    while (child := Path(f"/proc/{int(program.stderr)}/stat")).exists() and child.read_text().split()[2] != "Z":
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 async def test_each_signal_counts_once_whoever_hears_it_first() -> None:
