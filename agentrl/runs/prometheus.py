@@ -141,7 +141,7 @@ def prometheus_endpoint(
         yield
         return
     check_prometheus(port)
-    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 
     registry = CollectorRegistry(auto_describe=False)
     try:
@@ -151,7 +151,7 @@ def prometheus_endpoint(
             f"port {port} cannot be served (observe.prometheus_port)", got=error, hint="choose another port"
         ) from error
     try:
-        server.set_app(_guarded(server.get_app()))
+        server.set_app(_guarded(make_wsgi_app(registry)))
         registry.register(RunCollector(run, status, snapshot))
         yield
     finally:

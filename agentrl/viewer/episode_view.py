@@ -243,9 +243,9 @@ def _from_transcript(trajectory: Trajectory) -> dict[int, Parts]:
 
 def _text_answer(text: str, *, is_valid: bool) -> Iterator[dict[str, Any]]:
     """Split the text of an answer into thinking, text and tool calls in the most common notation."""
-    if inside := _THOUGHT.match(text):
-        yield _part("thinking", inside[1].strip())
-        text = text[inside.end() :]
+    if thought := _THOUGHT.match(text):
+        yield _part("thinking", thought[1].strip())
+        text = text[thought.end() :]
     end = 0
     for start, inside, after in _tagged(text):
         try:

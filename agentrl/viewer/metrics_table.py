@@ -125,7 +125,8 @@ class MetricsTable:
         if not isinstance(step, int) or not 0 <= step < 2**62:
             return
         while self._steps and self._steps[-1] >= step:  # written again by a run that was resumed
-            for values in (self._steps, *self._columns.values()):
+            self._steps.pop()
+            for values in self._columns.values():
                 values.pop()
         known = len(self._steps)
         self._steps.append(step)
