@@ -141,7 +141,7 @@ def prometheus_endpoint(
         yield
         return
     check_prometheus(port)
-    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 
     registry = CollectorRegistry(auto_describe=False)
     try:
@@ -151,9 +151,7 @@ def prometheus_endpoint(
             f"port {port} cannot be served (observe.prometheus_port)", got=error, hint="choose another port"
         ) from error
     try:
-        application = server.get_app()
-        assert application is not None, "start_http_server sets it"
-        server.set_app(_guarded(application))
+        server.set_app(_guarded(make_wsgi_app(registry)))
         registry.register(RunCollector(run, status, snapshot))
         yield
     finally:

@@ -126,8 +126,8 @@ class MetricsTable:
             return
         while self._steps and self._steps[-1] >= step:  # written again by a run that was resumed
             self._steps.pop()
-            for column in self._columns.values():
-                column.pop()
+            for values in self._columns.values():
+                values.pop()
         known = len(self._steps)
         self._steps.append(step)
         for name, value in record.items():

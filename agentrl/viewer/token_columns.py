@@ -149,9 +149,9 @@ def find_token_rows(folders: OpenedFolders, source: SourceFolder, step: int, epi
     """
     for one in _steps_since(source, step):
         folders.check(token_file(source.path, one))
-        if (rows := read_token_rows(source.path, one, episode)) is not None:
-            columns: dict[str, list[Any]] = rows.to_pydict()
-            return columns
+        if (table := read_token_rows(source.path, one, episode)) is not None:
+            rows: TokenRows = table.to_pydict()
+            return rows
     return None
 
 

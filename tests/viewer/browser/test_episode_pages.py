@@ -241,9 +241,10 @@ def test_time_prompt_and_record_of_an_episode(visit, keep_picture) -> None:
 
 def test_notes_are_kept_and_deleted(visit) -> None:
     page = visit.open(f"{SHOP}?turn=1", "shop-17")
-    page.get_by_label("New note").fill(f"The amount has a comma. {HOSTILE}")
+    page.get_by_label("New note").fill(f"The amount has a comma.\nAsk again. {HOSTILE}")
     page.get_by_role("button", name="Add note").click()
     expect(page.locator(".notes li")).to_contain_text("The amount has a comma.")
+    assert "comma.\nAsk again." in page.locator(".notes li pre").inner_text()
     page.reload()
     expect(page.locator(".notes li")).to_contain_text("Turn 2")
     page.get_by_role("button", name="Delete this note").click()

@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { ApiError, api, post, remove } from "../base/api";
 import { ago, dateTime, fixed, num, seconds, whole, words } from "../base/format";
 import { links } from "../base/router";
-import { Inline } from "../base/text";
+import { Inline, TextBlock } from "../base/text";
 import type { Episode } from "../base/types";
 import { Fact, Facts, Failure, Outcome, Success } from "./common";
 import { turnName } from "./turn";
@@ -108,9 +108,7 @@ export function Notes({ source, episode, turn, changed }: NotesProps) {
       <ul>
         {(episode.notes ?? []).map((note) => (
           <li key={note.id}>
-            <p>
-              <Inline text={note.text} />
-            </p>
+            <TextBlock text={note.text} />
             <span class="muted">
               {note.turn !== null && (
                 <a href={links.episode(source, episode.row.id, { turn: note.turn })}>{turnName(note.turn)}</a>
