@@ -20,6 +20,7 @@ from agentrl.observe.run_status import RunSnapshot
 from agentrl.runs import prometheus
 from agentrl.runs.prometheus import metric_name
 from agentrl.runs.rl import train
+from agentrl.runs.status_writer import StatusWriter
 
 DASHBOARD = Path(__file__).parents[1] / "docs" / "grafana.json"
 
@@ -94,6 +95,14 @@ def test_the_endpoint_has_the_metrics_and_the_state_of_a_run(tiny_run, free_port
     assert 0 < watcher.seen[0]["agentrl_sampled_tokens_total",] < watcher.seen[1]["agentrl_sampled_tokens_total",]
     with pytest.raises(OSError, match="refused"):
         scrape(free_port)
+
+
+def test_metrics_with_one_name_in_prometheus_are_served_once(tmp_path):
+    status = RunStatus(metrics={"tool/look up/calls": 1.0, "tool/look_up/calls": 2.0})
+    collector = prometheus.RunCollector("run", status, StatusWriter(tmp_path, status).snapshot)
+    names = [family.name for family in collector.collect()]
+    assert len(names) == len(set(names))
+    assert metric_name("tool/look up/calls") in names
 
 
 def test_a_port_in_use_is_an_error_before_the_run_begins(tiny_run):

@@ -11,11 +11,12 @@ import typer
 from rich.table import Column, Table
 
 from agentrl.cli.arguments import EnvName, ModelName, Words, read_config, shortcut
-from agentrl.cli.exits import message_when_interrupted
+from agentrl.cli.exits import ExitCode, message_when_interrupted
 from agentrl.cli.help import examples
 from agentrl.config import shipped_configs
 from agentrl.errors import ConfigError
 from agentrl.observe.console import note, out
+from agentrl.observe.files import check_writable, write_output
 from agentrl.observe.terminal import watching
 from agentrl.runs.profile import RunProfile, profile_run
 from agentrl.runs.start import start_run
@@ -44,6 +45,8 @@ def profile(
     Shows the seconds of the phases, the CPU time per turn by component, the lag of the event loop, and torch's slowest
     operations. The run's folder gets profile.trace.json for https://ui.perfetto.dev. The profiler itself takes time.
     """
+    if json_file is not None:
+        check_writable(json_file)
     last = warmup + steps
     shortcuts = [*shortcut("environment", env), *shortcut("model", model), f"trainer.steps={last}"]
     config = read_config(words, shortcuts=shortcuts)
@@ -55,10 +58,10 @@ def profile(
     with watching() as watcher, message_when_interrupted(lambda: "stopped before the profile was complete"):
         found = profile_run(run, first=warmup + 1, last=last, watcher=watcher)
     if found is None:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
     _show(found)
     if json_file is not None:
-        json_file.write_text(json.dumps(found.to_json(), indent=2))
+        write_output(json_file, (json.dumps(found.to_json(), indent=2) + "\n").encode())
     note(f"trace: {shlex.quote(str(found.trace))}: open it in ui.perfetto.dev or chrome://tracing")
 
 

@@ -11,6 +11,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from agentrl.cli.arguments import Rewards
+from agentrl.cli.exits import ExitCode
 from agentrl.cli.help import examples
 from agentrl.config import load_config
 from agentrl.config.overrides import reward_words
@@ -84,7 +85,7 @@ def rescore_command(
     if output is not None:
         note(f"wrote {summary.episodes} episodes to {output}")
     if not summary.n_scored:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _show(summary: RescoringSummary) -> None:

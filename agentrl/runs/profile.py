@@ -206,7 +206,7 @@ class Profiler(RunWatcher):
 
 
 def _phases(lines: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = ("rollout", "train", "sync", "evaluation", "checkpoint")
+    names = ("rollout", "train", "sync", "evaluate")
     sums = {name: sum(line.get(f"time/{name}_s", 0.0) for line in lines) for name in names}
     return {name: seconds for name, seconds in sums.items() if seconds}
 

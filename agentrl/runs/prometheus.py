@@ -82,9 +82,9 @@ class RunCollector:
         ):
             if value is not None:
                 yield self._gauge(name, text, {(): value})
-        for original, number in self._status.metrics.items():
-            name = metric_name(original).removeprefix(PREFIX)
-            yield self._gauge(name, f"{original} of the last training step.", {(): number})
+        by_name = {metric_name(original): (original, value) for original, value in self._status.metrics.items()}
+        for name, (original, value) in by_name.items():  # of two with the same name, the last one
+            yield self._gauge(name.removeprefix(PREFIX), f"{original} of the last training step.", {(): value})
 
     def _gauge(self, name: str, text: str, values: Mapping[Any, float | int], *labels: str) -> Metric:
         from prometheus_client.core import GaugeMetricFamily

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.runs.profile import IDLE, OTHER, StackSampler
+from agentrl.runs.profile import IDLE, OTHER, StackSampler, _phases
 
 
 def test_the_profile_of_a_small_run(agentrl, small, tmp_path):
@@ -35,6 +35,17 @@ def test_the_length_of_the_run_is_set_by_its_options(agentrl, small, tmp_path):
     ended = agentrl("profile", *words)
     assert ended.code == 2
     assert "--warmup and --steps" in ended.err
+
+
+def test_the_time_of_evaluations_is_a_phase():
+    lines = [{"time/rollout_s": 1.0, "time/evaluate_s": 2.0}, {"time/rollout_s": 1.0}]
+    assert _phases(lines) == {"rollout": 2.0, "evaluate": 2.0}
+
+
+def test_a_file_that_cannot_be_written_is_an_error_before_the_run(agentrl, tmp_path):
+    ended = agentrl("profile", "quickstart", f"run.directory={tmp_path}", "--json", str(tmp_path))
+    assert (ended.code, "cannot write" in ended.err) == (2, True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_samples_count_for_the_part_that_runs():

@@ -36,6 +36,30 @@ def tracked_run(tmp_path_factory):
     return run
 
 
+@pytest.fixture
+def log_oddities(tmp_path):
+    """Log what services refuse or lose elsewhere with a tracker, in two parts of one run; return its folder."""
+    home = os.environ.get("AGENTRL_TRACKERS")
+    if home is None:
+        pytest.skip("the packages of trackers are not installed: make test-trackers")
+
+    def log(tracker, **variables):
+        program = Path(__file__).with_name("log_oddities.py")
+        ended = subprocess.run(
+            [str(Path(home) / PYTHON), str(program), str(tmp_path), tracker],
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=tmp_path,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert "continues without it" not in ended.stderr, ended.stderr
+        return tmp_path / tracker
+
+    return log
+
+
 @pytest.fixture(scope="session")
 def read_with():
     """Run a program in the environment of the trackers, and return what it prints."""

@@ -1,6 +1,8 @@
 """What MLflow, SwanLab, Trackio, Weights & Biases, TensorBoard and OpenTelemetry themselves read of a run."""
 
 import json
+import math
+import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -83,6 +85,90 @@ def test_wandb_works_offline(tracked_run):
     files = list((folder / "logs" / "wandb").rglob("*.wandb"))
     assert files
     assert all(b"reward/mean" in path.read_bytes() for path in files)
+
+
+MLFLOW_ODDITIES = """
+import json, sys
+from mlflow import MlflowClient
+client = MlflowClient(tracking_uri=f"sqlite:///{sys.argv[1]}/mlflow.db")
+(run,) = client.search_runs([client.get_experiment_by_name("agentrl").experiment_id])
+print(json.dumps({
+    "status": run.info.status, "metrics": run.data.metrics, "params": run.data.params,
+    "history": [[m.step, m.value] for m in client.get_metric_history(run.info.run_id, "reward/mean")],
+    "tables": len(client.list_artifacts(run.info.run_id, "episodes")),
+}))
+"""
+REPEATED = [[1, 1.0], [2, 2.0], [3, 3.0], [2, 2.25], [3, 3.25], [4, 4.25]]
+
+
+def test_mlflow_takes_odd_names_values_and_settings(log_oddities, read_with):
+    found = json.loads(read_with(MLFLOW_ODDITIES, log_oddities("mlflow")))
+    assert (found["status"], found["history"], found["tables"]) == ("FINISHED", REPEATED, 4)
+    assert len(found["metrics"]) == 1208
+    assert found["metrics"]["eval/pass_8 _greedy_"] == 0.25
+    assert math.isnan(found["metrics"]["train/kl"])
+    assert found["metrics"]["train/ratio"] > 1e300
+    assert len(found["params"]["agent.tools"]) == 500
+    assert found["params"]["agent.options.mean_8 _greedy_.a/_/b"] == "1"
+    assert found["params"]["key249"] == "249"
+
+
+MLFLOW_RACE = """
+import sys
+from pathlib import Path
+from mlflow import MlflowClient
+from agentrl.observe.experiment_trackers import MLflowTracker
+
+folder = Path(sys.argv[1])
+real, calls = MlflowClient.get_experiment_by_name, []
+
+def unknown_at_first(self, name):
+    calls.append(name)
+    return None if len(calls) == 1 else real(self, name)
+
+MLflowTracker(folder / "a", "a", {}).close()
+MlflowClient.get_experiment_by_name = unknown_at_first
+MLflowTracker(folder / "b", "b", {}).close()
+(folder / "a" / "run_id").write_text("of another server")
+MLflowTracker(folder / "a", "a", {}).close()
+client = MlflowClient()
+print(sorted(run.data.tags["mlflow.runName"] for run in client.search_runs([real(client, "agentrl").experiment_id])))
+"""
+
+
+def test_mlflow_runs_that_begin_together_or_go_on_at_another_server(read_with, tmp_path):
+    server = {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/server.db"}
+    assert read_with(MLFLOW_RACE, tmp_path, variables=server).splitlines()[-1] == "['a', 'a', 'b']"
+
+
+def test_swanlab_takes_odd_names_values_and_settings(log_oddities):
+    files = [path for path in log_oddities("swanlab").rglob("*") if path.is_file()]
+    data = b"".join(path.read_bytes() for path in files if path.suffix == ".swanlab")
+    assert all(name in data for name in (b"pass@8", b"many/1199", b"train/ratio"))
+
+
+TRACKIO_ODDITIES = """
+import json, sqlite3, sys
+rows = sqlite3.connect(sys.argv[1] + "/agentrl.db").execute("select run_id, step, metrics from metrics")
+print(json.dumps([[run, step, json.loads(metrics)["reward/mean"]] for run, step, metrics in rows]))
+"""
+
+
+def test_trackio_continues_its_run_and_no_other_of_the_same_name(log_oddities, read_with, tmp_path):
+    own = {"TRACKIO_DIR": str(tmp_path / "db")}
+    shutil.rmtree(log_oddities("trackio", **own))
+    log_oddities("trackio", **own)  # a new run of the same name
+    found = json.loads(read_with(TRACKIO_ODDITIES, tmp_path / "db"))
+    runs = {run: [row[1:] for row in found if row[0] == run] for run, _, _ in found}
+    assert list(runs.values()) == [REPEATED, REPEATED]
+
+
+def test_wandb_takes_odd_names_values_and_settings(log_oddities):
+    folder = log_oddities("wandb", WANDB_MODE="offline")
+    data = b"".join(path.read_bytes() for path in folder.rglob("*.wandb"))
+    assert all(value in data for value in (b"3.25", b"2.25", b"many/1199"))
+    tables = [json.loads(path.read_text()) for path in folder.rglob("*.table.json")]
+    assert {row[0] for table in tables for row in table["data"]} == {f"step{step}/0.0" for step in range(1, 5)}
 
 
 class Collector(BaseHTTPRequestHandler):

@@ -25,7 +25,7 @@ FEW = 0.01
 """Minimum share of failures for reporting them."""
 OFTEN = 0.05
 """Minimum share of failures for listing them before problems of the episodes themselves."""
-MOST, ALWAYS = 0.5, 0.9
+MOST, ALWAYS = 0.4, 0.9
 """Minimum share of a tool's calls that report an error to the policy, and the share from which it counts as useless."""
 SLOW_SHARE, SLOW_CALL_S = 0.4, 0.01
 """Minimum share of the episodes' time, and seconds per call, of a slow tool."""

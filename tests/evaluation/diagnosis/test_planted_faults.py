@@ -68,6 +68,13 @@ PLANTED = {
     "wrong form of answers": ("unusable_answers", WRONG_FORM, ()),
     "a tool always fails": ("tool_failed", [f"agent={SEARCHING % 'broken'}"], ()),
     "a tool is slow": ("tool_slow", [f"agent={SEARCHING % 'slow'}"], ()),
+    "most calls of a tool are refused": ("tool_failed", [f"agent={SEARCHING % 'refusing'}"], MORE),
+    "reward of the wrong sign with noise": (
+        "reward_against_success",
+        ['agent.reward=["faults:noisy_against_success"]', "trainer.steps=10"],
+        MORE,
+    ),
+    "all answers are cut": ("answers_cut", [world("Whole"), "agent.max_answer_tokens=1"], ()),
     "rate too high": ("learning_rate_high", ["trainer.learning_rate=0.3"], ()),
     "rate too low": ("learning_rate_low", ["trainer.learning_rate=1e-8"], ()),
     "stale groups": ("groups_stale", STALE, MORE),
@@ -88,6 +95,15 @@ PLANTED = {
         MORE,
     ),
 }
+CRITIC = (
+    "algorithm={advantage: gae, group_size: 1}",
+    "trainer.critic={kind: own, pretrain_steps: 1, learning_rate: 1e-2}",
+)
+MIXTURE = (
+    "environments={vowels: {name: 'letters:Letters', isolation: inline, weight: 2}, "
+    "digits: {name: 'letters:Digits', isolation: inline, agent: {max_answer_tokens: 6}}}"
+)
+ROLES = ("agent={loop: 'two_agents:Telling', options: {}, max_answer_tokens: 12, max_tokens: 256}",)
 FROM_SCRATCH = ("overfitting",)
 
 
@@ -148,6 +164,12 @@ def test_evidence_example_and_answers(diagnose, agentrl_out):
     [
         pytest.param(["trainer.steps=12", "algorithm.group_size=6"], id="letters"),
         pytest.param(["rollout.max_staleness=1", "trainer.steps=8"], id="asynchronous", marks=MORE),
+        pytest.param([*CRITIC, "trainer={steps: 8, tasks_per_step: 16}"], id="critic", marks=MORE),
+        pytest.param(["model.lora={rank: 4}", "trainer.learning_rate=1e-2", "trainer.steps=8"], id="lora", marks=MORE),
+        pytest.param([MIXTURE, "trainer={steps: 8, tasks_per_step: 6}"], id="mixture", marks=MORE),
+        pytest.param([*ROLES, "trainer.steps=8"], id="roles", marks=MORE),
+        pytest.param(["trainer.steps=3"], id="three steps"),
+        pytest.param([world("Easy"), *LONG, "trainer.steps=40"], id="solved", marks=MORE),
     ],
 )
 def test_nothing_is_said_of_a_run_that_learns(diagnose, words):

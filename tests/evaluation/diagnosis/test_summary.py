@@ -112,8 +112,8 @@ def used(calls, errors, seconds, whole=10.0):
         (8, 8, [Severity.CRITICAL]),
         (20, 18, [Severity.CRITICAL]),
         (20, 17, [Severity.SERIOUS]),
-        (20, 10, [Severity.SERIOUS]),
-        (20, 9, []),
+        (20, 8, [Severity.MINOR]),
+        (20, 7, []),
         (7, 7, []),
     ],
 )
