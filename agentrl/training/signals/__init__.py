@@ -11,12 +11,14 @@ from agentrl.training.signals.extra_rollouts import ExpertSignal, GreedyBaseline
 from agentrl.training.signals.process_reward import ProcessRewardModel
 from agentrl.training.signals.reference import ReferenceModel
 from agentrl.training.signals.running_baseline import RunningBaseline
+from agentrl.training.signals.score_norm import ScoreNorm
 from agentrl.training.signals.teacher import TeacherModel
 
 SIGNALS: tuple[type[TokenSignal], ...] = (
     ExpertSignal,
     GreedyBaseline,
     RunningBaseline,
+    ScoreNorm,
     ReferenceModel,
     TeacherModel,
     Critic,
