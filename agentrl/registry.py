@@ -279,6 +279,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "bi_level": "agentrl.algorithms.critic_advantages:bi_level",
         "vapo": "agentrl.algorithms.critic_advantages:vapo",
         "prime": "agentrl.algorithms.advantages:prime",
+        "otb": "agentrl.algorithms.advantages:otb",
         "rae": "agentrl.algorithms.running_baselines:rae",
         "spo": "agentrl.algorithms.running_baselines:spo",
     },

@@ -15,6 +15,7 @@ from agentrl.algorithms.segments import (
     STD_EPSILON,
     backward_sums,
     deviation,
+    differs,
     segment_mean,
     segment_sizes,
     segment_std,
@@ -211,3 +212,39 @@ def prime(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Tensor:
     own = segment_mean(process, episodes.token_episode, episodes.returns.numel())
     others = own - subtract_mean_of_others(own, episodes)
     return rloo(episodes) + token_returns(episodes, process - episodes.to_tokens(others), gamma)
+
+
+LEAST_PATH_VARIANCE = 1e-8
+"""Term added to sums of weights in `otb`, as in verl."""
+
+
+@needs(Input.SCORE_NORM)
+@compares_group
+def otb(episodes: EpisodeBatch, *, zero_tail: bool = True) -> torch.Tensor:
+    """A = G_t - sum_g(W_t G_t) / (sum_g(W_t) + 1e-8), W_t = sum_{u <= t} 1 - 2 pi + sum pi^2: [tokens] (OTB of verl).
+
+    The optimal token baseline: at each position t the mean of returns-to-go G_t over the group's episodes that are that
+    long, weighted by the variance of their gradients so far. Positions count an episode's sampled tokens, so that this
+    is verl's multi-turn form, too. With ``zero_tail``, positions that only the longest episode of a group reaches have
+    the baseline 0; without it, their own return, so that they do not train. Advantages are 0 in a group whose returns
+    do not differ.
+    """
+    order = episodes.time_order
+    owner, norm = episodes.token_episode[order], require(episodes.score_norm, Input.SCORE_NORM)
+    returns = token_returns(episodes, episodes.token_rewards(), 1.0)[order]
+    lengths = segment_sizes(owner, episodes.returns.numel())
+    position = torch.arange(owner.numel()) - (lengths.cumsum(0) - lengths)[owner]
+    sums = norm[order].double().cumsum(0)
+    start = torch.cat([sums.new_zeros(1), sums])[(lengths.cumsum(0) - lengths)[owner]]
+    weight = sums - start
+    group = episodes.group[owner]
+    place = group * (int(lengths.max()) + 1) + position
+    places = int(place.max()) + 1
+    total = segment_sum(weight, place, places) + LEAST_PATH_VARIANCE
+    baseline = (segment_sum(weight * returns, place, places) / total)[place]
+    alone = segment_sizes(place, places)[place] == 1
+    baseline = torch.where(alone, torch.zeros_like(returns) if zero_tail else returns, baseline)
+    trains = differs(episodes.returns, episodes.group, episodes.groups)[group]
+    advantage = torch.empty_like(returns)
+    advantage[order] = torch.where(trains, returns - baseline, 0.0)
+    return advantage

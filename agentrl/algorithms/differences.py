@@ -5,8 +5,8 @@ estimator compares                             a group's episodes differ if
 members of a group, or with a greedy rollout   some token has an advantage: from a component (`gdpo`), the
                                                return from a state on (`gigpo`, `hgpo`) or from a turn on
                                                (`turn_discounted`), or the whole return
-nothing, or values of a critic or a process    the returns differ, or the rewards of some turn do
-reward model
+nothing, or what a model computes (a critic,   the returns differ, or the rewards of some turn do
+a process reward model, or the policy)
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from agentrl.algorithms.traits import Input, compares_group, needed_inputs
 from agentrl.algorithms.types import EpisodeBatch, Estimate
 from agentrl.reward import LEAST_DIFFERENCE, ROUNDING
 
-MODELS = frozenset({Input.VALUES, Input.PROCESS_REWARD})
-"""Inputs from separate models, which are computed only after the groups have been selected."""
+MODELS = frozenset({Input.VALUES, Input.PROCESS_REWARD, Input.SCORE_NORM})
+"""Inputs from models, which are computed only after the groups have been selected."""
 
 
 def uses_own_advantages(estimator: Callable[..., object]) -> bool:

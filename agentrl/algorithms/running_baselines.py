@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Protocol, TypeAlias
 import torch
 from pydantic import Field
 
-from agentrl.algorithms.segments import whiten
+from agentrl.algorithms.segments import deviation, whiten
 from agentrl.algorithms.traits import Input, needs, tracks
 from agentrl.algorithms.types import EpisodeBatch, require
 
@@ -79,7 +79,7 @@ def rae(episodes: EpisodeBatch, *, decay: Decay = 0.95) -> torch.Tensor:
     b is the usual return of the role. Every role of every environment has its own b, which starts at 0.
     """
     del decay  # the tracker's
-    return episodes.to_tokens(episodes.returns - require(episodes.baseline, Input.BASELINE))
+    return episodes.to_tokens(_above_baseline(episodes))
 
 
 @tracks(TaskSuccess)
@@ -92,4 +92,10 @@ def spo(episodes: EpisodeBatch, *, rho: Decay = 0.875) -> torch.Tensor:
     see curricula for the latter.
     """
     del rho  # the tracker's
-    return episodes.to_tokens(whiten(episodes.returns - require(episodes.baseline, Input.BASELINE)))
+    return episodes.to_tokens(whiten(_above_baseline(episodes)))
+
+
+def _above_baseline(episodes: EpisodeBatch) -> torch.Tensor:
+    """Subtract the baselines from the returns: [episodes]."""
+    baseline = require(episodes.baseline, Input.BASELINE)
+    return deviation(episodes.returns, baseline, episodes.group, episodes.groups)

@@ -18,6 +18,7 @@ class Input(enum.StrEnum):
     BASELINE = "a running baseline"
     COMPONENTS = "named reward components"
     PROCESS_REWARD = "the rewards of an implicit process reward model"
+    SCORE_NORM = "the norm of the policy's score at each token"
     REFERENCE = "a reference policy"
     TEACHER = "a teacher's log-probabilities"
     TEACHER_TOP = "a teacher's most probable tokens"

@@ -65,6 +65,8 @@ class EpisodeBatch:
     """Components of the reward by name, before shaping: [episodes] each."""
     process_reward: torch.Tensor | None = None
     """Implicit process reward of each token (`agentrl.algorithms.off_policy_losses`): [tokens]."""
+    score_norm: torch.Tensor | None = None
+    """Squared norm of the gradient of log pi by the logits, 1 - 2 pi + sum pi^2, at each token: [tokens]."""
     tree: torch.Tensor | None = None
     """Number of each episode's tree: int64 [episodes]; episodes that share turns have the same one. ``None`` if no
     episode branches from another one."""
@@ -128,7 +130,7 @@ class EpisodeBatch:
         episode = self.group == group
         turn = episode[self.turn_episode]
         token = turn[self.token_turn]
-        turns, tokens = {"turn_reward", "turn_state"}, {"token_reward", "values", "process_reward"}
+        turns, tokens = {"turn_reward", "turn_state"}, {"token_reward", "values", "process_reward", "score_norm"}
         episodes = {"returns", "tree", "branch_turn", "baseline"}
         masks = dict.fromkeys(turns, turn) | dict.fromkeys(tokens, token) | dict.fromkeys(episodes, episode)
         parts = {name: part[mask] for name, mask in masks.items() if (part := getattr(self, name)) is not None}

@@ -166,6 +166,9 @@ class AlgorithmConfig(Section):
     reference: ReferenceConfig | None = None
     entropy_coef: Finite = 0.0
     """Weight of the entropy bonus."""
+    observation_coef: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Weight of the cross-entropy of observation tokens after the policy's first turn, as in Echo: the policy also
+    learns to predict its environment. Takes another pass per update."""
     shaping: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Reward shaping steps, applied in this order: registry names or module:attr with options, ``{invalid: {penalty:
     -0.1}}``; see the algorithms page."""

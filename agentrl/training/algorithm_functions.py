@@ -29,7 +29,9 @@ from agentrl.config.derived import per_environment_configs
 from agentrl.errors import AgentRLError, ConfigError, TrainingError, raised_in
 from agentrl.registry import Kind, lookup
 
-SIGNALLED = frozenset({Input.BASELINE, Input.GREEDY_RETURN, Input.TEACHER, Input.TEACHER_TOP, Input.EXPERT})
+SIGNALLED = frozenset(
+    {Input.BASELINE, Input.SCORE_NORM, Input.GREEDY_RETURN, Input.TEACHER, Input.TEACHER_TOP, Input.EXPERT}
+)
 """Inputs that signals provide; each signal checks its own."""
 PROVIDED = frozenset({Input.COMPONENTS, Input.REFERENCE, Input.ENTROPY})
 """Inputs that `agentrl.training.trainer.Trainer` can provide to estimators, losses and filters."""

@@ -37,7 +37,7 @@ from agentrl.training.algorithm_functions import (
 from agentrl.training.batch import StepBatch
 from agentrl.training.forward.micro_batches import MicroBatch
 from agentrl.training.forward.runner import ModelRunner, PassHook, SumsByName
-from agentrl.training.signals.base import SignalUpdates
+from agentrl.training.signals.base import JoinedUpdates
 from agentrl.training.token_record import TokenRecord
 
 DUMPED_TOKENS = (
@@ -302,7 +302,7 @@ class GradientPass:
         batch: StepBatch,
         tokens: LossInput,
         *,
-        joint: SignalUpdates | None = None,
+        joint: JoinedUpdates | None = None,
         learns: bool = True,
         hooks: Sequence[PassHook] = (),
     ) -> None:

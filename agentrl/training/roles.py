@@ -9,6 +9,9 @@ scorer's reward beyond the turns. The return of role r is
 
 The shared part s_k - o_k is credited to the role's latest turn up to turn k, or to its first turn if it has had none
 yet, so that returns-to-go are defined on the role's own turns. F is credited to its last turn.
+
+Roles named ``solver#1``, ``solver#2``, … are attempts of the role ``solver`` at one problem, which another role of the
+episode may have proposed. They are compared with each other, within their episode (hierarchical GRPO of prime-rl).
 """
 
 from __future__ import annotations
@@ -23,6 +26,14 @@ from agentrl.algorithms.segments import differs
 from agentrl.errors import LedgerError
 from agentrl.training.batch import StepBatch, StepExtras
 from agentrl.trajectory import SOLE_ROLE, TokenSequence, Trajectory, Turn
+
+ATTEMPT = "#"
+"""Separator of a role's name and the number of its attempt."""
+
+
+def base_role(role: str) -> str:
+    """Return the name of a role without the number of its attempt."""
+    return role.partition(ATTEMPT)[0]
 
 
 def role_of(member: Trajectory) -> str:
@@ -39,8 +50,8 @@ def role_members(trajectories: Iterable[Trajectory], roles: Set[str] | None = No
     """Divide episodes into group members, one for each trained role.
 
     An episode of one agent, or one that cannot train, is itself the member. The member of a role has the id ``ID:ROLE``
-    and the group ``GROUP:ROLE``, the role's sequences, and the role's return. `roles` restricts the result to
-    these roles.
+    and the group ``GROUP:ROLE`` (an attempt, ``ID:ROLE`` without its number), the role's sequences, and the role's
+    return. `roles` restricts the result to these roles.
 
     Raises:
         LedgerError: several roles have turns in one sequence.
@@ -83,7 +94,7 @@ def _member(trajectory: Trajectory, role: str) -> Trajectory:
     return dataclasses.replace(
         trajectory,
         id=f"{trajectory.id}:{role}",
-        group_id=f"{trajectory.group_id}:{role}",
+        group_id=f"{trajectory.id if ATTEMPT in role else trajectory.group_id}:{base_role(role)}",
         sequences=sequences,
         reward=trajectory.role_returns[role],
     )
@@ -118,13 +129,13 @@ def weigh_by_role(advantage: torch.Tensor, batch: StepBatch, weights: Mapping[st
     """Multiply advantages by the weight of each token's role, 1 for roles without a weight: [tokens]."""
     if not weights:
         return advantage
-    of_member = torch.tensor([weights.get(role_of(member), 1.0) for member in batch.trajectories])
+    of_member = torch.tensor([weights.get(base_role(role_of(member)), 1.0) for member in batch.trajectories])
     return advantage * of_member.to(advantage)[batch.episodes.token_episode.to(advantage.device)]
 
 
 def role_metrics(batch: StepBatch, advantage: torch.Tensor) -> dict[str, float]:
     """Compute members, tokens, returns and advantages of each role, as ``role/ROLE/…``; empty for a sole agent."""
-    roles = [role_of(member) for member in batch.trajectories]
+    roles = [base_role(role_of(member)) for member in batch.trajectories]
     found: dict[str, float] = {}
     for role in dict.fromkeys(roles) if set(roles) != {SOLE_ROLE} else ():
         member = torch.tensor([other == role for other in roles])

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -51,6 +51,7 @@ from agentrl.training.report import StepReport, step_report
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.roles import role_extras, role_members, role_metrics, weigh_by_role
 from agentrl.training.signals import (
+    JoinedUpdates,
     SignalSetup,
     SignalUpdates,
     build_signals,
@@ -278,7 +279,7 @@ class Trainer:
             sample_counts=shaping.sample_counts(batch.episodes.returns, seed=batch.step_version),
         )
         tokens = step_tokens(batch, advantage, objective, self._policy, policy_learns=learns)
-        joint = next((signal for signal in signals if signal.joins_policy), None)
+        joint = next((cast("JoinedUpdates", signal) for signal in signals if signal.joins_policy), None)
         gradient = GradientPass(self._policy, objective, batch, tokens, joint=joint, learns=learns, hooks=self._hooks())
         return PreparedStep(
             selection=selection,

@@ -35,6 +35,7 @@ class Told:
     sequence: int
     values: list
     process: list
+    norm: list
     penalty: list
 
     @property
@@ -118,12 +119,13 @@ def measured(step):
             step.flat([[getattr(turn, name) for turn in episode.turns] for episode in step.played]),
             dtype=torch.float64,
         )
-        for name in ("values", "process", "penalty")
+        for name in ("values", "process", "norm", "penalty")
     }
     step.batch = dataclasses.replace(
         step.batch.with_token_reward(numbers["penalty"]),
         values=numbers["values"],
         process_reward=numbers["process"],
+        score_norm=numbers["norm"],
         baseline=torch.tensor([episode.baseline for episode in step.played], dtype=torch.float64),
         greedy_return=torch.tensor([step.played[own[0]].greedy for own in step.members.values()], dtype=torch.float64),
     )
@@ -151,6 +153,7 @@ def random_turn(rng, penal, *, sequence, least=0):
         sequence=sequence,
         values=[rng.uniform(-1, 1) for _ in range(tokens)],
         process=[rng.uniform(-0.1, 0.1) for _ in range(tokens)],
+        norm=[rng.uniform(0.01, 1.5) for _ in range(tokens)],
         penalty=[rng.uniform(-0.05, 0.0) if penal else 0.0 for _ in range(tokens)],
     )
 

@@ -12,6 +12,7 @@ import torch
 
 from agentrl.algorithms.aggregation import Aggregation, TokenOwners, token_weights
 from agentrl.algorithms.correction import CorrectionMode, correction
+from agentrl.algorithms.segments import differs
 from agentrl.algorithms.types import EpisodeBatch, LossInput
 from agentrl.registry import Kind, lookup
 
@@ -105,6 +106,31 @@ def test_off_policy_sequences(peer):
         kept = lookup(Kind.FILTER, "off_policy_sequence")(tokens, delta=case["delta"])
         assert kept.tolist() == [case["kept"][row] for row in tokens.sequence.tolist()]
         assert len(set(case["kept"])) == 2
+
+
+@cases("otb")
+def test_optimal_token_baselines(case):
+    """In a group with equal returns, ours are 0; the authors' need not be."""
+    lengths = torch.tensor([len(row) for row in case["logp"]])
+    row = torch.arange(len(lengths)).repeat_interleave(lengths)
+    logp, squares, reward, expected = (
+        numbers([value for own in case[name] for value in own])
+        for name in ("logp", "sum_squares", "token_reward", "advantages")
+    )
+    returns = torch.zeros(len(lengths), dtype=torch.float64).index_add(0, row, reward)
+    episodes = EpisodeBatch(
+        returns=returns,
+        group=torch.tensor(case["group"]),
+        turn_reward=returns,
+        turn_episode=torch.arange(len(lengths)),
+        turn_state=torch.arange(len(lengths)),
+        token_turn=row,
+        token_reward=reward,
+        score_norm=1 - 2 * logp.exp() + squares,
+    )
+    unequal = differs(returns, episodes.group, 2)[episodes.group[row]]
+    assert_equal(lookup(Kind.ADVANTAGE, "otb")(episodes), torch.where(unequal, expected, 0.0).tolist(), 1e-5)
+    assert bool(unequal.any())
 
 
 @cases("prpo")

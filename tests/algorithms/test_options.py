@@ -127,6 +127,7 @@ DEFAULTS = {
     (Kind.ADVANTAGE, "gigpo"): {"omega": 1.0, "gamma": 0.95, "normalize": True},
     (Kind.ADVANTAGE, "hgpo"): {"depth": 2, "alpha": 1.0, "gamma": 0.95, "normalize": True},
     (Kind.ADVANTAGE, "graphgpo"): {"omega": 1.0, "gamma": 0.1, "above": 0.0, "normalize": True},
+    (Kind.ADVANTAGE, "otb"): {"zero_tail": True},
     (Kind.ADVANTAGE, "rae"): {"decay": 0.95},
     (Kind.ADVANTAGE, "spo"): {"rho": 0.875},
     (Kind.ADVANTAGE, "turn_rloo"): {"gamma": 1.0, "compare": "turn_index"},
@@ -180,6 +181,7 @@ def test_what_the_trainer_may_assume_of_each_function():
     }
     assert needed == {
         (Kind.ADVANTAGE, "gdpo"): {Input.COMPONENTS},
+        (Kind.ADVANTAGE, "otb"): {Input.SCORE_NORM},
         **{(Kind.ADVANTAGE, name): {Input.BASELINE} for name in ("rae", "spo")},
         (Kind.ADVANTAGE, "prime"): {Input.PROCESS_REWARD},
         (Kind.ADVANTAGE, "remax"): {Input.GREEDY_RETURN},

@@ -43,7 +43,15 @@ def joined(random_steps):
         token_turn=cat("token_turn", lambda batch: batch.turn_reward.numel()),
         **{
             name: cat(name)
-            for name in ("returns", "turn_reward", "token_reward", "process_reward", "greedy_return", "baseline")
+            for name in (
+                "returns",
+                "turn_reward",
+                "token_reward",
+                "process_reward",
+                "greedy_return",
+                "baseline",
+                "score_norm",
+            )
         },
     )
 
@@ -367,6 +375,26 @@ def prime(step):
     return per_token(step, sums)
 
 
+def otb(step, zero_tail=True):
+    """Sums over the members that are long enough, position by position."""
+    found = [None] * len(step.played)
+    for members in step.members.values():
+        returns = {e: discounted(in_time(token_rewards(step.played[e])), 1.0) for e in members}
+        norms = {e: in_time([t.norm for t in step.played[e].turns]) for e in members}
+        total = [step.played[e].returns for e in members]
+        for e in members:
+            found[e] = []
+            for t, own in enumerate(returns[e]):
+                peers = [i for i in members if len(returns[i]) > t]
+                weights = {i: sum(norms[i][: t + 1]) for i in peers}
+                baseline = sum(weights[i] * returns[i][t] for i in peers) / (sum(weights.values()) + 1e-8)
+                if len(peers) == 1:
+                    baseline = 0.0 if zero_tail else own
+                found[e].append(own - baseline if max(total) - min(total) > 1e-9 else 0.0)
+    numbers = {id(p): own for p, own in zip(step.played, found, strict=True)}
+    return per_token(step, lambda p: numbers[id(p)])
+
+
 def spo(step):
     white = whitened([p.returns - p.baseline for p in step.played])
     return spread(step, lambda e: white[e])
@@ -395,12 +423,14 @@ REFERENCES = {
     "hgpo": hgpo,
     **{name: lambda step, sums=sums: whitened(per_token(step, sums)) for name, (sums, _) in CRITICS.items()},
     "prime": prime,
+    "otb": otb,
     "rae": lambda step: spread(step, lambda e: step.played[e].returns - step.played[e].baseline),
     "spo": spo,
 }
 OPTIONS = {
     ("reinforce", "gamma"): (lambda step: reinforce(step, 0.5), {"gamma": 0.5}),
     ("reinforce++", "gamma"): (lambda step: reinforce_plus_plus(step, 0.5), {"gamma": 0.5}),
+    ("otb", "zero_tail"): (lambda step: otb(step, zero_tail=False), {"zero_tail": False}),
     ("turn_rloo", "compare"): (
         lambda step: turn_rloo(step, 0.5, lambda step, e, k: step.played[e].turns[k].state),
         {"gamma": 0.5, "compare": "state"},

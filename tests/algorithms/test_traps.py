@@ -248,6 +248,8 @@ def test_equal_returns_have_no_advantage(name, members):
             greedy_return=returns[:1],
             components={"all": returns},
             process_reward=torch.zeros(int((torch.arange(members) % 3 + 1).sum()), dtype=torch.float64),
+            score_norm=torch.ones(int((torch.arange(members) % 3 + 1).sum()), dtype=torch.float64),
+            baseline=torch.full((members,), constant, dtype=torch.float64),
         )
         assert not lookup(Kind.ADVANTAGE, name)(batch).any(), constant
         assert not groups_with_advantages(lookup(Kind.ADVANTAGE, name), batch).any()

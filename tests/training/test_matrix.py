@@ -146,6 +146,7 @@ def test_whole_matrix(estimator, staleness, shape):
         values=policy.reference.exp(),
         process_reward=policy.teacher / 20,
         greedy_return=torch.tensor([0.5, 0.25], dtype=torch.float64),
+        score_norm=1 - policy.teacher.exp(),
         baseline=torch.tensor([0.5, 0.5, 0.25, 0.5, 0.75], dtype=torch.float64),
     )
     for loss in LOSSES:

@@ -106,6 +106,24 @@ def test_zero_sum_returns_are_compared_within_each_role():
     assert int(batch.episodes.group.max()) == 1
 
 
+def test_attempts_at_one_problem_are_compared_within_their_episode():
+    """As in prime-rl's hierarchical GRPO: the proposers of a group, and the solvers of one proposal."""
+    first = episode(0, ("proposer", 0.0, 0.5), ("solver#1", 0.0, 1.0), ("solver#2", 0.0, 0.0), ("solver#3", 0.0, 0.5))
+    second = episode(1, ("proposer", 0.0, 0.0), ("solver#1", 0.0, 1.0), ("solver#2", 0.0, 1.0))
+    third = episode(2, ("proposer", 0.0, 1.0), ("solver#1", 0.0, 1.0))
+    batch = batch_of(first, second, third)
+    assert by_role(batch, dr_grpo(batch.episodes)) == {
+        "g/0:proposer": [0.0],
+        "g/1:proposer": [-0.5],
+        "g/2:proposer": [0.5],
+        "g/0:solver#1": [0.5],
+        "g/0:solver#2": [-0.5],
+        "g/0:solver#3": [0.0],
+        "g/1:solver#1": [0.0],
+        "g/1:solver#2": [0.0],  # and the sole attempt of the third episode is not compared
+    }
+
+
 def test_a_role_that_one_member_used_has_no_baseline():
     alone = episode(0, ("planner", 0.0, 0.0), ("worker", 1.0, 0.0))
     other = episode(1, ("planner", 0.0, 0.0))

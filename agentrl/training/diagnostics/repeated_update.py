@@ -161,7 +161,7 @@ def repeat_update(
     """Run the update of a dump again, on the recorded type of device (``auto``) or on another device.
 
     Raises:
-        UsageError: this machine cannot make the model, its weights were in 4 bits, or a critic shares it.
+        UsageError: this machine cannot make the model, its weights were in 4 bits, or its update had another loss, too.
         UnknownNameError: a name in the config is not registered.
     """
     config = config_from(json.loads(state["config"]))
@@ -170,6 +170,13 @@ def repeat_update(
             "this update cannot be repeated",
             got="trainer.critic.kind shared, whose loss is part of the update",
             expected="an update of only the policy",
+            hint="the update's gradient norms by group are in the run's metrics.jsonl",
+        )
+    if config.algorithm.observation_coef:
+        raise UsageError(
+            "this update cannot be repeated",
+            got=f"algorithm.observation_coef {config.algorithm.observation_coef}, whose loss is part of the update",
+            expected="an update of only the policy loss",
             hint="the update's gradient norms by group are in the run's metrics.jsonl",
         )
     torch.set_num_threads(state["threads"])

@@ -5,25 +5,30 @@ batch. `agentrl.training.signals.base` defines the protocol.
 """
 
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
-from agentrl.training.signals.base import SignalSetup, SignalUpdates, TokenSignal
+from agentrl.training.signals.base import JoinedUpdates, SignalSetup, SignalUpdates, TokenSignal
 from agentrl.training.signals.critic import Critic
 from agentrl.training.signals.extra_rollouts import ExpertSignal, GreedyBaseline
+from agentrl.training.signals.observations import ObservationLoss
 from agentrl.training.signals.process_reward import ProcessRewardModel
 from agentrl.training.signals.reference import ReferenceModel
 from agentrl.training.signals.running_baseline import RunningBaseline
+from agentrl.training.signals.score_norm import ScoreNorm
 from agentrl.training.signals.teacher import TeacherModel
 
 SIGNALS: tuple[type[TokenSignal], ...] = (
     ExpertSignal,
     GreedyBaseline,
     RunningBaseline,
+    ScoreNorm,
     ReferenceModel,
     TeacherModel,
     Critic,
     ProcessRewardModel,
+    ObservationLoss,
 )
 __all__ = [
     "SIGNALS",
+    "JoinedUpdates",
     "SignalSetup",
     "SignalUpdates",
     "TokenSignal",

@@ -37,14 +37,7 @@ class SignalUpdates(Protocol):
     """Updates of a signal's model in one step, made together with the policy's."""
 
     joins_policy: bool
-    """True if the loss is part of the policy's, so that one forward and backward pass serves both."""
-
-    @property
-    def head(self) -> ValueHead:
-        """Value head on the policy's hidden states, if the loss joins the policy's."""
-
-    def joined_loss(self, values: torch.Tensor, where: torch.Tensor, tally: SumsByName) -> torch.Tensor:
-        """Compute the term of the policy's loss for the tokens `where`, from the head's `values`: both [selected]."""
+    """True if the loss is part of the policy's, so that one forward and backward pass serves both (`JoinedUpdates`)."""
 
     def accumulate(self, part: list[int]) -> None:
         """Add the gradient of one update, over the sequences `part`, or prepare to join the policy's pass."""
@@ -57,6 +50,17 @@ class SignalUpdates(Protocol):
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the step, by final name."""
+
+
+class JoinedUpdates(SignalUpdates, Protocol):
+    """Updates whose loss is part of the policy's, on values that a head computes from the policy's hidden states."""
+
+    @property
+    def head(self) -> ValueHead:
+        """Value head on the policy's hidden states."""
+
+    def joined_loss(self, values: torch.Tensor, where: torch.Tensor, tally: SumsByName) -> torch.Tensor:
+        """Compute the term of the policy's loss for the tokens `where`, from the head's `values`: both [selected]."""
 
 
 class TokenSignal:

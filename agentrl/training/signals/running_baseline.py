@@ -12,7 +12,7 @@ from agentrl.algorithms.running_baselines import Tracker
 from agentrl.algorithms.traits import tracker_of
 from agentrl.registry import Kind, lookup
 from agentrl.training.batch import StepBatch
-from agentrl.training.roles import role_of
+from agentrl.training.roles import base_role, role_of
 from agentrl.training.signals.base import SignalSetup, TokenSignal
 from agentrl.trajectory import Trajectory
 
@@ -48,7 +48,7 @@ class RunningBaseline(TokenSignal):
         return dataclasses.replace(batch, episodes=dataclasses.replace(batch.episodes, baseline=baseline))
 
     def _key(self, trajectory: Trajectory) -> str:
-        parts = [trajectory.environment, role_of(trajectory)]
+        parts = [trajectory.environment, base_role(role_of(trajectory))]
         return " ".join([*parts, trajectory.task_id] if self._tracker.unit == "task" else parts)
 
     def metrics(self) -> dict[str, float]:
