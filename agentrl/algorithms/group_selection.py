@@ -129,7 +129,7 @@ def resample_on_correct(
 ) -> list[int]:
     """Choose `keep` episodes of a group, with its shares of right and wrong ones; return their places in order.
 
-    rStar2-Agent (arXiv 2508.20722, section 3.2): of the right episodes, those with the smallest penalties, such as
+    rStar2-Agent (arXiv 2508.20722): of the right episodes, those with the smallest penalties, such as
     shares of failed tool calls; of the wrong ones, the first. Both kinds keep at least `least_right` and `least_wrong`
     members if the group has as many. A group of at most `keep` episodes, or one whose shares are both too small, is
     kept whole.

@@ -100,6 +100,42 @@ def length(rewards: EpisodeRewards, *, factor: float) -> EpisodeRewards:
     return rewards.with_episodes(-factor * rewards.sampled.double() / rewards.max_tokens)
 
 
+def cosine(
+    rewards: EpisodeRewards,
+    *,
+    right_short: float = 1.0,
+    right_long: float = 0.5,
+    wrong_short: float = -1.0,
+    wrong_long: float = -0.5,
+) -> EpisodeRewards:
+    """Replace the return by long + (short - long) (1 + cos(pi l)) / 2, where l is the length over ``agent.max_tokens``.
+
+    Demystifying Long Chain-of-Thought, arXiv 2502.03373, with Open-R1's values. Right episodes, whose
+    return is above 0, get less for a longer answer, and wrong ones more. The length counts sampled tokens, at most the
+    maximum.
+    """
+    share = (rewards.sampled.double() / rewards.max_tokens).clamp(max=1.0)
+    returns = rewards.returns
+    course = (1 + (share * torch.pi).cos()) / 2
+    right = right_long + (right_short - right_long) * course
+    wrong = wrong_long + (wrong_short - wrong_long) * course
+    return rewards.with_episodes(torch.where(returns > 0, right, wrong) - returns)
+
+
+def group_length(rewards: EpisodeRewards, *, factor: float = 1.0) -> EpisodeRewards:
+    """Add `factor` times 1/2 - (len - min) / (max - min), within the group; at most 0 for returns that are not above 0.
+
+    Kimi k1.5, arXiv 2501.12599, section 2.3.3. len counts sampled tokens; groups whose episodes are equally long get
+    nothing.
+    """
+    length, count = rewards.sampled.double(), int(rewards.group.max()) + 1 if rewards.group.numel() else 0
+    low = torch.full((count,), torch.inf, dtype=torch.float64).scatter_reduce(0, rewards.group, length, "amin")
+    high = torch.zeros(count, dtype=torch.float64).scatter_reduce(0, rewards.group, length, "amax")
+    span = (high - low)[rewards.group]
+    added = torch.where(span > 0, 0.5 - (length - low[rewards.group]) / span.clamp(min=1), 0.0)
+    return rewards.with_episodes(factor * torch.where(rewards.returns > 0, added, added.clamp(max=0.0)))
+
+
 def overlong(rewards: EpisodeRewards, *, buffer: int, factor: float = 1.0) -> EpisodeRewards:
     """Add min(-(len - (max - buffer)) / buffer * factor, 0) to each episode (DAPO, arXiv 2503.14476, equation 13).
 

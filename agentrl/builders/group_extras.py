@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from agentrl.builders.adapter_checks import trained_roles
 from agentrl.builders.episodes import RunEnvironment, build_loop
@@ -156,10 +157,10 @@ def worth_training(settings: Settings, has_signal: Callable[[Group], bool]) -> C
     own = [run.algorithm, *environment_algorithms(run).values()]
     if not any(one.dynamic_sampling or (one.selection is not None and one.selection.has_band) for one in own):
         return None
+    algorithms = functools.lru_cache(maxsize=1)(lambda step: environment_algorithms(settings.config))
 
     def is_worth(group: Group) -> bool:
-        config = settings.config
-        algorithm = environment_algorithms(config).get(group.draw.environment, config.algorithm)
+        algorithm = algorithms(settings.step).get(group.draw.environment, settings.config.algorithm)
         if algorithm.selection is not None and not is_in_band(algorithm.selection, group.trainable):
             return False
         return not algorithm.dynamic_sampling or has_signal(group)
@@ -169,16 +170,8 @@ def worth_training(settings: Settings, has_signal: Callable[[Group], bool]) -> C
 
 def learning_signal(settings: Settings) -> Callable[[Group], bool]:
     """Return the predicate of groups with a learning signal under the settings in force."""
-    if not settings.changes:
-        return _learning_signal(settings.config)
-    latest: dict[str, Any] = {"config": settings.config, "has_signal": _learning_signal(settings.config)}
-
-    def has_signal(group: Group) -> bool:
-        if latest["config"] is not settings.config:
-            latest.update(config=settings.config, has_signal=_learning_signal(settings.config))
-        return bool(latest["has_signal"](group))
-
-    return has_signal
+    at_step = functools.lru_cache(maxsize=1)(lambda step: _learning_signal(settings.config))
+    return lambda group: at_step(settings.step if settings.changes else 0)(group)
 
 
 def _learning_signal(config: Config) -> Callable[[Group], bool]:

@@ -10,7 +10,7 @@ import torch
 from support.trainers import compute_logprobs, restore, state_of
 
 from agentrl.algorithms.traits import needed_inputs, other_input, weighs_behaviour
-from agentrl.config.config import AlgorithmConfig, TrainerConfig
+from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.errors import ConfigError, Outcome, TrainingError, UnknownNameError
 from agentrl.registry import Kind, lookup, names
 from agentrl.training.algorithm_functions import PROVIDED
@@ -351,6 +351,36 @@ def test_all_rows_in_one_update_have_the_gradient_of_one_mini_batch(model, traje
     run_step(trainer_for(by_rows, mini_batch_rows=100, learning_rate=1e-2), trajectories)
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(by_rows.state_dict()[name], tensor, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_a_configured_trainer_trains_as_one_that_was_built_with_the_settings(model, trajectories):
+    changed = {"entropy_coef": 0.1, "loss_options": {"clip_high": 0.01}, "shaping": {"length": {"factor": 1.0}}}
+    settings = {"learning_rate": 5e-3, "max_grad_norm": 0.5, "epochs": 2}
+    built, configured = copy.deepcopy(model), copy.deepcopy(model)
+    run_step(trainer_for(built, algorithm(**changed), **settings), trajectories)
+    trainer = trainer_for(configured, algorithm(shaping={"length": {"factor": 0.1}}), epochs=2)
+    agent = {"max_tokens": 100, "max_answer_tokens": 50}
+    trainer.configure(
+        Config(
+            environment={"name": "a"}, agent=agent, algorithm=algorithm(**changed), trainer=TrainerConfig(**settings)
+        )
+    )
+    run_step(trainer, trajectories)
+    for name, tensor in built.state_dict().items():
+        assert torch.equal(configured.state_dict()[name], tensor), name
+
+
+def test_a_configured_trainer_keeps_an_adapted_kl_coefficient(model):
+    shaping = {"kl": {"coef": 0.1, "target": 1.0, "horizon": 10}}
+    trainer = trainer_for(model, algorithm(shaping=shaping))
+    trainer._shaping.kl.coef = 0.05
+    trainer.configure(
+        Config(
+            environment={"name": "a"}, algorithm=algorithm(shaping=shaping, entropy_coef=0.1), trainer=TrainerConfig()
+        )
+    )
+    assert trainer._shaping.kl.coef == 0.05
+    assert trainer.signals["reference"]._shaping is trainer._shaping
 
 
 def test_single_update_needs_no_extra_forward(model, trajectories, monkeypatch):

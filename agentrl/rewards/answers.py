@@ -1,0 +1,110 @@
+"""Answers in an episode's texts: tags, boxes, and whether the task is solved."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+from agentrl.task import Task
+from agentrl.trajectory import Trajectory
+
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+BOX = "\\boxed{"
+
+
+def written(trajectory: Trajectory) -> str:
+    """Return all that the policy wrote, with thinking and the markup of tool calls."""
+    return "\n".join(trajectory.completions)
+
+
+def boxed_answer(text: str) -> str | None:
+    r"""Return the content of the last ``\boxed{…}`` of a text, whose braces may be nested; ``None`` without one.
+
+    >>> boxed_answer(r"so \boxed{1} or rather \boxed{\frac{1}{2}}"), boxed_answer(r"\boxed{1")
+    ('\\frac{1}{2}', None)
+    """
+    start = text.rfind(BOX)
+    depth = 0
+    for place in range(start + len(BOX) - 1, len(text)) if start >= 0 else ():
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[start + len(BOX) : place]
+    return None
+
+
+def tagged_answer(text: str, tag: str = "answer") -> str | None:
+    """Return the content of the last pair of tags, without spaces around it; ``None`` without one.
+
+    >>> tagged_answer("<answer>1</answer> <answer> 2 </answer>"), tagged_answer("<answer>1")
+    ('2', None)
+    """
+    found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    return found[-1].strip() if found else None
+
+
+def given_answer(trajectory: Trajectory) -> str:
+    """Return the answer of an episode: in a box or in answer tags of the last turn, else its whole text."""
+    last = trajectory.completions[-1] if trajectory.completions else ""
+    for found in (tagged_answer(last), boxed_answer(last)):
+        if found is not None:
+            return found
+    return trajectory.final_text
+
+
+def golden_answers(task: Task) -> list[str]:
+    """Return the correct answers of a task's row, of which it may have several."""
+    truth = task.ground_truth
+    if isinstance(truth, dict):
+        truth = truth.get("target", truth.get("answer"))
+    if truth is None:
+        return []
+    return [str(one) for one in truth] if isinstance(truth, list | tuple) else [str(truth)]
+
+
+def normalise(text: str) -> str:
+    """Return a text in lower case without punctuation and articles (SQuAD, arXiv 1606.05250)."""
+    return " ".join(_ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def word_f1(answer: str, golden: Sequence[str]) -> float:
+    """Return the best harmonic mean of precision and recall over words."""
+    return max((_word_f1(normalise(answer).split(), normalise(text).split()) for text in golden), default=0.0)
+
+
+def _word_f1(answer: list[str], golden: list[str]) -> float:
+    if not answer or not golden:
+        return float(answer == golden)
+    return 2 * (Counter(answer) & Counter(golden)).total() / (len(answer) + len(golden))
+
+
+def is_solved(trajectory: Trajectory, task: Task) -> bool:
+    """Return True if the task is solved.
+
+    The environment decides, by its success or else by a reward that is not 0; without these, the answer must equal one
+    of the task's correct ones after `normalise`.
+    """
+    if trajectory.success is not None:
+        return trajectory.success
+    if trajectory.environment_reward:
+        return trajectory.environment_reward > 0
+    golden = {answer.strip() for answer in golden_answers(task)}
+    answer = given_answer(trajectory).strip()
+    return answer in golden or (normalise(answer) != "" and normalise(answer) in set(map(normalise, golden)))
+
+
+def solved(trajectory: Trajectory, task: Task) -> float:
+    """Return 1 if the task is solved, else 0; see `is_solved`."""
+    return float(is_solved(trajectory, task))
+
+
+def boxed(trajectory: Trajectory, task: Task) -> float:
+    r"""Return 1 if the last turn contains a complete ``\boxed{…}``, else 0."""
+    return float(bool(trajectory.completions) and boxed_answer(trajectory.completions[-1]) is not None)
+
+
+def answer_f1(trajectory: Trajectory, task: Task) -> float:
+    """Return the F1 of the words of the answer with the best correct answer, 0 to 1."""
+    return word_f1(given_answer(trajectory), golden_answers(task))

@@ -1,0 +1,99 @@
+"""Forms of answers: tags in the right order, and what an agent's turns consist of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from agentrl.rewards.answers import written
+from agentrl.task import Task
+from agentrl.trajectory import Trajectory
+
+NO_TOOLS = 0.5
+"""Share of errors of an episode without tool calls, between that of flawless calls and that of failed ones."""
+
+
+def has_tags(text: str, tags: Sequence[str]) -> bool:
+    """Return True if a text consists of these tags, each once, in this order, with only spaces between them.
+
+    >>> has_tags("<think>a</think> <answer>b</answer>", ["think", "answer"])
+    True
+    >>> has_tags("so <think>a</think><answer>b</answer>", ["think", "answer"])
+    False
+    """
+    pattern = r"\s*".join(rf"<{tag}>(?:(?!</?{tag}>).)*</{tag}>" for tag in tags)
+    once = all(text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1 for tag in tags)
+    return once and re.fullmatch(rf"\s*{pattern}\s*", text, re.DOTALL) is not None
+
+
+def think_answer_format(trajectory: Trajectory, task: Task, *, tags: Sequence[str] = ("think", "answer")) -> float:
+    """Return 1 if the last turn has the form ``<think>…</think> <answer>…</answer>``, else 0 (DeepSeek-R1's format).
+
+    DeepSeek-R1, arXiv 2501.12948, section 2.2.2.
+    """
+    return float(bool(trajectory.completions) and has_tags(trajectory.completions[-1], tags))
+
+
+def tag_count_format(trajectory: Trajectory, task: Task, *, tags: Sequence[str] = ("think", "answer")) -> float:
+    """Return the share of opening and closing tags that occur exactly once in the last turn (Open-R1's tag count)."""
+    last = trajectory.completions[-1] if trajectory.completions else ""
+    marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
+    return sum(last.count(mark) == 1 for mark in marks) / len(marks)
+
+
+def is_agent_form(
+    completions: Sequence[str], *, actions: Sequence[str] = ("search", "tool_call"), answer: str = "answer"
+) -> bool:
+    """Return True if each turn is a thought and one action, and the last one a thought and the answer.
+
+    Args:
+        completions: Texts of the turns.
+        actions: Tags of actions.
+        answer: Tag of the answer.
+    """
+    if not completions:
+        return False
+    *earlier, last = completions
+    return has_tags(last, ("think", answer)) and all(
+        any(has_tags(turn, ("think", action)) for action in actions) for turn in earlier
+    )
+
+
+def agent_format(
+    trajectory: Trajectory, task: Task, *, actions: Sequence[str] = ("search", "tool_call"), answer: str = "answer"
+) -> float:
+    """Return 1 if every turn is ``<think>…</think>`` and an action or, in the end, ``<answer>…</answer>``, else 0.
+
+    Search-R1, arXiv 2503.09516, with one block of thinking per turn.
+    """
+    return float(is_agent_form(trajectory.completions, actions=actions, answer=answer))
+
+
+def tool_call_count(
+    trajectory: Trajectory, task: Task, *, each: float = 0.1, most: int | None = None, tool: str | None = None
+) -> float:
+    """Return `each` for every tool call, at most `most` of them; only of the tool of a name, if given."""
+    count = sum(tool is None or call.name == tool for call in trajectory.tool_calls)
+    return each * (count if most is None else min(count, most))
+
+
+def tool_error_ratio(trajectory: Trajectory, task: Task) -> float:
+    """Return the share of tool results that contain the word error; 0.5 without tool results.
+
+    rStar2-Agent, arXiv 2508.20722: a penalty of resampling, with weight 0 in the reward.
+    """
+    results = [message.text.lower() for message in trajectory.messages if message.role == "tool"]
+    return sum("error" in text for text in results) / len(results) if results else NO_TOOLS
+
+
+def answer_tag_ratio(trajectory: Trajectory, task: Task, *, tag: str = "answer") -> float:
+    """Return the number of surplus answers over the number of turns, at most 1; 1 without a complete pair of tags.
+
+    rStar2-Agent, arXiv 2508.20722: a penalty of resampling, with weight 0 in the reward.
+    """
+    text = written(trajectory)
+    opened, closed = text.count(f"<{tag}>"), text.count(f"</{tag}>")
+    pairs = len(re.findall(rf"<{tag}>.*?</{tag}>", text, re.DOTALL))
+    if not pairs or opened != pairs or closed != pairs:
+        return 1.0
+    return min((pairs - 1) / len(trajectory.completions), 1.0)

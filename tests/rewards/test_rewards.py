@@ -1,0 +1,159 @@
+"""Shipped reward functions: each on a table of cases, computed by hand or by its source's rule."""
+
+import math
+
+import pytest
+
+from agentrl.config.environment import AgentConfig
+from agentrl.errors import Outcome
+from agentrl.message import Message, ToolCall
+from agentrl.registry import PLUGINS, Kind, lookup
+from agentrl.rollout.env_workers import ThreadWorker
+from agentrl.rollout.reward_functions import find_reward
+from agentrl.task import Task
+from agentrl.trajectory import TokenSequence, Trajectory, Turn
+
+
+def episode(*completions, results=(), calls=(), success=None, reward=0.0):
+    """An episode with these answers, the results of tools between them, and tool calls in its first answer."""
+    sequence = TokenSequence()
+    for number, _ in enumerate(completions):
+        own = reward if number == len(completions) - 1 else 0.0
+        sequence.turns.append(Turn(index=number, start=number, end=number + 1, reward=own))
+    called = tuple(ToolCall(name=name, arguments={}) for name in calls)
+    answers = [
+        Message(role="assistant", content=text, tool_calls=() if number else called)
+        for number, text in enumerate(completions)
+    ]
+    messages = [Message(role="user", content="?")]
+    for number, answer in enumerate(answers):
+        messages.append(answer)
+        messages += [Message(role="tool", content=text) for text in results[number : number + 1]]
+    return Trajectory(
+        id="a",
+        task_id="t",
+        environment="e",
+        seed=0,
+        group_id="g",
+        sequences=[sequence],
+        outcome=Outcome.FINISHED,
+        success=success,
+        conversations=[messages],
+        answers=answers,
+        completions=list(completions),
+    )
+
+
+def value(name, trajectory, truth=None, **options):
+    return lookup(Kind.REWARD, name)(trajectory, Task(id="t", environment="e", ground_truth=truth), **options)
+
+
+THOUGHT = "<think>a</think>"
+GOOD, BARE = f"{THOUGHT}\n<answer>2</answer>", "<answer>2</answer>"
+SEARCH = f"{THOUGHT}<search>b</search>"
+CALL = f"{THOUGHT}<tool_call>{{}}</tool_call>"
+PROGRAM = f"{THOUGHT}<answer>\n```python\npass\n```\n</answer>"
+
+
+@pytest.mark.parametrize(
+    ("name", "trajectory", "truth", "options", "expected"),
+    [
+        ("boxed", episode(r"so \boxed{\frac{1}{2}}"), None, {}, 1.0),
+        ("boxed", episode(r"so \boxed{\frac{1}{2}"), None, {}, 0.0),
+        ("boxed", episode(r"\boxed{1}", "no"), None, {}, 0.0),
+        ("boxed", episode(), None, {}, 0.0),
+        ("solved", episode(r"\boxed{\frac{1}{2}}"), r"\frac{1}{2}", {}, 1.0),
+        ("solved", episode("<answer> The  Sea </answer>"), ["ocean", "sea"], {}, 1.0),
+        ("solved", episode("the sea"), {"target": ["sea"]}, {}, 1.0),
+        ("solved", episode("a lake"), "sea", {}, 0.0),
+        ("solved", episode(""), "", {}, 1.0),
+        ("solved", episode("sea", success=False), "sea", {}, 0.0),
+        ("solved", episode("lake", reward=0.5), "sea", {}, 1.0),
+        ("solved", episode("sea", reward=-0.5), "sea", {}, 0.0),
+        ("answer_f1", episode("<answer>the old sea</answer>"), ["old man sea"], {}, 0.8),
+        ("answer_f1", episode("<answer>lake</answer>"), ["old man sea", "lake"], {}, 1.0),
+        ("think_answer_format", episode(GOOD), None, {}, 1.0),
+        ("think_answer_format", episode(BARE), None, {}, 0.0),
+        ("think_answer_format", episode(GOOD + "."), None, {}, 0.0),
+        ("think_answer_format", episode(THOUGHT + GOOD), None, {}, 0.0),
+        ("think_answer_format", episode("<answer>2</answer><think>a</think>"), None, {}, 0.0),
+        ("think_answer_format", episode(BARE), None, {"tags": ["answer"]}, 1.0),
+        ("tag_count_format", episode(GOOD), None, {}, 1.0),
+        ("tag_count_format", episode(BARE), None, {}, 0.5),
+        ("tag_count_format", episode("<think>a<answer>2</answer>"), None, {}, 0.75),
+        ("agent_format", episode(SEARCH, CALL, GOOD), None, {}, 1.0),
+        ("agent_format", episode(GOOD), None, {}, 1.0),
+        ("agent_format", episode(SEARCH, BARE), None, {}, 0.0),
+        ("agent_format", episode(SEARCH, SEARCH), None, {}, 0.0),
+        ("agent_format", episode(CALL, GOOD), None, {"actions": ["search"]}, 0.0),
+        ("agent_format", episode(), None, {}, 0.0),
+        ("tool_call_count", episode("a", calls=["python"] * 3), None, {}, 0.3),
+        ("tool_call_count", episode("a", calls=["python"] * 3), None, {"most": 2, "each": -1.0}, -2.0),
+        ("tool_call_count", episode("a", calls=["python", "sql"]), None, {"tool": "sql", "each": 1.0}, 1.0),
+        ("tool_error_ratio", episode("a", "b", "c", results=["ok", "NameError: x"]), None, {}, 0.5),
+        ("tool_error_ratio", episode("a", "b", results=["fine"]), None, {}, 0.0),
+        ("tool_error_ratio", episode("a"), None, {}, 0.5),
+        ("answer_tag_ratio", episode(GOOD), None, {}, 0.0),
+        ("answer_tag_ratio", episode("a", BARE, BARE, BARE), None, {}, 0.5),
+        ("answer_tag_ratio", episode(BARE * 4), None, {}, 1.0),
+        ("answer_tag_ratio", episode("a"), None, {}, 1.0),
+        ("answer_tag_ratio", episode("<answer>2</answer></answer>"), None, {}, 1.0),
+        ("repetition", episode("a b c d"), None, {}, 0.0),
+        ("repetition", episode("a b A b a b"), None, {"size": 2}, -3 / 5),
+        ("repetition", episode("a b c a b c"), None, {"penalty": -0.5}, -0.5 * 1 / 4),
+        ("repetition", episode("a b"), None, {}, 0.0),
+        ("language_consistency", episode("two words 2"), None, {}, 1.0),
+        ("language_consistency", episode("two \u6c34\u706b"), None, {}, 1 / 3),
+        ("language_consistency", episode("two \u6c34\u706b"), None, {"script": "han"}, 2 / 3),
+        ("language_consistency", episode("3 + 4"), None, {}, 1.0),
+        ("recall", episode("d3, d1, d9"), ["d1", "d2"], {}, 0.5),
+        ("recall", episode("d3, d1, d9"), ["d1", "d2"], {"k": 1}, 0.0),
+        ("recall", episode('<answer>["d1", "d2"]</answer>'), ["d1", "d2"], {}, 1.0),
+        ("recall", episode("d1"), [], {}, 0.0),
+        ("mrr", episode("d3\nd1"), ["d1"], {}, 0.5),
+        ("mrr", episode("d3\nd1"), ["d1"], {"k": 1}, 0.0),
+        ("mrr", episode("1. d1\n2. d3"), "d1", {}, 1.0),
+        ("ndcg", episode("d1, d2"), ["d1", "d2"], {}, 1.0),
+        ("ndcg", episode("d9, d1"), ["d1"], {}, 1 / math.log2(3)),
+        ("ndcg", episode("d1, d2"), {"d1": 1, "d2": 2}, {}, (1 + 3 / math.log2(3)) / (3 + 1 / math.log2(3))),
+        ("ndcg", episode("d2, d1"), {"d1": 1, "d2": 2}, {"k": 1}, 1.0),
+        ("retool", episode("a", success=True), None, {}, 1.0),
+        ("retool", episode("a", success=False), None, {}, -1.0),
+        ("retool", episode("a", "b", success=False), None, {}, -0.9),
+        ("retool", episode(*"abcde", success=False), None, {}, -0.6),
+        ("retool", episode(*"abcdefgh", success=False), None, {}, -0.6),
+        ("tinyzero", episode(GOOD, success=True), None, {}, 1.0),
+        ("tinyzero", episode(GOOD, success=False), None, {}, 0.1),
+        ("tinyzero", episode("2", success=True), None, {}, 0.0),
+        ("code_r1", episode(PROGRAM, success=True), None, {}, 1.1),
+        ("code_r1", episode(PROGRAM, success=False), None, {}, 0.1),
+        ("code_r1", episode(GOOD, success=True), None, {}, -1.1),
+        ("code_r1", episode("```python\npass\n```", success=True), None, {}, -1.1),
+        ("search_r1", episode(SEARCH, GOOD), "2", {}, 1.0),
+        ("search_r1", episode(SEARCH, BARE), "2", {}, 0.8),
+        ("search_r1", episode(SEARCH, GOOD), "3", {}, 0.2),
+        ("search_r1", episode(BARE), "3", {}, 0.1),
+        ("search_r1", episode(SEARCH), "3", {}, 0.0),
+        ("deepresearcher", episode(CALL, GOOD), ["2"], {}, 1.0),
+        ("deepresearcher", episode(CALL, GOOD), ["2 or 3"], {}, 0.5),
+        ("deepresearcher", episode(CALL, BARE), ["2"], {}, -1.0),
+    ],
+)
+def test_cases(name, trajectory, truth, options, expected):
+    assert value(name, trajectory, truth, **options) == pytest.approx(expected)
+
+
+def test_every_shipped_function_has_a_case_and_can_be_named():
+    shipped = set(PLUGINS["reward"]) - {"environment"}
+    marks = next(mark for mark in test_cases.pytestmark if mark.name == "parametrize")
+    assert {case[0] for case in marks.args[1]} == shipped
+    for name in shipped:
+        find_reward(AgentConfig(reward=name), ThreadWorker())
+
+
+async def test_shipped_functions_are_added_and_recorded_as_components():
+    entries = [{"name": "think_answer_format", "weight": 0.1}, "solved", {"name": "answer_tag_ratio", "weight": 0}]
+    scorer = find_reward(AgentConfig(reward=entries), ThreadWorker())
+    score = await scorer.score(episode(GOOD), Task(id="t", environment="e", ground_truth="2"))
+    assert score.reward == pytest.approx(1.1)
+    assert score.components == {"think_answer_format": 1.0, "solved": 1.0, "answer_tag_ratio": 0.0}
