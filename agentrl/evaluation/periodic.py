@@ -126,7 +126,8 @@ async def _evaluate_all(
 ) -> dict[str, float]:
     """Play the panel of the ``evaluation`` section in each environment."""
     policy = policy.with_sampling(sampling_params(config.evaluation_sampling), trains=False)
-    results, metrics = [], {}
+    results: list[EvaluationResult] = []
+    metrics: dict[str, float] = {}
     for env in parts.environments:
         runner = env.runner.with_policy(policy)
         result = await _evaluate_environment(env, runner, model)
