@@ -318,7 +318,7 @@ class TrajectoryIndex:
         """Return some rows of the matching episodes.
 
         Rows without a value in the column `order` come first. The page begins after the row with the number `after`; it
-        has fewer rows if the search of a text takes longer than `seconds`.
+        has fewer rows if the search of a text takes longer than `seconds` of CPU time, or five times as long.
 
         Raises:
             UsageError: the index has no row with the number `after`.
@@ -330,7 +330,7 @@ class TrajectoryIndex:
         sort = f"{condition} ORDER BY {self._sort(order, descending)}"
         if where.text:
             numbers = [row[0] for row in self._query(f"SELECT number FROM episodes WHERE {sort}", values)]
-            return self._search(numbers, where.text, limit, time.monotonic() + seconds)
+            return self._search(numbers, where.text, limit, seconds)
         found = self._query(f"SELECT {_ROW} FROM episodes WHERE {sort} LIMIT ?", [*values, _clamp(limit + 1)])
         rows = [self._row(values) for values in found[:limit]]
         return EpisodePage(rows=rows, last=rows[-1].number if len(found) > limit else None, unsearched=0)
@@ -380,19 +380,26 @@ class TrajectoryIndex:
     def _query(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         return self._file.query(statement, values)
 
-    def _search(self, numbers: Sequence[int], text: str, limit: int, deadline: float) -> EpisodePage:
-        """Find the first rows of some whose episodes contain a text, until the deadline."""
+    def _search(self, numbers: Sequence[int], text: str, limit: int, seconds: float) -> EpisodePage:
+        """Find the first rows of some whose episodes contain a text, until the time is up."""
         rows, last = list[EpisodeRow](), None
+        deadline, late = time.thread_time() + seconds, time.monotonic() + 5 * seconds
+
+        def is_over() -> bool:
+            return last is not None and (len(rows) >= limit or time.thread_time() > deadline or time.monotonic() > late)
+
         for start in range(0, len(numbers), _SEARCHED_AT_ONCE):
+            if is_over():
+                return EpisodePage(rows=rows, last=last, unsearched=len(numbers) - start)
             block = numbers[start : start + _SEARCHED_AT_ONCE]
             possible = set(self._may_contain(text, f"number IN ({_marks(block)})", block))
             for position, number in enumerate(block, start):
-                if last is not None and (len(rows) >= limit or time.monotonic() > deadline):
-                    return EpisodePage(rows=rows, last=last, unsearched=len(numbers) - position)
-                last = number
                 if number in possible:
+                    if is_over():
+                        return EpisodePage(rows=rows, last=last, unsearched=len(numbers) - position)
                     found = self._query(f"SELECT {_ROW} FROM episodes WHERE number = ?", [number])
                     rows += [row for row in map(self._row, found) if self._contains(row, text)]
+                last = number
         return EpisodePage(rows=rows, last=None, unsearched=0)
 
     def _after(self, order: EpisodeOrder, descending: bool, number: int) -> tuple[str, list[Any]]:

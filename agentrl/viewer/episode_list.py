@@ -23,7 +23,7 @@ from agentrl.viewer.token_columns import find_episode_rows
 LONGEST_PAGE = 1000
 """Maximum number of rows of a page."""
 SEARCH_S = 0.1
-"""Seconds that a request searches for a text; the next page continues."""
+"""CPU seconds that a request searches for a text; the next page continues."""
 _HIDDEN = "number"
 """Field of a row that is not shown: a rebuilt index has other numbers."""
 MOST_MEMBERS = 64

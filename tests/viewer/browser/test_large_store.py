@@ -12,6 +12,7 @@ from support.written_episodes import EpisodeWriter, Script
 from transformers import AutoTokenizer
 
 from agentrl.message import Message, user
+from agentrl.viewer import episode_list
 
 EPISODES = int(os.environ.get("VIEWER_EPISODES", "2000"))
 PER_STEP = 500
@@ -67,3 +68,13 @@ def test_a_text_is_found_in_a_large_store(new_visitor, large) -> None:
     page = new_visitor(large.url).open(f"/r/large/episodes?text=It+is+{wanted}.", "Episodes")
     expect(page.locator(".count[role=status]")).to_have_text("1 found", timeout=60_000)
     expect(page.locator("tr.current")).to_contain_text(f"number-{wanted}")
+
+
+def test_a_search_asks_for_each_part_once(new_visitor, large, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episode_list, "SEARCH_S", 0.0)  # a part is one block
+    visit, asked = new_visitor(large.url), list[str]()
+    visit.page.on("request", lambda request: asked.append(request.url) if "cursor=" in request.url else None)
+    page = visit.open(f"/r/large/episodes?text=It+is+{EPISODES - 7}.", "Episodes")
+    expect(page.locator(".count[role=status]")).to_have_text("1 found", timeout=60_000)
+    expect(page.locator("table.episodes tbody tr")).to_have_count(1)
+    assert len(asked) == len(set(asked)) > EPISODES // 1000

@@ -66,11 +66,11 @@ function useRows(source: string, query: string) {
     if (isSearching && state) load(state.cursor, PAGE);
   }, [isSearching, state, load]);
   const more = useCallback(async () => {
-    if (isBusy.current || !state?.cursor || state.query !== query) return;
+    if (isBusy.current || isSearching || !state?.cursor || state.query !== query) return;
     isBusy.current = true;
     await load(state.cursor, PAGE);
     isBusy.current = false;
-  }, [load, state, query]);
+  }, [load, state, query, isSearching]);
   const reload = () => {
     if (!isSearching) load(null, Math.max(PAGE, Math.min(1000, state?.rows.length ?? 0)));
   };
