@@ -56,8 +56,8 @@ def _run(arguments: Sequence[str], imported: Callable[[], None]) -> None:
         logging.lastResort.setFormatter(VisibleFormatter())
     try:
         chosen = next((word for word in words if not word.startswith("-")), None)
-        if (entry := COMMANDS.get(chosen or "")) is not None:
-            check_first_argument(entry, words[words.index(chosen) + 1 :])
+        if chosen in COMMANDS:
+            check_first_argument(COMMANDS[chosen], words[words.index(chosen) + 1 :])
         program = build(chosen)
         imported()
         program(args=words, prog_name="agentrl")
