@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -57,7 +57,10 @@ def curve(runs: NamedRuns, name: str) -> list[CurvePoint]:
         return found[0]
     by_step = [{point.step: point.value for point in points} for points in found]
     steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
-    return [_over_seeds(step, [values[step] for values in by_step]) for step in steps]
+    points = [_over_seeds(step, [values[step] for values in by_step]) for step in steps]
+    if "success" not in name:
+        return points
+    return [replace(point, low=max(0.0, point.low), high=min(1.0, point.high)) for point in points]
 
 
 def _over_seeds(step: int, values: Sequence[float]) -> CurvePoint:

@@ -49,20 +49,28 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def draw_learning_curve(metrics: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Draw success and reward over the training steps of ``metrics.jsonl`` as a PNG."""
+    """Draw success and, on an axis of its own, reward over the training steps of ``metrics.jsonl`` as a PNG."""
     if not curves(metrics):
         raise ValueError(f"no metric to draw: expected one of {', '.join(name for name, _ in CURVES)}")
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for name, label in curves(metrics):
+    drawn = curves(metrics)
+    has_both = len({name.startswith("reward/") for name, _ in drawn}) == 2
+    right = axes.twinx() if has_both else axes
+    lines = []
+    for number, (name, label) in enumerate(drawn):
         points = _points(metrics, name)
-        dotted = name.startswith("eval/") or len(points) == 1
-        style = "o-" if dotted else "--" if name.startswith("reward/") else "-"  # equal curves stay visible
-        axes.plot([step for step, _ in points], [value for _, value in points], style, label=label)
+        is_reward, dotted = name.startswith("reward/"), name.startswith("eval/") or len(points) == 1
+        style = "o-" if dotted else "--" if is_reward else "-"  # equal curves stay visible
+        steps, values = [step for step, _ in points], [value for _, value in points]
+        lines += (right if is_reward else axes).plot(steps, values, style, color=f"C{number}", label=label)
     axes.set_xlabel("training step")
+    if has_both:
+        axes.set_ylabel("success")
+        right.set_ylabel("reward")
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(handles=lines)
     figure.savefig(file, format="png", dpi=120)
 
 

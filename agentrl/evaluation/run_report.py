@@ -297,7 +297,8 @@ def run_report(
 def _run_note(metrics: Sequence[Mapping[str, Any]]) -> str:
     if not metrics:
         return "No training step has finished."
-    note = f"{len(metrics)} training steps. The last one: {step_words(metrics[-1]['step'], len(metrics), metrics[-1])}."
+    last = step_words(metrics[-1]["step"], len(metrics), metrics[-1]).replace("  ", ", ")
+    note = f"{len(metrics)} training steps. The last one: {last}."
     idle = steps_without_learning(metrics)
     if not idle:
         return note

@@ -50,3 +50,9 @@ def test_a_picture_has_a_panel_for_each_metric(tmp_path):
     assert not draw_curves([NamedRuns(name="a", metrics=[[{"step": 1}]])], file)
     assert draw_curves([NamedRuns(name="a", metrics=[LINES]), NamedRuns(name="b", metrics=[LINES, LINES])], file)
     assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_interval_of_success_over_seeds_stays_between_0_and_1():
+    runs = NamedRuns(name="a", metrics=[[{"step": 1, "success/mean": share}] for share in (0.6, 1.0)])
+    (point,) = curve(runs, "success/mean")
+    assert (point.low, point.value, point.high) == (0.0, 0.8, 1.0)
