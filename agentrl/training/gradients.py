@@ -43,9 +43,6 @@ from agentrl.training.token_record import TokenRecord
 DUMPED_TOKENS = (
     "advantage",
     "episode_return",
-    "turn",
-    "episode",
-    "group",
     "behaviour_logp",
     "reference_logp",
     "teacher_logp",

@@ -253,6 +253,9 @@ def _tokens(values: Mapping[str, Any], batch: StepBatch) -> LossInput:
         logp=logp,
         old_logp=logp,
         sequence=batch.owners.sequence.to(logp.device),
+        turn=batch.episodes.token_turn.to(logp.device),
+        episode=batch.owners.trajectory.to(logp.device),
+        group=batch.owners.group.to(logp.device),
         sequences=len(batch.sequences),
     )
 
