@@ -19,7 +19,7 @@ from support.tutorials import SMALL, make_coins, make_machine
 from agentrl.observe.trajectory_index import EpisodeFilter
 
 Start = Callable[..., ForkedProgram]
-STEPS = {"first": 40, "no-learning": 6, "tools": 8} if os.environ.get("VIEWER_IMAGES") else {}
+STEPS = {"first": 20, "no-learning": 6, "tools": 8} if os.environ.get("VIEWER_IMAGES") else {}
 """Steps of the runs on the pages; one step otherwise."""
 
 
