@@ -19,7 +19,7 @@ from support.tutorials import SMALL, make_coins, make_machine
 from agentrl.observe.trajectory_index import EpisodeFilter
 
 Start = Callable[..., ForkedProgram]
-STEPS = {"first": 40, "no-learning": 6, "tools": 8} if os.environ.get("VIEWER_IMAGES") else {}
+STEPS = {"first": 20, "no-learning": 6, "tools": 8} if os.environ.get("VIEWER_IMAGES") else {}
 """Steps of the runs on the pages; one step otherwise."""
 
 
@@ -28,22 +28,20 @@ def projects(start_python: Start, tmp_path: Path) -> Path:
     """A folder with the projects of the tutorials, and their runs."""
     if made := os.environ.get("TUTORIAL_RUNS"):
         return Path(made)
-    small = () if STEPS else SMALL
 
     def run(project: Path, *words: str) -> None:
-        ended = start_python(*AGENTRL, *words, "run.seed=0", *small, folder=project).wait()
+        ended = start_python(*AGENTRL, *words, folder=project).wait()
         assert ended.code == 0, ended.err
 
     def train(project: Path, name: str, *words: str) -> None:
-        model = ("model.path=runs/warm", f"run.name={name}", f"trainer.steps={STEPS.get(name, 1)}")
-        ended = start_python(*AGENTRL, "train", "train.yaml", *model, *words, *small[2:4], folder=project).wait()
-        assert ended.code == 0, ended.err
+        length = (f"trainer.steps={STEPS[name]}",) if STEPS else ("trainer.steps=1", "trainer.tasks_per_step=2")
+        run(project, "train", "train.yaml", "model.path=runs/warm", f"run.name={name}", *length, *words)
 
     coins, machine = make_coins(tmp_path), make_machine(tmp_path)
     run(coins, "sft", "train.yaml", "run.name=warm")
     train(coins, "first")
     train(coins, "no-learning", "agent.reward=coins.rewards:paid")
-    run(machine, "sft", "train.yaml", "run.name=warm", *(("sft.episodes=300",) if STEPS else ()))
+    run(machine, "sft", "train.yaml", "run.name=warm", *(() if STEPS else SMALL))
     train(machine, "tools")
     return tmp_path
 
