@@ -1,5 +1,7 @@
 """Ranks that share rows and matrices, with a critic, adapters and experts: the gradients of one rank."""
 
+import copy
+
 import pytest
 import torch
 from ranks_here import in_ranks
@@ -154,8 +156,12 @@ def test_two_ranks_find_the_gradients_of_one_with_every_estimator_and_loss(paths
     algorithm = {kind: name, "correction": correction, "entropy_coef": 0.0}
     changes = {"algorithm": algorithm, "trainer": {MODELS[part]: {} for part in needed(kind, name)}}
 
+    trajectories = copy.deepcopy(module_trajectories)
+    for turn in (turn for trajectory in trajectories for turn in trajectory.turns):
+        turn.state_key = "xy"[turn.index % 2]  # for estimators that compare turns in one state
+
     def work(ranks):
-        return computed(ranks, settings(paths, ("qwen3", changes, {}), ranks.count), module_trajectories)
+        return computed(ranks, settings(paths, ("qwen3", changes, {}), ranks.count), trajectories)
 
     (one, expected), (two, found) = in_ranks(1, work), in_ranks(2, work)
     assert two["train/loss"] == pytest.approx(one["train/loss"], rel=1e-5, abs=1e-6)
