@@ -63,7 +63,7 @@ def test_every_fact_of_a_spec_is_told() -> None:
 
 
 def test_every_optional_part_of_the_contract_can_be_served() -> None:
-    rows = re.findall(r"^``(\w+)(?:\(\w*\))?``", agentrl.env.contract.__doc__ or "", re.MULTILINE)
+    rows = re.findall(r"^- ``(\w+)(?:\(\w*\))?``", agentrl.env.contract.__doc__ or "", re.MULTILINE)
     assert set(rows) <= {*OPTIONAL_PARTS, "action_hint"}
     assert len(rows) > 5
 
