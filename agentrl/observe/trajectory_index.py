@@ -395,7 +395,8 @@ class TrajectoryIndex:
 
     def _search(self, numbers: Sequence[int], text: str, limit: int, seconds: float) -> EpisodePage:
         """Find the first rows of some whose episodes contain a text, until the time is up."""
-        rows, last = list[EpisodeRow](), None
+        rows = list[EpisodeRow]()
+        last: int | None = None
         deadline, late = time.thread_time() + seconds, time.monotonic() + 5 * seconds
 
         def is_over() -> bool:
