@@ -129,7 +129,7 @@ def unknown_at_first(self, name):
 MLflowTracker(folder / "a", "a", {}).close()
 MlflowClient.get_experiment_by_name = unknown_at_first
 MLflowTracker(folder / "b", "b", {}).close()
-(folder / "a" / "run_id").write_text("of another server")
+(folder / "a" / "run_id").write_text("0" * 32)
 MLflowTracker(folder / "a", "a", {}).close()
 client = MlflowClient()
 print(sorted(run.data.tags["mlflow.runName"] for run in client.search_runs([real(client, "agentrl").experiment_id])))
