@@ -58,7 +58,7 @@ class Trait:
 
 
 compares_group = Trait("compares_group")
-"""Mark of an estimator that needs at least two members in a group; the trainer skips and counts groups of one."""
+"""Mark of an estimator or loss that needs two members or more in a group; groups of one are skipped and counted."""
 uses_branches = Trait("uses_branches")
 """Mark of an estimator that compares episodes which branch from one another (``agent.branch``) at their forks."""
 advantage_weighted = Trait("advantage_weighted")

@@ -24,7 +24,7 @@ from agentrl.algorithms.traits import (
     weighs_behaviour,
 )
 from agentrl.algorithms.types import LossInput, TokenLoss
-from agentrl.config.config import AlgorithmConfig, Config
+from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.config.derived import per_environment_configs
 from agentrl.errors import AgentRLError, ConfigError, TrainingError, raised_in
 from agentrl.registry import Kind, lookup
@@ -62,13 +62,7 @@ def check_estimator(config: AlgorithmConfig, estimator: Callable[..., Any]) -> N
     check_needs(
         "advantage estimator", config.advantage, estimator, also=SIGNALLED | {Input.VALUES, Input.PROCESS_REWARD}
     )
-    if compares_group.of(estimator) and config.group_size < 2:
-        raise ConfigError(
-            f"the advantage estimator {config.advantage} compares the members of a group",
-            got=f"algorithm.group_size {config.group_size}",
-            expected="at least 2",
-            hint="reinforce and reinforce++ do not compare episodes",
-        )
+    _check_group_size(f"advantage estimator {config.advantage}", config, estimator)
 
 
 def check_loss(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
@@ -81,6 +75,7 @@ def check_loss(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
     if (what := other_input(loss)) is not None:
         raise ConfigError(f"the loss {config.loss} does not learn from episodes", got=what, expected="a policy loss")
     check_needs("loss", config.loss, loss, also=SIGNALLED)
+    _check_group_size(f"loss {config.loss}", config, loss)
     if ignores_advantage.of(loss) and config.advantage_options:
         raise ConfigError(
             f"algorithm.advantage_options are ignored: the loss {config.loss} reads no advantage",
@@ -98,6 +93,30 @@ def check_loss(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
             f"the loss {config.loss} already contains the weight pi_old / mu; a correction would apply it twice",
             got=f"algorithm.correction.mode {config.correction.mode}",
             expected="algorithm.correction.mode=off",
+        )
+
+
+def check_mini_batch_rows(config: AlgorithmConfig, trainer: TrainerConfig) -> None:
+    """Check that the loss does not couple rows that different updates may train.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if trainer.mini_batch_rows is not None and compares_group.of(lookup(Kind.LOSS, config.loss)):
+        raise ConfigError(
+            f"the loss {config.loss} compares the episodes of a group, which rows may train in different updates",
+            got=f"trainer.mini_batch_rows {trainer.mini_batch_rows}",
+            expected="trainer.mini_batches",
+        )
+
+
+def _check_group_size(what: str, config: AlgorithmConfig, function: Callable[..., Any]) -> None:
+    if compares_group.of(function) and config.group_size < 2:
+        raise ConfigError(
+            f"the {what} compares the members of a group",
+            got=f"algorithm.group_size {config.group_size}",
+            expected="at least 2",
+            hint="reinforce and reinforce++ do not compare episodes",
         )
 
 

@@ -37,6 +37,7 @@ from agentrl.config.trainer import NumericsConfig
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.message.image import ImageReader
 from agentrl.models.memory import FREED_SHARE, FreedMemory, memory_limit
+from agentrl.training.algorithm_functions import check_mini_batch_rows
 from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, row_batches, select, step_batch
 from agentrl.training.checkpoint import TrainerCheckpoint, TrainerState
 from agentrl.training.compile import checkpoint_activations, compile_layers
@@ -431,6 +432,7 @@ def check_algorithm(config: Config) -> None:
         UnknownNameError: an estimator, loss, filter or shaping is not registered.
     """
     Objective(config.algorithm)
+    check_mini_batch_rows(config.algorithm, config.trainer)
     check_selection(config)
     check_signals(config.algorithm, config.trainer, has_adapters=config.model.lora is not None)
     RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)

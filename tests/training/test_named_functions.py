@@ -9,6 +9,8 @@ import torch
 from agentrl.algorithms.types import TokenLoss, plain_loss
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, TrainingError
+from agentrl.registry import Kind, lookup
+from agentrl.training.algorithm_functions import check_loss, check_mini_batch_rows
 from agentrl.training.trainer import Trainer
 
 HERE = __name__
@@ -102,3 +104,12 @@ def test_what_cannot_be_called_is_refused_before_anything_is_played(model, part,
     with pytest.raises(ConfigError) as caught:
         Trainer(model, AlgorithmConfig(**{part: f"{HERE}:{name}"}), TrainerConfig(), seed=0, max_tokens=100)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("loss", ["pacs", "gvpo", "flowrl"])
+def test_a_loss_that_compares_episodes_refuses_groups_of_one_and_updates_by_rows(loss):
+    with pytest.raises(ConfigError, match=f"the loss {loss} compares the members of a group"):
+        check_loss(AlgorithmConfig(loss=loss, group_size=1), lookup(Kind.LOSS, loss))
+    with pytest.raises(ConfigError, match="which rows may train in different updates"):
+        check_mini_batch_rows(AlgorithmConfig(loss=loss), TrainerConfig(mini_batch_rows=8))
+    check_mini_batch_rows(AlgorithmConfig(loss=loss), TrainerConfig(mini_batches=2))
