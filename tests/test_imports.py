@@ -147,7 +147,7 @@ PARTS = {name for level in LEVELS for name in level} | OUTSIDE_THE_LEVELS | set(
 
 
 def part_of(module: str) -> str:
-    """``agentrl.render.tokens`` → ``render``; names exported by `agentrl` itself → ""."""
+    """``agentrl.render.chat_template`` → ``render``; names exported by `agentrl` itself → ""."""
     names = module.split(".")[1:3]
     return next((part for part in (".".join(names), *names[:1]) if part in PARTS), "")
 

@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from agentrl.algorithms.differences import uses_own_advantages
+from agentrl.algorithms.group_differences import uses_own_advantages
 from agentrl.algorithms.segments import segment_sum, subtract_mean
 from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.algorithms.types import EpisodeBatch, Estimate

@@ -19,18 +19,18 @@ from agentrl.algorithms.types import EpisodeBatch, require
 Decay: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Tracker(Protocol):
+class BaselineTracker(Protocol):
     """Rule for the numbers from which a role's or task's baseline is computed."""
 
     unit: Literal["role", "task"]
-    """What has a baseline of its own: a role in an environment, or a task (and role)."""
+    """Owner of a baseline: a role in an environment, or a task (and role)."""
     start: Sequence[float]
     """Numbers before the first episode."""
 
     def baseline(self, numbers: Sequence[float]) -> float:
         """Compute the baseline."""
 
-    def updated(self, numbers: Sequence[float], reward: float) -> Sequence[float]:
+    def update(self, numbers: Sequence[float], reward: float) -> Sequence[float]:
         """Return the numbers after an episode with a return."""
 
 
@@ -47,7 +47,7 @@ class RoleMean:
         """Return the average."""
         return numbers[0]
 
-    def updated(self, numbers: Sequence[float], reward: float) -> Sequence[float]:
+    def update(self, numbers: Sequence[float], reward: float) -> Sequence[float]:
         """Move the average."""
         return (self._decay * numbers[0] + (1 - self._decay) * reward,)
 
@@ -65,7 +65,7 @@ class TaskSuccess:
         """Return the mean of the distribution."""
         return numbers[0] / (numbers[0] + numbers[1])
 
-    def updated(self, numbers: Sequence[float], reward: float) -> Sequence[float]:
+    def update(self, numbers: Sequence[float], reward: float) -> Sequence[float]:
         """Discount the counts, and add an episode."""
         return self._rho * numbers[0] + reward, self._rho * numbers[1] + 1 - reward
 

@@ -16,7 +16,7 @@ from agentrl.builders.tools import build_tools
 from agentrl.config.config import Config
 from agentrl.config.derived import evaluation_engine_config, per_environment_configs
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
-from agentrl.config.settings import check_schedules, configs_at_points
+from agentrl.config.step_settings import check_schedules, configs_at_points
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.rollout.roles.environment_roles import roles_of_environment
@@ -24,7 +24,7 @@ from agentrl.serving.engine_checks import check_images
 from agentrl.serving.launch.placement import check_cores
 from agentrl.tool import Tool
 from agentrl.training.algorithm_functions import check_sampling
-from agentrl.training.mixture import check_mixture
+from agentrl.training.mixture_trainer import check_mixture
 from agentrl.training.signals.teacher import check_teacher
 from agentrl.training.trainer import check_algorithm
 

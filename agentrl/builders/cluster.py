@@ -45,8 +45,8 @@ from agentrl.engine import InferenceServer, ServerLost
 from agentrl.errors import ConfigError, EngineError, TrainingError, UsageError
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.models.load import load_model, use_gpu
+from agentrl.render.chat_template import TextEncoder
 from agentrl.render.tokenizers import load_tokenizer
-from agentrl.render.tokens import TextEncoder
 from agentrl.serving.launch import Launcher
 from agentrl.serving.launch.resources import VISIBLE_GPUS as VISIBLE
 from agentrl.serving.local import LocalEngine

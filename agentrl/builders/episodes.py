@@ -19,7 +19,7 @@ from agentrl.config.derived import agent_loop_class, per_environment_configs
 from agentrl.config.engines import EngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig, CurriculumConfig
 from agentrl.config.rollout import SamplingConfig
-from agentrl.config.settings import STAGE_MARK, Settings, environment_stages, stage_starts
+from agentrl.config.step_settings import STAGE_MARK, Settings, environment_stages, stage_starts
 from agentrl.engine import SamplingParams
 from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import resolve_environment

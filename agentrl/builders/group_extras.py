@@ -11,7 +11,7 @@ from agentrl.builders.adapter_checks import trained_roles
 from agentrl.builders.episodes import RunEnvironment, build_loop
 from agentrl.config.config import AlgorithmConfig, Config
 from agentrl.config.derived import adapter_config, environment_algorithms, per_environment_configs
-from agentrl.config.settings import Settings
+from agentrl.config.step_settings import Settings
 from agentrl.engine import SamplingParams
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError

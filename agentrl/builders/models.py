@@ -20,14 +20,14 @@ from agentrl.errors import UsageError
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.models.load import load_model
 from agentrl.models.lora import check_one_model, find_adapter, is_adapter_folder
-from agentrl.models.products import FLOAT32_HEAD
+from agentrl.models.matrix_products import FLOAT32_HEAD
 from agentrl.models.vision import MODEL_TYPES
 from agentrl.observe.files import writing
 from agentrl.observe.model_folder import check_fetchable, find_model
+from agentrl.render.chat_template import find_chat_template, read_chat_template
 from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import check_same_tokens, load_tokenizer
-from agentrl.render.tokens import find_chat_template, read_chat_template
 from agentrl.rollout.loop_choice import check_rendering
 from agentrl.rollout.waits import WaitTracker
 from agentrl.training.checkpoint import save_model_folder, system_errors

@@ -21,7 +21,7 @@ from agentrl.rollout.roles.role_policies import RoleAdapters
 from agentrl.training.contract import PolicyTrainer, PolicyWeights
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import load_sharded
-from agentrl.training.mixture import MixtureTrainer
+from agentrl.training.mixture_trainer import MixtureTrainer
 from agentrl.training.optimizer import LearningProgress
 from agentrl.training.preferences import Pair, RewardModel, TextPair, train_preferences, train_reward_model
 from agentrl.training.sft import SupervisedLearner

@@ -36,7 +36,7 @@ from agentrl.config.config import Config
 from agentrl.config.derived import evaluation_engine_config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.estimate import engine_slots
-from agentrl.config.settings import STAGE_MARK, Settings
+from agentrl.config.step_settings import STAGE_MARK, Settings
 from agentrl.engine import PolicyEngine, SamplingParams
 from agentrl.errors.deadlines import close_in_time
 from agentrl.render.renderer import Renderer

@@ -14,7 +14,7 @@ import typer
 
 from agentrl.cli.commands import COMMANDS, RUN_OR_CONFIG, CommandEntry
 from agentrl.cli.exits import ExitCode, end_despite_foreign_code
-from agentrl.cli.help import PlainCommand, PlainGroup, examples
+from agentrl.cli.help_pages import PlainCommand, PlainGroup, examples
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import VisibleFormatter, note, print_error
 from agentrl.observe.run_folder import missing_run_error

@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from agentrl.cli.arguments import json_pairs
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.observe.console import note, out
 

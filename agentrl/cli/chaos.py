@@ -16,7 +16,7 @@ from rich.table import Table
 
 from agentrl.cli.arguments import EnvName, ModelName, Words, config_words
 from agentrl.cli.exits import ExitCode
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.observe.console import note, out
 from agentrl.observe.files import check_writable

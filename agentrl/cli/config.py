@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from agentrl.cli.arguments import read_config
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.config import dump_config, shipped_configs
 from agentrl.config.reference import config_reference
-from agentrl.config.settings import plan_rows
+from agentrl.config.step_settings import plan_rows
 from agentrl.observe.console import note, out
 
 app = typer.Typer(no_args_is_help=True)

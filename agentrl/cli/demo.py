@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.evaluation.result import EvaluationResult, estimate_text
 from agentrl.observe.console import note, out
 from agentrl.observe.terminal import watching

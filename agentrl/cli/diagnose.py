@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.evaluation.diagnosis.finding import Finding, Severity
 from agentrl.evaluation.diagnosis.read import Diagnosis
 from agentrl.observe.console import out

@@ -14,7 +14,7 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.config.number_format import AUTO, fastest_format
 from agentrl.models.load import Accelerator, accelerators, torch_build
 from agentrl.models.memory import memory_limit

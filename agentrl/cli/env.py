@@ -13,7 +13,7 @@ from rich.text import Text
 from agentrl.builders.models import resolve_model
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.check import EnvironmentCheck, check_all, check_one
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.cli.play import play_in_browser, play_in_terminal, tool_line
 from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_until_stopped
 from agentrl.config import load_config

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from agentrl.cli.arguments import Rewards, config_words
 from agentrl.cli.exits import message_when_interrupted
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import write_evaluation_report
 from agentrl.config import shipped_configs
 from agentrl.config.estimate import evaluation_size

@@ -11,7 +11,7 @@ import orjson
 import typer
 
 from agentrl.builders.tools import build_tools
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.env.lookup import resolve_environment

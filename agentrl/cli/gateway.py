@@ -14,7 +14,7 @@ import orjson
 import typer
 
 from agentrl.builders.models import resolve_model
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.errors import UsageError

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.errors import UsageError
 from agentrl.observe.console import out
 

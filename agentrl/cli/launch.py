@@ -13,7 +13,7 @@ import typer
 
 from agentrl.builders.checks import check_training
 from agentrl.cli.arguments import Words, config_words, read_config
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.config import shipped_configs
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note

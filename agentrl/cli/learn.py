@@ -12,7 +12,7 @@ import typer
 from agentrl.builders.workers import serve_launched_rank
 from agentrl.cli.arguments import EnvName, ModelName, Words, config_words, read_config, shortcut
 from agentrl.cli.exits import message_when_interrupted
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import print_dry_run
 from agentrl.config import Config, dump_config, load_config, shipped_configs
 from agentrl.config.algorithm import PreferencesConfig

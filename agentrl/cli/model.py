@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.config import load_config
 from agentrl.config.estimate import shown_bytes
 from agentrl.errors import UsageError, did_you_mean

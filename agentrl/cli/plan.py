@@ -15,10 +15,10 @@ from rich.text import Text
 from agentrl.builders.checks import check_training
 from agentrl.builders.models import resolve_model
 from agentrl.cli.arguments import EnvName, ModelName, Words, read_config, shortcut
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.config import Config, shipped_configs
 from agentrl.config.estimate import shown_bytes
-from agentrl.config.settings import at_largest
+from agentrl.config.step_settings import at_largest
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.load import accelerators
 from agentrl.models.memory import memory_limit

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from agentrl.cli.arguments import EnvName, ModelName, Words, read_config, shortcut
 from agentrl.cli.exits import ExitCode, message_when_interrupted
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.config import shipped_configs
 from agentrl.errors import ConfigError
 from agentrl.observe.console import note, out

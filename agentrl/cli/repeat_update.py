@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from agentrl.builders.models import load_images
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.observe.console import note, out
 from agentrl.training.diagnostics.repeated_update import RepeatedUpdate, repeat_update
 from agentrl.training.diagnostics.watch import read_dump

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import decoder
 from agentrl.cli.token_text import segments_text
 from agentrl.errors import AgentRLError, UsageError

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import decoder, newest_examples, own_evaluations, read_evaluation, read_reported_run
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.evaluation.panel import EPISODES_FILE

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from agentrl.cli.arguments import Rewards
 from agentrl.cli.exits import ExitCode
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.config import load_config
 from agentrl.config.overrides import reward_words
 from agentrl.errors import UsageError

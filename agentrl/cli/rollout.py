@@ -10,7 +10,7 @@ import typer
 
 from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
 from agentrl.cli.exits import message_when_interrupted
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.config import shipped_configs
 from agentrl.config.load import names_environment
 from agentrl.config.overrides import reward_words, task_words

@@ -9,7 +9,7 @@ import typer
 
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.check import check_back_ends
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_until_stopped
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, visible

@@ -17,7 +17,7 @@ import typer
 from agentrl.builders.cluster import refuse_cluster
 from agentrl.builders.servers import LOGS, SERVED_MODEL, make_launcher
 from agentrl.cli.arguments import shortcut
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.config import load_config
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.errors import EngineError, UsageError

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.cli.server import LOCAL, Host, Port, read_token, serve_until_stopped
 from agentrl.config import Config, load_config
 from agentrl.config.engines import LocalEngineConfig

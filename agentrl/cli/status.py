@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.exits import ExitCode
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.errors import UsageError
 from agentrl.observe.console import out
 from agentrl.observe.run_folder import LATEST, require_run

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from agentrl.builders.tools import find_tool
 from agentrl.cli.arguments import json_pairs
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.errors import AgentRLError, UnknownNameError, UsageError
 from agentrl.message import ToolCall
 from agentrl.observe.console import note, out

@@ -8,7 +8,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.errors import UsageError
 from agentrl.observe.console import note
 from agentrl.observe.files import write_output

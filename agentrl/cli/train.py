@@ -12,7 +12,7 @@ from agentrl.builders.checks import check_training
 from agentrl.builders.workers import serve_launched_rank
 from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
 from agentrl.cli.exits import ExitCode
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import print_dry_run, updated_curve, write_run_report
 from agentrl.config import Config, shipped_configs
 from agentrl.config.estimate import run_size

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from yarl import URL
 
-from agentrl.cli.help import examples
+from agentrl.cli.help_pages import examples
 from agentrl.cli.server import TokenFile, read_token
 from agentrl.cli.token_text import episode_text
 from agentrl.errors import UsageError

@@ -136,7 +136,7 @@ class ScheduleConfig(Section):
             is_integer: True to round interpolated values.
         """
         if self.factor is not None:
-            return self.bounded(own * self.factor**step)
+            return self.clamp(own * self.factor**step)
         points = {**({} if 0 in (self.points or {}) else {0: own}), **(self.points or {})}
         steps, values = list(points), list(points.values())
         place = latest_point(steps, step)
@@ -146,12 +146,12 @@ class ScheduleConfig(Section):
         value = interpolate(self.shape, values[place], values[place + 1], progress)
         return round(value) if is_integer else value
 
-    def bounded(self, value: float) -> float:
+    def clamp(self, value: float) -> float:
         """Return a value within ``min`` and ``max``."""
         value = value if self.min is None else max(value, self.min)
         return value if self.max is None else min(value, self.max)
 
-    def adapted(self, value: float, measured: float, *, episodes: float) -> float:
+    def adapt(self, value: float, measured: float, *, episodes: float) -> float:
         """Return the value of a schedule with a target after a step.
 
         Args:
@@ -161,9 +161,9 @@ class ScheduleConfig(Section):
         """
         assert self.target is not None
         if self.horizon is not None:
-            return self.bounded(proportional_change(value, measured, target=self.target, share=episodes / self.horizon))
+            return self.clamp(proportional_change(value, measured, target=self.target, share=episodes / self.horizon))
         change = self.step or 0.0
-        return self.bounded(value + change if measured < self.target else value - change)
+        return self.clamp(value + change if measured < self.target else value - change)
 
 
 def _is_step(key: object) -> bool:

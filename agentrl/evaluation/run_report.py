@@ -15,7 +15,7 @@ from agentrl.evaluation.curves import NamedRuns
 from agentrl.evaluation.diagnosis.finding import Finding, top
 from agentrl.evaluation.report import Report, ReportTable
 from agentrl.evaluation.result import EvaluationResult, MeanInterval, estimate_text, wilson_interval
-from agentrl.observe.learning import steps_without_learning
+from agentrl.observe.idle_steps import steps_without_learning
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.terminal import step_words
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex

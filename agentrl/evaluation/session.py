@@ -44,7 +44,7 @@ from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import find_run, lock_folder
 from agentrl.observe.source_names import split_command
 from agentrl.registry import SOURCE_SUFFIX, Kind, lookup
-from agentrl.render.tokens import read_chat_template
+from agentrl.render.chat_template import read_chat_template
 from agentrl.rollout.environment_probe import check_environments
 from agentrl.rollout.judges import build_judge
 from agentrl.rollout.loop_choice import select_default_loop

@@ -27,8 +27,8 @@ from transformers.utils import logging as transformers_logging
 from agentrl.config.number_format import cpu_has_bfloat16
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.lora import check_one_model, find_base, is_adapter_folder, merge_adapter
+from agentrl.models.matrix_products import use_fast_products
 from agentrl.models.memory import keep_freed_memory
-from agentrl.models.products import use_fast_products
 from agentrl.models.vision import MODEL_TYPES
 from agentrl.registry import Extra
 

@@ -35,7 +35,7 @@ class DocumentedMetric:
     healthy: str = ""
     """Healthy range; empty if it depends on the task."""
     remedy: str = ""
-    """What to do outside the range."""
+    """Action to take outside the range."""
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.observe.console import err, note
-from agentrl.observe.learning import share_that_differs
+from agentrl.observe.idle_steps import share_that_differs
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
 from agentrl.observe.progress import RolloutProgress, RunStatus, RunWatcher
 from agentrl.observe.trajectory_index import TrajectoryIndex

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from agentrl.agent_loop import AnswerSoFar, TokenLogprob
 from agentrl.render.answers import without_beginning_of
+from agentrl.render.chat_template import ToolSchema
 from agentrl.render.renderer import Renderer
-from agentrl.render.tokens import ToolSchema
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Last character of a text that ends with an incomplete character."""

@@ -11,8 +11,8 @@ from agentrl.engine import StopReason
 from agentrl.errors import TemplateError
 from agentrl.message import Message
 from agentrl.registry import Kind, lookup
+from agentrl.render.chat_template import ToolSchema
 from agentrl.render.families import THINK_TAGS, Family, ThinkingMarks
-from agentrl.render.tokens import ToolSchema
 from agentrl.render.tool_parsers import ParsedCalls, ToolParser, harmony, repair_of
 
 CALL_MARKS = "<[{`"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from agentrl.errors import TemplateError
 from agentrl.message import Content, ImagePart, Message, Role, TextPart, ToolCall, system, user
 from agentrl.render.call_form import PROBE_ARGUMENTS, PROBE_NAME
+from agentrl.render.chat_template import ToolSchema, common_prefix
 from agentrl.render.renderer import OmittedText, Renderer, without_space
-from agentrl.render.tokens import ToolSchema, common_prefix
 from agentrl.render.tool_check import check_calls_shown, check_tools_shown
 
 _AROUND = 60

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from agentrl.agent_loop import ANY_OBJECT, Answer, AnswerForm, UnsupportedOption
 from agentrl.registry import Extra
+from agentrl.render.chat_template import ToolSchema
 from agentrl.render.families import ThinkingMarks
-from agentrl.render.tokens import ToolSchema
 
 CALLS = {
     "hermes": ('<tool_call>\n{{"name": {name}, "arguments": ', "}\n</tool_call>"),

@@ -24,12 +24,12 @@ from agentrl.message import Message, ToolCall, encodable, system, user
 from agentrl.message.image import PlacedImage
 from agentrl.render.answers import AnswerReader
 from agentrl.render.call_form import PROBE_NAME, PROBE_TOOL, reads_json_arguments
+from agentrl.render.chat_template import ChatTemplate, TextEncoder, ToolSchema, shipped_chat_templates
 from agentrl.render.content_guard import ContentGuard, unbroken
 from agentrl.render.families import Family, ThinkingMarks, detect_family
 from agentrl.render.forms import structure_of
 from agentrl.render.images import ImageProcessor, counts, images_of, place_images
 from agentrl.render.named_templates import choose_chat_template
-from agentrl.render.tokens import ChatTemplate, TextEncoder, ToolSchema, shipped_chat_templates
 from agentrl.render.tool_parsers.values import first_of
 from agentrl.trajectory import Source
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from agentrl.errors import TemplateError
 from agentrl.message import Message, ToolCall, system, user
 from agentrl.render.call_form import PROBE_ARGUMENTS, PROBE_NAME, PROBE_TOOL, shows_call
+from agentrl.render.chat_template import ToolSchema
 from agentrl.render.content_guard import unbroken
 from agentrl.render.renderer import Renderer
-from agentrl.render.tokens import ToolSchema
 
 _OPENING = (system("You play."), user("start"))
 

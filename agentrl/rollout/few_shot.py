@@ -13,8 +13,8 @@ from dataclasses import replace
 from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, TurnOptions
 from agentrl.errors import TemplateError, UsageError
 from agentrl.message import Content, ContentPart, Message, TextPart, system, user
+from agentrl.render.chat_template import ToolSchema
 from agentrl.render.renderer import Renderer
-from agentrl.render.tokens import ToolSchema
 from agentrl.reward import EnvironmentReward
 from agentrl.rollout.policies import EpisodePolicy, EpisodeView
 from agentrl.rollout.runner import EpisodeRunner

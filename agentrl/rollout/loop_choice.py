@@ -28,10 +28,10 @@ from agentrl.models.vision import MODEL_TYPES
 from agentrl.observe.files import replace_file, writing
 from agentrl.observe.model_folder import find_model, models_folder
 from agentrl.render.call_form import PROBE_TOOL
+from agentrl.render.chat_template import find_chat_template, read_chat_template
 from agentrl.render.check import RewrittenHistory, check_template, find_omitted_text
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer
-from agentrl.render.tokens import find_chat_template, read_chat_template
 from agentrl.render.tool_check import check_calls_shown
 from agentrl.rollout.environment_probe import EnvironmentTimeout, probe_environment
 from agentrl.rollout.runner import make_agent_loop

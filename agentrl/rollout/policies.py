@@ -41,11 +41,11 @@ from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.message import Content, Message, plainly_written
 from agentrl.render.answer_tokens import content_logprobs, find_stop
+from agentrl.render.chat_template import CUT_MARK, ToolSchema
 from agentrl.render.content_guard import unbroken
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.forms import ATTEMPTS, FormCheck, make_form_check
 from agentrl.render.renderer import Renderer
-from agentrl.render.tokens import CUT_MARK, ToolSchema
 from agentrl.render.tool_parsers import ParsedCalls
 from agentrl.render.tool_parsers.untagged import read_untagged
 from agentrl.rollout.env_pool import EnvHandle

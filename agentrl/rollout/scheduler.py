@@ -28,7 +28,7 @@ from dataclasses import asdict
 from typing import Any
 
 from agentrl.config.rollout import BatchOrder
-from agentrl.config.settings import stage_label
+from agentrl.config.step_settings import stage_label
 from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, TrainingError, UsageError, boundary
 from agentrl.errors.deadlines import async_boundary
 from agentrl.observe.trajectory_store import GroupEnd

@@ -17,9 +17,9 @@ from agentrl.errors import UsageError
 from agentrl.message import Message, plainly_written
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.remote.env_methods import EXPERT_ACTION, RANDOM_ACTION, TOOL_MESSAGE
+from agentrl.render.chat_template import ToolSchema
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
-from agentrl.render.tokens import ToolSchema
 from agentrl.rollout.policies import (
     EpisodePolicy,
     EpisodeView,

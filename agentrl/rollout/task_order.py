@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config.environment import CurriculumConfig, PooledBy
-from agentrl.config.settings import STAGE_MARK, stage_label
+from agentrl.config.step_settings import STAGE_MARK, stage_label
 from agentrl.errors import UsageError
 from agentrl.rollout.curriculum import GroupOutcome, Horizon, Pool, Pools
 from agentrl.task import Task, TaskCursor, TaskSource
@@ -38,7 +38,7 @@ class SampledTask:
 
     @property
     def settings(self) -> str:
-        """Name of the environment's settings; see `agentrl.config.settings.stage_label`."""
+        """Name of the environment's settings; see `agentrl.config.step_settings.stage_label`."""
         return stage_label(self.environment, self.stage)
 
 

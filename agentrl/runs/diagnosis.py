@@ -21,7 +21,7 @@ from agentrl.evaluation.diagnosis.read import (
 from agentrl.evaluation.diagnosis.summary import RunSummary
 from agentrl.evaluation.diagnosis.watch import RunDiagnosis, save_findings
 from agentrl.evaluation.panel import EPISODES_FILE
-from agentrl.observe.learning import steps_without_learning
+from agentrl.observe.idle_steps import steps_without_learning
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.run_folder import RUN_OR_EVALUATION, RunDirectory, require_run
 from agentrl.render.tokenizers import load_tokenizer

@@ -13,7 +13,7 @@ from agentrl.builders.deadlines import check_staleness
 from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import EnvironmentConfigs, environment_algorithms, per_environment_configs
 from agentrl.config.estimate import EstimateRow, rows
-from agentrl.config.settings import at_largest, environment_stages, plan_rows
+from agentrl.config.step_settings import at_largest, environment_stages, plan_rows
 from agentrl.config.usual_learning_rate import rate_rows
 from agentrl.env.lookup import resolve_environment
 from agentrl.observe.metrics import TIMING_PREFIX, read_metrics

@@ -17,8 +17,8 @@ from agentrl.config.config import SCRATCH, Config
 from agentrl.errors import ConfigError
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.progress import Phase, RunWatcher
+from agentrl.render.chat_template import TextEncoder
 from agentrl.render.tokenizers import load_tokenizer, pad_id
-from agentrl.render.tokens import TextEncoder
 from agentrl.rollout.judges import transcript
 from agentrl.runs.learning_run import Learner, LearningRun
 from agentrl.runs.start import Run, RunResult

@@ -38,7 +38,7 @@ from agentrl.builders.processes import open_processes
 from agentrl.builders.training import build_training
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
-from agentrl.config.settings import Settings
+from agentrl.config.step_settings import Settings
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import RankLost, ResumableError, ServersLost, TrainingError, described_error
 from agentrl.errors.foreign import DaemonThreads, call_in_thread, cancel_or_abandon

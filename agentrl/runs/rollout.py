@@ -24,7 +24,7 @@ from agentrl.builders.group_extras import learning_signal, policy_group_size
 from agentrl.config.config import Config
 from agentrl.config.load import dump_config, load_config
 from agentrl.config.resume_rules import changes, check_same_run
-from agentrl.config.settings import Settings
+from agentrl.config.step_settings import Settings
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind, open_policy
 from agentrl.observe.files import replace_file

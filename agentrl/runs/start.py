@@ -19,7 +19,7 @@ from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config, load_config
 from agentrl.config.resume_rules import Change, changes, check_same_run
-from agentrl.config.settings import environment_stages
+from agentrl.config.step_settings import environment_stages
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.diagnosis.finding import Finding

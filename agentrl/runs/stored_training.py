@@ -27,7 +27,7 @@ from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
-from agentrl.config.settings import Settings
+from agentrl.config.step_settings import Settings
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import ConfigError, Outcome, TrainingError, UsageError
 from agentrl.errors.deadlines import CLOSING_S

@@ -89,10 +89,10 @@ def accuracy(trajectories: Sequence[Trajectory]) -> float | None:
     scored = [trajectory for trajectory in trajectories if trajectory.is_trainable]
     if not scored:
         return None
-    return sum(_solved(trajectory) for trajectory in scored) / len(scored)
+    return sum(_success_of(trajectory) for trajectory in scored) / len(scored)
 
 
-def _solved(trajectory: Trajectory) -> float:
+def _success_of(trajectory: Trajectory) -> float:
     return float(trajectory.reward or 0.0) if trajectory.success is None else float(trajectory.success)
 
 
@@ -155,7 +155,7 @@ class EpisodeSelection:
         for own in _by_group(trajectories, extras).values():
             penalty = [sum(t.reward_components.get(name, 0.0) for name in settings.penalties) for t in own]
             places = resample_on_correct(
-                [_solved(trajectory) > 0 for trajectory in own],
+                [_success_of(trajectory) > 0 for trajectory in own],
                 penalty,
                 keep=settings.keep,
                 least_right=settings.least_right,

@@ -340,7 +340,7 @@ class Trainer:
         """Use the options of the algorithm, the learning rate and the limits of another config from now on.
 
         The config differs from the one before only in keys that may change during training; see
-        `agentrl.config.settings`.
+        `agentrl.config.step_settings`.
         """
         with self.ranks.broadcast_call("configure", config):
             self._configure(config)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from agentrl.algorithms.differences import groups_with_advantages, groups_with_different_rewards
+from agentrl.algorithms.group_differences import groups_with_advantages, groups_with_different_rewards
 from agentrl.algorithms.options import check_options, clip_range
 from agentrl.algorithms.policy_losses import PPO_CLIP
 from agentrl.algorithms.traits import Input, needed_inputs

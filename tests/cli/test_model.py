@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.models.products import FLOAT32_HEAD
+from agentrl.models.matrix_products import FLOAT32_HEAD
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.trajectory_store import read_trajectories
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl.observe.learning import learns_nothing, share_that_differs
+from agentrl.observe.idle_steps import learns_nothing, share_that_differs
 
 IDLE = {"groups/trained": 4.0, "groups/zero_variance": 4.0, "train/advantage_abs_mean": 0.0}
 

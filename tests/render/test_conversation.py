@@ -16,9 +16,9 @@ from agentrl.engine import Generation, StopReason
 from agentrl.errors import LedgerError, TemplateError
 from agentrl.message import Message, system, user
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
+from agentrl.render.chat_template import common_prefix
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
-from agentrl.render.tokens import common_prefix
 from agentrl.trajectory import NOT_SAMPLED, Source, TokenSequence, Trajectory
 
 texts = st.text(st.sampled_from("aest\n >_é…<|"), max_size=10)

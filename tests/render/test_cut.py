@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tokenizers import assemble_tokenizer, build_tokenizer, random_bpe
 
-from agentrl.render.tokens import CUT_MARK, TextEncoder
+from agentrl.render.chat_template import CUT_MARK, TextEncoder
 
 ENCODERS = [
     TextEncoder(build_tokenizer("qwen2.5")),

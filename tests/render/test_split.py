@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tokenizers import build_tokenizer
 
-from agentrl.render.tokens import TextEncoder
+from agentrl.render.chat_template import TextEncoder
 from agentrl.rollout.policies import split_characters
 
 

@@ -7,7 +7,7 @@ import torch
 from support.models import tiny_model
 
 from agentrl.config.trainer import LoraConfig
-from agentrl.models import products
+from agentrl.models import matrix_products
 from agentrl.models.lora import adapted_layers, add_adapters
 from agentrl.serving.local.cache import RowStore
 from agentrl.serving.local.forward import ForwardStep, SequenceChunk
@@ -20,8 +20,8 @@ ANSWER = 3
 @pytest.fixture(params=["laid out", "as they are"])
 def layout(request, monkeypatch):
     if request.param == "laid out":
-        monkeypatch.setattr(products, "SMALLEST", 1)
-        monkeypatch.setattr(products, "packing_is_faster", lambda: True)
+        monkeypatch.setattr(matrix_products, "SMALLEST", 1)
+        monkeypatch.setattr(matrix_products, "packing_is_faster", lambda: True)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from aiohttp import web
 from agentrl.engine import SharedTensors, TensorLayout, UpdateGroup
 from agentrl.errors import EngineError
 from agentrl.serving.http import HttpSession, Refused
-from agentrl.serving.vllm.launch import WORKER_PATH
+from agentrl.serving.vllm.command import WORKER_PATH
 from agentrl.serving.vllm.server import EXCHANGE, VLLMUpdates
 from agentrl.serving.vllm.wire import ADAPTER, decode_checksums
 

@@ -5,7 +5,7 @@ from agentrl.engine import SamplingParams, StopReason
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.http import decode_version, decode_versions
 from agentrl.serving.vllm import launch_command
-from agentrl.serving.vllm.launch import RECEIVER, WORKER_PATH
+from agentrl.serving.vllm.command import RECEIVER, WORKER_PATH
 from agentrl.serving.vllm.wire import (
     WORKER_EXTENSION,
     LogprobConvention,

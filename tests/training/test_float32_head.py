@@ -13,7 +13,7 @@ from support.models import tiny_model
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.engine import GenerateRequest, SamplingParams
 from agentrl.models.load import load_model
-from agentrl.models.products import FLOAT32_HEAD, float32_linear
+from agentrl.models.matrix_products import FLOAT32_HEAD, float32_linear
 from agentrl.serving.local import LocalEngine
 from agentrl.training.forward.logprobs import score
 from agentrl.training.forward.sequences import scored_sequence

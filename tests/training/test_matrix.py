@@ -21,7 +21,7 @@ from agentrl.training.algorithm_functions import PROVIDED
 from agentrl.training.batch import StepExtras, step_batch
 from agentrl.training.forward.runner import SumsByName
 from agentrl.training.gradients import Objective
-from agentrl.training.mixture import MixtureTrainer
+from agentrl.training.mixture_trainer import MixtureTrainer
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn

@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.registry import Kind, lookup, names
 from agentrl.training.algorithm_functions import PROVIDED, run_learns_from_rewards
 from agentrl.training.batch import NothingToTrain, StepExtras
-from agentrl.training.mixture import MixtureTrainer, check_mixture
+from agentrl.training.mixture_trainer import MixtureTrainer, check_mixture
 from agentrl.training.trainer import Trainer
 
 CONFIG = TrainerConfig(learning_rate=1e-2, steps=4)

@@ -25,7 +25,7 @@ from statistics import fmean, median
 from agentrl.config.usual_learning_rate import check_learning_rates
 from agentrl.evaluation.diagnosis.finding import ConfigChange, Finding
 from agentrl.evaluation.diagnosis.summary import SOLVED, Line, RunSummary, metric, series
-from agentrl.observe.learning import share_that_differs
+from agentrl.observe.idle_steps import share_that_differs
 
 BACK = 5
 """Number of earlier steps to compare the newest one with."""

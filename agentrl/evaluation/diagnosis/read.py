@@ -53,7 +53,7 @@ class Diagnosis:
 
     folder: Path
     state: Liveness | None
-    """As `agentrl status` says; ``None`` for an evaluation."""
+    """State that `agentrl status` prints; ``None`` for an evaluation."""
     step: int
     """Last finished step."""
     steps: int | None

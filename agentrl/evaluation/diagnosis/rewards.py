@@ -19,7 +19,7 @@ from agentrl.errors import SourceLocation, with_location
 from agentrl.evaluation.diagnosis.finding import Finding
 from agentrl.evaluation.diagnosis.policy import has_risen
 from agentrl.evaluation.diagnosis.summary import LEAST, WHOLE, EpisodeCounts, RunSummary
-from agentrl.observe.learning import learns_nothing, share_that_differs
+from agentrl.observe.idle_steps import learns_nothing, share_that_differs
 
 CERTAIN = 4.0
 """Minimum difference of two means, in standard errors, that counts as certain."""

@@ -19,9 +19,9 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, 
 from agentrl.errors import EngineError, UsageError
 from agentrl.message.image import ImageReader
 from agentrl.models.lora import factors, frozen_weight, has_adapters, product
+from agentrl.models.matrix_products import PackedProduct, float32_linear, has_float32_head
 from agentrl.models.memory import memory_limit
 from agentrl.models.moe import ChosenExperts, routers
-from agentrl.models.products import PackedProduct, float32_linear, has_float32_head
 from agentrl.models.vision import forward_with_images
 from agentrl.serving.local.forward import ATTENTION, ForwardStep
 

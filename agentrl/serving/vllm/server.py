@@ -28,7 +28,7 @@ from agentrl.engine import (
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.http import CLEANUP_S, HttpSession, Refused, decode_version, decoding
 from agentrl.serving.request import check_request
-from agentrl.serving.vllm.launch import RECEIVER
+from agentrl.serving.vllm.command import RECEIVER
 from agentrl.serving.vllm.wire import (
     ADAPTER,
     TOP_1_PROBE,

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from agentrl.message.image import ImageReader
 from agentrl.models.lora import head_product
-from agentrl.models.products import float32_linear, has_float32_head, linear
+from agentrl.models.matrix_products import float32_linear, has_float32_head, linear
 from agentrl.training.distributed.fsdp import within_forward
 from agentrl.training.forward.layout import PADDED, Layout
 from agentrl.training.forward.sequences import ScoredSequence

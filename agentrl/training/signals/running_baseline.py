@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from agentrl.algorithms.options import check_options
-from agentrl.algorithms.running_baselines import Tracker
+from agentrl.algorithms.running_baselines import BaselineTracker
 from agentrl.algorithms.traits import tracker_of
 from agentrl.registry import Kind, lookup
 from agentrl.training.batch import StepBatch
@@ -25,7 +25,7 @@ class RunningBaseline(TokenSignal):
 
     name = "running_baseline"
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: BaselineTracker) -> None:
         self._tracker = tracker
         self._numbers: dict[str, Sequence[float]] = {}
 
@@ -43,7 +43,7 @@ class RunningBaseline(TokenSignal):
             key = self._key(trajectory)
             numbers = self._numbers.get(key, self._tracker.start)
             found.append(self._tracker.baseline(numbers))
-            self._numbers[key] = self._tracker.updated(numbers, reward)
+            self._numbers[key] = self._tracker.update(numbers, reward)
         baseline = torch.tensor(found, dtype=torch.float64)
         return dataclasses.replace(batch, episodes=dataclasses.replace(batch.episodes, baseline=baseline))
 

@@ -274,7 +274,7 @@ class Settings:
             if measured is None or one.schedule.target is None:
                 continue
             episodes = metrics.get(EPISODES, 0.0)
-            value = self._adapted[one.key] = one.schedule.adapted(self._adapted[one.key], measured, episodes=episodes)
+            value = self._adapted[one.key] = one.schedule.adapt(self._adapted[one.key], measured, episodes=episodes)
             is_off = one.schedule.only_below and measured >= one.schedule.target
             self._used[one.key] = 0.0 if is_off else value
 
@@ -343,16 +343,16 @@ def configs_at_points(config: Config) -> dict[int, Config]:
     steps = {0, config.trainer.steps - 1}
     for one in entries:
         steps |= {near for step in one.schedule.steps for near in (step - 1, step) if near >= 0}
-    found = {step: _checked(config, entries, step, {}) for step in sorted(steps)}
+    found = {step: _config_at(config, entries, step, {}) for step in sorted(steps)}
     for one in entries:
         for name in ("min", "max"):
             bound = getattr(one.schedule, name)
             if bound is not None and one.schedule.target is not None:
-                _checked(config, entries, 0, {one.key: bound})
+                _config_at(config, entries, 0, {one.key: bound})
     return found
 
 
-def _checked(config: Config, entries: Sequence[PlanEntry], step: int, bounds: Mapping[str, Any]) -> Config:
+def _config_at(config: Config, entries: Sequence[PlanEntry], step: int, bounds: Mapping[str, Any]) -> Config:
     values = {one.key: one.at(step) for one in entries} | dict(bounds)
     plain = config.model_copy(update={"schedules": None})
     changed = with_values(plain, {key: value for key, value in values.items() if value is not None})

@@ -8,7 +8,7 @@ import yaml
 from agentrl.builders.checks import check_plan
 from agentrl.config import config_from, dump_config, load_config
 from agentrl.config.schedule import ScheduleConfig
-from agentrl.config.settings import Settings, at_largest, environment_stages, plan_rows, stage_starts
+from agentrl.config.step_settings import Settings, at_largest, environment_stages, plan_rows, stage_starts
 from agentrl.errors import ConfigError
 
 BASE = ["environment=guess_number", "trainer.steps=600"]

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agentrl.models import products
+from agentrl.models import matrix_products
 
-ONEDNN_IS_FASTER = products.onednn_is_faster
+ONEDNN_IS_FASTER = matrix_products.onednn_is_faster
 
 
 @pytest.fixture(autouse=True)
 def _any_processor(monkeypatch):
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(matrix_products, "onednn_is_faster", lambda: True)
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (3, 5)])
@@ -23,8 +23,8 @@ def test_values_and_gradients_are_those_of_torch(shape, bias):
     torch.manual_seed(0)
     own = nn.Linear(192, 400, bias=bias)
     model = nn.Sequential(copy.deepcopy(own))
-    products.use_fast_products(model)
-    assert isinstance(model[0], products.FastLinear)
+    matrix_products.use_fast_products(model)
+    assert isinstance(model[0], matrix_products.FastLinear)
     results = []
     for layer in (own.double(), model[0]):
         inputs = torch.linspace(-1, 1, 192 * torch.Size(shape).numel(), dtype=layer.weight.dtype).reshape(*shape, 192)
@@ -38,29 +38,29 @@ def test_values_and_gradients_are_those_of_torch(shape, bias):
 
 def test_only_what_is_needed_is_differentiated():
     inputs, weight = torch.randn(4, 300), torch.randn(300, 300, requires_grad=True)
-    products.linear(inputs, weight).sum().backward()
+    matrix_products.linear(inputs, weight).sum().backward()
     assert inputs.grad is None
     torch.testing.assert_close(weight.grad, inputs.sum(0).expand(300, 300), rtol=1e-5, atol=1e-5)
-    assert products.linear(inputs, weight.detach()).grad_fn is None
+    assert matrix_products.linear(inputs, weight.detach()).grad_fn is None
 
 
 def test_other_formats_are_torchs_own():
     inputs, weight = torch.randn(4, 300), torch.randn(300, 300)
     for cast in (torch.bfloat16, torch.float64):
         ours, own = (
-            products.linear(inputs.to(cast), weight.to(cast)),
+            matrix_products.linear(inputs.to(cast), weight.to(cast)),
             functional.linear(inputs.to(cast), weight.to(cast)),
         )
         assert torch.equal(ours, own)
     with torch.autocast("cpu", torch.bfloat16):
-        assert products.linear(inputs, weight).dtype is torch.bfloat16
-    assert products.linear(inputs[:0], weight).shape == (0, 300)
+        assert matrix_products.linear(inputs, weight).dtype is torch.bfloat16
+    assert matrix_products.linear(inputs[:0], weight).shape == (0, 300)
 
 
 def test_small_layers_stay_as_they_are():
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(512, 512))
-    products.use_fast_products(model)
-    assert [type(layer) for layer in model] == [nn.Linear, products.FastLinear]
+    matrix_products.use_fast_products(model)
+    assert [type(layer) for layer in model] == [nn.Linear, matrix_products.FastLinear]
     again = copy.deepcopy(model)
     assert torch.equal(again[1](torch.ones(1, 512)), model[1](torch.ones(1, 512)))
 
@@ -75,7 +75,7 @@ def test_small_layers_stay_as_they_are():
 )
 def test_the_processor_decides_who_multiplies(tmp_path, monkeypatch, vendor, flags, as_they_are, laid_out):
     (tmp_path / "cpuinfo").write_text(f"vendor_id : {vendor}\nflags : {flags}\n")
-    monkeypatch.setattr(products, "CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(products, "packing_is_faster", products.packing_is_faster.__wrapped__)
-    assert products.packing_is_faster() is laid_out
+    monkeypatch.setattr(matrix_products, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(matrix_products, "packing_is_faster", matrix_products.packing_is_faster.__wrapped__)
+    assert matrix_products.packing_is_faster() is laid_out
     assert ONEDNN_IS_FASTER.__wrapped__() is as_they_are
