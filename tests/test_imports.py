@@ -25,7 +25,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
             {"task"},
             {"env", "remote.retrieval", "tool", "trajectory"},
             {"engine", "reward"},
-            {"agent_loop", "remote.chat", "rewards"},
+            {"agent_loop", "remote.chat"},
             {"observe", "remote"},
             {"env.lookup", "gateway", "sandbox"},
             {"config"},

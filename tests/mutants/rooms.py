@@ -123,7 +123,7 @@ ROOMS = {
     ),
     "rewards": Room(
         sources=(
-            "agentrl/reward.py",
+            "agentrl/reward/__init__.py",
             "agentrl/rollout/judges",
             "agentrl/rollout/reward_functions.py",
             "agentrl/rollout/reward_conventions.py",

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from agentrl.rewards.answers import given_answer, written
+from agentrl.reward.answers import given_answer, written
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
