@@ -81,10 +81,10 @@ class TextLoop(AgentLoop):
             raise ConfigError("unknown answer format", got=repr(self.format), expected=expected) from error
         if not isinstance(self.prefill, str):
             raise ConfigError(
-                "prefill is not a text", got=repr(self.prefill), expected="the start of each answer: <action>"
+                "prefill is not a string", got=repr(self.prefill), expected="the start of each answer: <action>"
             )
         if not isinstance(self.stop, str):
-            raise ConfigError("stop is not a text", got=repr(self.stop), expected="the end of each answer: </action>")
+            raise ConfigError("stop is not a string", got=repr(self.stop), expected="the end of each answer: </action>")
 
     @classmethod
     def answer_forms(cls, answer_format: str) -> Sequence[Mapping[str, Any]]:

@@ -128,7 +128,7 @@ class ToolCalling(AgentLoop):
             )
 
     def _withhold(self, episode: Episode, configured: set[str]) -> None:
-        """Remove those of the environment's tools from the episode that are not offered."""
+        """Remove from the episode the environment's tools that are not offered."""
         own = [name for name in episode.tools if name not in configured]
         offered = self.offer or ()
         if unknown := [name for name in offered if name not in own]:

@@ -366,7 +366,7 @@ class Trajectory:
     log: str = ""
     """Output of the external program that played the episode."""
     transcript: Transcript = field(default_factory=list, repr=False)
-    """Text of a scored episode without tokens, which a scripted policy or a text service played."""
+    """Text of a scored episode without tokens, which a scripted policy or a chat service played."""
     conversations: list[list[Message]] = field(default_factory=list, repr=False, compare=False)
     """Messages of each conversation, in the order in which they were opened or rewritten. This field and the next two
     are available until the episode is scored; a run's store keeps them on disk."""

@@ -93,7 +93,7 @@ class Session:
                 return found
             if cursor in seen:
                 raise EnvironmentFailure(
-                    f"the MCP server {self._address} lists its tools endlessly", got=f"cursor {cursor!r} twice"
+                    f"the MCP server {self._address} never stops listing its tools", got=f"cursor {cursor!r} twice"
                 )
             seen.add(cursor)
 

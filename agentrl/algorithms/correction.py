@@ -24,7 +24,7 @@ ICEPOP_BAND = (0.5, 5.0)
 GEOMETRIC_BAND = (0.99, 1.01)
 Unit = Literal["token", "sequence"]
 LARGEST_K3 = 10.0
-"""Upper bound of k3 at a token, as in verl; otherwise a single token with 20 nats would dominate a whole step."""
+"""Upper bound on k3 at a token, as in verl; otherwise a single token with 20 nats would dominate a whole step."""
 
 
 class CorrectionMode(enum.StrEnum):
@@ -107,8 +107,8 @@ def k1(tokens: LossInput, *, limit: NotNegative, of: Unit = "token") -> torch.Te
 def off_policy_sequence(tokens: LossInput, *, delta: NotNegative = 1e-4) -> torch.Tensor:
     """Tokens with A >= 0, and those of sequences whose mean log mu / pi is at most `delta`: bool [tokens].
 
-    Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556): what went wrong in a sequence that the policy would
-    no longer sample teaches nothing. The mean includes stale weights, earlier updates of the step, and the difference
+    Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556): nothing is learned from mistakes in a sequence that
+    the policy would no longer sample. The mean includes stale weights, earlier updates of the step, and the difference
     of trainer and engine. The default is slime's; a sequence that is not dropped may need a far larger one.
     """
     distance = segment_mean(tokens.behaviour_logp - tokens.logp.detach(), tokens.sequence, tokens.sequences)

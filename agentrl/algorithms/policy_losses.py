@@ -438,7 +438,7 @@ def rl_plus(
     """-A (1 - sg(pi))^0.5 2 pi / (pi_old + (pi_old + 1) / 2) at an expert's tokens, unclipped; `ppo` at the policy's.
 
     RL-PLUS, arXiv 2508.00222. The denominator estimates the expert's probability by the mean of pi_old and 1.
-    ``exploration`` is the exponent that weighs up tokens which the policy finds improbable; the other options are those
+    ``exploration`` is the exponent that up-weights tokens that the policy finds improbable; the other options are those
     of `ppo`. The authors' script does not clip the policy's own tokens: ``clip: 1e9`` and ``dual_clip: null``.
     """
     expert = require(tokens.expert, Input.EXPERT)

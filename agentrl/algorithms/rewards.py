@@ -110,9 +110,9 @@ def cosine(
 ) -> EpisodeRewards:
     """Replace the return by long + (short - long) (1 + cos(pi l)) / 2, where l is the length over ``agent.max_tokens``.
 
-    Demystifying Long Chain-of-Thought, arXiv 2502.03373, with Open-R1's values. Right episodes, whose
-    return is above 0, get less for a longer answer, and wrong ones more. The length counts sampled tokens, at most the
-    maximum.
+    Demystifying Long Chain-of-Thought, arXiv 2502.03373, with Open-R1's values. Correct episodes, whose
+    return is above 0, get less for a longer answer, and incorrect ones more. The length counts sampled tokens, at most
+    the maximum.
     """
     share = (rewards.sampled.double() / rewards.max_tokens).clamp(max=1.0)
     returns = rewards.returns
@@ -259,7 +259,7 @@ def pf_ppo(
     """Resample as many episodes as there are, with replacement and weights abs(R)^p: int64 [episodes] indices.
 
     PF-PPO, arXiv 2409.06957. If all weights are 0, every episode is drawn once. With ``method: max_min``, the weight is
-    1 for the greatest and the least returns, and 0 for others; with ``max_random``, 0.4 for the greatest and 0.1 for
+    1 for the highest and the lowest returns, and 0 for others; with ``max_random``, 0.4 for the highest and 0.1 for
     others. Returns that differ by rounding only are equal.
     """
     if method == "power":

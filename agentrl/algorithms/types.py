@@ -166,10 +166,10 @@ class Estimate:
 
 
 LOG_RATIO_LIMIT = 20.0
-"""Bound of a token's log-ratio, as in verl."""
+"""Bound on a token's log-ratio, as in verl."""
 
 MEAN_LOG_RATIO_LIMIT = 10.0
-"""Upper bound of a sequence's mean log-ratio in `agentrl.algorithms.policy_losses.gspo` and ``gmpo``, as in verl."""
+"""Upper bound on a sequence's mean log-ratio in `agentrl.algorithms.policy_losses.gspo` and ``gmpo``, as in verl."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,7 +169,7 @@ def check_sole_launcher() -> None:
 
 
 async def _open_in_thread(work: Any) -> Cluster:
-    """Open a cluster in a thread; it is closed again if the caller is cancelled meanwhile."""
+    """Open a cluster in a thread; it is closed again if the caller is cancelled in the meantime."""
     opening = asyncio.ensure_future(work)
     try:
         found: Cluster = await asyncio.shield(opening)

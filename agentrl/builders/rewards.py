@@ -44,7 +44,7 @@ def build_scorer(
 ) -> Scorer:
     """Build the scorer of an ``agent`` section; its resources are closed with the pool.
 
-    `model` has the device and number format of a reward model. Without `judge`, a new one keeps its answers in
+    `model` has the device and data type of a reward model. Without `judge`, a new one keeps its answers in
     memory.
 
     Raises:

@@ -177,7 +177,7 @@ def make_launcher(
         section: Engine section of the config.
         model: Folder or name of the model; if head and embedding are tied, a copy with a separate head is written.
         folder: Folder for that copy and the servers' logs.
-        dtype: Number format of the weights.
+        dtype: Data type of the weights.
         trainer_gpus: GPUs of the trainer; servers avoid them if enough others are left.
         say: Called with the progress of the start.
         ports: Port of each server; free ports by default.

@@ -75,7 +75,7 @@ def _needs(spec: EnvironmentSpec) -> str:
     )
 )
 def show(name: Name, options: Options = None) -> None:
-    """Show an environment under its options: splits, tasks, limits, known scores."""
+    """Show an environment with its options: splits, tasks, limits, known scores."""
     spec = resolve_environment(parse_env_name(name).name)
     given = {**spec.options, **json_pairs(options)}
     out.print(Text(spec.name, style="bold"))
@@ -218,7 +218,7 @@ def integrity(
 ) -> None:
     """Report ways to get an environment's reward without solving its tasks.
 
-    Looks for answers that the policy can read, rewards of play that solves nothing, words that predict the reward, and
+    Looks for answers that the policy can read, rewards for play that solves nothing, words that predict the reward, and
     files in the policy's sandbox.
     """
     choose_rules(INTEGRITY, only=only or (), skip=skip or ())  # see check

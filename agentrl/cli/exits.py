@@ -20,7 +20,7 @@ from agentrl.observe.console import note
 from agentrl.runs.stop import INTERRUPTED_EXIT_S, end_process, end_process_later, forced_exit
 
 EXIT_S = 10.0
-"""Seconds for Python to end after a command, before the process ends itself."""
+"""Seconds for Python to end after a command, before the process is forced to exit."""
 THREADS_EXIT_S = 1.0
 """The same if user code left threads running that are not daemons, for which Python would wait."""
 

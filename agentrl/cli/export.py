@@ -54,7 +54,7 @@ def export(
         bool, typer.Option("--adapter", help="Write only a LoRA run's adapters, in PEFT's format, one folder for each.")
     ] = False,
     dtype: Annotated[
-        Format | None, typer.Option(help="Number format of the weights; default: the run's, or float32 if merged.")
+        Format | None, typer.Option(help="Data type of the weights; default: the run's, or float32 if merged.")
     ] = None,
     shard_size: Annotated[
         str | None, typer.Option(help="Maximum file size, such as 5GB; default: the run's, or 5GB if merged.")
@@ -114,7 +114,7 @@ def export(
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """Number format and file size of weights that are rewritten."""
+    """Data type and file size of weights that are rewritten."""
 
     dtype: Format
     shard_size: str
@@ -176,6 +176,6 @@ def _check_shard_size(text: str | None) -> None:
 
 
 def _format_of(model: Path) -> Format:
-    """Return the number format of a model's files."""
+    """Return the data type of a model's files."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     return "bfloat16" if "bfloat16" in (config.get("dtype"), config.get("torch_dtype")) else "float32"

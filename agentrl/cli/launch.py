@@ -81,7 +81,7 @@ def slurm(
     setup: Setup = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Train on a Slurm cluster; the job continues after its time limit and after failures of nodes.
+    """Train on a Slurm cluster; the job continues after its time limit and after node failures.
 
     The current folder, the files and the run's folder must be on storage that all nodes share.
     """

@@ -136,7 +136,7 @@ def _print_answers(found: ModelCheck) -> None:
 
 
 class Format(StrEnum):
-    """Number format of a converted model."""
+    """Data type of a converted model."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -159,7 +159,7 @@ def add(
         Format,
         typer.Option(
             "--dtype",
-            help="Number format of a converted GGUF file; auto: bfloat16 below 8 bits per weight, else float32.",
+            help="Data type of a converted GGUF file; auto: bfloat16 below 8 bits per weight, else float32.",
         ),
     ] = Format.AUTO,
 ) -> None:

@@ -54,7 +54,7 @@ def status(
 ) -> None:
     """Show a run's phase and step, what waits for what and for how long, its episodes, engines, memory and time left.
 
-    It reads a file that the run's process writes every second, also while the run hangs. It says whether the process
+    It reads a file that the run's process writes every second, even while the run hangs. It says whether the process
     is alive, hung, suspended or gone. The exit code is 1 if the run has hung, failed or crashed.
     """
     folder = _newest_run() if run is None else require_run(run).path
@@ -152,13 +152,13 @@ def _state_words(state: Liveness, snapshot: RunSnapshot, now: float) -> str:
             return f"running ({where})"
         case Liveness.HUNG:
             return (
-                f"HUNG: {where} lives, but has not written its status for {age}; code that never releases the "
-                f"interpreter, or a disk that does not answer. See where: py-spy dump --pid {pid}"
+                f"HUNG: {where} is alive, but has not written its status for {age}: code never releases the "
+                f"interpreter, or a disk does not respond. To see where: py-spy dump --pid {pid}"
             )
         case Liveness.SUSPENDED:
             return f"SUSPENDED: {where} was stopped by a signal {age} ago; to continue it: kill -CONT {pid}"
         case Liveness.CRASHED:
-            return f"CRASHED: {where} is gone and has not said why (killed, or out of memory?); last status {age} ago"
+            return f"CRASHED: {where} is gone and gave no reason (killed, or out of memory?); last status {age} ago"
         case _:
             word = "interrupted" if state is Liveness.STOPPED else state
             return f"{word} {_seconds(now - (snapshot.ended or snapshot.time))} ago"

@@ -83,7 +83,7 @@ def view(
 
     A local server answers until Ctrl-C, only to this machine unless --host is set. With --output or --terminal, the
     newest episodes are shown token by token: the source of each token, its probability, and the weights that sampled
-    it. Episodes without tokens, from scripted policies and text services, are shown as text.
+    it. Episodes without tokens, from scripted policies and chat services, are shown as text.
     """
     where = EpisodeFilter(
         task_id=task, success=False if failed else None, first_step=step, last_step=step, has_sequences=True
@@ -185,7 +185,7 @@ def _decoder_of(folder: Path, found: list[Trajectory]) -> Decode:
     if not any(trajectory.transcript for trajectory in found):
         raise UsageError(
             f"the episodes in {folder} have neither tokens nor text",
-            hint="delete the folder and evaluate again: an earlier version did not store texts of such policies",
+            hint="delete the folder and evaluate again: an earlier version did not store the text of such episodes",
         )
     return str
 

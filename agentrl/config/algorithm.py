@@ -37,7 +37,7 @@ class TeacherConfig(Section):
     def _engine_scores_tokens(cls, engine: object) -> object:
         if engine == "openai":
             raise ValueError(
-                "algorithm.teacher.engine openai: a text service does not return log-probabilities of given tokens: "
+                "algorithm.teacher.engine openai: a chat service does not return log-probabilities of given tokens: "
                 "use vllm or sglang, or remove algorithm.teacher.servers"
             )
         return engine

@@ -86,10 +86,10 @@ class ModelConfig(Section):
     device: str = "auto"
     """``cpu``, ``cuda`` or ``cuda:1``; ``auto`` uses a GPU if one is available."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the weights; ``auto`` is bfloat16 on GPUs and on CPUs that multiply in bfloat16, and float32
+    """Data type of the weights; ``auto`` is bfloat16 on GPUs and on CPUs that multiply in bfloat16, and float32
     elsewhere."""
     head_dtype: Literal["model", "float32"] = "model"
-    """Number format of the logits: ``model``, that of the weights, or ``float32``, in the trainer, the local engine and
+    """Data type of the logits: ``model``, that of the weights, or ``float32``, in the trainer, the local engine and
     launched servers: with ``dtype: bfloat16``, their probabilities then agree more closely."""
     lora: LoraConfig | None = None
     """Train adapters (LoRA) and freeze the base weights; see docs/lora.md."""
@@ -259,7 +259,7 @@ class TrainerConfig(Section):
     mini_batch_rows: int | None = Field(None, ge=1)
     """Trained rows per optimizer step, instead of ``mini_batches``: a row is a sequence with sampled tokens, which is a
     turn in loops such as step_independent and an episode in others. The number of optimizer steps per pass follows from
-    the step's rows; rows of a group may train in different ones."""
+    the step's rows; rows of a group may train in different steps."""
     max_kl: float | None = Field(None, gt=0)
     """KL divergence from the policy at the start of the step, over a mini-batch, above which the remaining updates of
     the step are skipped."""

@@ -1,4 +1,4 @@
-"""Fastest number format of this machine, found without torch."""
+"""Fastest data type of this machine, found without torch."""
 
 from __future__ import annotations
 

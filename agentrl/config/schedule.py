@@ -209,5 +209,5 @@ def with_stages(data: Mapping[Any, Any]) -> dict[str, Any]:
         for key, value in flat_keys(data[step]).items():
             points.setdefault(key, {})[int(step)] = value
     if twice := sorted(points.keys() & found.keys()):
-        raise ValueError(f"schedules has {twice[0]} in a stage and by itself: remove one of them")
+        raise ValueError(f"schedules sets {twice[0]} both in a stage and on its own: remove one of them")
     return {**found, **points}

@@ -291,7 +291,7 @@ class Settings:
         return {key: [value, self._used[key]] for key, value in self._adapted.items()}
 
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Restore the state that `state_dict` returned; keys that have no target any more are ignored."""
+        """Restore the state that `state_dict` returned; keys that no longer have a target are ignored."""
         for key, (value, used) in state.items():
             if key in self._adapted:
                 self._adapted[key], self._used[key] = float(value), float(used)

@@ -48,7 +48,7 @@ class StopReason(enum.StrEnum):
     """Reason why the engine stopped sampling."""
 
     STOP = "stop"
-    """A stop token was sampled, or the last token completed a stop text; both stay in the answer."""
+    """A stop token was sampled, or the last token completed a stop string; both stay in the answer."""
     LENGTH = "length"
     """`max_tokens` were sampled, or the engine's context is full."""
     ABORT = "abort"
@@ -68,8 +68,8 @@ class SamplingParams:
     max_tokens: int = 256
     stop_token_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
-    """Texts that end an answer, which includes the token that completes the text. An engine that cannot decode its
-    tokens, or misses a text, continues; a conversation cuts the answer there in any case
+    """Strings that end an answer, which includes the token that completes the string. An engine that cannot decode its
+    tokens, or misses a string, continues; a conversation cuts the answer there in any case
     (`agentrl.render.answer_tokens.find_stop`)."""
     seed: int | None = None
     """Seed of this request's random numbers; ``None`` for a random seed."""
@@ -266,7 +266,7 @@ class PolicyEngine(ABC):
             version: New version, greater than the current one.
 
         Raises:
-            EngineError: The weights could not be replaced; the engine must not be used any more.
+            EngineError: The weights could not be replaced; the engine must no longer be used.
         """
 
     @abstractmethod
@@ -284,7 +284,7 @@ class PolicyEngine(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAnswer:
-    """Answer of a text service: text and counts, without token ids."""
+    """Answer of a chat service: text and counts, without token ids."""
 
     message: Message
     """Message with role ``assistant``; tool calls and thinking are in separate fields if the service separates them."""
@@ -356,7 +356,7 @@ class ErrorStatus(EngineError):
 
 
 class ServerLost(EngineError):
-    """A server that cannot be reached any more, or dropped the connection; another one may take over its requests."""
+    """A server that can no longer be reached, or dropped the connection; another one may take over its requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,11 +376,11 @@ class ServerLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorLayout:
-    """Tensors with the same number format that are sent in one contiguous buffer."""
+    """Tensors with the same data type that are sent in one contiguous buffer."""
 
     names: Sequence[str]
     dtype: str
-    """Number format by its torch name: ``float32``."""
+    """Data type by its torch name: ``float32``."""
     shapes: Sequence[Sequence[int]]
 
 
@@ -455,7 +455,7 @@ class InferenceServer(ABC):
         After this returns, nothing computed from the old weights is used again, and tokens have the new version.
 
         Raises:
-            EngineError: the server did not load the weights; it must not be used any more.
+            EngineError: the server did not load the weights; it must no longer be used.
         """
 
     async def load_adapter(self, folder: Path, version: int) -> None:
@@ -507,7 +507,7 @@ class InferenceServer(ABC):
         raise UsageError(f"{self.url} cannot sleep", hint="remove engine.sleep")
 
     async def wake_up(self) -> None:
-        """Allocate the memory again; that of the cache at `resume` at the latest.
+        """Allocate the memory again; the memory of the cache may wait until `resume`.
 
         The server stays paused, and its weights are undefined until they are loaded.
         """

@@ -1,4 +1,4 @@
-"""Check of an engine's answers, before anything of them is stored."""
+"""Check of an engine's answers, before any part of them is stored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class InvalidAnswer(EngineError):
 def check_answer(
     answer: Generation, request: GenerateRequest, capabilities: Capabilities, *, version: int, engine: str
 ) -> Generation:
-    """Check an answer before anything of it is used, and return it with log-probabilities of at most 0.
+    """Check an answer before any part of it is used, and return it with log-probabilities of at most 0.
 
     Log-probabilities above 0 by a rounding error become 0; cached tokens are at most those of the prompt.
 

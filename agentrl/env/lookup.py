@@ -4,7 +4,7 @@
 ``household``                  a registry name
 ``agentrl/Household-v0``       a Gymnasium id; under ``agentrl/`` it is the registry name in CamelCase
 ``my_game:GuessNumber-v0``     a Gymnasium id that ``import my_game`` registers
-``my_game:GuessNumber``        an environment class, one of TRL's kind included, or an `EnvironmentSpec`, in a module
+``my_game:GuessNumber``        an environment class (also of TRL's kind) or an `EnvironmentSpec` in a module
 ``./my_game.py:GuessNumber``   the same in a file
 ``http://127.0.0.1:8100``      an environment that `agentrl env serve` serves there
 ============================== ==========================================================================
@@ -401,7 +401,7 @@ class TRLEnvironment(gymnasium.Env[str, str]):
             close()
 
     def _as_tool(self, method: Callable[..., Any]) -> Callable[..., ToolResult]:
-        """Return a method as a tool: its exceptions are answers, and what it adds to the reward is paid."""
+        """Return a method as a tool: its exceptions are answers, and what it adds to the reward is returned."""
 
         @functools.wraps(method)
         def call(*args: Any, **arguments: Any) -> ToolResult:
@@ -416,7 +416,7 @@ class TRLEnvironment(gymnasium.Env[str, str]):
         return call
 
     def _gain(self) -> float:
-        """Return the reward since the last payment."""
+        """Return the reward added since the last call."""
         found = getattr(self._inner, "reward", None)
         total = 0.0 if found is None else bounded_reward(found)
         if total is None:

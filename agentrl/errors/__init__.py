@@ -36,7 +36,7 @@ LONGEST_REASON = 2000
 
 
 class Outcome(enum.StrEnum):
-    """Ending of an episode. Every trajectory has exactly one."""
+    """How an episode ended. Every trajectory has exactly one outcome."""
 
     FINISHED = "finished"
     """The environment ended the episode."""
@@ -343,7 +343,7 @@ def with_location(name: str, location: SourceLocation | None) -> str:
 
 
 def failure_of(kind: type[InfrastructureError], what: str, error: BaseException) -> AgentRLError:
-    """Return the failure that an exception of user code means: of type `kind`, or itself if it is an `AgentRLError`."""
+    """Convert an exception of user code to a failure of type `kind`; return an `AgentRLError` unchanged."""
     if isinstance(error, AgentRLError):
         return error
     where = raised_in(error) if issubclass(kind, EnvironmentFailure) else None

@@ -35,7 +35,7 @@ FORKED_COPY = (
     b"agentrl: an environment, a tool, a reward function or an agent loop forked this process, and the copy returned "
     b"from it; the copy ends here (end it by os._exit(), or use multiprocessing or subprocess)\n"
 )
-"""Message of a copy of the process that foreign code forked, and that would otherwise go on as a second run."""
+"""Message of a copy of the process that foreign code forked, and that would otherwise continue as a second run."""
 _log = logging.getLogger(__name__)
 _abandoned: set[asyncio.Task[Any] | concurrent.futures.Future[Any]] = set()
 """Abandoned calls that have not ended; a reference to a task keeps Python from closing its coroutine."""
@@ -111,7 +111,7 @@ def _wake(ended: asyncio.Future[None], _: object) -> None:
 async def cancel_or_abandon(task: asyncio.Task[Any], grace_s: float | None = None) -> None:
     """Cancel a task, and abandon it if it has not ended after the grace period (default: `CALL_GRACE_S`).
 
-    If the caller is cancelled meanwhile, the task is cancelled again, and the grace period is not prolonged.
+    If the caller is cancelled in the meantime, the task is cancelled again, and the grace period is not extended.
     """
     loop = asyncio.get_running_loop()
     again: asyncio.CancelledError | None = None

@@ -223,7 +223,7 @@ async def replay_episode(request: ReplayRequest, *, say: Callable[[str], None]) 
         async with open_policy(config, PolicyKind.ENGINE, folder) as policy:
             if not isinstance(policy, EngineEpisodePolicy):
                 raise UsageError(
-                    "a text service cannot continue an episode from its tokens",
+                    "a chat service cannot continue an episode from its tokens",
                     got=f"engine {config.engine.type}",
                     expected="an engine that samples tokens: local, vllm or sglang",
                 )

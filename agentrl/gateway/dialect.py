@@ -66,7 +66,7 @@ class ChatRequest:
     """Tools that the policy may call."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    """Texts that end the answer; they are not sent to the client."""
+    """Strings that end the answer; they are not sent to the client."""
     count: int = 1
     """Number of answers to the same history."""
     stream: bool = False
@@ -91,13 +91,13 @@ class ReplyAnswer:
     """One answer as the client receives it."""
 
     text: str
-    """Content without thinking and tool calls, and without the stop text."""
+    """Content without thinking and tool calls, and without the stop string."""
     finish: Finish
     calls: Sequence[ToolCall] = ()
     """Tool calls, each with the id that its result must carry."""
     reasoning: str | None = None
     stop_text: str | None = None
-    """The stop text that ended the answer, if `finish` is ``stop_text``."""
+    """The stop string that ended the answer, if `finish` is ``stop_text``."""
     tokens: int = 0
     """Number of sampled tokens, including thinking and the stop token."""
     logprobs: Sequence[TokenLogprob] = ()
@@ -204,7 +204,7 @@ class Dialect(ABC):
     path: str
     """Route of requests, relative to the session's base URL."""
     keep_alive: bytes = b": waiting\n\n"
-    """Bytes that a stream sends while nothing is sampled: clients take a silent server for dead."""
+    """Bytes that a stream sends while nothing is sampled: clients assume that a silent server is dead."""
 
     @abstractmethod
     def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:

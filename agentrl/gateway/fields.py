@@ -137,7 +137,7 @@ def participant(row: Mapping[str, Any], path: str) -> str | None:
 
 
 def stop_texts(value: Any, name: str, most: int = 64) -> tuple[str, ...]:
-    """Return the stop texts of a field that holds one text or a list."""
+    """Return the stop strings of a field that holds one string or a list."""
     texts = [value] if isinstance(value, str) else ([] if value is None else value)
     if not isinstance(texts, list) or len(texts) > most or not all(isinstance(text, str) and text for text in texts):
         raise BadRequest(

@@ -57,7 +57,7 @@ class PendingRequest:
     task: asyncio.Task[Reply] | None = None
 
     def update(self, so_far: AnswerSoFar) -> None:
-        """Stream the stable text of a partial answer, up to the first stop text."""
+        """Stream the stable text of a partial answer, up to the first stop string."""
         text, _ = cut_at(so_far.text, self.request.stop)
         self.streaming.update(so_far.prompt_tokens, so_far.reasoning, text)
 
@@ -73,7 +73,7 @@ def digest_of(path: str, raw: bytes) -> bytes:
 
 
 def cut_at(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
-    """Return the text before the first stop text, and the stop text (``None`` if there is none).
+    """Return the text before the first stop string, and the stop string (``None`` if there is none).
 
     >>> cut_at("The answer is 4.</done> And", ("</done>", "."))
     ('The answer is 4', '.')

@@ -277,7 +277,7 @@ class GatewaySession:
                 await self._sample(pending)
             if not pending.streaming.is_beginning_of(pending.answers[0][1]):
                 raise EngineError(
-                    "an engine server was lost during a stream, and the new answer differs: send it again"
+                    "an engine server was lost during a stream, and the new answer differs: send the request again"
                 )
         except AgentRLError as error:
             pending.failure = error

@@ -185,7 +185,7 @@ def user(content: Content) -> Message:
 
 
 def tool_result(call: ToolCall, text: str) -> Message:
-    """Return the answer to a tool call."""
+    """Return the message with the result of a tool call."""
     return Message(role="tool", content=text, tool_call_id=call.id, name=call.name)
 
 

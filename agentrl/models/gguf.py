@@ -47,7 +47,7 @@ def load_gguf(file: Path, *, dtype: Literal["auto", "float32", "bfloat16"] = "au
 
     Args:
         file: Path of the file.
-        dtype: Number format of the model; ``auto`` is bfloat16 for files with fewer than 8 bits per weight.
+        dtype: Data type of the model; ``auto`` is bfloat16 for files with fewer than 8 bits per weight.
 
     Raises:
         UsageError: the file does not exist, is not a GGUF file, or has an architecture that transformers does not

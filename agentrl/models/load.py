@@ -68,7 +68,7 @@ def load_model(
     Args:
         path: Folder, or name on the Hugging Face hub. For an adapter's folder, its base is loaded and the adapter
             merged.
-        dtype: Number format of the weights.
+        dtype: Data type of the weights.
         device: ``cpu``, ``cuda``, ``cuda:1``; ``auto`` uses a GPU if one is available.
         quantize: Format of 4-bit weights, for adapters; ``None`` keeps the weights in `dtype`.
 

@@ -87,7 +87,7 @@ _NUMBERED_NAME = r" ?\p{L}+ \p{N}{1,2}(?!\p{N})|"
 def build_scratch_tokenizer(
     corpus: Iterable[str], *, vocab_size: int, max_context: int, numbered_names: bool
 ) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer with at most `vocab_size` entries; encoding and decoding keep every text.
+    """Train a byte-level BPE tokenizer with at most `vocab_size` entries; every text survives encoding and decoding.
 
     With `numbered_names`, merges may join a word and the number after it, as in ``mug 1``.
 

@@ -169,7 +169,7 @@ class IndexFile:
                 return
 
     def distrust(self, step: int) -> None:
-        """Let the next update scan the files of a step and later ones again; without effect on an index only read."""
+        """Let the next update scan the files of a step and later ones again; no effect on an index only read."""
         with suppress(sqlite3.Error):
             self.database.execute("UPDATE files SET inode = -1 WHERE step >= ?", [step])
 
@@ -179,7 +179,7 @@ class IndexFile:
             return self.database.execute(statement, values).fetchall()
         except sqlite3.DatabaseError as error:
             if self._is_reader:
-                raise UsageError("the index cannot be read", got=error, hint="it is built again: try again") from error
+                raise UsageError("the index cannot be read", got=error, hint="try again once it is rebuilt") from error
             if type(error) is not sqlite3.DatabaseError:
                 raise
             self._leave(error)
@@ -222,9 +222,9 @@ class IndexFile:
                 del self._places[0]
 
     def _leave(self, error: sqlite3.Error) -> None:
-        """Go on in a new file after an error, or at the next place."""
+        """Continue in a new file after an error, or in the next place."""
         place = self._places[0]
-        _log.debug("the index %s is left: %s", place, error)
+        _log.debug("abandoning the index %s: %s", place, error)
         self.database.close()
         is_damaged = type(error) is sqlite3.DatabaseError
         if place is None or not (is_damaged or isinstance(error, sqlite3.OperationalError)):
@@ -413,7 +413,7 @@ def _open_reader(place: Path) -> sqlite3.Connection:
         raise UsageError(f"no index in {place}", got=error, hint="it is built again: try again") from error
     if version != FORMAT:
         database.close()
-        raise UsageError(f"the index {place} is of another version", got=version, expected=FORMAT)
+        raise UsageError(f"the index {place} is from another version", got=version, expected=FORMAT)
     return database
 
 
@@ -436,7 +436,7 @@ def _open_database(place: Path | None) -> sqlite3.Connection:
         database.close()
         raise
     except sqlite3.DatabaseError:  # not a database
-        _log.debug("the index %s is damaged and is built again", place)
+        _log.debug("the index %s is damaged and will be rebuilt", place)
     database.close()
     if place is None:
         raise sqlite3.DatabaseError("a database in memory is damaged")

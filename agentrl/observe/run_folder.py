@@ -368,7 +368,7 @@ def logging_to(file: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 class _RunLog(logging.FileHandler):
-    """Log file that loses records while the disk is full, without a word: the run reports the full disk itself."""
+    """Log file that silently loses records while the disk is full: the run reports the full disk itself."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Ignore errors of the disk."""

@@ -4,9 +4,10 @@
         rows = index.select(EpisodeFilter(first_step=40, success=False), order="reward", limit=20)
         stored = index.read(rows[0])
 
-The JSON Lines files are the truth. The index is an SQLite file next to them, which may be deleted at any time: it is
-brought up to date when it is opened and by `update`, which read what was appended since, and read again what was
-truncated, edited or replaced. A run never writes it; it may be used while the run writes its store. If the folder
+The JSON Lines files are authoritative. The index is an SQLite file next to them, which may be deleted at any time: it
+is brought up to date when it is opened and by `update`, which read what was appended since, and read again what was
+truncated, edited or replaced. Writing a store does not need the index, which may be used at the same
+time. If the folder
 cannot be written, the index is in the user's cache folder, or in memory.
 """
 
@@ -381,7 +382,7 @@ class TrajectoryIndex:
         return self._file.query(statement, values)
 
     def _search(self, numbers: Sequence[int], text: str, limit: int, seconds: float) -> EpisodePage:
-        """Find the first rows of some whose episodes contain a text, until the time is up."""
+        """Find the first of some rows whose episodes contain a text, until the time is up."""
         rows: list[EpisodeRow] = []
         last: int | None = None
         deadline, late = time.thread_time() + seconds, time.monotonic() + 5 * seconds
@@ -414,7 +415,7 @@ class TrajectoryIndex:
 
     def _sort(self, order: EpisodeOrder, descending: bool) -> str:
         if order not in get_args(EpisodeOrder):
-            raise UsageError("episodes cannot be sorted so", got=order, expected=", ".join(get_args(EpisodeOrder)))
+            raise UsageError("episodes cannot be sorted by this", got=order, expected=", ".join(get_args(EpisodeOrder)))
         keys = [*(() if order == "ended" else (order,)), *_ENDED, "number"]
         return ", ".join(f"{key}{' DESC' if descending else ''}" for key in keys)
 

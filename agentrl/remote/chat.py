@@ -18,7 +18,7 @@ from agentrl.errors.deadlines import async_boundary
 from agentrl.message import Content, ImagePart, Message, TextPart, ToolCall
 
 MOST_TOKENS = 2**31
-"""Bound of the numbers of tokens that a service reports."""
+"""Upper bound on the token counts that a service reports."""
 _STOP_REASONS = {"stop": StopReason.STOP, "tool_calls": StopReason.STOP, "length": StopReason.LENGTH}
 LONGEST_RETRY_WAIT_S = 30.0
 
@@ -107,7 +107,7 @@ def decode_answer(text: str, request_id: str = "") -> ChatAnswer:
         body = json.loads(text)
     except json.JSONDecodeError as error:
         raise EngineError(
-            "the service's answer is not valid JSON",
+            "the service's response is not valid JSON",
             got=repr(text[:200]),
             hint="check that the url is the base URL of the API, including /v1",
         ) from error
@@ -134,7 +134,7 @@ def decode_answer(text: str, request_id: str = "") -> ChatAnswer:
             problems=problems,
         )
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise EngineError("the service's answer is not a chat completion", got=repr(text[:200])) from error
+        raise EngineError("the service's response is not a chat completion", got=repr(text[:200])) from error
 
 
 def _text(value: Any) -> str:

@@ -79,7 +79,7 @@ class RemoteTool(ForwardedTool):
 
     @classmethod
     def describe(cls, tool: Tool) -> RemoteTool:
-        """Make the remote form of a tool, where the tool is."""
+        """Make the remote form of a tool; called where the tool itself is."""
         rules = {name: value for name, value in tool.rules.non_defaults().items() if name not in ("stop", "inline")}
         return cls(tool.name, tool.schema, tool.stop, rules)
 
@@ -329,7 +329,7 @@ SAMPLE: EnvMethod[[int | None], str] = EnvMethod(
     name="sample", part="action_space", arguments=(Argument("seed", _seed),), result=_field_form("action")
 )
 RANDOM_ACTION: EnvMethod[[int], str] = EnvMethod(name="random_action", is_served=False)
-"""Returns an admissible action or a sample of the action space; the seed of an episode's first call determines all."""
+"""Returns an admissible action or a sample of the action space; the first seed of an episode determines all of them."""
 ACTION_HINT: EnvMethod[[], str] = EnvMethod(name="action_hint", is_served=False)
 PARTS: EnvMethod[[], frozenset[str]] = EnvMethod(name="parts", is_served=False)
 """Returns the `OPTIONAL_PARTS` of the environment."""

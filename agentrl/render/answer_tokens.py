@@ -1,4 +1,4 @@
-"""Sampled tokens of an answer: the text so far, the position of a stop text, and the text of each token."""
+"""Sampled tokens of an answer: the text so far, the position of a stop string, and the text of each token."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class AnswerProgress:
 
 
 def find_stop(ids: Sequence[int], stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> int | None:
-    """Return the number of tokens up to the end of the first stop text; ``None`` if the answer contains none."""
+    """Return the number of tokens up to the end of the first stop string; ``None`` if the answer contains none."""
 
     def is_complete(tokens: int) -> bool:
         text = decode(ids[:tokens])

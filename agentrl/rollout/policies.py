@@ -1,6 +1,6 @@
-"""Policies that answer in episodes: the contract, the policy of an inference engine, and the policy of a text service.
+"""Policies that answer in episodes: the contract, the policy of an inference engine, and the policy of a chat service.
 
-The engine's policy samples tokens into the ledger. A text service gives no tokens and can only be evaluated. Scripted
+The engine's policy samples tokens into the ledger. A chat service gives no tokens and can only be evaluated. Scripted
 policies are in `agentrl.rollout.scripted_policies`.
 """
 
@@ -62,7 +62,7 @@ MAX_NORMALIZATION = 4
 MAX_RESUBMISSIONS = 8
 """Maximum number of requests for one answer if the engine aborts them on its own."""
 CHARACTERS_PER_TOKEN = 4
-"""Usual estimate for English; the tokens of a text service cannot be counted here."""
+"""Usual estimate for English; the tokens of a chat service cannot be counted here."""
 
 
 class EpisodeView(Protocol):
@@ -348,7 +348,7 @@ class EngineConversation(Conversation):
         return session_id(trajectory.id, index)
 
     def _cut(self, generation: Generation, stop: Sequence[str]) -> Generation:
-        """Drop the tokens after the first stop text."""
+        """Drop the tokens after the first stop string."""
         end = find_stop(generation.token_ids, stop, self._policy.renderer.encoder.decode) if stop else None
         return generation if end is None else generation.cut(end)
 
@@ -482,7 +482,7 @@ def append_textual_turn(turns: TurnLog, stop_reason: str, role: str = SOLE_ROLE)
 
 
 class ChatEpisodePolicy(EpisodePolicy):
-    """Policy whose answers a text service gives; `max_tokens` and `seed` of `sampling` are set per turn."""
+    """Policy whose answers come from a chat service; `max_tokens` and `seed` of `sampling` are set per turn."""
 
     def __init__(self, service: ChatPolicy, sampling: SamplingParams) -> None:
         self.service = service
@@ -531,12 +531,12 @@ class ChatConversation(Conversation):
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Request one answer."""
         if prefill:
-            raise UsageError("a text service cannot continue a prefill", got=f"prefill {prefill!r}", expected="none")
+            raise UsageError("a chat service cannot continue a prefill", got=f"prefill {prefill!r}", expected="none")
         if options.form is not None:
             hint = "describe the form in the prompt, or serve the model with engine=vllm or engine=sglang"
-            raise UnsupportedOption("a text service cannot enforce a form", option="form", hint=hint)
+            raise UnsupportedOption("a chat service cannot enforce a form", option="form", hint=hint)
         if options.logprobs:
-            raise UnsupportedOption("a text service returns no log-probabilities", option="logprobs")
+            raise UnsupportedOption("a chat service returns no log-probabilities", option="logprobs")
         seed = self._turns.begin_turn(is_counted=not options.for_environment)
         room = self._turns.budget.answer_tokens(self._prompt_tokens, self._policy.service.max_context)
         params = _params_of_turn(self._policy.sampling, options, room=room, seed=seed)

@@ -46,7 +46,7 @@ REPEAT_S = 86_400.0
 def repeatable_turns(trajectory: Trajectory) -> int:
     """Return the number of first turns of an episode that can be repeated: those before an aborted one.
 
-    No turn of an episode without sampled tokens can be repeated, as a scripted policy or a text service played it.
+    No turn of an episode without sampled tokens can be repeated, as a scripted policy or a chat service played it.
 
     Raises:
         UsageError: the episode has several roles.

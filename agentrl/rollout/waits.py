@@ -468,8 +468,8 @@ episode_counters: ContextVar[RolloutCounters] = ContextVar("episode_counters")
 def settled_heap() -> Iterator[None]:
     """Exclude all objects that exist now, and later those that survive a full collection, from garbage collections.
 
-    Libraries and models consist of hundreds of thousands of objects, and thousands of episodes of as many. A full
-    collection visits each of them and stops the event loop for so long that inference servers run out of requests.
+    Libraries and models consist of hundreds of thousands of objects, and so do thousands of episodes. A full collection
+    visits each of them and stops the event loop for so long that inference servers run out of requests.
     `collect_settled_heap` collects the garbage among the excluded objects. Nested blocks have no effect.
     """
     if gc.get_freeze_count():

@@ -401,7 +401,7 @@ def _skypilot_run(job: Job) -> str:
 
 
 class _TextDumper(yaml.SafeDumper):
-    """Dumper that writes texts of several lines as blocks."""
+    """Dumper that writes multi-line strings as blocks."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

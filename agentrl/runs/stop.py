@@ -6,8 +6,8 @@ the work, and ends the loop after `FORCE_S`, whatever still runs. Tasks that ign
 Foreign code that blocks the event loop's own thread cannot be cancelled. If that is the main thread, a request raises
 `BlockedCall` in that code after `BLOCKED_S`; after the second one, a ``KeyboardInterrupt`` in whatever blocks the loop.
 C code that never returns (a collective with a stopped rank) lets no handler run; after the second request, the program
-ends itself. If such code also holds the interpreter lock, no Python code runs at all: one Ctrl-C has no effect, and the
-system ends the program at the second one (Linux).
+is forced to exit. If such code also holds the interpreter lock, no Python code runs at all: one Ctrl-C has no effect,
+and the system ends the program at the second one (Linux).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FORCE_S = 2.5
 LEFTOVER_S = 1.0
 """Seconds for tasks, and again for generators, that are left over at the end of the work."""
 INTERRUPTED_EXIT_S = 1.0
-"""Seconds for Python to end after an interrupted command, before the process ends itself."""
+"""Seconds for Python to end after an interrupted command, before the process is forced to exit."""
 FORCED_EXIT_S = 4.0
 """Seconds from the second request to the end of the process, no matter what is still running."""
 AFTER_ONE_REQUEST = {
@@ -84,7 +84,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 RESET_HANDLER = -(1 << 31)
 """SA_RESETHAND of Linux, as a C int."""
 _INTERRUPTION = signal.SIGURG
-"""Signal that interrupts the main thread; not one of the user's, as Python merges equal signals that are pending."""
+"""Signal that interrupts the main thread; not one of the user's, as Python merges identical pending signals."""
 _forced_exit_code: ContextVar[int | None] = ContextVar("forced_exit_code", default=None)
 
 
@@ -102,7 +102,8 @@ def end_process(code: int) -> NoReturn:
 
 
 def kill_copies() -> None:
-    """Kill the children that run no program of their own, as reward functions fork them by `multiprocessing`.
+    """Kill the children that run no program of their own, such as those that reward functions fork with
+    `multiprocessing`.
 
     They would outlive the run, and keep its memory and GPUs. Linux only.
     """
@@ -150,9 +151,9 @@ def _unblock_signals() -> None:
 
 
 def _leave_run() -> None:
-    """Let signals act on a forked child as on any other process, and end it if it goes on as a second run.
+    """Let signals act on a forked child as on any other process, and end it if it continues as a second run.
 
-    With the run's handlers it would ignore them, and write them to the pipe from which the run hears its own.
+    With the run's handlers, it would ignore signals, and write them to the pipe from which the run reads its own.
     """
     for request in _bound:
         request.leave()
@@ -275,7 +276,7 @@ class StopRequest:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _hear_signals(self) -> int:
-        """Let a thread hear signals, too, as Python's handlers do not run while the main thread is in a C call.
+        """Let a thread receive signals as well, as Python's handlers do not run while the main thread is in a C call.
 
         Returns:
             The file descriptor that signals woke before.

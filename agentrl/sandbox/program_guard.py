@@ -45,7 +45,7 @@ def children_of(parent: int) -> set[int]:
 
 
 def kill_all() -> bool:
-    """Kill all descendants, including those started meanwhile; returns False if some are left."""
+    """Kill all descendants, including those started in the meantime; returns False if some are left."""
     until = time.monotonic() + PROGRAM_KILL_S
     while time.monotonic() < until:
         left = children_of(os.getpid())

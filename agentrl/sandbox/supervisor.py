@@ -366,7 +366,7 @@ def processes_below(roots: set[int], parents: dict[int, int]) -> set[int]:
 
 
 def kill_tree(root: int) -> None:
-    """Kill a process and all its descendants; they are stopped first, so that they start no others meanwhile.
+    """Kill a process and all its descendants; they are stopped first, so that they start no others.
 
     Stopped processes are killed, too. The caller must be the parent of `root`, or else its PID could be reused.
     """
@@ -392,7 +392,7 @@ def send_signal(pid: int, number: int) -> bool:
 
 
 def _kill_all() -> None:
-    """Kill all processes, including other jobs, as some process cannot be stopped."""
+    """Kill all processes, including other jobs, because a process cannot be stopped."""
     if os.getpid() != 1:
         os._exit(1)
     os.kill(-1, SIGKILL)

@@ -363,7 +363,7 @@ class ForwardedTool(Tool):
 
     @property
     def needs_sandbox(self) -> bool:
-        """False: the resources are there, too."""
+        """False: the resources are where the calls are carried out, too."""
         return False
 
 

@@ -92,7 +92,7 @@ async def _resolve(value: Any) -> Any:
         if not inspect.isawaitable(value):
             return value
         value = await value
-    raise TypeError(f"awaiting gave another awaitable {MOST_AWAITED} times")
+    raise TypeError(f"awaiting the result returned another awaitable {MOST_AWAITED} times")
 
 
 async def _all_parts(parts: AsyncIterator[Any]) -> list[Any]:

@@ -103,9 +103,9 @@ class Arguments:
         loose = [parameter for parameter in _parameters(function) if parameter.kind in _LOOSE]
         if loose:
             raise UsageError(
-                f"{owner} has arguments without a name",
+                f"{owner} has arguments that cannot be passed by name",
                 got=", ".join(_STARS.get(one.kind, "") + one.name for one in loose),
-                expected="arguments that can be given by name: no *args, **kwargs or /",
+                expected="arguments with names: no *args, **kwargs or /",
             )
 
     @functools.cached_property
@@ -117,7 +117,7 @@ class Arguments:
             raise UsageError(
                 f"{self.owner}: a type hint cannot be read",
                 got=f"{type(error).__name__}: {error}",
-                expected="types that are imported when the module runs, not only for type checkers",
+                expected="types that are imported at run time, not only for type checkers",
             ) from error
 
     @property

@@ -349,7 +349,7 @@ def select(trajectories: Sequence[Trajectory], *, compare_groups: bool) -> Selec
     )
     if not any(t.sampled_tokens for t in kept):
         raise NothingToTrain(
-            "no trajectory of this step can train",
+            "no trajectory of this step can be trained on",
             got=f"{len(trajectories)} trajectories: {selection.infrastructure} without a valid end, "
             f"{selection.unscored} without a reward, {selection.lone_groups} groups of one, "
             f"{len(kept)} without a sampled token ({_ends(kept)})",

@@ -115,7 +115,7 @@ def _switch(model: PreTrainedModel, verb: str) -> Callable[..., None]:
 
 
 def _saved_operators() -> frozenset[Any]:
-    """Find the operators whose results are saved: attention, as far as torch and the installed kernels have it."""
+    """Find the operators whose results are saved: those of attention that torch and the installed kernels have."""
     if has_flash(torch.bfloat16):
         importlib.import_module("flash_attn")
     aten = [getattr(getattr(torch.ops.aten, name, None), "default", None) for name in _ATEN]

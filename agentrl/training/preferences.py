@@ -262,7 +262,7 @@ class RewardModel:
 
     Args:
         path: Folder, or name on the Hugging Face hub.
-        dtype: Number format of the weights.
+        dtype: Data type of the weights.
         device: Device, with the same values as ``model.device``.
         max_tokens: Maximum number of tokens of a text; only the end of a longer text is used.
         new_head: True to add an untrained output to a language model; otherwise the model must have one.

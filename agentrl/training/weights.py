@@ -35,7 +35,7 @@ from agentrl.training.forward.sequences import scored_sequence
 class ModelWeights:
     """Weights of a model in training; adapters are merged into the base weights, under the base's names.
 
-    The tensors of a sharded model have the number format `dtype`.
+    The tensors of a sharded model have the data type `dtype`.
     """
 
     def __init__(

@@ -240,7 +240,7 @@ class Sampling(Body):
         if isinstance(stop, list) and (len(stop) > MOST_STOPS or not all(end != "" for end in stop)):
             raise ValueError(f"expected at most {MOST_STOPS} texts or tokens, none of them empty")
         if stop == "":
-            raise ValueError("a stop text must not be empty")
+            raise ValueError("a stop string must not be empty")
         return stop
 
 

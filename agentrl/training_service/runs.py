@@ -316,7 +316,7 @@ class TrainingRun:
                 logprobs, loss = self._pass(request, kind, options)
             if not math.isfinite(loss):
                 raise UsageError(
-                    f"the loss {request.loss} is not finite", got=loss, hint="check logprobs: r = p / q overflows"
+                    f"the loss {request.loss} is not finite", got=loss, hint="check logprobs: r = p / q may overflow"
                 )
         except BaseException:
             for parameter, gradient in zip(self._parameters, before, strict=True):

@@ -24,7 +24,7 @@ from agentrl.viewer.episode_list import row_document
 REMARK = "Your last answer "
 """Beginning of the agent loops' remarks about answers that were not understood."""
 SMALL_IMAGE = 32 * 1024
-"""Maximum bytes of an image inside the document; larger ones have an address of their own."""
+"""Maximum bytes of an image inside the document; larger ones have a URL of their own."""
 LONGEST_LOG = 200_000
 """Maximum number of characters of a program's log."""
 _KINDS = {"system": "system", "user": "observation", "tool": "tool_result", "assistant": "assistant"}

@@ -47,7 +47,7 @@ class SourceState(enum.StrEnum):
     STOPPED = "stopped"
     """It was interrupted, and can be resumed."""
     STALLED = "stalled"
-    """Its process is there but does nothing, or waits past a deadline."""
+    """Its process is alive but does nothing, or waits past a deadline."""
 
 
 _STATES = {

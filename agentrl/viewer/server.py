@@ -43,7 +43,7 @@ Change: TypeAlias = Callable[[Library, web.Request, Mapping[str, Any]], Any]
 MOST_LISTENERS = 100
 """Maximum number of open event streams."""
 GATHER_S = 0.2
-"""Seconds for which equal events are gathered: an index is built in many small chunks."""
+"""Seconds for which identical events are merged: an index is built in many small chunks."""
 BEAT_S = 15.0
 """Seconds after which a comment is sent, so that a closed connection is noticed."""
 STATIC = Path(__file__).parent / "static"
@@ -61,7 +61,7 @@ TYPES = {
     ".txt": "text/plain",
     ".woff2": "font/woff2",
 }
-"""Content types, which systems know differently; other files are not served."""
+"""Content types, because the system's own may differ; other files are not served."""
 YEAR_S = 365 * 24 * 3600
 _DIGEST = re.compile(r"[.-][A-Za-z0-9_-]{8,}\.\w+")
 """End of the name of a file that never changes."""
@@ -89,7 +89,7 @@ class EventHub:
         self._loop = asyncio.get_running_loop()
 
     def publish(self, kind: str, source: str, body: dict[str, Any]) -> None:
-        """Send an event to the pages that listen to the source, or to all; of equal ones the newest counts."""
+        """Send an event to the pages that listen to the source, or to all; of identical ones the last counts."""
         with self._lock:
             loop = self._loop
             if loop is None or self._is_closed:
@@ -243,7 +243,7 @@ class ViewerServer:
             raise
         except Exception as error:  # a boundary: a damaged store must not end the server
             _log.warning("%s %s failed", request.method, request.path, exc_info=True)
-            response = _error(500, UsageError("the answer cannot be made", got=f"{type(error).__name__}: {error}"))
+            response = _error(500, UsageError("the response cannot be created", got=f"{type(error).__name__}: {error}"))
         if not response.prepared:
             add_headers(response)
         return response

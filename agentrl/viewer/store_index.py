@@ -4,7 +4,7 @@
                                      │ writes .index.sqlite, then raises `revision`
     request ──reader()──▶ TrajectoryIndex that only reads, from a small pool
 
-Nothing waits for a build: a page that is asked for meanwhile shows the episodes found so far, and the progress.
+Nothing waits for a build: a page requested in the meantime shows the episodes found so far, and the progress.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ DEVICE_ARGUMENT = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Tensors of one number format in consecutive memory."""
+    """Tensors of one data type in consecutive memory."""
 
     run: Tensor
     """Bytes of the tensors: uint8 [bytes]."""

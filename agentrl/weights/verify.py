@@ -1,4 +1,4 @@
-"""The probe: fixed prompts for which the engine's log-probabilities must equal the trainer's.
+"""The probe: fixed prompts on which the engine's log-probabilities must match the trainer's.
 
 A server can accept an update and still serve old tensors; only its log-probabilities show that. Therefore the server
 answers a few fixed prompts greedily, and the trainer scores the same tokens. If servers report checksums, these
@@ -42,7 +42,7 @@ TOLERANCE: Mapping[str, ProbeTolerance] = {
     "float32": {"tolerance": 1e-3, "mean_tolerance": 1e-3},
     "bfloat16": {"tolerance": 2.0, "mean_tolerance": 0.25},
 }
-"""Differences explained by rounding, by the weights' number format. In bfloat16, a pretrained model with 30 layers had
+"""Differences explained by rounding, by the weights' data type. In bfloat16, a pretrained model with 30 layers had
 a mean difference of 0.07 and a maximum of 0.6, because random prompts are unlike its training data."""
 
 
@@ -150,7 +150,7 @@ class Probe:
             except ServerLost:
                 raise
             except (EngineError, TrainingError) as error:
-                _log.warning("the probe asks again: %s", error)
+                _log.warning("the probe is repeated: %s", error)
         return await self._ask_once(engine, version, name, request_id, prompt, checks=False)
 
     async def _ask_once(

@@ -199,7 +199,7 @@ def _chosen(family: _Family, half: int, rng: random.Random) -> dict[str, str]:
 
 
 def _is_branded(family: _Family, chosen: Mapping[str, str], rng: random.Random) -> bool:
-    """Return True if an instruction names the brand: if the search needs it to find the family, and sometimes else."""
+    """Return True if an instruction names the brand: if the search needs it to find the family, otherwise at random."""
     return family.is_hidden or family.split_option not in chosen or rng.random() < _BRANDED
 
 

@@ -182,9 +182,9 @@ def test_lines_are_added_to_any_content():
 
 @pytest.mark.parametrize("prefill", [True, 3])
 def test_a_prefill_is_text(prefill):
-    with pytest.raises(ConfigError, match="prefill is not a text"):
+    with pytest.raises(ConfigError, match="prefill is not a string"):
         ReactText(prefill=prefill)
-    with pytest.raises(ConfigError, match="stop is not a text"):
+    with pytest.raises(ConfigError, match="stop is not a string"):
         ReactText(stop=prefill)
     with pytest.raises(ConfigError, match="prefill is not a boolean"):
         ToolCalling(prefill=str(prefill))

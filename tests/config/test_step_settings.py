@@ -148,7 +148,7 @@ def test_the_plan_is_printed():
         (["schedules={agent.max_turns: {target: 3, step: 1}}"], "has a target without a metric"),
         (["schedules={algorithm.norm_length: {5: 100}}"], "has no value at step 0"),
         (["schedules={algorithm.kl_coef: {5: 0.1}}"], "the run starts without a reference policy"),
-        (["schedules={sampling.top_k: {0: 0}, 5: {sampling.top_k: 0}}"], "in a stage and by itself"),
+        (["schedules={sampling.top_k: {0: 0}, 5: {sampling.top_k: 0}}"], "in a stage and on its own"),
         (["schedules={trainer.learning_rate: {0: 1e-5}}", "trainer.schedule=cosine"], "both change the learning rate"),
         (["schedules={sampling.temperature: {0: 1}}", "rollout.max_staleness=1"], "only in synchronous training"),
         (["schedules={sampling.temperature: {5: 1, 2: 1}}"], "expected increasing steps from 0"),

@@ -378,5 +378,5 @@ def test_stop_texts_are_asked_for_and_recognised(request_of):
     body = _answer(finish_reason={"type": "stop", "matched": "</a>"})
     part = decode_answer(body, frozenset(), ("</a>",))
     assert (part.generation.stop_reason, part.continues) == (StopReason.STOP, False)
-    with pytest.raises(EngineError, match="neither a stop token nor a stop text of the request"):
+    with pytest.raises(EngineError, match="neither a stop token nor a stop string of the request"):
         decode_answer(body, frozenset(), ("</b>",))

@@ -73,7 +73,7 @@ def test_an_answer_with_two_versions():
 
 def test_a_stop_token_is_the_answers_last():
     assert decode_answer(_answer([6, 7, 2], finish="stop"), frozenset({2})).stop_reason is StopReason.STOP
-    with pytest.raises(EngineError, match="neither a stop token nor a stop text of the request: got 2"):
+    with pytest.raises(EngineError, match="neither a stop token nor a stop string of the request: got 2"):
         decode_answer(_answer([6, 2], finish="stop"), frozenset({3}))
 
 

@@ -177,7 +177,7 @@ def test_each_adapter_has_its_own_algorithm(adapted):
 
 
 def test_a_step_that_trains_no_adapter_ends_the_run(adapted):
-    with pytest.raises(TrainingError, match="no trajectory of this step can train"):
+    with pytest.raises(TrainingError, match="no trajectory of this step can be trained on"):
         trainers_of(adapted).step(episodes(roles=("judge",), versions=(0,)), temperature=1.0, pad_id=0)
 
 

@@ -79,7 +79,7 @@ def test_turn_rewards_that_are_not_finite(group):
 
 
 def test_nothing_left(group):
-    with pytest.raises(TrainingError, match=r"no trajectory of this step can train.*2 groups of one"):
+    with pytest.raises(TrainingError, match=r"no trajectory of this step can be trained on.*2 groups of one"):
         select([*group("a", [0.0]), *group("b", [1.0])], compare_groups=True)
 
 

@@ -118,7 +118,7 @@ class Cluster:
         if too_large := [bundle.name for bundle in wanted if not self._fits(bundle)]:
             if self.section.address is None:
                 raise self._no_room(wanted, strategy)
-            say(f"no node of the cluster has the resources of {', '.join(too_large)}; waiting for one")
+            say(f"no node of the cluster has the resources for {', '.join(too_large)}; waiting for one")
         own = "" if self.is_from_outside else self.own_node.id
         group = RAY.load("ray.util").placement_group(
             [dict(bundle.resources) for bundle in wanted],

@@ -36,7 +36,7 @@ MANY = 0.1
 BIASED = 0.03
 """Minimum relative difference between trained and started episodes."""
 CERTAIN = 3.0
-"""Minimum difference in standard errors that counts as certain."""
+"""Minimum difference in standard errors that counts as significant."""
 
 
 def code_failures(run: RunSummary) -> Iterator[Finding]:
@@ -128,7 +128,7 @@ def engine_disagrees(run: RunSummary) -> Iterator[Finding]:
         kind="engine_disagrees",
         sentence=f"trainer and engine disagree: the same tokens have probabilities that differ by {fmean(apart):.2g} "
         f"on average in {len(beyond)} of {len(apart)} steps, though both have the same weights",
-        advice="check that both use the same number format (model.dtype; model.head_dtype=float32), chat template and "
+        advice="check that both use the same data type (model.dtype; model.head_dtype=float32), chat template and "
         "sampling options; restart servers that miss an update; algorithm.correction.mode=icepop drops such tokens",
         evidence=(
             f"mismatch/prob_abs_mean up to {max(apart):.2g} (limit {limit:g})",
@@ -183,7 +183,7 @@ def trains_selection(run: RunSummary) -> Iterator[Finding]:
     stale = any(metric(line, "rollout/groups_stale") for line in run.lines)
     yield Finding(
         kind="trains_selection",
-        sentence=f"the trained episodes are not like those that were started: {', '.join(found)}",
+        sentence=f"the trained episodes are not representative of those that were started: {', '.join(found)}",
         advice="slow groups are too stale when they end: set rollout.batch_order=windowed, or raise "
         "rollout.max_staleness"
         if stale

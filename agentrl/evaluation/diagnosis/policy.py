@@ -11,7 +11,7 @@ entropy_falls       entropy is at most a third of the highest of the last five s
 members_alike       the members of most groups give the same answers, token by token (newest step)
 groups_alike        returns no longer differ within groups, for two steps or after a jump in entropy (newest step)
 gradient_jumps      the gradient is over `SPIKE` times the median of earlier steps, too few for the trainer's alarm
-length_growth       answers grow, the reward goes with their length within groups, and success has not risen
+length_growth       answers grow, the reward correlates with their length within groups, and success has not risen
 overfitting         training success has risen, and the success of evaluations has not
 """
 
@@ -40,7 +40,7 @@ EARLY_NORMS = (2, 8)
 WINDOW = 5
 """Number of steps whose means are compared."""
 CERTAIN = 3.0
-"""Minimum difference of two windows, in standard errors, that counts as certain."""
+"""Minimum difference of two windows, in standard errors, that counts as significant."""
 HIGH_KL, LOW_KL = 0.3, 1e-7
 """KL of a step's policy to that of its start, over several updates: beyond these, the rate is too high or too low."""
 LOST_KL, EARLY_STEPS = 1.0, 20
@@ -175,7 +175,7 @@ def members_alike(run: RunSummary) -> Iterator[Finding]:
 
 
 def groups_alike(run: RunSummary) -> Iterator[Finding]:
-    """Find a loss of the differences within groups, in the newest step."""
+    """Find groups whose returns no longer differ, in the newest step."""
     lines = run.lines
     shares = [share for line in lines[-BACK - 2 :] if (share := share_that_differs(line)) is not None]
     if len(shares) < 3 or shares[-1] > 0:
@@ -223,7 +223,7 @@ def gradient_jumps(run: RunSummary) -> Iterator[Finding]:
 
 
 def learning_rate_high(run: RunSummary) -> Iterator[Finding]:
-    """Find updates that move the policy further than its episodes can tell."""
+    """Find updates that move the policy further than its episodes can justify."""
     kls = series(run.lines, "train/kl_old")
     beyond = [kl > HIGH_KL for kl in kls]
     is_recent = len(beyond) >= 2 and all(beyond[-2:])
@@ -293,7 +293,7 @@ def _lines_with(lines: Iterable[Line], names: Sequence[str]) -> Iterator[Line]:
 
 
 def has_risen(lines: Sequence[Line], name: str) -> bool:
-    """Return True if a metric of episodes is certainly higher in the last steps than in the first."""
+    """Return True if a metric of episodes is significantly higher in the last steps than in the first."""
     windows = _windows(lines, name)
     if windows is None:
         return False
@@ -336,8 +336,8 @@ def length_growth(run: RunSummary) -> Iterator[Finding]:
         return
     yield Finding(
         kind="length_growth",
-        sentence=f"episodes grow because length is paid: from {before:.0f} to {now:.0f} sampled tokens per episode, "
-        "while success did not rise",
+        sentence=f"episodes grow because length is rewarded: from {before:.0f} to {now:.0f} sampled tokens per "
+        "episode, while success did not rise",
         changes=(run.change("algorithm.shaping", "{length: {factor: 0.1}}"),),
         advice="or correct the reward, so that it does not count words; "
         "algorithm.aggregation=seq-mean-token-sum-norm keeps the loss from favouring long answers",

@@ -22,7 +22,7 @@ from agentrl.evaluation.diagnosis.summary import LEAST, WHOLE, EpisodeCounts, Ru
 from agentrl.observe.idle_steps import learns_nothing, share_that_differs
 
 CERTAIN = 4.0
-"""Minimum difference of two means, in standard errors, that counts as certain."""
+"""Minimum difference of two means, in standard errors, that counts as significant."""
 MANY = 0.2
 """Minimum share of steps without learning."""
 MOST_GROUPS = 0.8

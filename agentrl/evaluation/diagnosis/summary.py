@@ -23,7 +23,7 @@ Line: TypeAlias = Mapping[str, Any]
 WHOLE = ""
 """Name of an episode's whole reward among its components."""
 SOLVED = 0.95
-"""Success rate from which a policy counts as finished: its episodes need not differ any more."""
+"""Success rate from which a policy counts as finished: its episodes no longer need to differ."""
 LEAST = 8
 """Minimum number of episodes for statements about all of them."""
 LONGEST_TEXT = 200

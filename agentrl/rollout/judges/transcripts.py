@@ -122,5 +122,5 @@ def require_tokens(trajectory: Trajectory, reader: str) -> None:
             f"{reader} reads the tokens of an episode",
             got="an episode with text only",
             expected="an engine that returns tokens: local, vllm or sglang",
-            hint="remove agent.judge or agent.reward_model to evaluate a text service or a scripted policy",
+            hint="remove agent.judge or agent.reward_model to evaluate a chat service or a scripted policy",
         )

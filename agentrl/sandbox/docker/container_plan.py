@@ -20,7 +20,7 @@ from agentrl.sandbox.supervised import BOOT
 DEFAULT_IMAGE = "python:3.12-slim"
 FOLDER = "/work"
 WARM_S = 600.0
-"""Seconds that an unused container waits for a sandbox before it ends itself."""
+"""Seconds that an unused container waits for a sandbox before it exits."""
 _CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN")
 """Capabilities that the supervisor needs to run commands as a user without capabilities, and to kill them."""
 _SHARED_MEMORY = 64 * MIB
@@ -55,7 +55,7 @@ class DockerOptions:
     user: int | None = None
     """User ID of commands; a different one for each sandbox by default."""
     life_s: float = 7200.0
-    """Seconds after which a container ends itself, even if its owner has ended."""
+    """Seconds after which a container exits on its own, even if its owner has ended."""
     warm: int = 0
     """Number of started containers that are kept ready, so that a start does not wait for the daemon."""
     starts_per_s: float = 20.0
@@ -261,7 +261,7 @@ def this_owner() -> str:
 
 
 def labels(life_s: float, now: float) -> dict[str, str]:
-    """Return the labels of a container that this process starts now, and that ends itself within `life_s` seconds."""
+    """Return the labels of a container that this process starts now, and that exits within `life_s` seconds."""
     return {OWNER: this_owner(), UNTIL: f"{now + life_s:.0f}"}
 
 

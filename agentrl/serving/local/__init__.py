@@ -174,7 +174,7 @@ class LocalEngine(PolicyEngine):
         config: Sizes and deadline.
         version: Initial weight version.
         reader: Image processor of a model that accepts images.
-        decode: Converts token ids to text, for requests with stop texts; without it, stop texts are ignored.
+        decode: Converts token ids to text, for requests with stop strings; without it, stop strings are ignored.
         routed_experts: Report the routed experts of a mixture-of-experts model.
         adapters: Models with adapters by name; they share the frozen weights of `model`.
 

@@ -102,7 +102,7 @@ class _BatchedAttention:
     def _attend_rows(
         queries: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor, cap: float | None
     ) -> Tensor:
-        """Attend with queries [rows, kv_heads, group, head_dim]; scores are float32 for every number format."""
+        """Attend with queries [rows, kv_heads, group, head_dim]; scores are float32 for every data type."""
         if _is_bfloat16_on_cpu(queries) and cap is None:
             mask = bias.expand(-1, -1, queries.shape[2], -1)
             return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)

@@ -374,7 +374,7 @@ class ServerPool(PolicyEngine):
         return answer
 
     async def _call(self, member: Member, pending: PoolRequest) -> Generation | None:
-        """Return a server's answer; ``None`` if the server was lost meanwhile."""
+        """Return a server's answer; ``None`` if the server was lost in the meantime."""
         answer: Generation | None = None
         with member.track_call() as call:
             async with async_boundary(EngineError, f"an answer of {member.server.url}", deadline_s=None):

@@ -209,7 +209,7 @@ def _decode_reason(
         return stop_reason, False
     if not isinstance(matched, int):
         raise EngineError(
-            "SGLang stopped at neither a stop token nor a stop text of the request",
+            "SGLang stopped at neither a stop token nor a stop string of the request",
             got=repr(matched),
             expected=[*sorted(stop_token_ids), *stop],
         )

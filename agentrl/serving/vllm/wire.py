@@ -127,7 +127,7 @@ def decode_answer(
         raise EngineError("vLLM omitted log-probabilities", got=logprobs, expected=f"{len(token_ids)} numbers")
     if not is_stopped:
         raise EngineError(
-            "vLLM stopped at neither a stop token nor a stop text of the request",
+            "vLLM stopped at neither a stop token nor a stop string of the request",
             got=token_ids[-1] if matched is None else repr(matched),
             expected=[*sorted(stop_token_ids), *stop],
         )

@@ -4,7 +4,7 @@
     stop the run, resume it for its last steps, and check every episode
 
 A run is *hung* if neither its episodes nor its steps make progress for `Patience.stall_s`, if it does not end in time
-when it is told to, or if processes of it are left after its end. Its end is *unclear* if it ends by itself without
+when it is told to, or if it leaves processes behind. Its end is *unclear* if it ends on its own without
 success and without an error message, or with a traceback.
 """
 

@@ -202,13 +202,13 @@ def handing_in_earns_nothing(subject: Subject) -> CheckFinding:
     return _judge(subject, subject.play(lambda _task: _always("submit")))
 
 
-@rule("grade the values that the program returns, in another place than it ran; not its exit code or its output")
+@rule("grade the program's return values, not its exit code or output, and do so outside the place where it ran")
 def printed_success_earns_nothing(subject: Subject) -> CheckFinding:
     """A Python program that prints messages of success and exits earns less than a tenth of the expert's return."""
     return _judge(subject, subject.play(lambda _task: _always(_PROGRAM)))
 
 
-@rule("grade the state after the command, in another place than it ran; not its exit code or its output")
+@rule("grade the state after the command, not its exit code or output, and do so outside the place where it ran")
 def echoed_success_earns_nothing(subject: Subject) -> CheckFinding:
     """A shell command that prints messages of success and exits earns less than a tenth of the expert's return."""
     return _judge(subject, subject.play(lambda _task: _always(_COMMAND)))

@@ -1,4 +1,4 @@
-"""Rules about limits: attacks on memory, processes and disk, and commands that resist their end."""
+"""Rules about limits: attacks on memory, processes and disk, and commands that resist being killed."""
 
 from __future__ import annotations
 

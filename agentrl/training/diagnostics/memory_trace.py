@@ -150,7 +150,7 @@ def _ends_with(name: str, ends: Sequence[str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassMemory:
-    """Memory of a model's passes, in bytes for the number format in which it computes."""
+    """Memory of a model's passes, in bytes for the data type in which it computes."""
 
     parameters: int
     """Number of parameters without adapters."""

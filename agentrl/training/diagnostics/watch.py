@@ -45,7 +45,7 @@ LIMITED = {
     "mismatch": (
         "mismatch/prob_abs_mean",
         "trainer and engine disagree: mean |pi_old - mu|",
-        "check that both have the same weights, number format and chat template; stale episodes "
+        "check that both have the same weights, data type and chat template; stale episodes "
         "(staleness/mean above 0) also differ by the steps in between",
     ),
     "kl": (

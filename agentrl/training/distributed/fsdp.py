@@ -123,7 +123,7 @@ def within_forward(
 
 
 def computing_dtype(model: PreTrainedModel) -> torch.dtype:
-    """Return the number format in which a model computes: for an unsharded model, that of its parameters."""
+    """Return the data type in which a model computes: for an unsharded model, that of its parameters."""
     return cast("torch.dtype", getattr(model, _COMPUTES_IN, model.dtype))
 
 
@@ -203,7 +203,7 @@ def load_sharded(
 
     Args:
         path: Folder, or name on the Hugging Face hub.
-        dtype: Number format to which the weights of the files are rounded.
+        dtype: Data type to which the weights of the files are rounded.
         device: Device of this rank.
         ranks: Ranks that share the model.
         options: Options of the sharding.

@@ -256,7 +256,7 @@ def _compiled_flex() -> Any:
 
 
 def has_flash(dtype: torch.dtype) -> bool:
-    """Return True if FlashAttention is installed and supports this number format."""
+    """Return True if FlashAttention is installed and supports this data type."""
     return dtype in (torch.float16, torch.bfloat16) and importlib.util.find_spec("flash_attn") is not None
 
 

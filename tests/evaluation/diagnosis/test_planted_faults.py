@@ -84,7 +84,7 @@ PLANTED = {
         [world("Chance"), "algorithm.entropy_coef=-0.5", "trainer.steps=12", "trainer.learning_rate=1e-2"],
         MORE,
     ),
-    "length is paid": (
+    "length is rewarded": (
         "length_growth",
         [world("Chance"), 'agent.reward=["faults:length_of"]', "agent.max_answer_tokens=24", *LONG],
         MORE,

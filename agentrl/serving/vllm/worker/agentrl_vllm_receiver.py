@@ -38,7 +38,7 @@ class GroupInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class RunInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Tensors of one number format in one run of bytes."""
+    """Tensors of one data type in one run of bytes."""
 
     names: list[str]
     dtype: str

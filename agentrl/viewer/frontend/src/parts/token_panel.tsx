@@ -56,7 +56,7 @@ export function TokenPanel({ source, episode, sequence, token, turn, overlay: na
   if (error && !columns) return <Failure error={error} />;
   if (!columns || !shown) return <Loading what="the tokens" />;
   if (!columns.id.length)
-    return <Empty title="This sequence has no tokens.">A text service answered, or nothing was sampled.</Empty>;
+    return <Empty title="This sequence has no tokens.">A chat service answered, or nothing was sampled.</Empty>;
   return (
     <div class="episode-body tokens-view">
       <div class="content">
