@@ -247,7 +247,7 @@ def test_arguments_without_a_name_are_refused() -> None:
         """Add."""
         return sum(numbers)
 
-    with pytest.raises(UsageError, match=r"tool loose has arguments without a name: got \*numbers,"):
+    with pytest.raises(UsageError, match=r"tool loose has arguments that cannot be passed by name: got \*numbers,"):
         agentrl.tool(loose)
 
 

@@ -473,9 +473,9 @@ def test_a_shop_may_have_few_users() -> None:
 def test_mistakes_of_the_user_are_named() -> None:
     with pytest.raises(UsageError, match="train or valid or test"):
         SPEC.tasks("dev")
-    with pytest.raises(UsageError, match="max_steps is too small"):
+    with pytest.raises(UsageError, match="max_steps of retail is too small"):
         SPEC.make(max_steps=0)
-    with pytest.raises(UsageError, match="users is too small"):
+    with pytest.raises(UsageError, match="users of retail is too small"):
         SPEC.tasks("train", users=0)
     with pytest.raises(UsageError, match=r"unknown retail task type.*Did you mean 'question'"):
         SPEC.make(task_types=["questions"])

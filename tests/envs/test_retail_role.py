@@ -187,7 +187,9 @@ def test_options() -> None:
     assert SPEC.roles_under({}) == ()
     for use in (SPEC.make, lambda **options: SPEC.tasks("valid", **options)):
         for customer in ("rule", {"url": "http://127.0.0.1:1/v1", "model": "m"}, 1):
-            with pytest.raises(UsageError, match=r"customer is not valid.*expected role.*agent\.roles\.user\.engine"):
+            with pytest.raises(
+                UsageError, match=r"customer of retail is not valid.*expected role.*agent\.roles\.user\.engine"
+            ):
                 use(customer=customer)
     for use in (RetailDesk(**ROLE).state_key, RetailDesk().snapshot):
         with pytest.raises(UsageError, match="no episode yet"):

@@ -124,8 +124,8 @@ async def test_a_sandbox_whose_processes_are_all_stopped_keeps_its_limits(monkey
     monkeypatch.setattr(supervised, "COMMAND_GRACE_S", 0.3)
     monkeypatch.setattr(supervised, "SUPERVISOR_ANSWER_S", 0.3)
     async with open_sandbox() as sandbox:
-        program = await sandbox.spawn("echo ready; exec sleep 989")
-        await program.read_line()
+        program = await sandbox.spawn("exec sleep 989")
+        assert await asyncio.to_thread(wait_until, lambda: processes_with("989"))
         processes = stop_everything(sandbox)
         with pytest.raises(SandboxError, match=r"does not answer: got no answer to the request signal in 0\.3 s"):
             await program.kill()

@@ -171,7 +171,7 @@ async def test_a_shared_server_that_died_is_started_again(entry):
 
 
 async def test_a_list_without_an_end_is_refused(entry):
-    with pytest.raises(EnvironmentFailure, match=r"lists its tools endlessly: got cursor 'again' twice"):
+    with pytest.raises(EnvironmentFailure, match=r"never stops listing its tools: got cursor 'again' twice"):
         await find_tool(entry("--endless")).tools()
 
 
