@@ -18,7 +18,7 @@ from agentrl.observe.run_folder import step_name, step_of
 SUFFIX = ".jsonl"
 ENGINE, TOOL, DISK = "engine", "tool", "disk"
 """Kinds of spans that this module tells apart; see `agentrl.rollout.waits.WaitKind`."""
-_AFTER_TURNS = frozenset({"scorer", "group scorer", "end_session", DISK})
+_AFTER_TURNS = frozenset({"scorer", "group_scorer", "end_session", DISK})
 """Kinds of spans that belong to the episode and not to its latest turn."""
 
 

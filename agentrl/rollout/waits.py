@@ -52,7 +52,7 @@ class WaitKind(enum.StrEnum):
     """Agent loop; listed only while its episode waits for nothing else."""
     TOOLSET = "toolset"
     """Toolset that lists its tools."""
-    GROUP_SCORER = "group scorer"
+    GROUP_SCORER = "group_scorer"
     SESSION_END = "end_session"
     """Engine that releases what it keeps for an episode."""
 

@@ -31,8 +31,8 @@ ENDPOINT_END_S = 2.0
 def metric_name(name: str) -> str:
     """Return the Prometheus name of a metric of a step.
 
-    >>> metric_name("time/wait/group scorer_s")
-    'agentrl_step_time_wait_group_scorer_s'
+    >>> metric_name("tool/my tool/seconds")
+    'agentrl_step_tool_my_tool_seconds'
     """
     return STEP_PREFIX + re.sub(r"[^a-zA-Z0-9_]", "_", name)
 

@@ -17,7 +17,7 @@ SITES = {
     "end_session": "end_session  the end of its sessions",
     "scorer": "scorer       Single",
     "thread_reward": "scorer       ",
-    "group_scorer": "group scorer Together",
+    "group_scorer": "group_scorer Together",
 }
 """What a status says of each site of `tests/worlds/hanging.py`."""
 
