@@ -64,7 +64,7 @@ RUNS = {
         "agent.roles={teller: {adapter: teller}, writer: {adapter: writer}}",
         "adapters={teller: {}, writer: {}}",
     ),
-    "greedy rollouts": ("algorithm.advantage=remax",),
+    "greedy rollouts": ("algorithm={advantage: remax, observation_coef: 0.1}",),
     "expert": ("algorithm={loss: luffy, expert: {members: 1}, group_size: 3}", "agent.max_answer_tokens=16"),
     "further models": (
         "algorithm={advantage: prime, group_size: 3, kl_coef: 0.1, reference: {refresh_every: 2}}",
