@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from agentrl.algorithms.options import Positive
 from agentrl.algorithms.segments import segment_mean, segment_sizes, segment_sum
-from agentrl.algorithms.traits import Input, chooses, compares_group, ignores_advantage, needs
+from agentrl.algorithms.traits import Input, chooses, couples_episodes, ignores_advantage, needs
 from agentrl.algorithms.types import LOG_RATIO_LIMIT, LossInput, TokenLoss, plain_loss, require
 
 FLOW_WEIGHT_CAP = 10.0
@@ -71,7 +71,7 @@ def pacs_slopes(tokens: LossInput, *, beta: Positive = 1.0) -> torch.Tensor:
 
 
 @chooses(pacs_slopes, drops=False)
-@compares_group
+@couples_episodes
 @ignores_advantage
 def pacs(tokens: LossInput, *, beta: Positive = 1.0) -> TokenLoss:
     """Binary cross-entropy of R with the logit x - mean x of the other members, x = beta log pi / pi_old (PACS).
@@ -92,7 +92,7 @@ def gvpo_slopes(tokens: LossInput, *, beta: Positive = 0.1) -> torch.Tensor:
 
 
 @chooses(gvpo_slopes, drops=False)
-@compares_group
+@couples_episodes
 @ignores_advantage
 def gvpo(tokens: LossInput, *, beta: Positive = 0.1) -> TokenLoss:
     """N / (n - 1) / 2 (x - mean_g x - (R - mean_g R))^2, x = beta log pi / pi_old of n episodes (arXiv 2504.19599).
@@ -114,7 +114,7 @@ def flowrl_slopes(tokens: LossInput, *, beta: Positive = 15.0) -> torch.Tensor:
 
 
 @chooses(flowrl_slopes, drops=False)
-@compares_group
+@couples_episodes
 @needs(Input.REFERENCE)
 def flowrl(tokens: LossInput, *, beta: Positive = 15.0) -> TokenLoss:
     """W (log Z + mean_t log pi / pi_ref - beta mean_t A)^2, w = min(prod r, 10) (FlowRL, arXiv 2509.15207).

@@ -58,7 +58,9 @@ class Trait:
 
 
 compares_group = Trait("compares_group")
-"""Mark of an estimator or loss that needs two members or more in a group; groups of one are skipped and counted."""
+"""Mark of an estimator that needs at least two members in a group; the trainer skips and counts groups of one."""
+couples_episodes = Trait("couples_episodes")
+"""Mark of a loss that compares the episodes of a group, all of which must be in the same update."""
 uses_branches = Trait("uses_branches")
 """Mark of an estimator that compares episodes which branch from one another (``agent.branch``) at their forks."""
 advantage_weighted = Trait("advantage_weighted")

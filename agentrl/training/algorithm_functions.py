@@ -18,6 +18,7 @@ from agentrl.algorithms.traits import (
     Input,
     choice_of,
     compares_group,
+    couples_episodes,
     ignores_advantage,
     needed_inputs,
     other_input,
@@ -102,7 +103,7 @@ def check_mini_batch_rows(config: AlgorithmConfig, trainer: TrainerConfig) -> No
     Raises:
         ConfigError: it does.
     """
-    if trainer.mini_batch_rows is not None and compares_group.of(lookup(Kind.LOSS, config.loss)):
+    if trainer.mini_batch_rows is not None and couples_episodes.of(lookup(Kind.LOSS, config.loss)):
         raise ConfigError(
             f"the loss {config.loss} compares the episodes of a group, which rows may train in different updates",
             got=f"trainer.mini_batch_rows {trainer.mini_batch_rows}",
@@ -111,7 +112,7 @@ def check_mini_batch_rows(config: AlgorithmConfig, trainer: TrainerConfig) -> No
 
 
 def _check_group_size(what: str, config: AlgorithmConfig, function: Callable[..., Any]) -> None:
-    if compares_group.of(function) and config.group_size < 2:
+    if (compares_group.of(function) or couples_episodes.of(function)) and config.group_size < 2:
         raise ConfigError(
             f"the {what} compares the members of a group",
             got=f"algorithm.group_size {config.group_size}",

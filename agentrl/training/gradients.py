@@ -93,7 +93,7 @@ class Objective:
         self._kl_estimator = KLEstimator((config.reference or ReferenceConfig()).kl_estimator)
         self._mode = CorrectionMode(config.correction.mode)
         self.proximal: Literal["trainer", "behaviour", "loglinear"] = config.correction.proximal
-        self.compares_groups = compares_group.of(estimator) or compares_group.of(loss)
+        self.compares_groups = compares_group.of(estimator)
         self._uses_own_advantages = uses_own_advantages(estimator)
         self.drops_tokens = bool(
             self._mode.drops_tokens or self._filters or (self._choice is not None and self._choice.drops)
