@@ -9,8 +9,10 @@ from agentrl.envs.programs import pipes
 
 from agentrl.cli.bench import load_run
 from agentrl.errors import UsageError
+from agentrl.rollout import env_pool
 from agentrl.sandbox import interpreter as life
 from agentrl.sandbox.isolation import find_bubblewrap
+from agentrl.sandbox.orphan_guard import OrphanGuard
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +20,9 @@ def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(life, "SIGN_OF_LIFE_S", 1.0)
     monkeypatch.setattr(pipes, "PROGRAM_START_S", 3.0)
     monkeypatch.setattr(pipes, "PROGRAM_STOP_S", 1.0)
+    monkeypatch.setattr(
+        env_pool, "OrphanGuard", OrphanGuard
+    )  # ends with its pool
 
 
 @pytest.mark.slow
