@@ -72,6 +72,19 @@ class Pausing(Letters):
         return super().step(action)
 
 
+class Gated(Letters):
+    """Steps of the policy wait for a file."""
+
+    def __init__(self, gate, **options):
+        super().__init__(**options)
+        self.gate = gate
+
+    def step(self, action):
+        while action != "aeiou" and not os.path.exists(self.gate):
+            time.sleep(0.05)
+        return super().step(action)
+
+
 class Changing(Pausing):
     """Shows something else each time that it is played."""
 

@@ -20,9 +20,7 @@ def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(life, "SIGN_OF_LIFE_S", 1.0)
     monkeypatch.setattr(pipes, "PROGRAM_START_S", 3.0)
     monkeypatch.setattr(pipes, "PROGRAM_STOP_S", 1.0)
-    monkeypatch.setattr(
-        env_pool, "OrphanGuard", OrphanGuard
-    )  # ends with its pool
+    monkeypatch.setattr(env_pool, "OrphanGuard", OrphanGuard)  # ends with its pool
 
 
 @pytest.mark.slow
