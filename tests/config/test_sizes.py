@@ -48,7 +48,7 @@ def test_a_wrong_key_of_the_small_size_is_named_with_its_line(recipe):
 def test_a_size_that_does_not_exist_is_an_error(recipe):
     with pytest.raises(ConfigError, match="no such size, expected size=small or size=recipe"):
         load_config(recipe, ["size=tiny"])
-    with pytest.raises(ConfigError, match="quickstart.yaml has no small size"):
+    with pytest.raises(ConfigError, match=r"quickstart\.yaml has no small size"):
         load_config("quickstart", ["size=small"])
     recipe.write_text("environment: guess_number\nsmall: 3\n")
     with pytest.raises(ConfigError, match="small is not a section"):
