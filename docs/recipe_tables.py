@@ -44,12 +44,20 @@ def header(name: str, entry: Mapping[str, Any]) -> str:
     return "".join(f"# {line}\n" for line in lines)
 
 
+def small_environment(name: str, entry: Mapping[str, Any]) -> str:
+    """Return the name of the environment that a recipe's small size plays."""
+    file = FILE.parent.parent / f"{config_of(name, entry)}.yaml"
+    small = parse_source(file.read_text(encoding="utf-8"), file.name).data["small"]
+    return str(small.get("environment", {}).get("name", entry["environment"]))
+
+
 def recipes_table() -> str:
     """Return the table of recipes."""
-    rows = ["| recipe | system | algorithm | environment | differences |", "|---|---|---|---|---|"]
+    rows = ["| recipe | system | algorithm | environment | its small size | differences |", "|---|---|---|---|---|---|"]
     for name, entry in published()["recipes"].items():
         told = " ".join(differences(entry)) or "see the file"
-        cells = (f"`{config_of(name, entry)}`", entry["system"], entry["algorithm"], f"`{entry['environment']}`", told)
+        environments = (f"`{entry['environment']}`", f"`{small_environment(name, entry)}`")
+        cells = (f"`{config_of(name, entry)}`", entry["system"], entry["algorithm"], *environments, told)
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 

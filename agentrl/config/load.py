@@ -53,8 +53,8 @@ _ALTERNATIVE = re.compile(r"bool|int|float|str|literal\[.*\]")
 """Last element of pydantic's location for a value with several allowed types: the type that was tried."""
 _log = logging.getLogger(__name__)
 _SHIPPED_PACKAGE = "agentrl.configs"
-_NOT_CONFIGS = frozenset({"recipes/published"})
-"""Names of shipped YAML files that are not configs."""
+_PUBLISHED = "recipes/published"
+"""Name of the shipped YAML file that is not a config but the table of published values, and of systems without one."""
 _SIZE = "size"
 """Key of overrides that selects a section of the config files, and the names of these sections and of the rest."""
 _SMALL, _WHOLE = "small", "recipe"
@@ -235,7 +235,7 @@ def shipped_configs() -> list[str]:
     """Return the names of the configs that come with agentrl, for `load_config`."""
     root = Path(str(importlib.resources.files(_SHIPPED_PACKAGE)))
     names = {path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml")}
-    return sorted(names - _NOT_CONFIGS)
+    return sorted(names - {_PUBLISHED})
 
 
 def dump_config(config: Config) -> str:
@@ -305,10 +305,23 @@ def _read(source: str | Path) -> tuple[str, str]:
     name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
     known = shipped_configs()
     if name not in known:
+        _refuse_missing_recipe(name)
         raise ConfigError(
             f"no config file {source}",
             expected="a YAML file, or a name from agentrl config list",
             hint=_config_hint(name, known),
         )
-    file = importlib.resources.files(_SHIPPED_PACKAGE).joinpath(f"{name}.yaml")
-    return f"{name}.yaml", file.read_text(encoding="utf-8")
+    return f"{name}.yaml", _shipped_text(name)
+
+
+def _shipped_text(name: str) -> str:
+    return importlib.resources.files(_SHIPPED_PACKAGE).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def _refuse_missing_recipe(name: str) -> None:
+    """Say why a known system has no recipe, if `name` asks for it: ``recipes/simplevla_rl``."""
+    if not name.startswith("recipes/"):
+        return
+    for system, reason in parse_source(_shipped_text(_PUBLISHED), _PUBLISHED).data["missing"].items():
+        if re.sub(r"\W+", "_", system.lower()) == name.removeprefix("recipes/").replace("-", "_"):
+            raise ConfigError(f"there is no recipe for {system}", hint=str(reason))

@@ -14,6 +14,7 @@ from agentrl.config.config import AlgorithmConfig
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.estimate import derive
 from agentrl.env.lookup import resolve_environment
+from agentrl.errors import ConfigError
 from agentrl.registry import Kind, names
 from agentrl.rollout.task_source import task_source
 from agentrl.runs.rl import train
@@ -167,6 +168,17 @@ def test_the_header_of_a_file_says_what_the_table_says(name):
     text = (ROOT / "configs" / "recipes" / f"{name}.yaml").read_text()
     head = TABLES.header(name, RECIPES[name])
     assert text[: len(head)] == head, f"the file should begin with:\n{head}"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("simplevla_rl", "simulator LIBERO"), ("llasa-tts", "speech"), ("absolute_zero", "policy writes")],
+)
+def test_a_system_without_a_recipe_says_why(name, reason):
+    with pytest.raises(ConfigError, match=f"there is no recipe for .*{reason}"):
+        load_config(f"recipes/{name}")
+    with pytest.raises(ConfigError, match="no config file recipes/unheard_of"):
+        load_config("recipes/unheard_of")
 
 
 def test_every_file_has_published_values():
