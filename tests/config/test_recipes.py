@@ -119,6 +119,7 @@ COMPUTED: dict[str, Callable[[Config], Any]] = {
     "passages": lambda c: c.sole_environment.options["topk"],
     "process_reward": process_reward,
     "resample": resampling,
+    "resampling": lambda c: [c.algorithm.shaping["pf_ppo"]["power"], c.algorithm.shaping["pf_ppo"]["method"]],
     "rewards": reward_names,
     "rows": lambda c: c.trainer.mini_batch_rows,
     "search_reward": lambda c: c.sole_environment.options["reward"],
