@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from capability_tables import engines_table, modes_table
 from environment_pages import generated_pages, index_table, page_path, reads_page, section
+from recipe_tables import missing_table, recipes_table
 from typer.testing import CliRunner
 
 import agentrl
@@ -168,6 +169,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "filters": lambda: algorithms_table(Kind.FILTER),
     "shapings": lambda: algorithms_table(Kind.SHAPING),
     "configs": configs_table,
+    "recipes": recipes_table,
+    "missing recipes": missing_table,
     "metrics": metrics_tables,
     "engine capabilities": engines_table,
     "advantage capabilities": lambda: modes_table(Kind.ADVANTAGE),

@@ -14,11 +14,16 @@ FOOTER = (
     "Exit codes: 0 done, 1 failed, 2 wrong usage or config, 130 interrupted."
 )
 
+_RECIPES = "recipes/"
+"""Folder of configs that are too many for help pages."""
+
 
 def examples(*commands: str, configs: Sequence[str] = ()) -> str:
     """Return the end of a help page: example commands, shipped configs, and the footer."""
     lines = "\n".join(f"  [cyan]{escape(command)}[/cyan]" for command in commands)
-    shipped = "\n".join(f"  {name}" for name in configs)
+    listed = [name for name in configs if not name.startswith(_RECIPES)]
+    listed += [] if len(listed) == len(configs) else [f"{_RECIPES}NAME (agentrl config list)"]
+    shipped = "\n".join(f"  {name}" for name in listed)
     return "\n\n".join(
         [
             f"Examples:\n{lines}",

@@ -6,7 +6,7 @@ import difflib
 import importlib.resources
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -53,6 +53,11 @@ _ALTERNATIVE = re.compile(r"bool|int|float|str|literal\[.*\]")
 """Last element of pydantic's location for a value with several allowed types: the type that was tried."""
 _log = logging.getLogger(__name__)
 _SHIPPED_PACKAGE = "agentrl.configs"
+_PUBLISHED = "recipes/published"
+"""Name of the shipped YAML file that is not a config but the table of published values, and of systems without one."""
+_SIZE = "size"
+"""Key of overrides that selects a section of the config files, and the names of these sections and of the rest."""
+_SMALL, _WHOLE = "small", "recipe"
 _LOCAL = "local"
 """Type of an engine section without a type."""
 ConfigSource: TypeAlias = str | Path | Sequence[str | Path] | None
@@ -146,18 +151,26 @@ def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> C
         source: A YAML file, or the name of a shipped config (``quickstart``, ``household/grpo``); of several, later
             ones override earlier ones; ``None`` starts from the defaults.
         overrides: ``key.sub=value``; later ones override earlier ones. ``engine=local`` and
-            ``environment=household/train`` set a section's main key.
+            ``environment=household/train`` set a section's main key, and ``size=small`` applies the section ``small``
+            of recipes.
 
     Raises:
         ConfigError: no such file, an unknown key, a wrong value, or a key that the chosen parts would ignore; the
             message names the line or the override.
     """
-    sources = _as_list(source)
-    name, text = _read(sources[0]) if sources else ("defaults", "")
-    parsed = parse_source(text, name)
+    files = [(name, parse_source(text, name)) for name, text in map(_read, _as_list(source))]
+    small = [(name, part) for name, file in files if (part := file.take(_SMALL)) is not None]
+    name, parsed = files[0] if files else ("defaults", YamlSource({}))
     data = expand_all(parsed.data)
-    layers = [override for other in sources[1:] for override in _layer(other)]
-    chosen = [*layers, *map(parse_override, overrides)]
+    words, is_small = _without_size(map(parse_override, overrides))
+    if is_small and not small:
+        names = " and ".join(name for name, _ in files) or name
+        raise ConfigError(
+            f"{names} has no small size", expected=f"a recipe with the section '{_SMALL}'", hint="see docs/recipes.md"
+        )
+    parts = [*files[1:], *(small if is_small else [])]
+    layers = [override for name, part in parts for override in overrides_of(part, name)]
+    chosen = [*layers, *words]
     replaced = []
     for number, override in enumerate(chosen):
         before = {section: data.get(section) for section in ANNOUNCED}
@@ -221,7 +234,8 @@ def config_from(data: Mapping[str, Any]) -> Config:
 def shipped_configs() -> list[str]:
     """Return the names of the configs that come with agentrl, for `load_config`."""
     root = Path(str(importlib.resources.files(_SHIPPED_PACKAGE)))
-    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml"))
+    names = {path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml")}
+    return sorted(names - {_PUBLISHED})
 
 
 def dump_config(config: Config) -> str:
@@ -264,9 +278,17 @@ def _as_list(source: ConfigSource) -> list[str | Path]:
     return [source] if isinstance(source, str | Path) else list(source)
 
 
-def _layer(source: str | Path) -> list[Override]:
-    name, text = _read(source)
-    return overrides_of(parse_source(text, name), name)
+def _without_size(overrides: Iterable[Override]) -> tuple[list[Override], bool]:
+    """Separate the overrides from ``size=small`` and ``size=recipe``; the last of these counts."""
+    chosen, size = [], _WHOLE
+    for override in overrides:
+        if override.path != (_SIZE,):
+            chosen.append(override)
+        elif override.value in (_SMALL, _WHOLE):
+            size = override.value
+        else:
+            raise ConfigError(f"{override.origin}: no such size", expected=f"{_SIZE}={_SMALL} or {_SIZE}={_WHOLE}")
+    return chosen, size == _SMALL
 
 
 def _read(source: str | Path) -> tuple[str, str]:
@@ -283,10 +305,23 @@ def _read(source: str | Path) -> tuple[str, str]:
     name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
     known = shipped_configs()
     if name not in known:
+        _refuse_missing_recipe(name)
         raise ConfigError(
             f"no config file {source}",
             expected="a YAML file, or a name from agentrl config list",
             hint=_config_hint(name, known),
         )
-    file = importlib.resources.files(_SHIPPED_PACKAGE).joinpath(f"{name}.yaml")
-    return f"{name}.yaml", file.read_text(encoding="utf-8")
+    return f"{name}.yaml", _shipped_text(name)
+
+
+def _shipped_text(name: str) -> str:
+    return importlib.resources.files(_SHIPPED_PACKAGE).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def _refuse_missing_recipe(name: str) -> None:
+    """Say why a known system has no recipe, if `name` asks for it: ``recipes/simplevla_rl``."""
+    if not name.startswith("recipes/"):
+        return
+    for system, reason in parse_source(_shipped_text(_PUBLISHED), _PUBLISHED).data["missing"].items():
+        if re.sub(r"\W+", "_", system.lower()) == name.removeprefix("recipes/").replace("-", "_"):
+            raise ConfigError(f"there is no recipe for {system}", hint=str(reason))

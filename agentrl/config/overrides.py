@@ -64,6 +64,19 @@ class YamlSource:
     data: dict[str, Any]
     lines: dict[KeyPath, int] = field(default_factory=dict)
 
+    def take(self, key: str) -> YamlSource | None:
+        """Remove the section `key`, whose keys are sections themselves, and return it; ``None`` if it is missing.
+
+        Raises:
+            ConfigError: the section is not a mapping.
+        """
+        if key not in self.data:
+            return None
+        section = self.data.pop(key)
+        if not isinstance(section, dict):
+            raise ConfigError(f"{key} is not a section with keys", got=repr(section), expected="sections of a config")
+        return YamlSource(section, {path[1:]: line for path, line in self.lines.items() if path[0] == key})
+
 
 def parse_value(text: str) -> Any:
     """Parse one YAML value, the right side of ``key=value``."""

@@ -36,7 +36,7 @@ from agentrl.task import Task
 from agentrl.training.gradients import Objective
 from agentrl.trajectory import Source
 
-NEEDS_DATA = {"alfworld"}
+NEEDS_DATA = {"alfworld", "prompts"}
 """Environments whose tasks are in files that must be downloaded."""
 
 
@@ -47,7 +47,7 @@ def test_every_shipped_config_names_parts_that_exist(name):
         environment, evaluation = part.config.sole_environment, part.config.evaluation
         spec = resolve_environment(environment.name)
         assert {environment.split, evaluation.split} <= set(spec.splits)
-        if spec.name not in NEEDS_DATA and "data" not in environment.options:
+        if spec.name not in NEEDS_DATA and not {"data", "files"} & environment.options.keys():
             assert len(task_source(spec, environment)) >= config.trainer.tasks_per_step
             assert len(task_source(spec, environment, split=evaluation.split)) >= evaluation.tasks
         make_agent_loop(part.config.agent.loop, part.config.agent.options)
