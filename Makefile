@@ -318,7 +318,7 @@ browser: setup
 		apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; }
 
 test-browser: browser
-	$(PYTEST) --durations=10 tests/viewer/browser
+	$(PYTEST) --numprocesses 2 --dist loadfile --durations=10 tests/viewer/browser
 
 docs: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"

@@ -16,6 +16,8 @@ from agentrl.serving.launch.guard import descendants
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-cluster")
 
+ACTION_S = 10.0
+"""Maximum seconds for which a run waits for the action of its story."""
 QUICK_HEALTH_CHECKS = {
     "health_check_period_ms": 1000,
     "health_check_timeout_ms": 3000,
@@ -95,7 +97,9 @@ class Story(RunWatcher):
     def on_step(self, step, metrics):
         if step == self.step and self.at is None:
             self.at = time.monotonic()
-            threading.Thread(target=self.action).start()
+            acting = threading.Thread(target=self.action)
+            acting.start()
+            acting.join(ACTION_S)  # quick runs would end before it
 
     def on_message(self, text):
         self.said.append(text)
