@@ -21,7 +21,7 @@ Cli = Callable[..., Any]
     [
         ("train", "no config and no environment"),
         ("train quickstrt", "or a name from agentrl config list. Did you mean quickstart or quickstart_ppo?"),
-        ("train grpo", "Did you mean household/grpo?"),
+        ("train grpo", "Did you mean household/grpo"),
         ("eval household/valid", "It is the name of an environment: give it as --env household/valid"),
         ("eval --env dungeon", "expected a name from agentrl env list, a registered Gymnasium id"),
         ("train quickstart quickstart2", "no config file quickstart2"),
