@@ -133,10 +133,11 @@ class ScheduleConfig(Section):
         Args:
             step: Number of finished training steps.
             own: The key's own value.
-            is_integer: True to round interpolated values.
+            is_integer: True to round values between points, and those by a factor.
         """
         if self.factor is not None:
-            return self.clamp(own * self.factor**step)
+            value = self.clamp(_times_power(own, self.factor, step))
+            return round(value) if is_integer and math.isfinite(value) else value
         points = {**({} if 0 in (self.points or {}) else {0: own}), **(self.points or {})}
         steps, values = list(points), list(points.values())
         place = latest_point(steps, step)
@@ -164,6 +165,14 @@ class ScheduleConfig(Section):
             return self.clamp(proportional_change(value, measured, target=self.target, share=episodes / self.horizon))
         change = self.step or 0.0
         return self.clamp(value + change if measured < self.target else value - change)
+
+
+def _times_power(value: float, factor: float, exponent: int) -> float:
+    """Multiply a value by a power, which is infinite if it exceeds the range of floats."""
+    try:
+        return value * factor**exponent
+    except OverflowError:
+        return value and math.copysign(math.inf, value)
 
 
 def _is_step(key: object) -> bool:

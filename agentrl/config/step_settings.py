@@ -6,9 +6,9 @@ schedules it is the run's config. Evaluations use the run's config, so that thos
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,7 +20,8 @@ from agentrl.config.config import Config
 from agentrl.config.derived import SOLE, EnvironmentConfigs, per_environment_configs
 from agentrl.config.environment import AgentConfig
 from agentrl.config.schedule import ScheduleConfig
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import AgentRLError, ConfigError, did_you_mean
+from agentrl.observe.metric_table import documented_names, find_documented
 from agentrl.registry import Kind, lookup
 
 BUDGETS = (
@@ -122,6 +123,13 @@ def _entry(config: Config, key: str, schedule: ScheduleConfig) -> PlanEntry:
         )
     if schedule.target is not None and schedule.metric is None and key not in METRICS:
         raise ConfigError(f"the schedule of {key} has a target without a metric", hint="set its metric: train/entropy")
+    if schedule.metric is not None and find_documented(schedule.metric) is None:
+        raise ConfigError(
+            f"the schedule of {key} has the target of an unknown metric",
+            got=schedule.metric,
+            expected="a metric in docs/metrics.md",
+            hint=did_you_mean(schedule.metric, documented_names()),
+        )
     late = [step for step in schedule.steps if step >= config.trainer.steps]
     if late:
         raise ConfigError(
@@ -142,12 +150,11 @@ def _check_key(config: Config, key: str) -> None:
     known = [*PLAIN_KEYS, *_option_keys(config)]
     if key in known or _is_environment_key(config, key) or _is_open_option(config, key):
         return
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     raise ConfigError(
         f"{key} cannot change during training",
         expected="a numeric key of sampling, of the budgets in agent, or of algorithm; trainer.learning_rate; or "
         "options, tasks or split of an environment",
-        hint=f"did you mean {near[0]}?" if near else None,
+        hint=did_you_mean(key, known),
     )
 
 
@@ -270,8 +277,8 @@ class Settings:
     def observe(self, metrics: Mapping[str, float]) -> None:
         """Adapt the values of schedules with a target after a training step with these metrics."""
         for one in self._plan:
-            measured = metrics.get(one.metric) if one.schedule.target is not None else None
-            if measured is None or one.schedule.target is None:
+            measured = metrics.get(one.metric, math.nan) if one.schedule.target is not None else math.nan
+            if one.schedule.target is None or not math.isfinite(measured):
                 continue
             episodes = metrics.get(EPISODES, 0.0)
             value = self._adapted[one.key] = one.schedule.adapt(self._adapted[one.key], measured, episodes=episodes)
@@ -357,7 +364,7 @@ def _config_at(config: Config, entries: Sequence[PlanEntry], step: int, bounds: 
     plain = config.model_copy(update={"schedules": None})
     changed = with_values(plain, {key: value for key, value in values.items() if value is not None})
     try:
-        return Config.model_validate(changed.model_dump())
+        return Config.model_validate(changed.model_dump(warnings=False))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the config"

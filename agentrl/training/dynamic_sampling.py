@@ -13,7 +13,9 @@ import torch
 from agentrl.algorithms.group_selection import compared_by, group_spreads, in_band, resample_on_correct, top_p_groups
 from agentrl.algorithms.types import EpisodeBatch
 from agentrl.config.algorithm import SelectionConfig
-from agentrl.config.config import AlgorithmConfig
+from agentrl.config.config import AlgorithmConfig, Config
+from agentrl.config.derived import per_environment_configs
+from agentrl.errors import ConfigError, did_you_mean
 from agentrl.registry import Kind, lookup
 from agentrl.training.batch import NothingToTrain, StepExtras, episode_batch, select, trained_mask
 from agentrl.training.gradients import Objective
@@ -24,7 +26,7 @@ from agentrl.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLearner:
-    """GroupLearner of a group: the policy, or one of several adapters."""
+    """Learner of a group: the policy, or one of several adapters."""
 
     algorithm: AlgorithmConfig
     roles: Set[str] | None = None
@@ -197,3 +199,23 @@ def _turn_of_tokens(trajectory: Trajectory, *, by_expert: bool) -> torch.Tensor:
         for turn in sequence.turns:
             counts[order[id(turn)]] = int(mask[turn.start : turn.end].sum())
     return torch.arange(len(order)).repeat_interleave(counts)
+
+
+def check_selection(config: Config) -> None:
+    """Check that ``algorithm.selection`` names rewards of the run.
+
+    Raises:
+        ConfigError: a penalty is not among the rewards in ``agent.reward``.
+    """
+    selection = config.algorithm.selection
+    if selection is None or selection.resample is None or not config.has_environment:
+        return
+    for part in per_environment_configs(config):
+        known = [entry if isinstance(entry, str) else str(entry["name"]) for entry in part.config.agent.reward]
+        for name in selection.resample.penalties:
+            if name not in known:
+                raise ConfigError(
+                    f"algorithm.selection.resample.penalties names {name}, which is not a reward of the run",
+                    expected=", ".join(known),
+                    hint=did_you_mean(name, known) or f"add it to agent.reward: {{name: {name}, weight: 0}}",
+                )

@@ -32,9 +32,7 @@ from transformers import PreTrainedModel
 
 from agentrl.algorithms.types import LossInput
 from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
-from agentrl.config.derived import per_environment_configs
 from agentrl.config.trainer import NumericsConfig
-from agentrl.errors import ConfigError, did_you_mean
 from agentrl.message.image import ImageReader
 from agentrl.models.memory import FREED_SHARE, FreedMemory, memory_limit
 from agentrl.training.algorithm_functions import check_mini_batch_rows
@@ -43,7 +41,7 @@ from agentrl.training.checkpoint import TrainerCheckpoint, TrainerState
 from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.diagnostics.watch import NumericsWatch, prepare_repeatable, repeatable
 from agentrl.training.distributed import Ranks
-from agentrl.training.dynamic_sampling import EpisodeSelection
+from agentrl.training.dynamic_sampling import EpisodeSelection, check_selection
 from agentrl.training.forward.runner import make_runner
 from agentrl.training.gradients import GradientPass, Objective, needs_forward_pass, step_tokens
 from agentrl.training.moe import moe_hooks
@@ -404,24 +402,6 @@ def _optimizer_settings(config: TrainerConfig, *, first_step: int = 0) -> Optimi
     """Make the optimizer settings of a model whose training starts at `first_step`."""
     updates = (config.steps - first_step) * config.epochs * config.mini_batches
     return OptimizerSettings.of(config, config, total_updates=updates, min_lr_ratio=config.min_lr_ratio)
-
-
-def check_selection(config: Config) -> None:
-    """Check that ``algorithm.selection`` names rewards of the run.
-
-    Raises:
-        ConfigError: a penalty is not among the rewards in ``agent.reward``.
-    """
-    resample = None if config.algorithm.selection is None else config.algorithm.selection.resample
-    for part in per_environment_configs(config) if resample is not None and config.has_environment else ():
-        known = [entry if isinstance(entry, str) else str(entry["name"]) for entry in part.config.agent.reward]
-        for name in resample.penalties if resample is not None else ():
-            if name not in known:
-                raise ConfigError(
-                    f"algorithm.selection.resample.penalties names {name}, which is not a reward of the run",
-                    expected=", ".join(known),
-                    hint=did_you_mean(name, known) or f"add it to agent.reward: {{name: {name}, weight: 0}}",
-                )
 
 
 def check_algorithm(config: Config) -> None:

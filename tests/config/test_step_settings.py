@@ -128,8 +128,11 @@ def test_the_plan_is_printed():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["schedules={sampling.temprature: {0: 1}}"], "Did you mean sampling.temperature?"),
-        (["schedules={algorithm.loss_options.clip_hihg: {0: 0.2}}"], "Did you mean algorithm.loss_options.clip_high?"),
+        (["schedules={sampling.temprature: {0: 1}}"], "mean 'sampling.temperature'?"),
+        (
+            ["schedules={algorithm.loss_options.clip_hihg: {0: 0.2}}"],
+            "mean 'algorithm.loss_options.clip_high'?",
+        ),
         (["schedules={algorithm.group_size: {0: 4}}"], "algorithm.group_size cannot change during training"),
         (["schedules={algorithm.shaping.overlong.buffer: {0: 4}}"], "cannot change during training"),
         (["schedules={5: {environment.name: household}}"], "environment.name cannot change"),
@@ -146,6 +149,8 @@ def test_the_plan_is_printed():
         (["schedules={algorithm.entropy_coef: {target: 0.2, step: 1e-4, max: .inf}}"], "finite number"),
         (["schedules={algorithm.kl_coef: {target: 0.2, step: 1, min: -1}}"], "algorithm.kl_coef is invalid"),
         (["schedules={agent.max_turns: {target: 3, step: 1}}"], "has a target without a metric"),
+        (["schedules={algorithm.kl_coef: {target: 3, step: 1, metric: train/klold}}"], "Did you mean 'train/kl_old'?"),
+        (["schedules={trainer.learning_rate: {factor: 9}}"], "trainer.learning_rate is invalid at step 599: got inf"),
         (["schedules={algorithm.norm_length: {5: 100}}"], "has no value at step 0"),
         (["schedules={algorithm.kl_coef: {5: 0.1}}"], "the run starts without a reference policy"),
         (["schedules={sampling.top_k: {0: 0}, 5: {sampling.top_k: 0}}"], "in a stage and on its own"),
@@ -171,3 +176,17 @@ def test_plans_that_cannot_work_are_refused(overrides, message):
     with pytest.raises(ConfigError) as caught:
         check_plan(config_of(*overrides))
     assert message in str(caught.value)
+
+
+def test_a_target_ignores_metrics_that_are_not_finite_and_a_factor_keeps_integers():
+    words = (
+        "schedules={algorithm.entropy_coef: {target: 0.2, step: 0.1, max: 1}, agent.max_turns: {factor: 1.1, max: 20}}"
+    )
+    settings = Settings(config_of(words, "agent.max_turns=10"))
+    settings.observe({"train/entropy": math.nan})
+    settings.advance(1)
+    assert settings.config.algorithm.entropy_coef == 0.0
+    assert (settings.config.agent.max_turns, type(settings.config.agent.max_turns)) == (11, int)
+    settings.observe({"train/entropy": 0.1})
+    settings.advance(2)
+    assert settings.config.algorithm.entropy_coef == 0.1

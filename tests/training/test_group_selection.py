@@ -7,8 +7,7 @@ from agentrl.config import load_config
 from agentrl.config.config import AlgorithmConfig
 from agentrl.errors import ConfigError
 from agentrl.training.batch import StepExtras
-from agentrl.training.dynamic_sampling import EpisodeSelection, is_in_band
-from agentrl.training.trainer import check_selection
+from agentrl.training.dynamic_sampling import EpisodeSelection, check_selection, is_in_band
 
 
 def group_of(name, *rewards, successes=None, components=None):
