@@ -30,7 +30,7 @@ Publish = Callable[[str, str, dict[str, Any]], None]
 """Receiver of events: kind, key of the source, body. It is called in other threads."""
 _SHOWN = ("phase", "step", "steps", "time")
 """Fields of a status that its event contains."""
-_OVER = (SourceState.FINISHED.value, SourceState.STOPPED.value, SourceState.CRASHED.value)
+_OVER = (SourceState.FINISHED.value, SourceState.INTERRUPTED.value, SourceState.CRASHED.value)
 
 
 class Library:

@@ -44,8 +44,8 @@ class SourceState(enum.StrEnum):
     FINISHED = "finished"
     CRASHED = "crashed"
     """Its process ended before its last step."""
-    STOPPED = "stopped"
-    """It was interrupted, and can be resumed."""
+    INTERRUPTED = "interrupted"
+    """It was stopped by a signal or Ctrl-C, and can be resumed."""
     STALLED = "stalled"
     """Its process is alive but does nothing, or waits past a deadline."""
 
@@ -55,7 +55,7 @@ _STATES = {
     Liveness.HUNG: SourceState.STALLED,
     Liveness.SUSPENDED: SourceState.STALLED,
     Liveness.FINISHED: SourceState.FINISHED,
-    Liveness.STOPPED: SourceState.STOPPED,
+    Liveness.STOPPED: SourceState.INTERRUPTED,
     Liveness.FAILED: SourceState.CRASHED,
     Liveness.CRASHED: SourceState.CRASHED,
 }

@@ -130,7 +130,7 @@ async def test_new_episodes_metrics_status_and_runs_are_announced(runs: Path) ->
         ({"deadline": None}, "running"),
         ({"process_started": 1}, "crashed"),
         ({"end": RunEnd.FINISHED}, "finished"),
-        ({"end": RunEnd.STOPPED}, "stopped"),
+        ({"end": RunEnd.STOPPED}, "interrupted"),
         ({"end": RunEnd.FAILED}, "crashed"),
         (b"[1]", "crashed"),
         (b"{", "crashed"),

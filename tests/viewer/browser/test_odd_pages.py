@@ -49,17 +49,17 @@ def unfinished(run: Path, **status: object) -> None:
 
 
 def test_the_list_shows_the_state_of_each_run(new_visitor, run_viewer, copies) -> None:
-    for name in ("crashed", "stalled", "stopped", "running"):
+    for name in ("crashed", "stalled", "interrupted", "running"):
         shutil.copytree(copies / "first", copies / name)
     unfinished(copies / "crashed", process_started=1)
     wait = CurrentWait(owner="e", kind="tool", what="search", since=time.time() - 90, deadline=time.time() - 60)
     unfinished(copies / "stalled", waits=[wait])
-    unfinished(copies / "stopped", end=RunEnd.STOPPED)
+    unfinished(copies / "interrupted", end=RunEnd.STOPPED)
     unfinished(copies / "running")
     page = new_visitor(run_viewer([copies]).url).open("/", "Runs and evaluations")
     rows = page.locator("table.runs tbody tr")
     expect(rows).to_have_count(5)
-    for name in ("crashed", "stalled", "stopped", "running", "finished"):
+    for name in ("crashed", "stalled", "interrupted", "running", "finished"):
         row = rows.filter(has=page.get_by_role("link", name="first" if name == "finished" else name, exact=True))
         expect(row.locator(f".badge.state-{name}")).to_contain_text(name)
     page.keyboard.press("G")

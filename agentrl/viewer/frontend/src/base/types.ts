@@ -2,7 +2,7 @@
 
 export type Num = number | null;
 export type Column = Num[];
-export type RunState = "running" | "finished" | "stopped" | "crashed" | "stalled";
+export type RunState = "running" | "finished" | "interrupted" | "crashed" | "stalled";
 
 export interface Source {
   key: string;

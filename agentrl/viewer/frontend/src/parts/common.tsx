@@ -55,7 +55,7 @@ export function Await<T>(props: { of: Loaded<T>; what: string; children: (data: 
 const STATE_MARKS: Record<RunState, string> = {
   running: "▶",
   finished: "✓",
-  stopped: "■",
+  interrupted: "■",
   crashed: "✕",
   stalled: "❙❙",
 };
