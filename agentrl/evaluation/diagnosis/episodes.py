@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from agentrl.errors import Outcome
 from agentrl.evaluation.diagnosis.finding import ConfigChange, Finding
+from agentrl.evaluation.diagnosis.policy import has_risen
 from agentrl.evaluation.diagnosis.summary import LEAST, RunSummary
 
 MANY = 0.2
@@ -105,6 +106,8 @@ def truncated_episodes(run: RunSummary) -> Iterator[Finding]:
             what, key, changes = "their turns", "agent.loop=single_turn plays one", ()
             advice = "choose a loop that plays several turns (agent.loop=tool_calling or react_text)"
         elif outcome is Outcome.TRUNCATED_TURNS and _is_cut_by_environment(run):
+            if has_risen(run.lines, "success/mean"):  # a limit that belongs to the task, within which the policy learns
+                continue
             what, key, changes = "the environment's own steps", "not agent.max_turns, which is larger", ()
             advice = "raise the environment's limit, such as max_episode_steps, if its tasks need more steps"
         if is_tokens and 2 * episodes.first_turn_cuts >= count:

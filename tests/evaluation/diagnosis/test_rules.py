@@ -311,6 +311,8 @@ def test_episodes_that_the_environment_ends_need_no_more_turns():
     (own,) = truncated_episodes(RunSummary(episodes=cut, config=config, lines=[{"turns/max": 5.0}]))
     assert own.changes == ()
     assert "the environment's own steps" in own.text
+    learning = [{"step": n, "episodes": 64.0, "turns/max": 5.0, "success/mean": n / 20} for n in range(20)]
+    assert not list(truncated_episodes(RunSummary(episodes=cut, config=config, lines=learning)))
     (budget,) = truncated_episodes(RunSummary(episodes=cut, config=config, lines=[{"turns/max": 50.0}]))
     assert [(change.key, change.value) for change in budget.changes] == [("agent.max_turns", 100)]
 
