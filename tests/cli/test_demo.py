@@ -32,6 +32,7 @@ def test_the_demo_does_the_whole_job_and_says_so_when_nothing_was_learnt(
     assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_pretrained_model_is_measured_as_it_comes_and_needs_no_warm_start(
     agentrl: Callable[..., Any], tmp_path: Path, workplace: Path, small: tuple[str, ...]
 ) -> None:

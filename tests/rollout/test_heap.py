@@ -51,6 +51,7 @@ def test_an_outer_block_decides():
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.slow
 def test_what_survives_a_full_collection_is_visited_once():
     with settled_heap():
         kept = [Node() for _ in range(1000)]
@@ -65,6 +66,7 @@ def test_what_survives_a_full_collection_is_visited_once():
     assert not any(reference() for reference in gone)
 
 
+@pytest.mark.slow
 def test_garbage_among_excluded_objects_is_collected_once_they_have_doubled(monkeypatch):
     with settled_heap():
         kept = [Node() for _ in range(1000)]

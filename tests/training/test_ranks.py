@@ -257,6 +257,7 @@ def test_ranks_compute_what_one_computes(alone, path, module_trajectories, tmp_p
     assert_same_tensors(again["weights"], one["weights"], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "tensors"), [("shared critic", 2), ("process reward", 24)])
 def test_ranks_train_the_critic_that_one_trains_and_go_on_with_it(
     alone, path, module_trajectories, tmp_path, name, tensors
