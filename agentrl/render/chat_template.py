@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from agentrl.message import ImagePart, Message, TextPart, user
 from agentrl.render.call_form import with_json_arguments
 from agentrl.render.content_guard import BREAK, ContentGuard
 from agentrl.render.named_templates import choose_chat_template
+from agentrl.render.trial import EndlessTemplate, render_in_time
 from agentrl.trajectory import Source, TokenSequence
 
 if TYPE_CHECKING:
@@ -281,6 +283,8 @@ class ChatTemplate:
         """Guard of all texts for the template; set once the control tokens are known."""
         self.json_arguments = False
         """True to pass arguments of tool calls as JSON text; the renderer, which knows the call ids, sets it."""
+        self.in_trial = True
+        """True while the template is tried, before anything is played: each rendering then has a deadline."""
         self._no_tools: list[Any] | None = None
         """Value for a conversation without tools; an empty list for templates that only read a list."""
         if self._refuses([user("x")]):
@@ -313,15 +317,19 @@ class ChatTemplate:
         for row in rows:
             if "reasoning_content" in row:
                 row[self._reasoning_key] = row.pop("reasoning_content")
+        render = functools.partial(
+            self._tokenizer.apply_chat_template,
+            rows,
+            chat_template=self._whole,
+            tools=schemas or self._no_tools,
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
+            **self._options,
+        )
         try:
-            text: str = self._tokenizer.apply_chat_template(
-                rows,
-                chat_template=self._whole,
-                tools=schemas or self._no_tools,
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-                **self._options,
-            )
+            text: str = render_in_time(render, ", ".join(m.role for m in messages)) if self.in_trial else render()
+        except EndlessTemplate:
+            raise
         except Exception as error:
             raise TemplateError(
                 f"the chat template refuses messages with roles {', '.join(m.role for m in messages)}",
@@ -329,6 +337,15 @@ class ChatTemplate:
                 hint="use an agent loop whose messages the template accepts (react_text needs only user turns)",
             ) from error
         return text
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Give each rendering in the block a deadline, so that a template that never ends raises `EndlessTemplate`."""
+        before, self.in_trial = self.in_trial, True
+        try:
+            yield
+        finally:
+            self.in_trial = before
 
     def _refuses(self, messages: Sequence[Message]) -> bool:
         try:

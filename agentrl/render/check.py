@@ -93,11 +93,11 @@ def template_faults(
         checks.append(lambda: check_calls_shown(renderer))
     is_shown = True
     for check in checks:
-        for fault in _collect_errors(check):
+        for fault in _collect_errors(renderer, check):
             is_shown = False
             yield fault
     if is_shown:
-        yield from _collect_errors(lambda: _check_history(renderer, roles, tools))
+        yield from _collect_errors(renderer, lambda: _check_history(renderer, roles, tools))
 
 
 def find_omitted_text(renderer: Renderer) -> RewrittenHistory | None:
@@ -107,7 +107,8 @@ def find_omitted_text(renderer: Renderer) -> RewrittenHistory | None:
     """
     call = ToolCall(name=PROBE_NAME, arguments=PROBE_ARGUMENTS, id=renderer.call_id(PROBE_NAME, 0))
     try:
-        renderer.answer_text(Message(role="assistant", content=_THOUGHT, tool_calls=(call,)))
+        with renderer.template.trial():
+            renderer.answer_text(Message(role="assistant", content=_THOUGHT, tool_calls=(call,)))
     except OmittedText as error:
         return RewrittenHistory(error.what, got=error.got, expected=error.expected, hint=error.hint)
     except TemplateError:  # other checks find it
@@ -115,9 +116,10 @@ def find_omitted_text(renderer: Renderer) -> RewrittenHistory | None:
     return None
 
 
-def _collect_errors(check: Callable[[], None]) -> Iterator[TemplateError]:
+def _collect_errors(renderer: Renderer, check: Callable[[], None]) -> Iterator[TemplateError]:
     try:
-        check()
+        with renderer.template.trial():
+            check()
     except TemplateError as fault:
         yield fault
 

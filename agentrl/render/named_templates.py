@@ -6,10 +6,12 @@ one template, so a run uses a single template: ``tool_use``, if it can also rend
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import TYPE_CHECKING
 
 from agentrl.errors import TemplateError
+from agentrl.render.trial import EndlessTemplate, render_in_time
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -57,7 +59,10 @@ def choose_chat_template(tokenizer: PreTrainedTokenizerFast) -> str:
 
 def _render(tokenizer: PreTrainedTokenizerFast, template: str) -> str | None:
     """Render a conversation without tools; return ``None`` if the template refuses it."""
+    render = functools.partial(tokenizer.apply_chat_template, [*_PROBE], chat_template=template, tokenize=False)
     try:
-        return str(tokenizer.apply_chat_template([*_PROBE], chat_template=template, tokenize=False))
+        return str(render_in_time(render, ", ".join(message["role"] for message in _PROBE)))
+    except EndlessTemplate:
+        raise
     except Exception:
         return None

@@ -229,6 +229,7 @@ class Renderer:
         self.guard = self.template.guard = self._make_guard()
         self._spans = ContentSpans(self.after_answer, self.guard.text)
         self._reader = AnswerReader(self.family, self.template.source, tool_parser, self.header)
+        self.template.in_trial = False
 
     def _render_call(self, call: ToolCall, json_arguments: bool) -> str:
         """Render a conversation that ends with a call, with its arguments as JSON text or as a mapping."""

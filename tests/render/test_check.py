@@ -7,8 +7,10 @@ from support.tokenizers import build_tokenizer
 
 from agentrl.errors import TemplateError
 from agentrl.message import Role
+from agentrl.render import trial
 from agentrl.render.check import check_template
 from agentrl.render.renderer import Renderer
+from agentrl.render.trial import EndlessTemplate
 
 TOOL = {
     "type": "function",
@@ -94,3 +96,13 @@ def test_other_rewriting_is_refused(template: str, tools: list, shown: str) -> N
     with pytest.raises(TemplateError, match="rewrites history") as caught:
         check_template(renderer, tools=tools)
     assert shown in str(caught.value)
+
+
+@pytest.mark.parametrize("condition", ["true", "messages | selectattr('role', 'equalto', 'tool') | list"])
+def test_a_template_that_never_ends_is_named_before_the_run(monkeypatch, renderer_of, condition: str) -> None:
+    monkeypatch.setattr(trial, "RENDERING_S", 0.2)
+    tokenizer = build_tokenizer("qwen2.5")
+    seconds = "{% for a in range(2000) %}{% for b in range(5000) %}{% endfor %}{% endfor %}"
+    tokenizer.chat_template += f"{{% if {condition} %}}{seconds}{{% endif %}}"
+    with pytest.raises(EndlessTemplate, match=r"the chat template does not end: got messages .* not rendered in 0.2 s"):
+        check_template(Renderer(tokenizer), roles=("tool",), tools=[TOOL])
