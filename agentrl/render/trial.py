@@ -1,0 +1,45 @@
+"""First renderings of a chat template, which may never end: each has a deadline, before anything is played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from agentrl.errors import UsageError
+from agentrl.errors.foreign import DaemonThreads, ignore_result
+
+RENDERING_S = 20.0
+"""Deadline in seconds of one rendering while a template is tried; ordinary templates take less than a millisecond."""
+_THREADS = DaemonThreads("chat template")
+T = TypeVar("T")
+
+
+class EndlessTemplate(UsageError):
+    """A chat template did not end before the deadline; its thread is abandoned."""
+
+
+def render_in_time(render: Callable[[], T], roles: str, deadline_s: float | None = None) -> T:
+    """Render in a daemon thread.
+
+    Args:
+        render: Renders the template.
+        roles: Roles of the messages, for the error.
+        deadline_s: Seconds; `RENDERING_S` by default.
+
+    Raises:
+        EndlessTemplate: no result within the deadline.
+    """
+    deadline_s = RENDERING_S if deadline_s is None else deadline_s
+    running = _THREADS.submit(render)
+    try:
+        return running.result(deadline_s)
+    except TimeoutError as late:
+        if running.done():
+            raise
+        running.add_done_callback(ignore_result)
+        raise EndlessTemplate(
+            "the chat template does not end",
+            got=f"messages with roles {roles} not rendered in {deadline_s:g} s",
+            expected="a template whose loops and recursive macros end",
+            hint="set model.chat_template to another template (a shipped one, such as chatml, or a file)",
+        ) from late
