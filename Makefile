@@ -37,11 +37,11 @@ PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 UNIT_TESTS = $(PYTEST) --numprocesses 3 --dist worksteal --ignore tests/docker_engine \
 	--ignore tests/engines --ignore tests/originals --ignore tests/cluster --ignore tests/gateway/agents \
 	--ignore tests/trackers --ignore tests/viewer/browser
-test: setup
+test: setup bubblewrap
 	$(UNIT_TESTS) --durations=20 -m "not slow" tests
 
 # Tests that take several seconds each: environment checks, runs with several processes, the wheel.
-test-slow: setup
+test-slow: setup bubblewrap
 	$(UNIT_TESTS) -m slow tests
 
 # Prometheus, which reads a run in a test; without it, the test is skipped.

@@ -14,6 +14,7 @@ from typing import Any
 
 import gymnasium
 import pytest
+from support.sandboxes import needs_bubblewrap
 
 from agentrl.cli import main
 from agentrl.cli.commands import COMMANDS
@@ -45,7 +46,11 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def pages_with(language: str) -> list[Any]:
-    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if blocks(page, language)]
+    return [
+        pytest.param(page, id=str(page.relative_to(ROOT)), marks=[needs_bubblewrap] if "sandbox" in page.stem else [])
+        for page in PAGES
+        if blocks(page, language)
+    ]
 
 
 def commands(page: Path, language: str) -> Iterator[list[str]]:
@@ -278,6 +283,7 @@ def test_reference_pages_are_made_from_the_code(generator: ModuleType) -> None:
     assert "[`webshop`](environments/webshop.md)" in generator.fill("<!-- generated: environments -->")
 
 
+@needs_bubblewrap
 def test_every_environment_has_a_page(generator: ModuleType) -> None:
     made, index = generator.generated_pages(), generator.fill("<!-- generated: environments -->")
     for name in names(Kind.ENVIRONMENT):
@@ -287,6 +293,7 @@ def test_every_environment_has_a_page(generator: ModuleType) -> None:
             assert f"\n<!-- generated: environment {name} -->\n" in (ROOT / "docs" / path).read_text()
 
 
+@needs_bubblewrap
 def test_a_made_page_tells_what_can_be_known_without_words(generator: ModuleType) -> None:
     page = generator.generated_pages()["environments/household.md"]
     for told in (

@@ -181,8 +181,8 @@ class StepClock:
     def __init__(self, parts: TrainingParts, *, price_per_hour: float | None = None) -> None:
         self._parts = parts
         self._price_per_hour = price_per_hour
-        self._began = self._phase_began = time.perf_counter()
-        self._use_before = self._read_use()
+        self._began = self._phase_began = parts.waits.clock()
+        self._use_before = parts.waits.engine_use.read(self._began)
         self._use: dict[str, EngineSeconds] = {}
         self._seconds: dict[str, float] = {}
         self._waits_before = dict(parts.waits.seconds)
@@ -190,12 +190,10 @@ class StepClock:
         self._busy_before = parts.engine.metrics().busy_s
         self._cpu_before = time.process_time()
 
-    def _read_use(self) -> EngineSeconds:
-        return self._parts.waits.engine_use.read(self._parts.waits.clock())
-
     def phase_ended(self, name: str) -> None:
         """Record the end of the phase `name` and begin the next one."""
-        now, use = time.perf_counter(), self._read_use()
+        now = self._parts.waits.clock()
+        use = self._parts.waits.engine_use.read(now)
         self._seconds[name], self._use[name] = now - self._phase_began, use - self._use_before
         self._phase_began, self._use_before = now, use
 
@@ -243,7 +241,7 @@ class StepClock:
 
     def _timings(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Return the seconds of phases, their shares of the step, the seconds of waits, and the sampling speed."""
-        whole = time.perf_counter() - self._began
+        whole = self._parts.waits.clock() - self._began
         waits = self._parts.waits.seconds
         sampled = sum(trajectory.sampled_tokens - trajectory.repeated_tokens for trajectory in trajectories)
         timings = {f"{name}_s": seconds for name, seconds in self._seconds.items()}

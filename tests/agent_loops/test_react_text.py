@@ -3,6 +3,7 @@ import pytest
 from agentrl.agent_loops.prompting import ActionHint, goal_line, with_lines
 from agentrl.agent_loops.react_text import ReactText
 from agentrl.agent_loops.tool_calling import ToolCalling
+from support.sandboxes import needs_bubblewrap
 
 from agentrl.agent_loop import Answer
 from agentrl.config import load_config
@@ -190,7 +191,7 @@ def test_a_prefill_is_text(prefill):
         ToolCalling(prefill=str(prefill))
 
 
-@pytest.mark.parametrize("name", ["search_qa", "retail", "code"])
+@pytest.mark.parametrize("name", ["search_qa", "retail", pytest.param("code", marks=needs_bubblewrap)])
 async def test_an_environment_that_says_how_to_answer_is_not_contradicted(name):
     """Its whole answers are read, unless the config names a format."""
     words = [f"environment={name}", "agent.loop=react_text", "agent.max_turns=1"]

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 QUICK = (
     "model.scratch.hidden_size=32",
     "sft.episodes=8",

@@ -1,11 +1,11 @@
 """An external agent program in a sandbox reaches only its own session of the gateway."""
 
 import asyncio
-import shutil
 import textwrap
 
 import pytest
 from agentrl.agent_loops.external import External
+from support.sandboxes import needs_bubblewrap
 
 from agentrl.errors import Outcome, UsageError
 from agentrl.gateway import Gateway
@@ -14,7 +14,6 @@ from agentrl.sandbox.local import UNCONFINED, LocalSandbox
 
 from .conftest import AGENT
 
-needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bubblewrap here")
 LOCAL = {"type": "local"}
 ATTACK = """
 import socket, urllib.error
