@@ -326,7 +326,7 @@ def success_falls(run: RunSummary) -> Iterator[Finding]:
 
 
 def length_growth(run: RunSummary) -> Iterator[Finding]:
-    """Find answers that grow because longer ones are paid more, while success does not."""
+    """Find answers that grow because longer ones are rewarded more, while success does not."""
     name = "tokens/sampled_per_episode"
     windows, pays = _windows(run.lines, name), run.episodes.length_and_reward.correlation
     if windows is None or pays < ITS_REWARD or has_risen(run.lines, "success/mean"):

@@ -1,11 +1,11 @@
-"""Rules about rewards: constant, of the wrong sign, never paid, equal within groups, or of a judge that always agrees.
+"""Rules about rewards: constant, of the wrong sign, never given, equal within groups, or of a judge that always agrees.
 
 rule                    condition
 ----------------------  --------------------------------------------------------------------------------------------
 reward_against_success  solved episodes get lower rewards than others, by `CERTAIN` standard errors
 judge_always_agrees     the judge gave the same score to all episodes, although their answers differ
 constant_reward         all episodes have the same reward, although their answers and successes differ
-never_paid              the environment gave no reward in any episode
+never_rewarded          the environment gave no reward in any episode
 nothing_varies          all returns of each group are equal: in the last steps, or in most groups of the run
 """
 
@@ -106,11 +106,11 @@ def constant_reward(run: RunSummary) -> Iterator[Finding]:
     if whole is None or not whole.is_constant or episodes.episodes < LEAST or len(episodes.different) < 2:
         return
     if not run.definitions and not (0 < episodes.solved < episodes.judged) and (episodes.solved or whole.high == 0):
-        return  # all tasks of an environment are solved, or all failed: see `never_paid`
+        return  # all tasks of an environment are solved, or all failed: see `never_rewarded`
     if episodes.solved == episodes.judged > 0 and whole.high > 0:
         return  # all episodes are solved and rewarded
     solved = f", {episodes.solved} of {episodes.judged} solved" if episodes.judged else ""
-    hint = "check which arguments it receives" if run.definitions else "check what the environment pays for"
+    hint = "check which arguments it receives" if run.definitions else "check what the environment rewards"
     if whole.high == 0:
         hint = f"if they all deserve it, try easier tasks or a warm start; otherwise, {hint}"
     elif not episodes.judged:
@@ -131,8 +131,8 @@ def constant_reward(run: RunSummary) -> Iterator[Finding]:
     yield _at_function(run, finding)
 
 
-def never_paid(run: RunSummary) -> Iterator[Finding]:
-    """Find an environment that has paid no reward yet."""
+def never_rewarded(run: RunSummary) -> Iterator[Finding]:
+    """Find an environment that has given no reward yet."""
     episodes, whole = run.episodes, run.episodes.rewards.get(WHOLE)
     if run.definitions or whole is None or not whole.is_constant or whole.high != 0 or episodes.solved:
         return
@@ -141,11 +141,11 @@ def never_paid(run: RunSummary) -> Iterator[Finding]:
     name = run.setting("environment.name") or "NAME"
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in episodes.outcomes.most_common())
     yield Finding(
-        kind="never_paid",
-        sentence=f"the environment paid no reward in any of {episodes.episodes} episodes ({outcomes}), so that nothing "
+        kind="never_rewarded",
+        sentence=f"the environment gave no reward in any of {episodes.episodes} episodes ({outcomes}), so that nothing "
         "can be learned",
-        advice=f"check that it pays at all: agentrl eval --env {name} --policy expert; if it does, the tasks are too "
-        "hard for this policy: warm-start it (agentrl sft), or choose easier tasks (environment.options)",
+        advice=f"check that it ever gives one: agentrl eval --env {name} --policy expert; if it does, the tasks are "
+        "too hard for this policy: warm-start it (agentrl sft), or choose easier tasks (environment.options)",
         evidence=(f"all {episodes.episodes} returns are 0, and no episode is solved",),
         example=run.example(),
         count=episodes.episodes,
@@ -189,7 +189,7 @@ def nothing_varies(run: RunSummary) -> Iterator[Finding]:
         count=idle,
         of=steps,
         weight=0.5 + 0.4 * max(idle / steps, equal / max(1.0, trained)),
-        causes=_unplayed(run) | {"constant_reward", "never_paid", "judge_always_agrees", *OF_THE_POLICY},
+        causes=_unplayed(run) | {"constant_reward", "never_rewarded", "judge_always_agrees", *OF_THE_POLICY},
         is_current=is_current,
     )
 

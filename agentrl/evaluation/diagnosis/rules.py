@@ -32,7 +32,7 @@ RULES: tuple[Rule, ...] = (
     Rule(rewards.reward_against_success, warns=True, of_evaluations=True),
     Rule(rewards.judge_always_agrees, of_evaluations=True),
     Rule(rewards.constant_reward, of_evaluations=True),
-    Rule(rewards.never_paid),
+    Rule(rewards.never_rewarded),
     Rule(rewards.nothing_varies, warns=True),
     Rule(episodes.answers_cut, of_evaluations=True),
     Rule(episodes.unusable_answers, of_evaluations=True),

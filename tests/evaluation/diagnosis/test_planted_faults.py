@@ -78,7 +78,7 @@ PLANTED = {
     "rate too high": ("learning_rate_high", ["trainer.learning_rate=0.3"], ()),
     "rate too low": ("learning_rate_low", ["trainer.learning_rate=1e-8"], ()),
     "stale groups": ("groups_stale", STALE, MORE),
-    "never paid": ("never_paid", [world("Unpaid")], ()),
+    "never paid": ("never_rewarded", [world("Unpaid")], ()),
     "entropy collapses": (
         "entropy_falls",
         [world("Chance"), "algorithm.entropy_coef=-0.5", "trainer.steps=12", "trainer.learning_rate=1e-2"],

@@ -100,7 +100,7 @@ async def test_an_evaluation(tmp_path):
     found = diagnose_folder(finished.folder)
     assert (found.state, found.episodes) == (None, 12)
     assert "truncated_turns" in [finding.kind for finding in found.findings]
-    assert "never_paid" not in [finding.kind for finding in found.findings], "a weak policy is no fault"
+    assert "never_rewarded" not in [finding.kind for finding in found.findings], "a weak policy is no fault"
     assert "an evaluation of 12 episodes" in str(diagnosis_text(found))
 
 

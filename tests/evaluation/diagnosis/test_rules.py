@@ -13,7 +13,7 @@ from agentrl.evaluation import diagnosis
 from agentrl.evaluation.diagnosis.episodes import answers_cut, truncated_episodes, unusable_answers
 from agentrl.evaluation.diagnosis.finding import Finding, finding_lines, rank, top
 from agentrl.evaluation.diagnosis.parts import code_failures
-from agentrl.evaluation.diagnosis.rewards import constant_reward, never_paid, reward_against_success
+from agentrl.evaluation.diagnosis.rewards import constant_reward, never_rewarded, reward_against_success
 from agentrl.evaluation.diagnosis.summary import EpisodeCounts, RunSummary
 from agentrl.evaluation.diagnosis.watch import Reminder
 from agentrl.observe.incidents import MOST, Incidents
@@ -216,8 +216,8 @@ def test_a_constant_reward_of_the_environment_is_one_that_success_does_not_chang
     ("reward", "cut", "kinds"),
     [
         (-0.1, 2, ["answers_cut", "constant_reward"]),
-        (0.0, 2, ["answers_cut", "never_paid"]),
-        (0.0, 1, ["never_paid", "answers_cut"]),
+        (0.0, 2, ["answers_cut", "never_rewarded"]),
+        (0.0, 1, ["never_rewarded", "answers_cut"]),
     ],
 )
 def test_answers_that_are_mostly_cut_explain_that_nothing_is_paid(reward, cut, kinds):
@@ -226,7 +226,7 @@ def test_answers_that_are_mostly_cut_explain_that_nothing_is_paid(reward, cut, k
         for turn in one.turns[:cut]:
             turn.stop_reason, turn.valid = "length", False
     run = RunSummary(episodes=evidence_of(*episodes))
-    found = rank([*constant_reward(run), *never_paid(run), *answers_cut(run)])
+    found = rank([*constant_reward(run), *never_rewarded(run), *answers_cut(run)])
     assert [one.kind for one in found] == kinds
     assert found[1].because_of == ("answers_cut" if cut == 2 else None)
 

@@ -19,7 +19,7 @@ from agentrl.evaluation.diagnosis.policy import (
     length_growth,
     overfitting,
 )
-from agentrl.evaluation.diagnosis.rewards import judge_always_agrees, never_paid, nothing_varies
+from agentrl.evaluation.diagnosis.rewards import judge_always_agrees, never_rewarded, nothing_varies
 from agentrl.evaluation.diagnosis.summary import Covariance, EpisodeCounts, RunSummary
 from agentrl.trajectory import TurnTimings
 
@@ -204,9 +204,9 @@ def test_a_rise_is_one_beyond_chance():
 def test_an_environment_that_never_pays_and_a_judge_that_always_agrees():
     summary = EpisodeCounts()
     summary.add_step([episode(0.0, False, answer=n) for n in range(8)], 1)
-    assert kinds(never_paid, RunSummary(episodes=summary)) == ["never_paid"]
+    assert kinds(never_rewarded, RunSummary(episodes=summary)) == ["never_rewarded"]
     summary.add_step([episode(0.1, False, answer=n) for n in range(8)], 1)
-    assert kinds(never_paid, RunSummary(episodes=summary)) == []
+    assert kinds(never_rewarded, RunSummary(episodes=summary)) == []
     url = "agent.judge={engine: {url: http://127.0.0.1:1/v1, model: m}"
     for words, expected in (("}", "gave the same score, 7"), (", compare: pairwise}", "equally good")):
         judged = EpisodeCounts()
