@@ -131,6 +131,40 @@ class Turn:
     timings: TurnTimings = field(default_factory=TurnTimings)
 
 
+class _Runs:
+    """Append-only integers, stored as runs of equal values: an episode has few weight versions, and many tokens."""
+
+    __slots__ = ("_ends", "_values")
+
+    def __init__(self) -> None:
+        self._values, self._ends = array("i"), array("i")
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def repeat(self, value: int, count: int) -> None:
+        """Append `count` times the same value."""
+        if not count:
+            return
+        end = len(self) + count
+        if self._values and self._values[-1] == value:
+            self._ends[-1] = end
+        else:
+            self._values.append(value)
+            self._ends.append(end)
+
+    def extend(self, values: Sequence[int]) -> None:
+        """Append values."""
+        if len(values) and min(values) == max(values):
+            self.repeat(values[0], len(values))
+            return
+        for value in values:
+            self.repeat(value, 1)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.repeat(np.array(self._values, dtype), np.diff(self._ends, prepend=0))
+
+
 class TokenSequence:
     """Parallel arrays over the tokens of one branch of an episode, append-only.
 
@@ -156,7 +190,7 @@ class TokenSequence:
         self._ids = array("i")
         self._sources = array("B")
         self._logprobs = array("f")
-        self._versions = array("i")
+        self._versions = _Runs()
         self._images: list[PlacedImage] = []
         self.routes: SequenceRoutes = SequenceRoutes(None if parent is None else parent.routes, shared)
 
@@ -176,7 +210,7 @@ class TokenSequence:
         self._ids.extend(token_ids)
         self._sources.extend(sources)
         self._logprobs.extend([float("nan")] * count)
-        self._versions.extend([NOT_SAMPLED] * count)
+        self._versions.repeat(NOT_SAMPLED, count)
 
     def extend_sampled(self, token_ids: Sequence[int], *, logprobs: Sequence[float], versions: Sequence[int]) -> None:
         """Append sampled tokens: ids [n], log-probabilities [n] and weight versions [n]."""
@@ -284,7 +318,7 @@ class TokenSequence:
             "token_ids": self._ids[start:].tolist(),
             "sources": self._sources[start:].tolist(),
             "logprobs": [value if value == value else None for value in self._logprobs[start:]],
-            "versions": self._versions[start:].tolist(),
+            "versions": np.asarray(self._versions)[start:].tolist(),
         }
 
     def own_images(self, start: int = 0) -> list[ImagePart]:

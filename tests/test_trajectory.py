@@ -31,9 +31,9 @@ def grow(data: st.DataObject, sequence: TokenSequence, rows: list[Row]) -> None:
     kind = data.draw(st.sampled_from(["same", "each", "sampled"]))
     if kind == "sampled":
         values = data.draw(st.lists(logprobs, min_size=len(tokens), max_size=len(tokens)))
-        version = data.draw(st.integers(0, 9))
-        sequence.extend_sampled(tokens, logprobs=values, versions=[version] * len(tokens))
-        rows += [(t, Source.SAMPLED, v, version, True) for t, v in zip(tokens, values, strict=True)]
+        versions = sorted(data.draw(st.lists(st.integers(0, 2), min_size=len(tokens), max_size=len(tokens))))
+        sequence.extend_sampled(tokens, logprobs=values, versions=versions)
+        rows += [(t, Source.SAMPLED, v, n, True) for t, v, n in zip(tokens, values, versions, strict=True)]
         return
     sources = [data.draw(st.sampled_from(NOT_BY_POLICY)) for _ in tokens or [0]]
     if kind == "same":
