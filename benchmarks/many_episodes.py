@@ -28,11 +28,11 @@ from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.heap import settled_heap
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import Assignment, EpisodeRunner, make_agent_loop, play_all
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
-from agentrl.rollout.waits import settled_heap
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import SeedTasks, Task
 from agentrl.trajectory import Trajectory
@@ -113,7 +113,7 @@ def measure(path: str, episodes: int, turns: int, wait_s: float) -> dict[str, fl
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with asyncio.Runner(loop_factory=TimedLoop) as loop:
         cpu = time.process_time()
-        with settled_heap():  # as in a run
+        with settled_heap(runner.pool.waits):  # as in a run
             played = loop.run(_count_turns(source))
         cpu = time.process_time() - cpu
         timed = loop.get_loop()

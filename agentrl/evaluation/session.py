@@ -46,10 +46,11 @@ from agentrl.observe.source_names import split_command
 from agentrl.registry import SOURCE_SUFFIX, Kind, lookup
 from agentrl.render.chat_template import read_chat_template
 from agentrl.rollout.environment_probe import check_environments
+from agentrl.rollout.heap import settled_heap
 from agentrl.rollout.judges import build_judge
 from agentrl.rollout.loop_choice import select_default_loop
 from agentrl.rollout.task_source import task_source
-from agentrl.rollout.waits import RolloutCounters, settled_heap
+from agentrl.rollout.waits import RolloutCounters
 
 _log = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ async def _play(
             runner = build_runner(
                 config, pool, policy, judge=build_judge(config.agent, folder=folder), counters=counters
             )
-            with pool.waits.report_stalls(config.rollout.stall_report_s, on_stall), settled_heap():
+            with pool.waits.report_stalls(config.rollout.stall_report_s, on_stall), settled_heap(pool.waits):
                 result = await evaluate_panel(
                     runner,
                     task_source(spec, config.sole_environment),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
+from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -189,6 +190,7 @@ _CONTENT = "FROM contents JOIN episodes USING (number) WHERE number = ? AND id =
 _LARGEST = 2**63 - 1
 _SIGNATURES = 8192
 """Number of signatures that are read at a time."""
+_REBUILT = "it was rebuilt: start at the first page"
 _SEARCHED_AT_ONCE = 500
 """Number of rows of a page that a search reads at once."""
 _ENDED = ("step", "end_offset")
@@ -324,17 +326,23 @@ class TrajectoryIndex:
         Raises:
             UsageError: the index has no row with the number `after`.
         """
-        condition, values = self._condition(replace(where, text=None))
+        if where.text:
+            numbers = self.numbers(where, order=order, descending=descending)
+            return self.search(where.text, numbers, limit=limit, after=after, seconds=seconds)
+        condition, values = self._condition(where)
         if after is not None:
             later, position = self._after(order, descending, after)
             condition, values = f"{condition} AND {later}", [*values, *position]
         sort = f"{condition} ORDER BY {self._sort(order, descending)}"
-        if where.text:
-            numbers = [row[0] for row in self._query(f"SELECT number FROM episodes WHERE {sort}", values)]
-            return self._search(numbers, where.text, limit, seconds)
         found = self._query(f"SELECT {_ROW} FROM episodes WHERE {sort} LIMIT ?", [*values, _clamp(limit + 1)])
         rows = [self._row(values) for values in found[:limit]]
         return EpisodePage(rows=rows, last=rows[-1].number if len(found) > limit else None, unsearched=0)
+
+    def numbers(self, where: EpisodeFilter, *, order: EpisodeOrder, descending: bool) -> array[int]:
+        """Return the sorted numbers of the matching rows: a text is ignored."""
+        condition, values = self._condition(replace(where, text=None))
+        sort = f"{condition} ORDER BY {self._sort(order, descending)}"
+        return array("q", [row[0] for row in self._query(f"SELECT number FROM episodes WHERE {sort}", values)])
 
     def summarise(self, by: Sequence[EpisodeColumn], where: EpisodeFilter = ALL) -> list[EpisodeSummary]:
         """Count the matching episodes by the values of columns, in the order of these values; a text is ignored."""
@@ -381,8 +389,19 @@ class TrajectoryIndex:
     def _query(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         return self._file.query(statement, values)
 
-    def _search(self, numbers: Sequence[int], text: str, limit: int, seconds: float) -> EpisodePage:
-        """Find the first of some rows whose episodes contain a text, until the time is up."""
+    def search(
+        self, text: str, numbers: array[int], *, limit: int, after: int | None = None, seconds: float = math.inf
+    ) -> EpisodePage:
+        """Return the first of the rows with some numbers whose episodes contain a text; see `page`.
+
+        Raises:
+            UsageError: the number `after` is not one of them.
+        """
+        if after is not None:
+            try:
+                numbers = numbers[numbers.index(after) + 1 :]
+            except ValueError:
+                raise UsageError("the index has no such row", got=after, hint=_REBUILT) from None
         rows: list[EpisodeRow] = []
         last: int | None = None
         deadline, late = time.thread_time() + seconds, time.monotonic() + 5 * seconds
@@ -410,7 +429,7 @@ class TrajectoryIndex:
         place = ", ".join(keys)
         found = self._query(f"SELECT {place} FROM episodes WHERE number = ?", [number])
         if not found:
-            raise UsageError("the index has no such row", got=number, hint="it was rebuilt: start at the first page")
+            raise UsageError("the index has no such row", got=number, hint=_REBUILT)
         return f"({place}) {'<' if descending else '>'} ({_marks(keys)})", list(found[0])
 
     def _sort(self, order: EpisodeOrder, descending: bool) -> str:

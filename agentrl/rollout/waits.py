@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import gc
 import logging
 import sys
 import threading
@@ -462,51 +461,3 @@ class RolloutCounters:
 
 episode_counters: ContextVar[RolloutCounters] = ContextVar("episode_counters")
 """Counters of the runner that plays or scores an episode in this context, for services that several runners share."""
-
-
-@contextmanager
-def settled_heap() -> Iterator[None]:
-    """Exclude all objects that exist now, and later those that survive a full collection, from garbage collections.
-
-    Libraries and models consist of hundreds of thousands of objects, and so do thousands of episodes. A full collection
-    visits each of them and stops the event loop for so long that inference servers run out of requests.
-    `collect_settled_heap` collects the garbage among the excluded objects. Nested blocks have no effect.
-    """
-    if gc.get_freeze_count():
-        yield
-        return
-    young, middle, old = gc.get_threshold()
-    _collect_and_freeze()
-    gc.callbacks.append(_freeze_survivors)
-    gc.set_threshold(young, middle, FULL_COLLECTION)  # each object is visited once, so fewer at a time cost no more
-    try:
-        yield
-    finally:
-        gc.set_threshold(young, middle, old)
-        gc.callbacks.remove(_freeze_survivors)
-        gc.unfreeze()
-
-
-def collect_settled_heap() -> None:
-    """Collect the garbage among the objects that `settled_heap` excludes, if they have doubled since the last time."""
-    if gc.get_freeze_count() > 2 * _frozen_before:
-        gc.unfreeze()
-        _collect_and_freeze()
-
-
-FULL_COLLECTION = 2
-"""Number of collections of the middle generation after which all objects that are not excluded are collected."""
-_frozen_before = 0
-"""Number of excluded objects after the last collection of all objects."""
-
-
-def _collect_and_freeze() -> None:
-    global _frozen_before
-    gc.collect()
-    gc.freeze()
-    _frozen_before = gc.get_freeze_count()
-
-
-def _freeze_survivors(phase: str, details: Mapping[str, int]) -> None:
-    if phase == "stop" and details["generation"] == 2:
-        gc.freeze()

@@ -57,9 +57,10 @@ from agentrl.observe.trackers import Trackers, traces_episodes
 from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore, void_after
 from agentrl.rollout.finished_episodes import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.groups import Group
+from agentrl.rollout.heap import collect_settled_heap, settled_heap
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.tracing import EpisodeTracer
-from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker, collect_settled_heap, settled_heap
+from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
 from agentrl.runs.diagnosis import open_diagnosis, report_problems, save_failures
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
@@ -188,7 +189,7 @@ class Orchestrator:
             await self._unless_stopped(self._prepare(stack))
         except _Interrupted:
             return True
-        stack.enter_context(settled_heap())
+        stack.enter_context(settled_heap(self._waits))
         return await self._train()
 
     async def _prepare(self, stack: AsyncExitStack) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, replace
 from statistics import fmean, pstdev
@@ -13,7 +14,14 @@ import orjson
 from agentrl.errors import UsageError
 from agentrl.evaluation.comparison import ComparedTask, TaskScore, Verdict, compare
 from agentrl.evaluation.result import MeanInterval, wilson_interval
-from agentrl.observe.trajectory_index import EpisodeFilter, EpisodeOrder, EpisodeRow, EpisodeSummary, TrajectoryIndex
+from agentrl.observe.trajectory_index import (
+    EpisodeFilter,
+    EpisodeOrder,
+    EpisodePage,
+    EpisodeRow,
+    EpisodeSummary,
+    TrajectoryIndex,
+)
 from agentrl.trajectory import Trajectory
 from agentrl.viewer.opened_source import OpenedSource
 from agentrl.viewer.queries import Query
@@ -41,26 +49,21 @@ def row_document(row: EpisodeRow) -> dict[str, Any]:
 def episodes_document(opened: OpenedSource, query: Query) -> dict[str, Any]:
     """Return a page of episodes, with the number of all that match and the values to filter by."""
     where, order = query.filter(), query.text("order") or "ended"
-    limit = query.integer("limit", 100, least=1, most=LONGEST_PAGE)
+    limit = query.integer("limit", 100, least=1, most=LONGEST_PAGE) or LONGEST_PAGE
     after, descending = query.integer("cursor"), query.flag("descending") or False
     if order not in get_args(EpisodeOrder):
         raise UsageError("order is not valid", got=order[:80], expected=", ".join(get_args(EpisodeOrder)))
+    sort: dict[str, Any] = {"order": order, "descending": descending}
     opened.wait_for_index()
-    known = replace(where, text=None)
-    with opened.index.reader() as index:
-        page = index.page(
-            where,
-            order=order,  # type: ignore[arg-type]
-            descending=descending,
-            limit=limit or LONGEST_PAGE,
-            after=after,
-            seconds=SEARCH_S,
-        )
-    found_all = where.text is not None and after is None and page.last is None
-    if where.text is None:
-        total = opened.index.get_or_make(("count", known), lambda index: index.count(known))
+    if where.text:
+        page = _search(opened, where.text, replace(where, text=None), sort, limit, after)
+        total = len(page.rows) if after is None and page.last is None else None
+    else:
+        with opened.index.reader() as index:
+            page = index.page(where, limit=limit, after=after, **sort)
+        total = opened.index.get_or_make(("count", where), lambda index: index.count(where))
     return {
-        "total": len(page.rows) if found_all else total if where.text is None else None,
+        "total": total,
         "unsearched": page.unsearched,
         "rows": [row_document(row) for row in page.rows],
         "cursor": None if page.last is None else str(page.last),
@@ -68,6 +71,18 @@ def episodes_document(opened: OpenedSource, query: Query) -> dict[str, Any]:
         "damage": opened.damage(),
         "index": opened.index_progress(),
     }
+
+
+def _search(
+    opened: OpenedSource, text: str, where: EpisodeFilter, sort: Mapping[str, Any], limit: int, after: int | None
+) -> EpisodePage:
+    """Search the matching rows for a text; they are sorted once for all pages."""
+    began = time.thread_time()
+    key = ("numbers", where, *sort.values())
+    numbers = opened.index.get_or_make(key, lambda index: index.numbers(where, **sort))
+    left = max(0.0, SEARCH_S - (time.thread_time() - began))
+    with opened.index.reader() as index:
+        return index.search(text, numbers, limit=limit, after=after, seconds=left)
 
 
 def _facets(index: TrajectoryIndex) -> dict[str, list[str]]:

@@ -25,10 +25,11 @@ from agentrl.observe.console import note
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.render.tokenizers import load_tokenizer
+from agentrl.rollout.heap import settled_heap
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import Assignment, play_all
 from agentrl.rollout.task_source import task_source
-from agentrl.rollout.waits import settled_heap
+from agentrl.rollout.waits import WaitTracker
 from agentrl.runs.record import EpisodeRecorder
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import TaskCursor
@@ -157,7 +158,7 @@ class _Bench:
         """Measure the runtime, then the bare client, each with an empty prefix cache and no other clients."""
         runtime = await self._runtime(load)
         await forget(self._url, self._wire)
-        with settled_heap(), Stopwatch() as watch:
+        with settled_heap(WaitTracker()), Stopwatch() as watch:
             tokens = await play(self._url, self._wire, runtime.sessions, concurrency=load.concurrency)
         if tokens != runtime.tokens:
             raise AgentRLError("the bare client sampled other tokens", got=tokens, expected=runtime.tokens)
@@ -190,7 +191,7 @@ class _Bench:
             policy = EngineEpisodePolicy(engine, renderer, self._sampling)
             observer = EpisodeRecorder(store, RunStatus(), RunWatcher(), env_pool.waits)
             runner = build_runner(config, env_pool, policy, observer=observer, retries=0)
-            with settled_heap(), Stopwatch() as watch:
+            with settled_heap(env_pool.waits), Stopwatch() as watch:
                 played = [
                     trajectory async for trajectory in play_all(runner, assignments, concurrency=load.concurrency)
                 ]

@@ -6,8 +6,9 @@ from gc import get_freeze_count
 
 import pytest
 
-from agentrl.rollout import waits
-from agentrl.rollout.waits import collect_settled_heap, settled_heap
+from agentrl.rollout import heap
+from agentrl.rollout.heap import collect_settled_heap, settled_heap
+from agentrl.rollout.waits import WaitKind, WaitTracker
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ class Node:
 def test_what_was_alive_before_is_left_alone_until_the_end():
     before = Node()
     gone = weakref.ref(before)
-    with settled_heap():
+    with settled_heap(WaitTracker()):
         del before
         gc.collect()
         assert gone() is not None
@@ -36,16 +37,16 @@ def test_what_was_alive_before_is_left_alone_until_the_end():
 
 
 def test_what_comes_later_is_collected():
-    with settled_heap():
+    with settled_heap(WaitTracker()):
         later = weakref.ref(Node())
         gc.collect()
         assert later() is None
 
 
 def test_an_outer_block_decides():
-    with settled_heap():
+    with settled_heap(WaitTracker()):
         left_out = gc.get_freeze_count()
-        with settled_heap():
+        with settled_heap(WaitTracker()):
             assert 0 < gc.get_freeze_count() <= left_out, "other threads may free some"
         assert 0 < gc.get_freeze_count() <= left_out
     assert gc.get_freeze_count() == 0
@@ -53,7 +54,7 @@ def test_an_outer_block_decides():
 
 @pytest.mark.slow
 def test_what_survives_a_full_collection_is_visited_once():
-    with settled_heap():
+    with settled_heap(WaitTracker()):
         kept = [Node() for _ in range(1000)]
         before = gc.get_freeze_count()
         gc.collect()
@@ -68,15 +69,15 @@ def test_what_survives_a_full_collection_is_visited_once():
 
 @pytest.mark.slow
 def test_garbage_among_excluded_objects_is_collected_once_they_have_doubled(monkeypatch):
-    with settled_heap():
+    with settled_heap(WaitTracker()):
         kept = [Node() for _ in range(1000)]
         gc.collect()
         gone = [weakref.ref(node) for node in kept]
         del kept
-        monkeypatch.setattr(waits, "_frozen_before", gc.get_freeze_count())
+        monkeypatch.setattr(heap, "_frozen_before", gc.get_freeze_count())
         collect_settled_heap()
         assert gone[0]() is not None
-        monkeypatch.setattr(waits, "_frozen_before", gc.get_freeze_count() // 2 - 1)
+        monkeypatch.setattr(heap, "_frozen_before", gc.get_freeze_count() // 2 - 1)
         collect_settled_heap()
         assert not any(reference() for reference in gone)
         assert gc.get_freeze_count() > 0
@@ -84,6 +85,23 @@ def test_garbage_among_excluded_objects_is_collected_once_they_have_doubled(monk
 
 def test_the_collectors_settings_come_back():
     before, callbacks = gc.get_threshold(), list(gc.callbacks)
-    with settled_heap():
+    with settled_heap(WaitTracker()):
         assert gc.get_threshold() != before
     assert (gc.get_threshold(), gc.callbacks) == (before, callbacks)
+
+
+def test_young_objects_are_collected_before_they_are_many(monkeypatch):
+    """Each turn replaces the objects of the turn before, so Python itself begins no collection."""
+    monkeypatch.setattr(heap, "MOST_YOUNG", 2000)
+    tracker = WaitTracker()
+    with settled_heap(tracker):
+        gc.collect()
+        young = []
+        turns = [[object() for _ in range(3)] for _ in range(500)]
+        for turn in range(10_000):
+            turns[turn % 500] = [[turn] for _ in range(3)]
+            with tracker.on(WaitKind.ENVIRONMENT, "episode", "step"):
+                pass
+            young.append(len(gc.get_objects(0)))
+        assert max(young) < 2000 + heap.CHECKED_WAITS * 10
+    assert tracker.listeners == []
