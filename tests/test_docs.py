@@ -256,6 +256,7 @@ def generator() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_every_page_is_in_the_navigation_and_every_table_can_be_made(generator: ModuleType) -> None:
     navigation = (ROOT / "mkdocs.yml").read_text()
     for page in (ROOT / "docs").rglob("*.md"):

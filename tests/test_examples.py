@@ -102,6 +102,7 @@ def test_example(
 
 
 @pytest.mark.filterwarnings("default")  # of the kernel's libraries
+@pytest.mark.slow
 def test_the_notebook_runs_and_has_no_stored_outputs(tmp_path: Path) -> None:
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
     assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in notebook.cells)

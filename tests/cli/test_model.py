@@ -119,6 +119,7 @@ PLAIN = """{%- for message in messages -%}
 {{ '<|im_start|>assistant\n' if add_generation_prompt else '' }}"""
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_call_tools_plays_in_text_where_nobody_chose_a_loop(
     agentrl: Cli, workplace: Path, small: tuple[str, ...], added: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_model_that_cannot_call_tools_is_refused_where_tools_are_asked_for(
     assert "no known notation of tool calls" in ended.err
 
 
+@pytest.mark.slow
 def test_logits_in_float32_are_asked_of_servers_and_of_checkpoints(
     agentrl: Cli, workplace: Path, small: tuple[str, ...], trained_run: Path
 ) -> None:

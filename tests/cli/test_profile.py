@@ -10,6 +10,7 @@ import pytest
 from agentrl.runs.profile import IDLE, OTHER, StackSampler, _phases
 
 
+@pytest.mark.slow
 def test_the_profile_of_a_small_run(agentrl, small, tmp_path):
     file = tmp_path / "profile.json"
     words = ["--env", "guess_number", "--model", "scratch", f"run.directory={tmp_path}", *small]
