@@ -10,6 +10,7 @@ from agentrl.builders.cluster import check_cluster
 from agentrl.builders.deadlines import check_deadlines
 from agentrl.builders.environment_nodes import check_environment_nodes
 from agentrl.builders.episodes import build_loop
+from agentrl.builders.live import check_live
 from agentrl.builders.rewards import check_comparison, check_reward_weights
 from agentrl.builders.roles import build_roles, check_roles
 from agentrl.builders.tools import build_tools
@@ -115,6 +116,7 @@ def check_plan(config: Config) -> None:
 
 
 FEATURE_CHECKS: tuple[Callable[[Config], None], ...] = (
+    check_live,
     check_images,
     check_cluster,
     check_environment_nodes,

@@ -213,6 +213,7 @@ class StepClock:
             **group_metrics(groups, report, version=version - 1, adapters=sampled, has_signal=self._parts.has_signal),
             **self._parts.scheduler.tasks.metrics(),
             **self._parts.scheduler.bias.metrics(),
+            **self._parts.scheduler.metrics(),
             **{f"rollout/{name}": counts[name] - self._counts_before[name] for name in _COUNTED},
             **({} if self._parts.journals is None else self._parts.journals.metrics()),
             **self._judge_metrics(),

@@ -33,6 +33,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any, TypeVar
 
 from agentrl.builders.group_extras import check_extra_rollouts
+from agentrl.builders.live import is_live
 from agentrl.builders.models import prepare_model
 from agentrl.builders.processes import open_processes
 from agentrl.builders.training import build_training
@@ -208,7 +209,9 @@ class Orchestrator:
             self._say(warning)
         base_path = await prepare_model(self.config, self.folder.model, say=self._say, waits=self._waits)
         finished = self._read_finished_episodes()
-        void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
+        live = is_live(self.config)
+        if not live:  # clients do not play their sessions again, so their records stay
+            void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
         self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))
         self._tables = TokenTables(self.folder.path, self.config.observe.tokens, step=self.step, say=self._say)
         model_path = base_path if self._saved is None else str(self._saved.path / MODEL)
@@ -227,7 +230,7 @@ class Orchestrator:
             )
         seen = (self._store, self.status, self._watcher, self._waits, self._tables.drop)
         recorder, journals = EpisodeRecorder(*seen), None
-        if not self.config.rollout.is_synchronous:
+        if not self.config.rollout.is_synchronous and not live:
             journals = stack.enter_context(JournalFolder(self.folder.inflight, self._waits.clock, self._say))
             recorder = JournalingRecorder(*seen, journals=journals)
         observer: RolloutObserver = recorder
@@ -261,8 +264,8 @@ class Orchestrator:
             await self._parts.scheduler.fetch_saved(progress.scheduler)
             restore(self._saved, self._parts, progress)
             self._pending = None if progress.pending is None else dict(progress.pending)
-        if journals is not None and (recovered := self._parts.scheduler.recover(finished, journals)):
-            self._say(f"kept {recovered} finished episodes not yet trained on")
+        if (journals is not None or live) and (recovered := self._parts.scheduler.recover(finished, journals)):
+            self._say(f"kept {recovered} {'rewarded sessions' if live else 'finished episodes'} not yet trained on")
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
         self._diagnosis = open_diagnosis(self.folder, self.config, self._parts)
         with self._waits.on(WaitKind.SYNC, "trainer", "the engine's start and the check of its weights"):
@@ -271,8 +274,12 @@ class Orchestrator:
             if self._parts.evaluation is not None:
                 await self._parts.evaluation.engine.start()
                 await self._parts.evaluation.sync.verify()
+            await self._parts.scheduler.start()
             if progress is not None and progress.evaluating is not None:
                 await self._repeat_evaluation(progress.evaluating)
+        self._status_writer.live = lambda: self._parts.scheduler.live
+        if (traffic := self._parts.scheduler.live) is not None:
+            self._say(f"serving {traffic.url}/s/NAME/v1 (OpenAI) and {traffic.url}/s/NAME (Anthropic)")
         if self._changes:
             self.folder.save_config(dump_config(self.config))
 
@@ -292,7 +299,8 @@ class Orchestrator:
         rollout = self.config.rollout
         if rollout.is_synchronous:
             return RecoveredEpisodes()
-        return read_recoverable(self.folder.trajectories, first_step=self.step - rollout.max_staleness)
+        first_step = self.step - rollout.max_staleness
+        return read_recoverable(self.folder.trajectories, first_step=first_step, are_stored=is_live(self.config))
 
     async def _close_parts(self) -> None:
         """Close the parts, the trackers and the token tables; a stop request shortens their time."""
