@@ -2,8 +2,8 @@
 
     python examples/13_live_traffic.py
 
-A scripted user wants answers with a digit. Each conversation is a session with a name of its own, which the user rewards
-when it is over. Meanwhile the run trains on the rewarded sessions; answers come from the newest weights.
+A scripted user wants answers with a digit. Each conversation is a session with a name of its own, which the user
+rewards when it is over. Meanwhile the run trains on the rewarded sessions; answers come from the newest weights.
 
 Prints the share of good answers, 100 sessions at a time.
 """
@@ -22,23 +22,22 @@ import agentrl
 SMALL = ("model.dtype=float32", "trainer.gradient_checkpointing=false", "trainer.learning_rate=3e-3")
 
 
-def talk(address: str) -> bool:
+def talk(client: openai.OpenAI) -> bool:
     """Hold one conversation, and reward it."""
-    session = f"{address}/s/{uuid.uuid4()}/v1"
-    with openai.OpenAI(base_url=session, api_key="any", max_retries=8) as client:
-        messages = [{"role": "user", "content": "Which number comes next?"}]
-        reply = client.chat.completions.create(model="policy", messages=messages, max_tokens=4)
-        is_good = any(letter.isdigit() for letter in reply.choices[0].message.content)
-        client.post("/feedback", body={"reward": float(is_good)}, cast_to=object)
+    session = client.with_options(base_url=f"{client.base_url}s/{uuid.uuid4()}/v1")
+    messages = [{"role": "user", "content": "Which number comes next?"}]
+    reply = session.chat.completions.create(model="policy", messages=messages, max_tokens=4)
+    is_good = any(letter.isdigit() for letter in reply.choices[0].message.content)
+    session.post("/feedback", body={"reward": float(is_good)}, cast_to=object)
     return is_good
 
 
 def keep_talking(address: str) -> None:
     """Let eight users talk until the run ends."""
-    with ThreadPoolExecutor(8) as users:
+    with openai.OpenAI(base_url=address, api_key="any", max_retries=8) as client, ThreadPoolExecutor(8) as users:
         while True:
             try:
-                good = sum(users.map(talk, [address] * 100))
+                good = sum(users.map(talk, [client] * 100))
             except openai.APIError:
                 return  # the run has ended
             print(f"good answers: {good} %", flush=True)

@@ -21,7 +21,7 @@ from agentrl.observe.trajectory_store import GroupEnd, read_groups, read_traject
 from agentrl.runs.rl import train
 from agentrl.runs.start import start_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "13_live_traffic.py"
 SMALL = (
@@ -50,16 +50,16 @@ def talk():
 def test_success_rises_while_the_run_serves(tmp_path, talk):
     port, good, ended = free_port(), [], threading.Event()
     run = start_run(
-        load_config("live", [*SMALL, "trainer.steps=12", f"agent.options.port={port}", f"run.directory={tmp_path}"]),
+        load_config("live", [*SMALL, "trainer.steps=8", f"agent.options.port={port}", f"run.directory={tmp_path}"]),
         kind="live",
     )
     seen = []
 
     def keep_talking():
-        with ThreadPoolExecutor(8) as users:
+        with ThreadPoolExecutor(8) as users, client_of(f"http://127.0.0.1:{port}") as client:
             while not ended.is_set():
                 try:
-                    good.extend(users.map(talk, [f"http://127.0.0.1:{port}"] * 32))
+                    good.extend(users.map(talk, [client] * 32))
                     seen.append(read_status(run.folder.path))
                 except openai.APIError:  # the run has ended, or not begun
                     ended.wait(0.5)
@@ -71,11 +71,11 @@ def test_success_rises_while_the_run_serves(tmp_path, talk):
     finally:
         ended.set()
         users.join(60)
-    assert result.step == 12
+    assert result.step == 8
     lines = read_metrics(run.folder.metrics_file)
-    first, last = (sum(line["reward/mean"] for line in part) / 3 for part in (lines[:3], lines[-3:]))
+    first, last = (sum(line["reward/mean"] for line in part) / 2 for part in (lines[:2], lines[-2:]))
     assert first < 0.4 < 0.7 < last
-    assert sum(good[-64:]) / 64 > 0.7, "clients get the answers of the policy that has learned"
+    assert sum(good[-32:]) / 32 > 0.6, "clients get the answers of the policy that has learned"
     assert all(line["episodes"] == 32 and line["live/rewarded"] > 0 for line in lines)
     assert max(line["staleness/max"] for line in lines) >= 1, "clients were served during training"
     status = next(one for one in reversed(seen) if one is not None and one.live is not None)
@@ -108,12 +108,17 @@ def test_a_killed_run_trains_on_every_session_whose_feedback_it_accepted(tmp_pat
     assert trained == accepted
 
 
+def client_of(address):
+    return openai.OpenAI(base_url=address, api_key="any", max_retries=8)
+
+
 def talk_to(address, talk, program):
     """Talk once the program listens."""
     deadline = time.monotonic() + 300
     while True:
         try:
-            return talk(address)
+            with client_of(address) as client:
+                return talk(client)
         except openai.APIConnectionError:
             assert program.poll() is None, "the run has ended"
             assert time.monotonic() < deadline
