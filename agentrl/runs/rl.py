@@ -30,6 +30,7 @@ import gc
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from types import TracebackType
 from typing import Any, TypeVar
 
 from agentrl.builders.group_extras import check_extra_rollouts
@@ -253,7 +254,7 @@ class Orchestrator:
                 settings=self._settings,
                 say=self._say,
             )
-        stack.push_async_callback(self._close_parts)
+        stack.push_async_exit(self._close_parts)
         self._status_writer.engines["engine"] = self._parts.engine
         if self._parts.evaluation is not None:
             self._status_writer.engines["evaluation"] = self._parts.evaluation.engine
@@ -302,12 +303,15 @@ class Orchestrator:
         first_step = self.step - rollout.max_staleness
         return read_recoverable(self.folder.trajectories, first_step=first_step, are_stored=is_live(self.config))
 
-    async def _close_parts(self) -> None:
+    async def _close_parts(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Close the parts, the trackers and the token tables; a stop request shortens their time."""
         await self._parts.scheduler.close()
         closing = [self._parts.close(), close_in_thread(self._stop, self._tables.close, "writing the token tables")]
         if self._trackers is not None:
-            closing.append(close_in_thread(self._stop, self._trackers.close, "closing the trackers"))
+            close = functools.partial(self._trackers.close, error)
+            closing.append(close_in_thread(self._stop, close, "closing the trackers"))
         await close_together(self._stop, *closing)
 
     def _loss_callback(self) -> Callable[[TrainingError], None]:
