@@ -22,9 +22,9 @@ import agentrl
 SMALL = ("model.dtype=float32", "trainer.gradient_checkpointing=false", "trainer.learning_rate=3e-3")
 
 
-def talk(client: openai.OpenAI) -> bool:
+def talk(client: openai.OpenAI, address: str) -> bool:
     """Hold one conversation, and reward it."""
-    session = client.with_options(base_url=f"{client.base_url}s/{uuid.uuid4()}/v1")
+    session = client.with_options(base_url=f"{address}/s/{uuid.uuid4()}/v1")
     messages = [{"role": "user", "content": "Which number comes next?"}]
     reply = session.chat.completions.create(model="policy", messages=messages, max_tokens=4)
     is_good = any(letter.isdigit() for letter in reply.choices[0].message.content)
@@ -37,7 +37,7 @@ def keep_talking(address: str) -> None:
     with openai.OpenAI(base_url=address, api_key="any", max_retries=8) as client, ThreadPoolExecutor(8) as users:
         while True:
             try:
-                good = sum(users.map(talk, [client] * 100))
+                good = sum(users.map(talk, [client] * 100, [address] * 100))
             except openai.APIError:
                 return  # the run has ended
             print(f"good answers: {good} %", flush=True)

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from agentrl.cli.status import describe
 from agentrl.config import load_config
+from agentrl.observe.files import read_json_lines
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.run_status import read_status
@@ -49,6 +50,7 @@ def talk():
 
 def test_success_rises_while_the_run_serves(tmp_path, talk):
     port, good, ended = free_port(), [], threading.Event()
+    address = f"http://127.0.0.1:{port}"
     run = start_run(
         load_config("live", [*SMALL, "trainer.steps=8", f"agent.options.port={port}", f"run.directory={tmp_path}"]),
         kind="live",
@@ -56,15 +58,15 @@ def test_success_rises_while_the_run_serves(tmp_path, talk):
     seen = []
 
     def keep_talking():
-        with ThreadPoolExecutor(8) as users, client_of(f"http://127.0.0.1:{port}") as client:
+        with ThreadPoolExecutor(8) as users, client_of(address) as client:
             while not ended.is_set():
                 try:
-                    good.extend(users.map(talk, [client] * 32))
+                    good.extend(users.map(talk, [client] * 32, [address] * 32))
                     seen.append(read_status(run.folder.path))
                 except openai.APIError:  # the run has ended, or not begun
                     ended.wait(0.5)
 
-    users = threading.Thread(target=keep_talking)
+    users = threading.Thread(target=keep_talking, daemon=True)
     users.start()
     try:
         result = train(run)
@@ -100,7 +102,7 @@ def test_a_killed_run_trains_on_every_session_whose_feedback_it_accepted(tmp_pat
     for _ in range(6):
         talk_to(address, talk, again)
     assert again.wait().code == 0
-    accepted = {line.split('"session":"')[1].split('"')[0] for line in folder.path.joinpath("sessions.jsonl").open()}
+    accepted = {line["session"] for line in read_json_lines(folder.path / "sessions.jsonl")}
     names = {one.trajectory.id: one.trajectory.task_id for one in read_trajectories(folder.trajectories)}
     ends = read_groups(folder.trajectories).values()
     trained = {names[episode] for group in ends if group.end is GroupEnd.TRAINED for episode in group.episodes}
@@ -118,7 +120,7 @@ def talk_to(address, talk, program):
     while True:
         try:
             with client_of(address) as client:
-                return talk(client)
+                return talk(client, address)
         except openai.APIConnectionError:
             assert program.poll() is None, "the run has ended"
             assert time.monotonic() < deadline

@@ -217,8 +217,8 @@ def test_a_resumed_run_goes_on_in_the_same_wandb_history(tmp_path, monkeypatch):
         def log(self, metrics):
             self.rows.append(metrics)
 
-        def finish(self):
-            self.finished = True
+        def finish(self, exit_code):
+            self.finished = exit_code == 0
 
     histories = []
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=History, Table=list))

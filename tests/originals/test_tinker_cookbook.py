@@ -24,6 +24,7 @@ from agentrl.training_service.service import TrainingServiceSettings
 
 chz = pytest.importorskip("chz", reason="make originals")
 
+import tinker  # noqa: E402
 from tinker_cookbook import checkpoint_utils, renderers  # noqa: E402
 from tinker_cookbook.rl import train as rl  # noqa: E402
 from tinker_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder  # noqa: E402
@@ -104,6 +105,9 @@ def test_the_supervised_loop_learns_evaluates_saves_and_resumes(
         eval_every=2,
     )
     asyncio.run(supervised.main(chz.replace(config, max_steps=3)))
+    saved = folder / "checkpoints.jsonl"
+    lines = [line for line in saved.read_text().splitlines() if json.loads(line)["name"] != "final"]
+    saved.write_text("".join(f"{line}\n" for line in lines))  # what an interrupted loop leaves
     asyncio.run(supervised.main(config))  # resumes with the optimizer's state
     losses = metrics_of(folder, "train_mean_nll")
     assert len(losses) == 5
@@ -112,7 +116,9 @@ def test_the_supervised_loop_learns_evaluates_saves_and_resumes(
     assert tested[-1] < tested[0]
     found = checkpoint_utils.get_last_checkpoint(str(folder))
     assert found is not None
-    assert re.fullmatch(r"tinker://[\w-]+/sampler_weights/final", found.sampler_path)
+    ended = tinker.RestClient().get_training_run_by_tinker_path(found.sampler_path).result()
+    assert ended.user_metadata["renderer_name"] == RENDERER, "the service knows a run that has ended by its checkpoints"
+    assert re.fullmatch(r"tinker://[\w:-]+/sampler_weights/final", found.sampler_path)
 
 
 class Digit(ProblemEnv):
