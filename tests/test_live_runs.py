@@ -21,12 +21,13 @@ from agentrl.observe.run_status import read_status
 from agentrl.observe.trajectory_store import GroupEnd, read_groups, read_trajectories
 from agentrl.runs.rl import train
 from agentrl.runs.start import start_run
+from agentrl.runs.stop import StopRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "13_live_traffic.py"
 SMALL = (
-    "model={path: scratch, dtype: float32, scratch: {layers: 1, hidden_size: 64}}",
+    "model={path: scratch, dtype: float32}",
     "trainer={gradient_checkpointing: false, learning_rate: 3e-3}",
 )
 RUN = "import sys; import agentrl; agentrl.train('live', overrides=sys.argv[1:])"
@@ -55,7 +56,7 @@ def test_success_rises_while_the_run_serves(tmp_path, talk):
         load_config("live", [*SMALL, "trainer.steps=8", f"agent.options.port={port}", f"run.directory={tmp_path}"]),
         kind="live",
     )
-    seen = []
+    seen, interruption = [], StopRequest()
 
     def keep_talking():
         with ThreadPoolExecutor(8) as users, client_of(address) as client:
@@ -65,18 +66,21 @@ def test_success_rises_while_the_run_serves(tmp_path, talk):
                     seen.append(read_status(run.folder.path))
                 except openai.APIError:  # the run has ended, or not begun
                     ended.wait(0.5)
+                except BaseException:
+                    interruption()
+                    raise
 
     users = threading.Thread(target=keep_talking, daemon=True)
     users.start()
     try:
-        result = train(run)
+        result = train(run, interruption=interruption)
     finally:
         ended.set()
         users.join(60)
     assert result.step == 8
     lines = read_metrics(run.folder.metrics_file)
     first, last = (sum(line["reward/mean"] for line in part) / 2 for part in (lines[:2], lines[-2:]))
-    assert first < 0.4 < 0.7 < last
+    assert first < 0.4 < 0.6 < last
     assert sum(good[-32:]) / 32 > 0.6, "clients get the answers of the policy that has learned"
     assert all(line["episodes"] == 32 and line["live/rewarded"] > 0 for line in lines)
     assert max(line["staleness/max"] for line in lines) >= 1, "clients were served during training"

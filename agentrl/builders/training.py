@@ -33,10 +33,11 @@ from agentrl.builders.group_extras import (
 from agentrl.builders.live import is_live
 from agentrl.builders.models import build_renderer, check_policy
 from agentrl.builders.servers import make_transport
+from agentrl.builders.tinker import build_tinker
 from agentrl.builders.trainers import LearningParts, build_on_ranks, build_trainer, load_policy
 from agentrl.config.config import Config
 from agentrl.config.derived import evaluation_engine_config
-from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig, TinkerEngineConfig
 from agentrl.config.estimate import engine_slots
 from agentrl.config.step_settings import STAGE_MARK, Settings
 from agentrl.engine import PolicyEngine, SamplingParams
@@ -302,6 +303,8 @@ def build_learning(
         ConfigError: the algorithm's options are invalid, or the engine does not report what the trainer needs.
         UsageError: a model does not exist.
     """
+    if isinstance(config.engine, TinkerEngineConfig):
+        return build_tinker(config, base_path or model_path, version)
     if config.named_adapters:
         return build_adapters(
             config, pool, model_path=model_path, base_path=base_path, version=version, renderer=renderer
