@@ -283,6 +283,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "rae": "agentrl.algorithms.running_baselines:rae",
         "spo": "agentrl.algorithms.running_baselines:spo",
     },
+    "agent_loop": {"live": "agentrl.rollout.live:LiveSessions"},
     "tracker": {
         "tensorboard": "agentrl.observe.trackers:TensorBoardTracker",
         "wandb": "agentrl.observe.experiment_trackers:WandbTracker",

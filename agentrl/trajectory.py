@@ -225,6 +225,10 @@ class TokenSequence:
         self._logprobs.extend(logprobs)
         self._versions.extend(versions)
 
+    def limit_versions(self, version: int) -> None:
+        """Give own tokens of newer weights this version: of live traffic whose weights were lost with a killed run."""
+        self._versions = array("i", (min(own, version) for own in self._versions))
+
     def place(self, image: PlacedImage) -> None:
         """Mark appended tokens that were not sampled as an image.
 

@@ -10,12 +10,14 @@ from agentrl.builders.cluster import check_cluster
 from agentrl.builders.deadlines import check_deadlines
 from agentrl.builders.environment_nodes import check_environment_nodes
 from agentrl.builders.episodes import build_loop
+from agentrl.builders.live import check_live
 from agentrl.builders.rewards import check_comparison, check_reward_weights
 from agentrl.builders.roles import build_roles, check_roles
+from agentrl.builders.tinker import check_tinker
 from agentrl.builders.tools import build_tools
 from agentrl.config.config import Config
 from agentrl.config.derived import evaluation_engine_config, per_environment_configs
-from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig, TinkerEngineConfig
 from agentrl.config.step_settings import check_schedules, configs_at_points
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
@@ -115,6 +117,8 @@ def check_plan(config: Config) -> None:
 
 
 FEATURE_CHECKS: tuple[Callable[[Config], None], ...] = (
+    check_live,
+    check_tinker,
     check_images,
     check_cluster,
     check_environment_nodes,
@@ -136,7 +140,7 @@ FEATURE_CHECKS: tuple[Callable[[Config], None], ...] = (
 """Checks of a training run's config by feature, in order."""
 
 
-def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
+def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig | TinkerEngineConfig:
     """Check the config of a training run.
 
     Returns:
@@ -154,10 +158,10 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
             expected="environment=NAME",
             hint="to train on a file, use agentrl sft",
         )
-    if not isinstance(config.engine, LocalEngineConfig | ServerEngineConfig):
+    if not isinstance(config.engine, LocalEngineConfig | ServerEngineConfig | TinkerEngineConfig):
         raise ConfigError(
             f"engine {config.engine.type} cannot be used for training",
-            expected="an engine that loads new weights: local, vllm or sglang",
+            expected="an engine that loads new weights: local, vllm, sglang or tinker",
             hint="set engine=local; other engines can only evaluate",
         )
     for check in FEATURE_CHECKS:

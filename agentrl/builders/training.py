@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -29,12 +30,14 @@ from agentrl.builders.group_extras import (
     policy_group_size,
     worth_training,
 )
+from agentrl.builders.live import is_live
 from agentrl.builders.models import build_renderer, check_policy
 from agentrl.builders.servers import make_transport
+from agentrl.builders.tinker import build_tinker
 from agentrl.builders.trainers import LearningParts, build_on_ranks, build_trainer, load_policy
 from agentrl.config.config import Config
 from agentrl.config.derived import evaluation_engine_config
-from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig, TinkerEngineConfig
 from agentrl.config.estimate import engine_slots
 from agentrl.config.step_settings import STAGE_MARK, Settings
 from agentrl.engine import PolicyEngine, SamplingParams
@@ -44,6 +47,7 @@ from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.journal_replay import JournaledEngine
+from agentrl.rollout.live import LiveScheduler
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.roles.role_policies import AdapterPolicy
 from agentrl.rollout.scheduler import GroupScheduler
@@ -202,7 +206,9 @@ def build_training(
     extras = build_group_extras(config, built, policy, model_path)
     has_signal = learning_signal(settings)
     keep = worth_training(settings, has_signal)
-    scheduler = _build_scheduler(config, built, tasks, extras, version=version, keep=keep, trainer=trainer)
+    scheduler = _build_scheduler(
+        config, built, tasks, extras, version=version, keep=keep, trainer=trainer, folder=folder
+    )
     return TrainingParts(
         environments=environments,
         stages=built[len(environments) :],
@@ -245,9 +251,13 @@ def _build_scheduler(
     version: int,
     keep: Callable[[Group], bool] | None,
     trainer: PolicyTrainer,
+    folder: Path | None,
 ) -> GroupScheduler:
     branching = build_branch_runners(environments)
-    return GroupScheduler(
+    make: Callable[..., GroupScheduler] = GroupScheduler
+    if is_live(config):
+        make = partial(LiveScheduler, sessions=environments[0].runner.loop, folder=folder)
+    return make(
         {one.label: branching.get(one.label, one.runner) for one in environments},
         tasks,
         group_size=policy_group_size(config.algorithm),
@@ -293,6 +303,8 @@ def build_learning(
         ConfigError: the algorithm's options are invalid, or the engine does not report what the trainer needs.
         UsageError: a model does not exist.
     """
+    if isinstance(config.engine, TinkerEngineConfig):
+        return build_tinker(config, base_path or model_path, version)
     if config.named_adapters:
         return build_adapters(
             config, pool, model_path=model_path, base_path=base_path, version=version, renderer=renderer

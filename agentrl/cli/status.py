@@ -22,6 +22,7 @@ from agentrl.cli.exits import ExitCode
 from agentrl.cli.help_pages import examples
 from agentrl.errors import UsageError
 from agentrl.observe.console import out
+from agentrl.observe.progress import LiveStatus
 from agentrl.observe.run_folder import LATEST, require_run
 from agentrl.observe.run_status import (
     INTERVAL_S,
@@ -121,6 +122,8 @@ def describe(folder: Path, snapshot: RunSnapshot, now: float) -> Group:
         Text.assemble((f"{_state_words(state, snapshot, now)}  ", f"bold {style}"), (str(folder), "bold")),
         Text("  ".join(_progress_words(snapshot))),
     ]
+    if snapshot.live is not None:
+        lines += [Text(line) for line in _live_lines(snapshot.live)]
     if snapshot.error:
         lines.append(Text(f"error: {snapshot.error}", style="red"))
     if snapshot.latest_failure:
@@ -174,6 +177,14 @@ def _progress_words(snapshot: RunSnapshot) -> Iterator[str]:
         yield f"about {_seconds(snapshot.seconds_left)} left"
     if snapshot.memory_bytes is not None:
         yield f"{snapshot.memory_bytes / 2**30:.1f} GiB of memory"
+
+
+def _live_lines(live: LiveStatus) -> Iterator[str]:
+    """Describe live traffic."""
+    yield f"live traffic at {live.url}: {live.open} open sessions, {live.waiting} of {live.batch} rewarded for a step"
+    counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in live.counts.items() if count)
+    if counts:
+        yield f"  since its start: {counts}"
 
 
 def _wait_lines(snapshot: RunSnapshot, now: float) -> Iterator[Text]:

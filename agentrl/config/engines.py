@@ -88,6 +88,26 @@ class OpenAIEngineConfig(Section):
         return address(url)
 
 
+class TinkerEngineConfig(Section):
+    type: Literal["tinker"] = "tinker"
+    """Tinker-compatible service that trains and samples; see docs/tinker.md."""
+    url: str
+    """Address of the service."""
+    base_model: str | None = None
+    """Name of the model at the service; ``model.path``, which has its tokenizer, if not set."""
+    api_key_variable: str = "TINKER_API_KEY"
+    """Environment variable that holds the service's key."""
+    max_context: int = Field(32_768, ge=2)
+    """Maximum number of tokens in a sequence."""
+    timeout_s: float = Field(600.0, gt=0)
+    """Seconds before an answer or a training request times out."""
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_an_address(cls, url: str) -> str:
+        return address(url)
+
+
 class ServerEngineConfig(Section):
     """Settings of vLLM and SGLang servers."""
 
@@ -234,6 +254,11 @@ class SGLangEngineConfig(ServerEngineConfig):
 
 
 EngineConfig = Annotated[
-    LocalEngineConfig | ScriptedEngineConfig | OpenAIEngineConfig | VLLMEngineConfig | SGLangEngineConfig,
+    LocalEngineConfig
+    | ScriptedEngineConfig
+    | OpenAIEngineConfig
+    | TinkerEngineConfig
+    | VLLMEngineConfig
+    | SGLangEngineConfig,
     Field(discriminator="type"),
 ]

@@ -343,7 +343,7 @@ class BranchConfig(Section):
 class AgentConfig(Section):
     loop: str = "tool_calling"
     """Registry name of the agent loop: tool_calling, react_text, step_independent, single_turn, memory, self_play,
-    planner_worker, debate, external, or module:attr. If neither the loop nor tools are set and the model's chat
+    planner_worker, debate, external, live, or module:attr. If neither the loop nor tools are set and the model's chat
     template has no tool calls, react_text is used, with answers that begin with an action tag; the command prints
     this."""
     options: dict[str, Any] = Field(default_factory=dict)

@@ -56,7 +56,7 @@ class Outcome(enum.StrEnum):
     REWARD_ERROR = "reward_error"
     """A reward function or another scorer failed, not the environment."""
     CANCELLED = "cancelled"
-    """The run was stopped during the episode."""
+    """The run was stopped during the episode, or a session of live traffic got no feedback."""
 
     @property
     def is_infrastructure(self) -> bool:

@@ -11,11 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import gymnasium
-
 from agentrl.agent_loop import AgentLoop, Episode
 from agentrl.config.config import Config
-from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import EnvironmentFailure, described_error
 from agentrl.evaluation.panel import EvaluatedEpisode
 from agentrl.gateway import Gateway, GatewaySession
@@ -24,9 +21,10 @@ from agentrl.observe.files import JsonLinesWriter, writing
 from agentrl.remote.chat import as_openai
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.live import LIVE
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
-from agentrl.task import SeedTasks, Task
+from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
 EPISODES = "episodes.jsonl"
@@ -178,22 +176,6 @@ def _append(path: Path, row: dict[str, Any]) -> None:
     line = json.dumps(row, ensure_ascii=False) + "\n"
     with writing(path), path.open("ab") as file:
         file.write(line.encode(errors="backslashreplace"))  # lone surrogates become escapes, as JSON writes them
-
-
-class _NoEnvironment(gymnasium.Env[str, str]):
-    """Environment without a task; clients bring their own."""
-
-    observation_space = action_space = gymnasium.spaces.Text(1)
-    action_hint = "whatever the client asks for"
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        return "", {}
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        return "", 0.0, True, False, {}
-
-
-LIVE = EnvironmentSpec(name="live", make=_NoEnvironment, tasks=SeedTasks, isolation=Isolation.INLINE)
 
 
 class _Sessions(AgentLoop):

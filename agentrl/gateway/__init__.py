@@ -25,7 +25,7 @@ from agentrl.errors import AgentRLError, shorten
 from agentrl.gateway.anthropic_messages import AnthropicMessages
 from agentrl.gateway.chat_completions import ChatCompletions
 from agentrl.gateway.dialect import BadRequest, Dialect, Event, Reply
-from agentrl.gateway.fields import refuse_unknown, take
+from agentrl.gateway.fields import read_feedback, refuse_unknown, take
 from agentrl.gateway.history import chain_of
 from agentrl.gateway.pending import NO_SIDE_CALLS, PendingRequest, UntrainedRequestRules, digest_of, off_loop
 from agentrl.gateway.refusals import SessionOver, Unavailable
@@ -43,7 +43,7 @@ from agentrl.remote.listening import (
     read_bytes_of,
 )
 
-__all__ = ["Gateway", "GatewaySession", "UntrainedRequestRules"]
+__all__ = ["BadRequest", "Gateway", "GatewaySession", "Unavailable", "UntrainedRequestRules", "read_feedback"]
 
 _log = logging.getLogger(__name__)
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
@@ -58,6 +58,7 @@ MODEL = "policy"
 
 
 Opener: TypeAlias = Callable[[str | None], Awaitable[Sequence[GatewaySession]]]
+FeedbackTaker: TypeAlias = Callable[[str, Mapping[str, Any], bool], Awaitable[Mapping[str, Any]]]
 
 
 class Gateway:
@@ -74,14 +75,25 @@ class Gateway:
         key: Key that all clients must send, if `opener` makes the sessions.
         opener: Makes or finds the sessions for the session name in the path (``None`` if the path has none). The first
             one takes new conversations; the others only continue the conversations that they have recorded.
+        feedback: Takes the feedback on a session of `opener`: its name, the body, and True if the client marks the
+            request as a retry. Returns the body of the answer.
+        feedback_key: Key of feedback; `key` by default.
     """
 
     def __init__(
-        self, *, host: str = "127.0.0.1", port: int = 0, key: str | None = None, opener: Opener | None = None
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        key: str | None = None,
+        opener: Opener | None = None,
+        feedback: FeedbackTaker | None = None,
+        feedback_key: str | None = None,
     ) -> None:
         self._host, self._port = host, port
         self._key = key
         self._opener = opener
+        self._feedback, self._feedback_key = feedback, feedback_key or key
         self._names = own_names(host)
         self._sessions: dict[str, GatewaySession] = {}
         self._by_key: dict[str, GatewaySession] = {}
@@ -162,6 +174,9 @@ class Gateway:
             application.router.add_post(prefix + "/v1/messages/count_tokens", self._count_tokens)
             application.router.add_get(prefix + "/v1/models", self._models)
             application.router.add_get(prefix + "/v1/models/{model:.+}", self._models)
+        if self._feedback is not None:
+            for path in ("/s/{session}/feedback", "/s/{session}/v1/feedback"):  # the base addresses of both vendors
+                application.router.add_post(path, self._take_feedback)
         application.router.add_post("/s/{session}/reward", self._reward)
         application.router.add_post("/s/{session}/step", self._step)
         application.router.add_get("/health", _health)
@@ -173,7 +188,7 @@ class Gateway:
             try:
                 sessions = await self._sessions_of(request)
                 body, raw = await _read(request)
-                is_retry = request.headers.get(RETRY_COUNT, "0") not in ("", "0")
+                is_retry = _is_retry(request)
                 session = await session_of_history(sessions, dialect, body, raw, is_retry=is_retry)
                 pending = await session.begin(dialect, body, raw, is_retry=is_retry)
                 if pending.request.stream:
@@ -192,10 +207,7 @@ class Gateway:
         """
         key = _key_of(request)
         if self._opener is not None:
-            if self._key is None:
-                self._refuse_foreign_page(request)
-            elif not hmac.compare_digest(_bytes(key), _bytes(self._key)):
-                raise BadRequest("the key is not this gateway's key", status=401, code="invalid_api_key")
+            self._check_client(request, self._key)
             return await self._opener(request.match_info.get("session"))
         by_key = self._by_key.get(key)
         name = request.match_info.get("session")
@@ -209,6 +221,17 @@ class Gateway:
         if by_key is not None and by_key is not session:
             raise BadRequest("the key belongs to another episode", status=401, code="invalid_api_key")
         return [session]
+
+    def _check_client(self, request: web.Request, key: str | None) -> None:
+        """Check that a request has the key that all clients must send; without one, that it is not a foreign page's.
+
+        Raises:
+            BadRequest: it has another key, or comes from a page of another web site.
+        """
+        if key is None:
+            self._refuse_foreign_page(request)
+        elif not hmac.compare_digest(_bytes(_key_of(request)), _bytes(key)):
+            raise BadRequest("the key is not this gateway's key", status=401, code="invalid_api_key")
 
     def _refuse_foreign_page(self, request: web.Request) -> None:
         """Refuse requests from pages of other web sites; only browsers send ``Origin``.
@@ -264,6 +287,15 @@ class Gateway:
         except Exception as error:
             return _refusal(DIALECTS[0], error)
 
+    async def _take_feedback(self, request: web.Request) -> web.StreamResponse:
+        assert self._feedback is not None
+        try:
+            self._check_client(request, self._feedback_key)
+            body, _ = await _read(request)
+            return _json(await self._feedback(request.match_info["session"], body, _is_retry(request)))
+        except Exception as error:
+            return _refusal(DIALECTS[0], error)
+
     async def _step(self, request: web.Request) -> web.StreamResponse:
         try:
             session = self._trusted_session_of(request)
@@ -298,6 +330,11 @@ def _key_of(request: web.Request) -> str:
     """Return the key that a client sends in either vendor's header."""
     scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
     return bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+def _is_retry(request: web.Request) -> bool:
+    """Return True if the client marks a request as a retry, as the vendors' packages do."""
+    return request.headers.get(RETRY_COUNT, "0") not in ("", "0")
 
 
 async def _read(request: web.Request) -> tuple[Mapping[str, Any], bytes]:

@@ -61,6 +61,19 @@ def number(body: Mapping[str, Any], name: str, low: float, high: float) -> float
     return float(value)
 
 
+def read_feedback(body: Mapping[str, Any], largest: float) -> tuple[float, bool | None]:
+    """Return the reward and the success of ``{"reward": 1.0, "success": true}``; rewards are at most `largest`.
+
+    Raises:
+        BadRequest: the body is malformed.
+    """
+    refuse_unknown(body, ("reward", "success"))
+    reward = number(body, "reward", -largest, largest)
+    if reward is None:
+        raise BadRequest("reward is missing", field="reward")
+    return reward, take(body, "success", bool) if is_given(body, "success") else None
+
+
 def settings(
     body: Mapping[str, Any], numbers: Mapping[str, tuple[float, float]], words: Iterable[str] = ()
 ) -> dict[str, float | str]:

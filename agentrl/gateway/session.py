@@ -168,6 +168,11 @@ class GatewaySession:
         return 0.0 if self._waiting_since is not None else time.monotonic() - self._active_at
 
     @property
+    def is_answering(self) -> bool:
+        """True while a request is being answered."""
+        return self._waiting_since is not None
+
+    @property
     def age_s(self) -> float:
         """Seconds since the session was opened."""
         return time.monotonic() - self._began_at

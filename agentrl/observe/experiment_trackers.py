@@ -56,6 +56,7 @@ class WandbTracker(EpisodeTableTracker):
         import wandb
 
         super().__init__(folder, name, config)
+        self._exit_code = 0
         self._table = wandb.Table
         self._run = wandb.init(
             project=PROJECT,
@@ -75,9 +76,13 @@ class WandbTracker(EpisodeTableTracker):
             values["episodes"] = self._table(columns=list(COLUMNS), data=rows, allow_mixed_types=True)
         self._run.log(values)
 
+    def fail(self, reason: str) -> None:
+        """Make `close` report a failure."""
+        self._exit_code = 1
+
     def close(self) -> None:
         """Finish the run."""
-        self._run.finish()
+        self._run.finish(exit_code=self._exit_code)
 
 
 class MLflowTracker(EpisodeTableTracker):
@@ -93,7 +98,7 @@ class MLflowTracker(EpisodeTableTracker):
         from mlflow.entities import Metric, Param
 
         super().__init__(folder, name, config)
-        self._metric = Metric
+        self._metric, self._status = Metric, "FINISHED"
         local = f"sqlite:///{folder.resolve()}/mlflow.db"
         self._client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or local)
         self._run = self._find_run(folder / "run_id", name)
@@ -136,9 +141,14 @@ class MLflowTracker(EpisodeTableTracker):
         if rows := self.take_rows():
             self._client.log_dict(self._run, {"columns": COLUMNS, "data": rows}, f"episodes/step-{step:06d}.json")
 
+    def fail(self, reason: str) -> None:
+        """Make `close` report a failure, and store the reason as a tag."""
+        self._status = "FAILED"
+        self._client.set_tag(self._run, "error", reason[:5000])
+
     def close(self) -> None:
         """End the run."""
-        self._client.set_terminated(self._run)
+        self._client.set_terminated(self._run, self._status)
 
 
 class SwanLabTracker(EpisodeTableTracker):

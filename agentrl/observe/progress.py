@@ -33,6 +33,22 @@ class RunningEpisode:
     """Seconds since 1970."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveStatus:
+    """State of the live traffic that a run learns from."""
+
+    url: str
+    """Address that clients connect to."""
+    open: int
+    """Number of sessions that have not ended."""
+    waiting: int
+    """Number of rewarded sessions that no batch has taken."""
+    batch: int
+    """Number of rewarded sessions in a batch."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Counts since the start of the process, by the names of the metrics ``live/…``."""
+
+
 @dataclass(slots=True, kw_only=True)
 class RunStatus:
     """Status of a run, updated in place."""

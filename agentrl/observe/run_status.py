@@ -16,6 +16,8 @@ from pathlib import Path
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
+from agentrl.observe.progress import LiveStatus
+
 STATUS_FILE = "status.json"
 INTERVAL_S = 1.0
 """Seconds between two statuses."""
@@ -162,6 +164,8 @@ class RunSnapshot:
     latest_failure: str = ""
     engines: Sequence[EngineLoad] = ()
     memory_bytes: int | None = None
+    live: LiveStatus | None = None
+    """State of the live traffic that the run learns from."""
     in_flight: Sequence[EpisodeInFlight] = ()
     resumed_by: str = ""
     """Command with the option ``--resume`` for this run: ``train`` or ``rollout``; empty if there is none."""

@@ -52,6 +52,9 @@ class Tracker(ABC):
     def trace(self, trace: EpisodeTrace) -> None:  # noqa: B027 - most trackers do not trace
         """Record the trace of an attempt at an episode, or of a training step, if `traces` is set."""
 
+    def fail(self, reason: str) -> None:  # noqa: B027 - most trackers have no state of a run
+        """Note, before `close`, that the run has failed."""
+
     @abstractmethod
     def close(self) -> None:
         """Flush and close."""
@@ -248,8 +251,15 @@ class Trackers:
             if lookup(Kind.TRACKER, kind).traces:
                 thread.trace(trace)
 
-    def close(self, *, within_s: float = CLOSING_S) -> None:
-        """Close every tracker after its last call; give up those that are not closed after `within_s`."""
+    def close(self, error: BaseException | None = None, *, within_s: float = CLOSING_S) -> None:
+        """Close every tracker after its last call; give up those that are not closed after `within_s`.
+
+        `error` ended the run. An interruption is not a failure.
+        """
+        if isinstance(error, Exception):
+            reason = described_error(error)
+            for thread in self._threads.values():
+                thread.submit(lambda tracker: tracker.fail(reason))
         closing = {kind: thread.submit(lambda tracker: tracker.close()) for kind, thread in self._threads.items()}
         wait(closing.values(), timeout=within_s)
         for kind, thread in self._threads.items():

@@ -66,6 +66,8 @@ class GroupEnd(enum.StrEnum):
     """Dynamic sampling replaced it, because its episodes do not differ."""
     STALE = "stale"
     """Its oldest token was more than `rollout.max_staleness` versions old."""
+    EXPIRED = "expired"
+    """Live traffic: the session got no feedback."""
     LEFT_OVER = "left over"
     """The run made its last step before the group was needed or complete."""
 

@@ -43,17 +43,26 @@ class RecoveredEpisodes:
         """Return True if all members of a group have ended."""
         return all(f"{group_id}/{member}" in self._by_player for member in range(size))
 
+    def take_all(self) -> list[Trajectory]:
+        """Return all episodes, and forget them."""
+        episodes, self._by_player = list(self._by_player.values()), {}
+        return episodes
+
     def take(self, group_id: str, member: int) -> Trajectory | None:
         """Return a member's episode; ``None`` if it must be played."""
         return self._by_player.pop(f"{group_id}/{member}", None)
 
 
-def read_recoverable(folder: Path, *, first_step: int) -> RecoveredEpisodes:
-    """Read the trainable episodes of a run's ``trajectories``; those that began before `first_step` are not found."""
+def read_recoverable(folder: Path, *, first_step: int, are_stored: bool = False) -> RecoveredEpisodes:
+    """Read the trainable episodes of a run's ``trajectories``; those that began before `first_step` are not found.
+
+    With `are_stored`, the store keeps their records.
+    """
     if not folder.is_dir():  # a new run
         return RecoveredEpisodes()
     found = read_trajectories(folder, messages=True, first_step=first_step)
-    return RecoveredEpisodes(stored.trajectory for stored in found if stored.trajectory.is_trainable)
+    trainable = (stored.trajectory for stored in found if stored.trajectory.is_trainable)
+    return RecoveredEpisodes(trainable, are_stored=are_stored)
 
 
 def group_position(group_id: str) -> int:

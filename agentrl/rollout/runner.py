@@ -278,7 +278,7 @@ class EpisodeRunner:
         episode_counters.set(self.counters)
         try:
             trajectory.outcome = await self._play(trajectory, task, seed)
-            if not self.scores_groups:
+            if trajectory.outcome.is_trainable and not self.scores_groups:
                 await self._score(trajectory, task)
         except AgentRLError as error:
             outcome = getattr(error, "outcome", None)

@@ -31,6 +31,7 @@ from agentrl.config.rollout import BatchOrder
 from agentrl.config.step_settings import stage_label
 from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, TrainingError, UsageError, boundary
 from agentrl.errors.deadlines import async_boundary
+from agentrl.observe.progress import LiveStatus
 from agentrl.observe.trajectory_store import GroupEnd
 from agentrl.rollout.curriculum import GroupOutcome
 from agentrl.rollout.finished_episodes import RecoveredEpisodes
@@ -126,6 +127,22 @@ class GroupScheduler:
         self._closed = False
         self._changed = asyncio.Event()
 
+    async def start(self) -> None:
+        """Prepare for episodes that others start, before the first batch; does nothing here."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics of the step that has ended, besides those of tasks and groups; none here."""
+        return {}
+
+    @property
+    def live(self) -> LiveStatus | None:
+        """State of live traffic; ``None`` here."""
+        return None
+
+    def _batch_words(self, batch: int) -> str:
+        """Describe what `next_batch` waits for."""
+        return f"{batch} complete groups"
+
     async def next_batch(self) -> list[Group]:
         """Return the next complete groups to train on, in task order; start new episodes meanwhile.
 
@@ -136,7 +153,7 @@ class GroupScheduler:
         """
         batch = self.batch
         self._drop_stale()
-        with self._waits.on(WaitKind.GROUPS, "trainer", f"{batch} complete groups"):
+        with self._waits.on(WaitKind.GROUPS, "trainer", self._batch_words(batch)):
             while True:
                 self._changed.clear()
                 self.start_episodes()

@@ -148,14 +148,14 @@ class UpdateLog:
         self._stack.callback(self._metrics.close)
         values = config.model_dump(mode="json")
         self._trackers = Trackers(config.trackers, folder=folder.logs, name=folder.path.name, config=values)
-        self._stack.callback(self._trackers.close)
+        self._stack.push(lambda kind, error, trace: self._trackers.close(error))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the file and the trackers."""
-        self._stack.close()
+        self._stack.__exit__(kind, error, trace)
 
     def record(self, update: int, metrics: Mapping[str, float], *, updates: int, skipped: bool) -> None:
         """Record the metrics of an update.
@@ -211,6 +211,7 @@ class StepClock:
             **group_metrics(groups, report, version=version - 1, adapters=sampled, has_signal=self._parts.has_signal),
             **self._parts.scheduler.tasks.metrics(),
             **self._parts.scheduler.bias.metrics(),
+            **self._parts.scheduler.metrics(),
             **{f"rollout/{name}": counts[name] - self._counts_before[name] for name in _COUNTED},
             **({} if self._parts.journals is None else self._parts.journals.metrics()),
             **self._judge_metrics(),

@@ -30,9 +30,11 @@ import gc
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from types import TracebackType
 from typing import Any, TypeVar
 
 from agentrl.builders.group_extras import check_extra_rollouts
+from agentrl.builders.live import is_live
 from agentrl.builders.models import prepare_model
 from agentrl.builders.processes import open_processes
 from agentrl.builders.training import build_training
@@ -209,7 +211,9 @@ class Orchestrator:
             self._say(warning)
         base_path = await prepare_model(self.config, self.folder.model, say=self._say, waits=self._waits)
         finished = self._read_finished_episodes()
-        void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
+        live = is_live(self.config)
+        if not live:  # clients do not play their sessions again, so their records stay
+            void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
         self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))
         self._tables = TokenTables(self.folder.path, self.config.observe.tokens, step=self.step, say=self._say)
         model_path = base_path if self._saved is None else str(self._saved.path / MODEL)
@@ -228,7 +232,7 @@ class Orchestrator:
             )
         seen = (self._store, self.status, self._watcher, self._waits, self._tables.drop)
         recorder, journals = EpisodeRecorder(*seen), None
-        if not self.config.rollout.is_synchronous:
+        if not self.config.rollout.is_synchronous and not live:
             journals = stack.enter_context(JournalFolder(self.folder.inflight, self._waits.clock, self._say))
             recorder = JournalingRecorder(*seen, journals=journals)
         observer: RolloutObserver = recorder
@@ -251,7 +255,7 @@ class Orchestrator:
                 settings=self._settings,
                 say=self._say,
             )
-        stack.push_async_callback(self._close_parts)
+        stack.push_async_exit(self._close_parts)
         self._status_writer.engines["engine"] = self._parts.engine
         if self._parts.evaluation is not None:
             self._status_writer.engines["evaluation"] = self._parts.evaluation.engine
@@ -262,8 +266,8 @@ class Orchestrator:
             await self._parts.scheduler.fetch_saved(progress.scheduler)
             restore(self._saved, self._parts, progress)
             self._pending = None if progress.pending is None else dict(progress.pending)
-        if journals is not None and (recovered := self._parts.scheduler.recover(finished, journals)):
-            self._say(f"kept {recovered} finished episodes not yet trained on")
+        if (journals is not None or live) and (recovered := self._parts.scheduler.recover(finished, journals)):
+            self._say(f"kept {recovered} {'rewarded sessions' if live else 'finished episodes'} not yet trained on")
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
         self._diagnosis = open_diagnosis(self.folder, self.config, self._parts)
         with self._waits.on(WaitKind.SYNC, "trainer", "the engine's start and the check of its weights"):
@@ -272,8 +276,12 @@ class Orchestrator:
             if self._parts.evaluation is not None:
                 await self._parts.evaluation.engine.start()
                 await self._parts.evaluation.sync.verify()
+            await self._parts.scheduler.start()
             if progress is not None and progress.evaluating is not None:
                 await self._repeat_evaluation(progress.evaluating)
+        self._status_writer.live = lambda: self._parts.scheduler.live
+        if (traffic := self._parts.scheduler.live) is not None:
+            self._say(f"serving {traffic.url}/s/NAME/v1 (OpenAI) and {traffic.url}/s/NAME (Anthropic)")
         if self._changes:
             self.folder.save_config(dump_config(self.config))
 
@@ -293,14 +301,18 @@ class Orchestrator:
         rollout = self.config.rollout
         if rollout.is_synchronous:
             return RecoveredEpisodes()
-        return read_recoverable(self.folder.trajectories, first_step=self.step - rollout.max_staleness)
+        first_step = self.step - rollout.max_staleness
+        return read_recoverable(self.folder.trajectories, first_step=first_step, are_stored=is_live(self.config))
 
-    async def _close_parts(self) -> None:
+    async def _close_parts(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Close the parts, the trackers and the token tables; a stop request shortens their time."""
         await self._parts.scheduler.close()
         closing = [self._parts.close(), close_in_thread(self._stop, self._tables.close, "writing the token tables")]
         if self._trackers is not None:
-            closing.append(close_in_thread(self._stop, self._trackers.close, "closing the trackers"))
+            close = functools.partial(self._trackers.close, error)
+            closing.append(close_in_thread(self._stop, close, "closing the trackers"))
         await close_together(self._stop, *closing)
 
     def _loss_callback(self) -> Callable[[TrainingError], None]:

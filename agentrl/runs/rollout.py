@@ -228,7 +228,7 @@ class Rollout:
         self._trackers = Trackers(
             self.config.trackers, folder=self.folder.logs, name=self.folder.path.name, config=values
         )
-        stack.callback(self._trackers.close)
+        stack.push(lambda kind, error, trace: self._trackers.close(error))
 
     async def _play(self, total: int) -> None:
         self._enter(Phase.ROLLOUT)

@@ -23,7 +23,7 @@ from agentrl.engine import PolicyEngine
 from agentrl.errors import described_error
 from agentrl.message import Message, encodable, plainly_written
 from agentrl.models.memory import resident_bytes
-from agentrl.observe.progress import RunningEpisode, RunStatus
+from agentrl.observe.progress import LiveStatus, RunningEpisode, RunStatus
 from agentrl.observe.run_status import (
     INTERVAL_S,
     BlockedLoop,
@@ -102,6 +102,8 @@ class StatusWriter:
         """True if the run ended before its last step."""
         self._run, self._status = run, status
         self._interruption, self._resumed_by = interruption or StopRequest(), resumed_by
+        self.live: Callable[[], LiveStatus | None] = lambda: None
+        """Returns the state of the live traffic that the run learns from."""
         self._waits = waits or WaitTracker()
         self._started, self._pid = time.time(), os.getpid()
         self._process_started, self._host = process_start(self._pid), socket.gethostname()
@@ -179,6 +181,7 @@ class StatusWriter:
             latest_failure=encodable(status.latest_failure),
             engines=self._loads(),
             memory_bytes=resident_bytes() or None,
+            live=self.live(),
             in_flight=[_in_flight(one, *states[one.trajectory.id]) for one in running[:MOST_EPISODES]],
             resumed_by=self._resumed_by,
             stopping=self._interruption.count > 0,

@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import TracebackType
 
 from agentrl.builders.adapter_checks import refuse_role_adapters
 from agentrl.builders.group_extras import learning_signal, policy_group_size, worth_training
@@ -418,7 +419,12 @@ class StoredTraining:
         self._trackers = Trackers(
             self.config.trackers, folder=self.folder.logs, name=self.folder.path.name, config=values
         )
-        stack.push_async_callback(run_in_own_thread, self._trackers.close)
+        stack.push_async_exit(self._close_trackers)
+
+    async def _close_trackers(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await run_in_own_thread(self._trackers.close, error)
 
     async def _train(self) -> None:
         every, keep = self.config.checkpoint.every, worth_training(self._settings, self._has_signal)

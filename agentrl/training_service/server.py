@@ -19,9 +19,9 @@ from agentrl.remote.listening import Handler, Listener, is_own_page, own_names, 
 from agentrl.training_service import requests
 from agentrl.training_service.futures import UnknownResult
 from agentrl.training_service.runs import BaseWeights
-from agentrl.training_service.service import NotFound, Service, TrainingServiceSettings
+from agentrl.training_service.service import NotFound, Service, TrainingServiceSettings, texts
 from agentrl.training_service.sessions import Busy, ServedRun
-from agentrl.training_service.store import SAMPLER, TRAINING, StoredCheckpoint
+from agentrl.training_service.store import SAMPLER, TRAINING, CheckpointInfo, StoredCheckpoint
 from agentrl.training_service.wire import MEDIA_TYPE
 
 _log = logging.getLogger(__name__)
@@ -227,7 +227,7 @@ class TrainingServer:
 
     async def _session(self, request: web.Request) -> web.StreamResponse:
         session = self.service.session(request.match_info["session"])
-        metadata = _texts(session.metadata)
+        metadata = texts(session.metadata)
         return _json({"training_run_ids": list(session.runs), "sampler_ids": [], "user_metadata": metadata})
 
     async def _runs(self, request: web.Request) -> web.StreamResponse:
@@ -236,7 +236,14 @@ class TrainingServer:
         return _json({"training_runs": rows, "cursor": _cursor(page, len(found))})
 
     async def _run(self, request: web.Request) -> web.StreamResponse:
-        return _json(self._describe_run(self.service.run(request.match_info["run"])))
+        name = request.match_info["run"]
+        try:
+            return _json(self._describe_run(self.service.run(name)))
+        except NotFound:
+            stored = await run_in_own_thread(self.service.store.list, name)
+            if not stored:
+                raise
+            return _json(_describe_ended_run(name, stored[-1].about))
 
     def _describe_run(self, run: ServedRun) -> dict[str, Any]:
         rank = run.training.settings.rank
@@ -247,7 +254,7 @@ class TrainingServer:
             "is_lora": rank is not None,
             "lora_rank": rank,
             "last_request_time": run.last_request.isoformat(),
-            "user_metadata": _texts(run.metadata),
+            "user_metadata": texts(run.metadata),
         }
 
     async def _checkpoints(self, request: web.Request) -> web.StreamResponse:
@@ -264,6 +271,19 @@ class TrainingServer:
         return web.Response(status=204)
 
 
+def _describe_ended_run(name: str, about: CheckpointInfo) -> dict[str, Any]:
+    """Describe a run that has ended, by its newest checkpoint."""
+    return {
+        "training_run_id": name,
+        "base_model": about.base_model,
+        "model_owner": "agentrl",
+        "is_lora": about.settings.rank is not None,
+        "lora_rank": about.settings.rank,
+        "last_request_time": about.created,
+        "user_metadata": about.run_metadata,
+    }
+
+
 def _describe_checkpoint(saved: StoredCheckpoint) -> dict[str, Any]:
     return {
         "checkpoint_id": f"{saved.kind}/{saved.name}",
@@ -274,10 +294,6 @@ def _describe_checkpoint(saved: StoredCheckpoint) -> dict[str, Any]:
         "expires_at": saved.about.expires,
         "user_metadata": saved.about.user_metadata,
     }
-
-
-def _texts(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
-    return None if metadata is None else {key: str(value) for key, value in metadata.items()}
 
 
 def _page(request: web.Request) -> range:

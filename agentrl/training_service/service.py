@@ -15,7 +15,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -452,7 +452,8 @@ class Service:
             updates=run.training.updates,
             created=created.isoformat(),
             expires=expires,
-            user_metadata=None if metadata is None else {key: str(value) for key, value in metadata.items()},
+            user_metadata=texts(metadata),
+            run_metadata=texts(run.metadata),
         )
 
     def load(self, body: requests.LoadWeights, raw: bytes) -> dict[str, Any]:
@@ -536,6 +537,11 @@ class Service:
         future = self.futures.add(request_id, digest, sample_sequence_ids=sequences)
         self.futures.run(future, work())
         return future.announcement()
+
+
+def texts(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """Return a client's metadata with all values as texts."""
+    return None if metadata is None else {key: str(value) for key, value in metadata.items()}
 
 
 def _make_saver(run: TrainingRun, *, optimizer: bool) -> Callable[[Path], None]:

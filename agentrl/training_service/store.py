@@ -45,6 +45,8 @@ class CheckpointInfo:
     """Creation time in ISO 8601, UTC."""
     expires: str | None = None
     user_metadata: Mapping[str, str] | None = None
+    run_metadata: Mapping[str, str] | None = None
+    """Metadata that the client gave to the run, which may have ended."""
 
     @classmethod
     def read(cls, folder: Path) -> CheckpointInfo:

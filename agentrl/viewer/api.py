@@ -248,6 +248,7 @@ def show_in_flight(library: Library, request: web.Request, query: Query) -> dict
         "state": state,
         "time": None if status is None else status.time,
         "in_flight": [] if status is None else list(status.in_flight),
+        "live": None if status is None else status.live,
     }
 
 

@@ -88,6 +88,25 @@ def test_a_tracker_that_fails_says_so_once_on_the_screen_and_the_run_goes_on(tmp
 
 
 @pytest.mark.parametrize(
+    ("error", "calls"),
+    [
+        (None, ["log", "close"]),
+        (KeyboardInterrupt(), ["log", "close"]),
+        (RuntimeError("out of memory"), ["log", "RuntimeError: out of memory", "close"]),
+    ],
+)
+def test_a_tracker_hears_of_a_failure_before_it_is_closed(tmp_path, registered, monkeypatch, error, calls):
+    heard = []
+    monkeypatch.setattr(Blocking, "log", lambda self, step, metrics: heard.append("log"))
+    monkeypatch.setattr(Blocking, "fail", lambda self, reason: heard.append(reason))
+    monkeypatch.setattr(Blocking, "close", lambda self: heard.append("close"))
+    trackers = Trackers(["blocking"], folder=tmp_path, name="run", config={})
+    trackers.log(1, {"a": 1.0})
+    trackers.close(error)
+    assert heard == calls
+
+
+@pytest.mark.parametrize(
     ("site", "says"),
     [
         ("start", "it is not closed"),
@@ -198,8 +217,8 @@ def test_a_resumed_run_goes_on_in_the_same_wandb_history(tmp_path, monkeypatch):
         def log(self, metrics):
             self.rows.append(metrics)
 
-        def finish(self):
-            self.finished = True
+        def finish(self, exit_code):
+            self.finished = exit_code == 0
 
     histories = []
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=History, Table=list))

@@ -17,7 +17,7 @@ def tracked_run(tmp_path_factory):
         pytest.skip("the packages of trackers are not installed: make test-trackers")
     root = Path(__file__).parents[2]
 
-    def run(*trackers, variables=None):
+    def run(*trackers, variables=None, program="train_tiny.py"):
         folder = tmp_path_factory.mktemp("tracked")
         paths = [str(root / "tests" / "worlds"), str(root / "tests")]
         environment = {
@@ -25,8 +25,7 @@ def tracked_run(tmp_path_factory):
             "PYTHONPATH": os.pathsep.join(paths),
             **(variables or {}),
         }
-        program = Path(__file__).with_name("train_tiny.py")
-        command = [str(Path(home) / PYTHON), str(program), str(folder), *trackers]
+        command = [str(Path(home) / PYTHON), str(Path(__file__).with_name(program)), str(folder), *trackers]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=folder)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         found = folder / "runs" / "run"

@@ -87,6 +87,47 @@ def test_wandb_works_offline(tracked_run):
     assert all(b"reward/mean" in path.read_bytes() for path in files)
 
 
+MLFLOW_STATUS = """
+import sys
+from mlflow import MlflowClient
+client = MlflowClient(tracking_uri=f"sqlite:///{sys.argv[1]}/mlflow.db")
+(run,) = client.search_runs([client.get_experiment_by_name("agentrl").experiment_id])
+print(run.info.status, run.data.tags["error"])
+"""
+FAILING = "train_failing.py"
+
+
+def test_mlflow_shows_a_failed_run_as_failed(tracked_run, read_with):
+    folder = tracked_run("mlflow", program=FAILING)
+    assert read_with(MLFLOW_STATUS, folder / "logs" / "mlflow").startswith("FAILED TrainingError: the numbers are not")
+
+
+WANDB_EXIT = """
+import sys
+from wandb.proto.wandb_internal_pb2 import Record
+from wandb.sdk.internal.datastore import DataStore
+store = DataStore()
+store.open_for_scan(sys.argv[1])
+while (data := store.scan_data()) is not None:
+    record = Record.FromString(data)
+    if record.WhichOneof("record_type") == "exit":
+        print("exit code", record.exit.exit_code)
+"""
+
+
+@pytest.mark.parametrize(("program", "code"), [(FAILING, 1), ("train_tiny.py", 0)])
+def test_wandb_shows_a_failed_run_as_failed(tracked_run, read_with, program, code):
+    folder = tracked_run("wandb", variables={"WANDB_MODE": "offline"}, program=program)
+    file = next((folder / "logs" / "wandb").rglob("*.wandb"))
+    assert read_with(WANDB_EXIT, file).splitlines()[-1] == f"exit code {code}"
+
+
+def test_swanlab_shows_a_failed_run_as_failed(tracked_run):
+    folder = tracked_run("swanlab", program=FAILING)
+    files = [path for path in (folder / "logs" / "swanlab").rglob("*") if path.is_file()]
+    assert any(b"the numbers are not finite" in path.read_bytes() for path in files)
+
+
 MLFLOW_ODDITIES = """
 import json, sys
 from mlflow import MlflowClient

@@ -239,6 +239,15 @@ export interface InFlight {
   state: string;
   time: Num;
   in_flight: InFlightEpisode[];
+  live: LiveTraffic | null;
+}
+
+export interface LiveTraffic {
+  url: string;
+  open: number;
+  waiting: number;
+  batch: number;
+  counts: Record<string, number>;
 }
 
 export interface TaskSide {

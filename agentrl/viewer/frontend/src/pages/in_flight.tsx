@@ -3,7 +3,7 @@ import { api, useEvents, useGet } from "../base/api";
 import { ago, dateTime, seconds, words } from "../base/format";
 import { links } from "../base/router";
 import { Inline, TextBlock } from "../base/text";
-import type { InFlight, InFlightEpisode } from "../base/types";
+import type { InFlight, InFlightEpisode, LiveTraffic } from "../base/types";
 import { Await, Empty, SourceName } from "../parts/common";
 import { Shell } from "../parts/shell";
 
@@ -33,6 +33,16 @@ function Card({ episode, now }: { episode: InFlightEpisode; now: number }) {
         <p class="muted">No turn yet.</p>
       )}
     </article>
+  );
+}
+
+function Traffic({ live }: { live: LiveTraffic }) {
+  const counts = Object.entries(live.counts).filter(([, count]) => count > 0);
+  return (
+    <p>
+      Live traffic at <code>{live.url}</code>: {live.open} open sessions, {live.waiting} of {live.batch} rewarded for a
+      step{counts.length > 0 && <> · since its start: {counts.map(([name, n]) => `${n} ${words(name)}`).join(", ")}</>}
+    </p>
   );
 }
 
@@ -77,6 +87,7 @@ export function InFlightPage({ source }: { source: string }) {
               {data.state === "crashed" && (
                 <p class="error">✕ The run ended without finishing. These episodes were running when it did.</p>
               )}
+              {data.live && <Traffic live={data.live} />}
               {data.in_flight.length ? (
                 <div class="flights">
                   {data.in_flight.map((episode) => (

@@ -1,0 +1,79 @@
+"""Checks of runs that learn from live traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agentrl.algorithms.traits import Input, needed_inputs, tracker_of
+from agentrl.config.config import Config
+from agentrl.config.derived import agent_loop_class, per_environment_configs
+from agentrl.errors import ConfigError
+from agentrl.registry import Kind, lookup
+from agentrl.rollout.live import LiveSessions
+from agentrl.rollout.runner import make_agent_loop
+
+
+def is_live(config: Config) -> bool:
+    """Return True if clients start the run's episodes."""
+    if not config.has_environment:
+        return False
+    return any(
+        issubclass(agent_loop_class(part.config.agent.loop), LiveSessions) for part in per_environment_configs(config)
+    )
+
+
+def check_live(config: Config) -> None:
+    """Check that a run can learn from single sessions, whenever clients reward them.
+
+    Raises:
+        ConfigError: a setting does not fit.
+        UsageError: a key is missing.
+    """
+    if not is_live(config):
+        return
+    loop = make_agent_loop(config.agent.loop, config.agent.options) if config.environment is not None else None
+    if not isinstance(loop, LiveSessions):
+        raise ConfigError(
+            "a run on live traffic has no other environment",
+            got=f"the environments {', '.join(config.environments)}",
+            expected="one environment, as in the config live",
+        )
+    loop.check_keys()
+    for key, value, expected in _misfits(config):
+        raise ConfigError(f"{key} does not fit live traffic", got=f"{key} {value}", expected=expected)
+
+
+def _misfits(config: Config) -> Iterator[tuple[str, object, str]]:
+    """Yield the key, the value and the expected value of each setting that does not fit."""
+    algorithm, rollout, evaluation = config.algorithm, config.rollout, config.evaluation
+    if algorithm.group_size != 1:
+        yield (
+            "algorithm.group_size",
+            algorithm.group_size,
+            "1: a session is played once, so that there is nothing to compare it with; "
+            "algorithm.advantage=rae has a running baseline instead",
+        )
+    estimator = lookup(Kind.ADVANTAGE, algorithm.advantage)
+    tracker = tracker_of(estimator)
+    if Input.GREEDY_RETURN in needed_inputs(estimator) or (tracker is not None and tracker.unit == "task"):
+        yield (
+            "algorithm.advantage",
+            f"{algorithm.advantage}, which needs tasks that can be played again",
+            "an estimator for single episodes: rae, reinforce, reinforce++ or gae",
+        )
+    if algorithm.selection is not None or algorithm.expert is not None:
+        yield "algorithm.selection" if algorithm.expert is None else "algorithm.expert", "set", "neither"
+    if rollout.is_synchronous:
+        yield "rollout.max_staleness", 0, "at least 1: clients are served while the trainer trains"
+    if rollout.batch_order != "greedy":
+        yield "rollout.batch_order", rollout.batch_order, "greedy: an open session may never be rewarded"
+    if evaluation.every:
+        yield "evaluation.every", evaluation.every, "0: evaluate checkpoints with agentrl eval --model RUN --env ENV"
+    if config.agent.few_shot_turns:
+        yield "agent.few_shot_turns", config.agent.few_shot_turns, "0: clients write the prompts"
+    if config.agent.judge is not None or config.agent.reward_model is not None:
+        yield "agent.judge" if config.agent.judge else "agent.reward_model", "set", "none: clients give the rewards"
+    if config.environment is not None and config.environment.max_concurrent < rollout.max_concurrent:
+        yield "environment.max_concurrent", config.environment.max_concurrent, "at least rollout.max_concurrent"
+    if config.trainer.episodes is not None:
+        yield "trainer.episodes", config.trainer.episodes, "nothing, or another agent.loop"

@@ -1,0 +1,148 @@
+"""A training run at a Tinker-compatible service: its client, the calls of the trainer, and the newest sampler.
+
+The calls block, and are made in threads; the client has a thread of its own for the connections.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.errors import TrainingError, UsageError, described_error
+from agentrl.registry import Extra
+
+TINKER = Extra(name="training-service", module="tinker")
+ADAM_EPS = 1e-8
+"""As in torch's AdamW."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinkerRun:
+    """What a training run at a service is started with."""
+
+    url: str
+    base_model: str
+    rank: int
+    seed: int
+    api_key_variable: str = "TINKER_API_KEY"
+    timeout_s: float = 600.0
+
+
+class TinkerClient:
+    """Client of one training run; `open` starts it.
+
+    Raises:
+        UsageError: the package tinker is missing.
+    """
+
+    def __init__(self, run: TinkerRun) -> None:
+        self.tinker = TINKER.load()
+        self._run = run
+        self._service: Any = None
+        self._trainer: Any = None
+
+    def open(self) -> None:
+        """Start the run, with new adapters; idempotent.
+
+        Raises:
+            UsageError: the key is not set, or the service refuses the run.
+        """
+        if self._trainer is not None:
+            return
+        key = os.environ.get(self._run.api_key_variable)
+        if not key:
+            raise UsageError(
+                f"the environment variable {self._run.api_key_variable} is not set",
+                expected="the key of the Tinker service (engine.api_key_variable)",
+            )
+        try:
+            self._service = self.tinker.ServiceClient(base_url=self._run.url, api_key=key)
+            made = self._service.create_lora_training_client(
+                base_model=self._run.base_model, rank=self._run.rank, seed=self._run.seed, train_unembed=False
+            )
+            self._trainer = made.result(self._run.timeout_s)
+        except Exception as error:
+            raise UsageError(
+                f"the Tinker service at {self._run.url} does not start a run of {self._run.base_model}",
+                got=described_error(error),
+                expected="a service that trains this model (engine.url, engine.base_model)",
+            ) from error
+
+    def _call(self, what: str, start: Callable[[Any], Any]) -> Any:
+        """Make a call of the trainer and wait for its result.
+
+        Raises:
+            TrainingError: it failed, or took longer than the time limit.
+        """
+        self.open()
+        try:
+            return start(self._trainer).result(self._run.timeout_s)
+        except Exception as error:
+            raise TrainingError(f"the Tinker service failed: {what}", got=described_error(error)) from error
+
+    def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the log-probability of each token but the first, given the tokens before it."""
+        data = [self._datum(ids, {"weights": [0.0] * (len(ids) - 1)}) for ids in sequences]
+        found = self._call("a forward pass", lambda trainer: trainer.forward(data, "cross_entropy"))
+        return [list(map(float, output["logprobs"].data)) for output in found.loss_fn_outputs]
+
+    def add_gradients(
+        self,
+        sequences: Sequence[Sequence[int]],
+        old_logprobs: Sequence[Sequence[float]],
+        advantages: Sequence[Sequence[float]],
+        clip: tuple[float, float],
+    ) -> float:
+        """Add the gradient of the sum of ``-min(r A, clip(r) A)``, r = pi / old, and return the sum.
+
+        `old_logprobs` and `advantages` have an entry for each token but the first; an advantage of 0 does not train.
+        """
+        data = [
+            self._datum(ids, {"logprobs": old, "advantages": own})
+            for ids, old, own in zip(sequences, old_logprobs, advantages, strict=True)
+        ]
+        config = {"clip_low_threshold": clip[0], "clip_high_threshold": clip[1]}
+        passed = self._call("a gradient", lambda trainer: trainer.forward_backward(data, "ppo", config))
+        return float(passed.metrics["loss:sum"])
+
+    def update(self, *, learning_rate: float, betas: tuple[float, float], weight_decay: float, clip: float) -> float:
+        """Update the weights from the added gradients; return the gradient's norm, NaN if the service hides it."""
+        adam = self.tinker.AdamParams(
+            learning_rate=learning_rate,
+            beta1=betas[0],
+            beta2=betas[1],
+            eps=ADAM_EPS,
+            weight_decay=weight_decay,
+            grad_clip_norm=clip,
+        )
+        updated = self._call("an update", lambda trainer: trainer.optim_step(adam))
+        return float((updated.metrics or {}).get("grad_norm", float("nan")))
+
+    def save(self, name: str) -> str:
+        """Save weights and optimizer at the service; return the path."""
+        return str(self._call("a checkpoint", lambda trainer: trainer.save_state(name)).path)
+
+    def load(self, path: str) -> None:
+        """Restore weights and optimizer from a path that `save` returned."""
+        self._call(f"loading {path}", lambda trainer: trainer.load_state_with_optimizer(path))
+
+    def sampler(self) -> Any:
+        """Return a sampler of the current weights, which later updates do not change."""
+        self.open()
+        try:
+            return self._trainer.save_weights_and_get_sampling_client()
+        except Exception as error:
+            raise TrainingError("the Tinker service failed: a sampler", got=described_error(error)) from error
+
+    def close(self) -> None:
+        """End the run at the service; its checkpoints remain."""
+        service, self._service, self._trainer = self._service, None, None
+        if service is not None:
+            service.close("success").result(self._run.timeout_s)
+
+    def _datum(self, ids: Sequence[int], inputs: Mapping[str, Sequence[float]]) -> Any:
+        types = self.tinker.types
+        targets = {"target_tokens": list(ids[1:]), **{name: list(values) for name, values in inputs.items()}}
+        return types.Datum(model_input=types.ModelInput.from_ints(list(ids[:-1])), loss_fn_inputs=targets)

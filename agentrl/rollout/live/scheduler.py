@@ -1,0 +1,200 @@
+"""Scheduler of groups that clients start: each session of live traffic is a group of one episode.
+
+Clients decide when episodes start, so there is no admission by staleness: serving goes on whatever the trainer does.
+A batch has the oldest rewarded sessions that are not too stale. Every session's end is a line of ``sessions.jsonl``,
+written before the client receives the answer to its feedback.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agentrl.agent_loop import AgentLoop
+from agentrl.observe.files import JsonLinesWriter, read_json_lines
+from agentrl.observe.progress import LiveStatus
+from agentrl.observe.trajectory_store import GroupEnd
+from agentrl.rollout.finished_episodes import RecoveredEpisodes, group_position
+from agentrl.rollout.groups import Group
+from agentrl.rollout.journal import JournalFolder
+from agentrl.rollout.live.sessions import LiveSessions, SessionEnd
+from agentrl.rollout.scheduler import GroupScheduler
+
+SESSIONS = "sessions.jsonl"
+
+
+class LiveScheduler(GroupScheduler):
+    """Scheduler of the sessions of live traffic.
+
+    Args:
+        *parts: Arguments of `GroupScheduler`.
+        sessions: The agent loop, which serves the clients.
+        folder: Folder of the run, for the file of ended sessions; ``None`` for no file.
+        **options: Keyword arguments of `GroupScheduler`.
+    """
+
+    def __init__(self, *parts: Any, sessions: AgentLoop, folder: Path | None, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        assert isinstance(sessions, LiveSessions)
+        self._sessions = sessions
+        self._log = None if folder is None else JsonLinesWriter(folder / SESSIONS)
+        self._stored_ends = {} if folder is None else _read_ends(folder / SESSIONS)
+        self._dropped = 0
+        """Number of rewarded sessions that became too stale before a batch took them."""
+        self._reported: Counter[str] = Counter()
+        self._stale_reward: float | None = None
+
+    async def start(self) -> None:
+        """Let clients connect.
+
+        Raises:
+            UsageError: the port is taken, or a key is missing.
+        """
+        await self._sessions.start(self._begin_session, most_open=self.max_concurrent, ended=self._stored_ends)
+
+    def _start_groups(self) -> None:
+        """Start nothing: clients do."""
+
+    def _batch_words(self, batch: int) -> str:
+        return f"{batch} rewarded sessions"
+
+    def _begin_session(self, name: str) -> None:
+        group = self._group_of(name)
+        self._running[group.position] = group
+        self._start_episode(group, 0)
+
+    def _group_of(self, name: str) -> Group:
+        group = self._next_group()
+        assert group is not None, "tasks of live traffic are seeds"
+        group.draw = replace(group.draw, task=replace(group.task, id=name))
+        return group
+
+    def _is_ready(self) -> bool:
+        self._finished.sort(key=lambda group: group.position)
+        return len(self._finished) >= self.batch
+
+    def _complete(self, group: Group) -> None:
+        del self._running[group.position]
+        (episode,) = group.trajectories
+        if not episode.is_trainable or not episode.sampled_tokens:
+            is_expired = not episode.is_trainable and episode.error is None
+            end = SessionEnd.EXPIRED if is_expired else SessionEnd.FAILED
+            self._counters.groups_failed += end is SessionEnd.FAILED
+            self.record_end(group, GroupEnd.EXPIRED if is_expired else GroupEnd.FAILED)
+        elif self._is_fresh(group):
+            end = SessionEnd.REWARDED
+            self._finished.append(group)
+        else:
+            end = SessionEnd.STALE
+        self._write_end(group, end)
+        self._sessions.finish(group.task.id, end)
+
+    def _write_end(self, group: Group, end: SessionEnd) -> None:
+        if self._log is None:
+            return
+        (episode,) = group.trajectories
+        record = {"session": group.task.id, "end": end, "time": time.time(), "version": self.version}
+        if end in (SessionEnd.REWARDED, SessionEnd.STALE):
+            age = episode.staleness(self.version, self._adapter_versions())
+            record |= {"reward": episode.reward, "success": episode.success, "staleness": age}
+        self._log.append(record)
+
+    def _note_stale(self, age: int) -> None:
+        """Count a session that is too stale, which is the clients' doing: the run goes on."""
+        self._counters.groups_stale += 1
+
+    def _drop_stale(self) -> None:
+        before = len(self._finished)
+        super()._drop_stale()
+        self._dropped += before - len(self._finished)
+
+    def recover(self, episodes: RecoveredEpisodes, journals: JournalFolder | None = None) -> int:
+        """Queue the rewarded sessions that a killed run had not trained on at its checkpoint.
+
+        Open sessions of that run are lost, as their clients' next requests have the new process's answers. Tokens of
+        weights that were lost with the run count as tokens of the checkpoint's.
+        """
+        open_at_checkpoint = {group.position: group for group in self._to_restart}
+        self._to_restart.clear()
+        first, recovered = self.tasks.position, 0
+        for episode in sorted(episodes.take_all(), key=lambda one: group_position(one.group_id)):
+            position = group_position(episode.group_id)
+            group = open_at_checkpoint.get(position)
+            if group is None and position < first:
+                continue  # trained before the checkpoint, or among the finished groups in it
+            while group is None or group.position != position:
+                group = self._next_group()
+                assert group is not None, "tasks of live traffic are seeds"
+            group.draw = replace(group.draw, task=replace(group.task, id=episode.task_id))
+            for sequence in episode.sequences:
+                sequence.limit_versions(self.version)
+            group.members[0] = episode
+            self._stored_ends.setdefault(episode.task_id, SessionEnd.REWARDED)
+            if self._is_fresh(group):
+                self._finished.append(group)
+                recovered += 1
+        return recovered
+
+    def _restore(self, record: Mapping[str, Any]) -> Group:
+        """Restore a group of a checkpoint; its session's name is its episode's task."""
+        group = super()._restore(record)
+        for episode in group.trajectories:
+            group.draw = replace(group.draw, task=replace(group.task, id=episode.task_id))
+            self._stored_ends.setdefault(episode.task_id, SessionEnd.REWARDED)
+        return group
+
+    def metrics(self) -> dict[str, float]:
+        """Return counts since the last call, and the current numbers of sessions."""
+        now = Counter(self._counts())
+        found = {f"live/{name}": float(now[name] - self._reported[name]) for name in now}
+        self._reported = now
+        return found | {"live/open": float(self._sessions.open_sessions), "live/waiting": float(len(self._finished))}
+
+    def _counts(self) -> dict[str, int]:
+        counts = self._sessions.counts
+        refused = {name: counts.refused[code] for name, code in _REFUSED_COUNTS.items()}
+        others = sum(counts.refused.values()) - sum(refused.values())
+        return {
+            "opened": counts.opened,
+            "answers": counts.answers,
+            "rewarded": counts.ended[SessionEnd.REWARDED],
+            "expired": counts.ended[SessionEnd.EXPIRED],
+            "stale": counts.ended[SessionEnd.STALE],
+            "dropped": self._dropped,
+            **refused,
+            "feedback_refused": others,
+        }
+
+    @property
+    def live(self) -> LiveStatus | None:
+        """State of the traffic, for the run's status; counts are since the start of the process."""
+        if not self._sessions.url:
+            return None
+        open_, waiting = self._sessions.open_sessions, len(self._finished)
+        return LiveStatus(url=self._sessions.url, open=open_, waiting=waiting, batch=self.batch, counts=self._counts())
+
+    async def close(self) -> None:
+        """Refuse new sessions, end the open ones, and wait until they have ended."""
+        self._sessions.stop()
+        await super().close()
+        self._sessions.abandon_all()
+        await self._sessions.close()
+        if self._log is not None:
+            self._log.close()
+
+
+_REFUSED_COUNTS = {
+    "feedback_duplicate": "duplicate_feedback",
+    "feedback_unknown": "unknown_session",
+    "feedback_late": "expired",
+}
+"""Error codes of refused feedback that are metrics of their own, by the metric's name."""
+
+
+def _read_ends(file: Path) -> dict[str, SessionEnd]:
+    """Read how the sessions of earlier processes ended."""
+    return {record["session"]: SessionEnd(record["end"]) for record in read_json_lines(file)}
