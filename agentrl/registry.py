@@ -389,6 +389,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "win_rate": "agentrl.algorithms.rewards:win_rate",
         "kl": "agentrl.algorithms.rewards:RewardKL",
         "distill": "agentrl.algorithms.rewards:TeacherKL",
+        "ares": "agentrl.algorithms.entropy_shaping:EntropyShaping",
         "pf_ppo": "agentrl.algorithms.rewards:pf_ppo",
     },
 }

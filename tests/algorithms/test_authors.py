@@ -162,3 +162,11 @@ def test_seq_mask_tis_is_a_filter_and_a_correction():
     expected = torch.where(((mean >= 0.9) & (mean <= 1.1))[:, None], rho, 0.0)
     torch.testing.assert_close(torch.where(kept, weights, 0.0), expected.flatten())
     assert 0 < int(kept.sum()) < 60
+
+
+@cases("ares")
+def test_ares(case):
+    """The number of passages is given; see tests/training/test_window_entropy.py for the passages themselves."""
+    shaping = lookup(Kind.SHAPING, "ares")()
+    found = shaping.rewards(numbers(case["counts"]), torch.tensor(case["right"]), torch.tensor(case["group"]))
+    assert_equal(found, case["rewards"], 1e-6)
