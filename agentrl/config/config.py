@@ -431,7 +431,7 @@ class Config(Section):
         """Sampling parameters of the run's evaluations."""
         own = self.evaluation.sampling
         if own is None:
-            return self.sampling
+            return self.sampling.model_copy(update={"first_token": None})
         return own if "stop" in own.model_fields_set else own.model_copy(update={"stop": self.sampling.stop})
 
     @property

@@ -105,6 +105,7 @@ COMPUTED: dict[str, Callable[[Config], Any]] = {
     "eta": lambda c: c.algorithm.loss_options["eta"],
     "experts": lambda c: c.algorithm.expert.members,
     "filters_groups": lambda c: c.algorithm.dynamic_sampling,
+    "first_token": lambda c: [c.sampling.first_token.temperature, c.sampling.first_token.top_k],
     "gae": lambda c: [c.algorithm.advantage_options["gamma"], c.algorithm.advantage_options["gae_lambda"]],
     "gamma": lambda c: c.algorithm.advantage_options["gamma"],
     "group": lambda c: derive(c).episodes_per_step // derive(c).groups_per_step,

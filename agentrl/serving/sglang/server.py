@@ -27,6 +27,7 @@ from agentrl.engine import (
     UpdateGroup,
 )
 from agentrl.errors import EngineError, UsageError
+from agentrl.serving.first_token import after_cut, generate_with_first_token
 from agentrl.serving.http import CLEANUP_S, HttpSession, Refused, decode_version
 from agentrl.serving.launch import LaunchCommand
 from agentrl.serving.launch.process import SAFE_PATH, THIS_MACHINE
@@ -43,6 +44,7 @@ from agentrl.serving.sglang.wire import (
     decode_checksums,
     decode_context,
     decode_load,
+    decode_top_logprobs,
     decode_vocabulary,
     encode_broadcast,
     encode_probe,
@@ -320,11 +322,17 @@ class SGLangServer(SGLangUpdates, InferenceServer):
             vocab_size=decode_vocabulary(answer),
             routed_experts=bool(info.get("enable_return_routed_experts")),
             structures=info.get("grammar_backend") == GRAMMAR,
+            first_tokens=True,
         )
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one turn."""
         check_request(request, self.capabilities, self._calls)
+        if request.params.first_token is not None:
+            return await generate_with_first_token(request, self._generate, max_context=self.capabilities.max_context)
+        return await self._generate(request)
+
+    async def _generate(self, request: GenerateRequest) -> Generation:
         call = self._calls[request.request_id] = RunningRequest(request)
         call.task = asyncio.ensure_future(self._sample(call))
         try:
@@ -361,6 +369,8 @@ class SGLangServer(SGLangUpdates, InferenceServer):
             call.is_sent = False
             stops = request.params.stop_token_ids, request.params.stop
             part = decode_answer(answer, *stops, routed_experts_from=call.routed_experts_from)
+            if request.params.first_token is not None:
+                part = replace(part, generation=after_cut(part.generation, decode_top_logprobs(answer)))
             call.answer = part.generation if call.answer is None else call.answer.followed_by(part.generation)
             if call.answer.stop_reason is StopReason.ABORT and not call.aborted:
                 raise EngineError(
