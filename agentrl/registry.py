@@ -359,6 +359,8 @@ PLUGINS: dict[str, dict[str, str]] = {
         "pacs": "agentrl.algorithms.group_losses:pacs",
         "gvpo": "agentrl.algorithms.group_losses:gvpo",
         "flowrl": "agentrl.algorithms.group_losses:flowrl",
+        "online_dpo": "agentrl.algorithms.group_losses:online_dpo",
+        "online_spin": "agentrl.algorithms.group_losses:online_spin",
         "sppo": "agentrl.algorithms.off_policy_losses:sppo",
         "sft": "agentrl.algorithms.off_policy_losses:sft",
         "distill": "agentrl.algorithms.off_policy_losses:distill",

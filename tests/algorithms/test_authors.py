@@ -77,6 +77,7 @@ LOSSES = {
     "pacs": ("seq-mean-token-sum", ("beta",), {}),
     "gvpo": ("seq-mean-token-sum", ("beta",), {}),
     "flowrl": ("seq-mean-token-sum", ("beta",), {}),
+    "online_dpo": ("seq-mean-token-sum", ("beta",), {}),
     "luspo": ("seq-mean-token-sum", (), {"clip_low": 3e-3, "clip_high": 4e-3}),
     "vespo": ("token-mean", (), {}),
     "ppo_turn": ("token-mean", (), {"dual_clip": None}),

@@ -114,6 +114,8 @@ DEFAULTS = {
     (Kind.LOSS, "sppo"): {"eta": 1.0},
     (Kind.LOSS, "dpo"): {"beta": 0.1},
     (Kind.LOSS, "spin"): {"beta": 0.1},
+    (Kind.LOSS, "online_dpo"): {"beta": 0.1},
+    (Kind.LOSS, "online_spin"): {"beta": 0.1},
     (Kind.LOSS, "prime"): {"beta": 0.05},
     (Kind.LOSS, "value"): {"clip": 0.5},
     (Kind.FILTER, "k1"): {"of": "token"},
@@ -168,10 +170,12 @@ def test_what_the_trainer_may_assume_of_each_function():
     alone = {"prpo", "rae", "spo", "reinforce", "reinforce++", "remax", "gae", "gae_turn", "bi_level", "vapo"}
     assert marked(Kind.ADVANTAGE, compares_group.of) == set(names(Kind.ADVANTAGE)) - alone
     assert marked(Kind.LOSS, weighs_behaviour.of) == {"decoupled_ppo", "vespo"}
-    assert marked(Kind.LOSS, ignores_advantage.of) == {"distill", "distill_top_k", "gvpo", "pacs", "sft", "sppo"}
+    pairs = {"online_dpo", "online_spin"}
+    blind = {"distill", "distill_top_k", "gvpo", "pacs", "sft", "sppo"}
+    assert marked(Kind.LOSS, ignores_advantage.of) == blind | pairs
     assert marked(Kind.LOSS, other_input) == {"dpo", "spin", "prime", "value"}
     moves = {"distill", "distill_top_k", "sft", "sppo", "dpo", "spin", "prime", "value", "kimi", "kl_cov", "vapo"}
-    moves |= {"flowrl", "gvpo", "pacs"}
+    moves |= {"flowrl", "gvpo", "pacs"} | pairs
     assert marked(Kind.LOSS, advantage_weighted.of) == set(names(Kind.LOSS)) - moves
     needed = {
         (kind, name): needed_inputs(lookup(kind, name))
@@ -192,5 +196,7 @@ def test_what_the_trainer_may_assume_of_each_function():
         (Kind.LOSS, "rl_plus"): {Input.EXPERT},
         (Kind.LOSS, "flowrl"): {Input.REFERENCE},
         (Kind.LOSS, "sppo"): {Input.REFERENCE},
+        (Kind.LOSS, "online_dpo"): {Input.REFERENCE},
+        (Kind.LOSS, "online_spin"): {Input.REFERENCE, Input.EXPERT},
         (Kind.FILTER, "top_entropy"): {Input.ENTROPY},
     }

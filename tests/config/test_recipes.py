@@ -122,6 +122,7 @@ COMPUTED: dict[str, Callable[[Config], Any]] = {
     "positive_weight": lambda c: c.algorithm.loss_options["positive_weight"],
     "pretrain_steps": lambda c: c.trainer.critic.pretrain_steps,
     "process_reward": process_reward,
+    "refresh_every": lambda c: c.algorithm.reference.refresh_every,
     "resample": resampling,
     "resampling": lambda c: [c.algorithm.shaping["pf_ppo"]["power"], c.algorithm.shaping["pf_ppo"]["method"]],
     "rewards": reward_names,
