@@ -195,6 +195,7 @@ REFERENCES = {
     "dppo_binary_kl": of_token(dppo_binary_kl),
     "topr": of_token(topr),
     "kimi": of_token(kimi),
+    "dqo": of_token(lambda t: ((0.03 * (t.far + t.q) - t.a) ** 2, 0.06 * (0.03 * (t.far + t.q) - t.a))),
     "luffy": of_token(luffy),
     "sppo": sppo,
     "sft": of_token(lambda t: (-t.x, -1.0)),
