@@ -91,6 +91,7 @@ COMPUTED: dict[str, Callable[[Config], Any]] = {
     "alpha": lambda c: c.algorithm.advantage_options["alpha"],
     "answer_tokens": lambda c: c.agent.max_answer_tokens,
     "ares": lambda c: [c.algorithm.shaping["ares"][name] for name in ("window", "percentile", "weight")],
+    "bandit_reward": lambda c: c.sole_environment.options["reward"],
     "beta": lambda c: c.algorithm.loss_options["beta"],
     "betas": lambda c: list(c.trainer.adam.betas),
     "chunk": lambda c: c.agent.options["part_tokens"],
