@@ -27,7 +27,7 @@ from agentrl.engine import (
     UpdateGroup,
 )
 from agentrl.errors import EngineError, UsageError
-from agentrl.serving.first_token import after_cut, generate_with_first_token
+from agentrl.serving.first_token import generate_with_first_token
 from agentrl.serving.http import CLEANUP_S, HttpSession, Refused, decode_version
 from agentrl.serving.launch import LaunchCommand
 from agentrl.serving.launch.process import SAFE_PATH, THIS_MACHINE
@@ -237,6 +237,8 @@ class RunningRequest:
     wire_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Request id at the server. SGLang aborts all requests whose ids start with the aborted one, so all ids have the
     same length."""
+    tops: dict[int, float] | None = None
+    """Receives the most probable first tokens, if they are requested."""
     answer: Generation | None = None
     """Tokens from finished calls of ``/generate``."""
     task: asyncio.Task[Generation] | None = None
@@ -332,8 +334,8 @@ class SGLangServer(SGLangUpdates, InferenceServer):
             return await generate_with_first_token(request, self._generate, max_context=self.capabilities.max_context)
         return await self._generate(request)
 
-    async def _generate(self, request: GenerateRequest) -> Generation:
-        call = self._calls[request.request_id] = RunningRequest(request)
+    async def _generate(self, request: GenerateRequest, tops: dict[int, float] | None = None) -> Generation:
+        call = self._calls[request.request_id] = RunningRequest(request, tops=tops)
         call.task = asyncio.ensure_future(self._sample(call))
         try:
             await asyncio.wait([call.task])
@@ -369,8 +371,8 @@ class SGLangServer(SGLangUpdates, InferenceServer):
             call.is_sent = False
             stops = request.params.stop_token_ids, request.params.stop
             part = decode_answer(answer, *stops, routed_experts_from=call.routed_experts_from)
-            if request.params.first_token is not None:
-                part = replace(part, generation=after_cut(part.generation, decode_top_logprobs(answer)))
+            if call.tops is not None:
+                call.tops.update(decode_top_logprobs(answer))
             call.answer = part.generation if call.answer is None else call.answer.followed_by(part.generation)
             if call.answer.stop_reason is StopReason.ABORT and not call.aborted:
                 raise EngineError(

@@ -190,11 +190,11 @@ def decode_answer(
     return GeneratedPart(generation, continues)
 
 
-def decode_top_logprobs(body: Any) -> list[float]:
-    """Return the log-probabilities of the most probable first tokens in an answer; empty for an empty answer."""
+def decode_top_logprobs(body: Any) -> dict[int, float]:
+    """Return the most probable first tokens in an answer, with log-probabilities; empty for an empty answer."""
     with decoding("SGLang does not report the most probable tokens", body):
         rows = body["meta_info"].get("output_top_logprobs") or ()
-        return [float(top[0]) for row in rows[:1] for top in row]
+        return {int(top[1]): float(top[0]) for row in rows[:1] for top in row}
 
 
 def _decode_routed_experts(meta: Mapping[str, Any], prompt: int) -> RoutedExperts | None:

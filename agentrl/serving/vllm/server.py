@@ -26,7 +26,7 @@ from agentrl.engine import (
     UpdateGroup,
 )
 from agentrl.errors import EngineError, UsageError
-from agentrl.serving.first_token import after_cut, generate_with_first_token
+from agentrl.serving.first_token import generate_with_first_token
 from agentrl.serving.http import CLEANUP_S, HttpSession, Refused, decode_version, decoding
 from agentrl.serving.request import check_request
 from agentrl.serving.vllm.command import RECEIVER
@@ -321,7 +321,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             return await generate_with_first_token(request, self._generate, max_context=self.capabilities.max_context)
         return await self._generate(request)
 
-    async def _generate(self, request: GenerateRequest) -> Generation:
+    async def _generate(self, request: GenerateRequest, tops: dict[int, float] | None = None) -> Generation:
         running = _Running(wire_id=f"{request.request_id}-{self._client}-{next(self._numbers)}")
         limit = self.capabilities.max_context
         adapter = ADAPTER if self._is_adapted else None
@@ -338,8 +338,9 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             del self._running[request.request_id]
             running.over.set()
         seconds = time.perf_counter() - began  # vLLM does not separate queueing from prefill
-        found = decode_answer(answer, request.params.stop_token_ids, request.params.stop, decode_s=seconds)
-        return found if request.params.first_token is None else after_cut(found, decode_top_logprobs(answer))
+        if tops is not None:
+            tops.update(decode_top_logprobs(answer))
+        return decode_answer(answer, request.params.stop_token_ids, request.params.stop, decode_s=seconds)
 
     async def _ask(self, request: GenerateRequest, body: dict[str, Any]) -> Any:
         timeout_s = self._config.timeout_s

@@ -142,11 +142,11 @@ def decode_answer(
     )
 
 
-def decode_top_logprobs(body: Any) -> list[float]:
-    """Return the log-probabilities of the most probable first tokens in an answer; empty for an empty answer."""
+def decode_top_logprobs(body: Any) -> dict[int, float]:
+    """Return the most probable first tokens in an answer, with log-probabilities; empty for an empty answer."""
     with decoding("vLLM does not report the most probable tokens", body):
         rows = (body["choices"][0]["logprobs"] or {}).get("content") or ()
-        return [float(top["logprob"]) for row in rows[:1] for top in row["top_logprobs"]]
+        return {int(top["token_id"]): float(top["logprob"]) for row in rows[:1] for top in row["top_logprobs"]}
 
 
 def join_events(events: Sequence[Any]) -> dict[str, Any]:
