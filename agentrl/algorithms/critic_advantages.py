@@ -89,6 +89,18 @@ def vapo(episodes: EpisodeBatch, *, gamma: Discount = 1.0, alpha: Positive = 0.0
     return Estimate(advantage=whiten(sums), value_target=target)
 
 
+@needs(Input.VALUES)
+def dqo(episodes: EpisodeBatch, *, gamma: Discount = 1.0, gae_lambda: Discount = 1.0) -> Estimate:
+    """A = L_t as in `gae`, not whitened: the Q function of the loss `dqo` minus V (DQO, arXiv 2410.09302).
+
+    Meant for the shaping ``kl`` with the estimator k1 and the loss's beta, so that V is a soft value. The critic's
+    target is L + V, the lambda return.
+    """
+    values = require(episodes.values, Input.VALUES)
+    sums = _token_sums(episodes, values, gamma, torch.full_like(values, gae_lambda))
+    return Estimate(advantage=sums, value_target=sums + values)
+
+
 def _token_sums(episodes: EpisodeBatch, values: torch.Tensor, gamma: float, gae_lambda: torch.Tensor) -> torch.Tensor:
     """Compute L_t: [tokens]; gae_lambda is [tokens]."""
     order = episodes.time_order

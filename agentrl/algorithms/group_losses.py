@@ -2,8 +2,8 @@
 
 The loss of an episode depends on tokens in other micro-batches. The choice of such a loss therefore computes, from all
 tokens of the update, each episode's loss and its derivative by log pi; the loss is then linear in log pi. If a step
-has several mini-batches, each should hold whole groups (`agentrl.training.batch.mini_batches`). All three are meant
-for aggregation seq-mean-token-sum, the mean over episodes.
+has several mini-batches, each should hold whole groups (`agentrl.training.batch.mini_batches`). All are meant for
+aggregation seq-mean-token-sum, the mean over episodes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from agentrl.algorithms.options import Positive
-from agentrl.algorithms.segments import segment_mean, segment_sizes, segment_sum
+from agentrl.algorithms.segments import exceeds, segment_mean, segment_sizes, segment_sum
 from agentrl.algorithms.traits import Input, chooses, couples_episodes, ignores_advantage, needs
 from agentrl.algorithms.types import LOG_RATIO_LIMIT, LossInput, TokenLoss, plain_loss, require
 
@@ -46,6 +46,13 @@ class _Episodes:
     def group_mean(self, values: torch.Tensor) -> torch.Tensor:
         """Compute the mean over each episode's group."""
         return segment_mean(values, self.group, self.groups)[self.group]
+
+    def group_extreme(self, values: torch.Tensor, reduce: str) -> torch.Tensor:
+        """Return the first episode of each group with its largest (``amax``) or smallest (``amin``) value: [groups]."""
+        extreme = values.new_zeros(self.groups).scatter_reduce(0, self.group, values, reduce, include_self=False)
+        place = torch.arange(self.count, device=values.device)
+        place = torch.where(values == extreme[self.group], place, self.count)
+        return place.new_full((self.groups,), self.count).scatter_reduce(0, self.group, place, "amin")
 
     def of_tokens(self, loss: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
         """Divide each episode's loss among its tokens, beside its slope: [tokens, 2]."""
@@ -123,3 +130,71 @@ def flowrl(tokens: LossInput, *, beta: Positive = 15.0) -> TokenLoss:
     (VarGrad, arXiv 2010.10436), so that no other model is trained. Meant for the advantages of `grpo`.
     """
     return _linear(tokens, flowrl_slopes(tokens, beta=beta) if tokens.chosen is None else tokens.chosen)
+
+
+def _pair_slopes(
+    episodes: _Episodes, tokens: LossInput, better: torch.Tensor, worse: torch.Tensor, beta: float
+) -> torch.Tensor:
+    """Compute the DPO loss of one pair of each group for its tokens, and its derivative by log pi: [tokens, 2].
+
+    `better` and `worse` are masks of the pair, bool [episodes]; a group without both has no loss. Both are multiplied
+    by the group's size, so that the mean over episodes is the mean over groups.
+    """
+    gain = episodes.sum(episodes.logp - require(tokens.reference_logp, Input.REFERENCE))
+    sign = better.to(gain.dtype) - worse.to(gain.dtype)
+    whole = segment_sum(sign.abs(), episodes.group, episodes.groups)[episodes.group] == 2
+    sign = torch.where(whole, sign, 0.0)
+    margin = beta * segment_sum(sign * gain, episodes.group, episodes.groups)[episodes.group]
+    share = sign.abs() * episodes.members
+    loss = -functional.logsigmoid(margin) * share / 2
+    return episodes.of_tokens(loss, -beta * (-margin).sigmoid() * sign * episodes.members)
+
+
+def online_dpo_slopes(tokens: LossInput, *, beta: Positive = 0.1) -> torch.Tensor:
+    """Compute the loss of `online_dpo` for each token, and its derivative by log pi: [tokens, 2]."""
+    episodes = _Episodes(tokens)
+    returns = episodes.first(tokens.episode_return)
+    best, worst = (episodes.group_extreme(returns, reduce) for reduce in ("amax", "amin"))
+    differ = exceeds(returns[best], returns[worst])[episodes.group]
+    place = torch.arange(episodes.count, device=returns.device)
+    return _pair_slopes(
+        episodes, tokens, differ & (place == best[episodes.group]), differ & (place == worst[episodes.group]), beta
+    )
+
+
+@chooses(online_dpo_slopes, drops=False)
+@couples_episodes
+@ignores_advantage
+@needs(Input.REFERENCE)
+def online_dpo(tokens: LossInput, *, beta: Positive = 0.1) -> TokenLoss:
+    """`dpo` of the best and the worst episode of each group, sampled in the same step (arXiv 2402.04792; SPIN of verl).
+
+    With ``reference.refresh_every``, the policy of the last round is the reference. Groups whose returns are equal have
+    no loss; of equal best or worst episodes, the first is taken.
+    """
+    return _linear(tokens, online_dpo_slopes(tokens, beta=beta) if tokens.chosen is None else tokens.chosen)
+
+
+def online_spin_slopes(tokens: LossInput, *, beta: Positive = 0.1) -> torch.Tensor:
+    """Compute the loss of `online_spin` for each token, and its derivative by log pi: [tokens, 2]."""
+    episodes = _Episodes(tokens)
+    expert = episodes.sum(require(tokens.expert, Input.EXPERT).double()) > 0
+    place = torch.arange(episodes.count, device=expert.device)
+
+    def first(mask: torch.Tensor) -> torch.Tensor:
+        return mask & (place == episodes.group_extreme(mask.long(), "amax")[episodes.group])
+
+    return _pair_slopes(episodes, tokens, first(expert), first(~expert), beta)
+
+
+@chooses(online_spin_slopes, drops=False)
+@couples_episodes
+@ignores_advantage
+@needs(Input.REFERENCE, Input.EXPERT)
+def online_spin(tokens: LossInput, *, beta: Positive = 0.1) -> TokenLoss:
+    """`spin` with the group's demonstration and the policy's own episode of the same step (arXiv 2401.01335).
+
+    The demonstration comes from ``algorithm.expert``; with ``reference.refresh_every``, each round's reference is the
+    policy of the round before. A group without both has no loss.
+    """
+    return _linear(tokens, online_spin_slopes(tokens, beta=beta) if tokens.chosen is None else tokens.chosen)

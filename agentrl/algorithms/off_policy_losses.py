@@ -39,6 +39,15 @@ def kimi(tokens: LossInput, *, tau: Positive = 0.1) -> TokenLoss:
     return plain_loss(-tokens.advantage * tokens.logp + tau / 2 * penalty)
 
 
+def dqo(tokens: LossInput, *, beta: Positive = 0.03) -> TokenLoss:
+    """(beta log(pi / mu) - A)^2, for the advantages `dqo`: Q = V + beta log(pi / pi_ref) (DQO, arXiv 2410.09302).
+
+    The error of Q is beta log(pi / pi_ref) - (r + later rewards and values - V). With the shaping ``kl`` of weight
+    beta, A contains -beta log(mu / pi_ref) of the token itself, so that pi_ref cancels.
+    """
+    return plain_loss((beta * (tokens.logp - tokens.behaviour_logp) - tokens.advantage).square())
+
+
 @needs(Input.REFERENCE)
 @ignores_advantage
 def sppo(tokens: LossInput, *, eta: Positive = 1.0) -> TokenLoss:

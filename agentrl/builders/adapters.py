@@ -175,7 +175,7 @@ def _build_trainers(config: Config, models: AdapterModels, images: ImageProcesso
 
 def _load_teacher(config: Config) -> dict[str, PreTrainedModel]:
     teacher = config.algorithm.teacher
-    if teacher is None or teacher.servers:
+    if teacher is None or not teacher.is_loaded:
         return {}
     model = load_model(teacher.path, dtype=config.model.dtype, device=config.model.device)
     return {"teacher": model.requires_grad_(False)}

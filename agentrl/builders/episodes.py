@@ -20,7 +20,7 @@ from agentrl.config.engines import EngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig, CurriculumConfig
 from agentrl.config.rollout import SamplingConfig
 from agentrl.config.step_settings import STAGE_MARK, Settings, environment_stages, stage_starts
-from agentrl.engine import SamplingParams
+from agentrl.engine import FirstToken, SamplingParams
 from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
@@ -206,7 +206,9 @@ def build_loop(config: AgentConfig, answer_format: str = "") -> AgentLoop:
 
 def sampling_params(sampling: SamplingConfig) -> SamplingParams:
     """Build sampling parameters from the ``sampling`` section."""
-    return SamplingParams(**sampling.model_dump())
+    first = sampling.first_token
+    hot = None if first is None else FirstToken(temperature=first.temperature, top_k=first.top_k)
+    return SamplingParams(**sampling.model_dump(exclude={"first_token"}), first_token=hot)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from agentrl.config.step_settings import Settings
 from agentrl.engine import SamplingParams
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError
+from agentrl.render.renderer import Renderer
 from agentrl.rollout.environment_probe import has_expert
 from agentrl.rollout.groups import EXPERT, GREEDY, Group
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
@@ -22,6 +23,7 @@ from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy, StoredExpert
 from agentrl.rollout.waits import RolloutCounters
 from agentrl.serving.teacher import TeacherScore, TeacherServers
+from agentrl.task import Task
 from agentrl.training.batch import StepExtras
 from agentrl.training.dynamic_sampling import DynamicSampling, GroupLearner, is_in_band
 from agentrl.training.signals.extra_rollouts import needs_greedy_rollouts
@@ -46,6 +48,8 @@ class GroupExtras:
     """Counts of these runners."""
     teacher: TeacherServers | None
     """Servers of the teacher; ``None`` without a teacher, or if the trainer loads it."""
+    hint: Callable[[Task], Sequence[int]] | None = None
+    """Function that renders what only the teacher reads, if the teacher has a hint."""
 
     async def for_step(self, groups: Sequence[Group]) -> StepExtras:
         """Collect the groups' extra rollouts and a served teacher's log-probabilities, for the trainer.
@@ -57,8 +61,10 @@ class GroupExtras:
         extras = extras_of(groups)
         trained = [trajectory for group in groups for trajectory in group.trainable]
         scored = {} if self.teacher is None else await _score_by_teacher(self.teacher, [*trained, *extras.experts])
+        hints = {} if self.hint is None else _hints(groups, self.hint)
         return replace(
             extras,
+            hints=hints,
             teacher_logp={name: [score.logp for score in scores] for name, scores in scored.items()},
             teacher_top={
                 name: [score.top for score in scores if score.top is not None]
@@ -96,7 +102,32 @@ def build_group_extras(
         runners=_build_runners(config, environments, policy, model_path, counters),
         counters=counters,
         teacher=TeacherServers(teacher) if teacher is not None and teacher.servers else None,
+        hint=None
+        if teacher is None or teacher.hint is None
+        else functools.partial(_render_hint, teacher.hint, policy.renderer),
     )
+
+
+def _hints(groups: Sequence[Group], render: Callable[[Task], Sequence[int]]) -> dict[str, Sequence[int]]:
+    found: dict[str, Sequence[int]] = {}
+    for group in groups:
+        own = render(group.task)
+        found |= dict.fromkeys([trajectory.id for trajectory in (*group.trajectories, *group.experts)], own)
+    return found
+
+
+def _render_hint(template: str, renderer: Renderer, task: Task) -> list[int]:
+    fields = {**task.columns, "ground_truth": task.ground_truth, "prompt": task.prompt}
+    known = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return renderer.hint(template.format_map(known))
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"the hint of the teacher does not fit task {task.id}",
+            got=f"{template!r} ({type(error).__name__}: {error})",
+            expected=f"a text with fields of the task: {', '.join(sorted(known)) or 'it has none'}",
+            hint="set algorithm.teacher.hint",
+        ) from error
 
 
 def _build_runners(

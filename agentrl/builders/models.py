@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoImageProcessor, PreTrainedTokenizerFast
 from transformers.utils.hub import CHAT_TEMPLATE_FILE
 
 from agentrl.builders.scratch import write_scratch_model
+from agentrl.config.algorithm import POLICY
 from agentrl.config.config import SCRATCH, Config
 from agentrl.config.section import Section
 from agentrl.errors import UsageError
@@ -59,7 +60,7 @@ def resolve_model(config: Config, *, several: bool = False) -> Config:
         }
         changes["model"] = config.model.model_copy(update=found)
     resolved: dict[str, Section] = {}
-    if (teacher := config.algorithm.teacher) is not None:
+    if (teacher := config.algorithm.teacher) is not None and teacher.path != POLICY:
         resolved["teacher"] = teacher.model_copy(update={"path": _resolve_path(teacher.path)})
     if (expert := config.algorithm.expert) is not None and expert.trajectories is not None:
         resolved["expert"] = expert.model_copy(update={"trajectories": str(Path(expert.trajectories).resolve())})
@@ -214,7 +215,7 @@ def check_tokens(config: Config, model_path: str) -> None:
     """
     scoring = {"the teacher": config.algorithm.teacher, "the process reward model": config.trainer.process_reward}
     for what, section in scoring.items():
-        if section is not None and section.path is not None:
+        if section is not None and section.path not in (None, POLICY):
             check_same_tokens(what, section.path, model_path)
 
 

@@ -116,7 +116,7 @@ def _load_signal_models(
         models["reference"] = _load(config, base, ranks).requires_grad_(False)
     if (critic := config.trainer.critic) is not None and critic.kind == "own":
         models["critic"] = load_policy(config, critic.path or base, ranks=ranks)
-    if (teacher := config.algorithm.teacher) is not None and not teacher.servers:
+    if (teacher := config.algorithm.teacher) is not None and teacher.is_loaded:
         models["teacher"] = _load(config, teacher.path, ranks).requires_grad_(False)
     if (section := config.trainer.process_reward) is not None:
         models["process_reward"] = load_policy(config, section.path or base, ranks=ranks)

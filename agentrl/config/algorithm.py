@@ -9,15 +9,22 @@ from pydantic import Field, field_validator, model_validator
 from agentrl.config.engines import address
 from agentrl.config.section import LearningRate, Section
 
+POLICY = "policy"
+"""Value of ``algorithm.teacher.path`` for the policy itself."""
+
 
 class TeacherConfig(Section):
-    """Frozen model that gives log-probabilities of the policy's tokens, or its own most probable tokens; for
-    ``loss: distill`` or ``distill_top_k``, or ``shaping: {distill: {coef: …}}``.
+    """Frozen model, or the policy with a hint, that gives log-probabilities of the policy's tokens, or its own most
+    probable tokens; for ``loss: distill`` or ``distill_top_k``, or ``shaping: {distill: {coef: …}}``.
     """
 
     path: str
     """Hugging Face name or folder, or a run folder; its tokenizer must be the policy's. Without ``servers``, the model
-    is loaded in the trainer's processes and sharded over the ranks."""
+    is loaded in the trainer's processes and sharded over the ranks. ``policy`` is the policy at the start of each step,
+    which needs a ``hint``."""
+    hint: str | None = None
+    """Text that only the teacher reads, as a message before the episode, with fields of the task:
+    ``"A correct answer is {ground_truth}."``, or ``{NAME}`` for another column of its row."""
     top_k: int | None = Field(None, ge=1)
     """Number of the teacher's most probable tokens that are used at each position; for ``loss: distill_top_k``."""
     servers: list[str] = Field(default_factory=list)
@@ -42,8 +49,23 @@ class TeacherConfig(Section):
             )
         return engine
 
+    @property
+    def is_loaded(self) -> bool:
+        """True if the trainer loads the teacher: it is neither served nor the policy."""
+        return not self.servers and self.path != POLICY
+
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:
+        if self.path == POLICY and not self.hint:
+            raise ValueError(
+                "algorithm.teacher.path policy needs algorithm.teacher.hint: without it, the policy would teach itself "
+                "what it does already"
+            )
+        if self.servers and (self.path == POLICY or self.hint is not None):
+            raise ValueError(
+                "algorithm.teacher.servers read no hint: remove algorithm.teacher.servers, so that the trainer "
+                "computes the teacher's log-probabilities"
+            )
         if self.servers:
             for url in self.servers:
                 address(url)

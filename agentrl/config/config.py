@@ -123,12 +123,12 @@ LABEL = re.compile(r"[\w-]+")
 """Labels of several environments; they are part of metric names and overrides."""
 
 
-REFERENCE_LOSSES = frozenset({"flowrl", "sppo"})
+REFERENCE_LOSSES = frozenset({"flowrl", "online_dpo", "online_spin", "sppo"})
 """Shipped losses that compare with a reference policy; a test compares this with their traits."""
 
 LOSS_AGGREGATIONS = {
     **dict.fromkeys(("gmpo", "gspo", "sapo", "sppo"), "seq-mean-token-mean"),
-    **dict.fromkeys(("flowrl", "gvpo", "luspo", "pacs"), "seq-mean-token-sum"),
+    **dict.fromkeys(("flowrl", "gvpo", "luspo", "online_dpo", "online_spin", "pacs"), "seq-mean-token-sum"),
 }
 """Aggregation of shipped losses that are means over sequences in their papers."""
 
@@ -155,7 +155,7 @@ class AlgorithmConfig(Section):
     ] = "token-mean"
     """Reduction of the token losses to one number; denominators are counted over the whole optimizer step. If not set,
     as in their papers: seq-mean-token-mean for the losses gmpo, gspo, sapo and sppo, seq-mean-token-sum for flowrl,
-    gvpo, luspo and pacs, and token-mean for all others."""
+    gvpo, luspo, online_dpo, online_spin and pacs, and token-mean for all others."""
     norm_length: int | None = Field(None, ge=1)
     """Constant length, in tokens, by which seq-mean-token-sum-norm divides; only for it."""
     group_size: int = Field(8, ge=1)
@@ -431,7 +431,7 @@ class Config(Section):
         """Sampling parameters of the run's evaluations."""
         own = self.evaluation.sampling
         if own is None:
-            return self.sampling
+            return self.sampling.model_copy(update={"first_token": None})
         return own if "stop" in own.model_fields_set else own.model_copy(update={"stop": self.sampling.stop})
 
     @property

@@ -10,6 +10,15 @@ from agentrl.config.engines import EngineConfig
 from agentrl.config.section import Section
 
 
+class FirstTokenConfig(Section):
+    """Sampling of the first token of each answer, for more diverse episodes (FIRE)."""
+
+    temperature: float = Field(gt=0, allow_inf_nan=False)
+    """Divisor of the logits: ``30``."""
+    top_k: int = Field(ge=1, le=20)
+    """Number of most probable tokens to sample from: ``16``; vLLM reports at most 20."""
+
+
 class SamplingConfig(Section):
     temperature: float = Field(1.0, ge=0)
     """Divisor of the logits; 0 is greedy."""
@@ -19,6 +28,9 @@ class SamplingConfig(Section):
     """Number of most probable tokens to sample from; 0 for all."""
     min_p: float = Field(0.0, ge=0, lt=1)
     """Minimum probability of a token, as a share of the most probable token's."""
+    first_token: FirstTokenConfig | None = None
+    """Sampling of the first token of each answer: ``{temperature: 30, top_k: 16}``; evaluations use it only if
+    ``evaluation.sampling`` has it."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end an answer, such as the closing tag of an action; they stay in the answer."""
 

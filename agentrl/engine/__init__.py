@@ -5,7 +5,8 @@ Every engine guarantees (`agentrl.testing.check_engine` tests this):
 - `generate` continues exactly the given ids; the answer includes the stop token if one was sampled.
 - The log-probability of a token is that of the distribution *before* top-p, top-k and min-p truncation, at the
   request's temperature: ``log_softmax(logits / temperature)``; at temperature 0, that of temperature 1. With a
-  `SamplingParams.structure` it is that of the tokens that the structure allows: such answers are not trained.
+  `SamplingParams.structure` it is that of the tokens that the structure allows: such answers are not trained. The first
+  token with `SamplingParams.first_token` has that of the distribution it was drawn from, after truncation.
 - Each token has the version of the weights that sampled it.
 - `abort` ends a request soon; `generate` then returns the tokens sampled so far with `StopReason.ABORT`.
 - `pause` suspends running requests; after `resume` they continue with the engine's current weights and with a
@@ -56,6 +57,16 @@ class StopReason(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirstToken:
+    """Settings with which the first token of an answer is sampled (FIRE, arXiv 2410.21236)."""
+
+    temperature: float
+    """Divisor of the logits, above 0."""
+    top_k: int
+    """Number of most probable tokens to sample from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling settings. The defaults sample from the model's own distribution."""
 
@@ -71,6 +82,9 @@ class SamplingParams:
     """Strings that end an answer, which includes the token that completes the string. An engine that cannot decode its
     tokens, or misses a string, continues; a conversation cuts the answer there in any case
     (`agentrl.render.answer_tokens.find_stop`)."""
+    first_token: FirstToken | None = None
+    """Settings of the answer's first token, instead of the temperature, `top_p`, `top_k` and `min_p`. Its
+    log-probability is that of the distribution *after* the cut to the most probable tokens."""
     seed: int | None = None
     """Seed of this request's random numbers; ``None`` for a random seed."""
     structure: str | None = None
@@ -164,6 +178,8 @@ class Capabilities:
     """True if answers can report the experts of tokens."""
     structures: bool = False
     """True if answers can be constrained by `SamplingParams.structure`."""
+    first_tokens: bool = False
+    """True if requests may have `SamplingParams.first_token`."""
     adapters: frozenset[str] = frozenset()
     """Adapters that a request may name, each of which is a separate policy."""
 

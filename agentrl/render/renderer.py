@@ -293,6 +293,19 @@ class Renderer:
         ids = self.encoder.encode(self.template.render(messages, tools=tools, generation_prompt=True))
         return self._with_images(RenderedTokens(ids, [Source.PROMPT] * len(ids)), messages)
 
+    def hint(self, text: str) -> list[int]:
+        """Render a message before a conversation, the system's or (if the template refuses it) the user's: token ids.
+
+        Raises:
+            TemplateError: the template shows neither.
+        """
+        probe = "@@HINT@@"
+        for role in ("system", "user"):
+            with contextlib.suppress(TemplateError):
+                if probe in self.template.render([Message(role=role, content=probe)]):
+                    return self.encoder.encode(self.template.render([Message(role=role, content=text)]))
+        raise TemplateError("the chat template shows no message before a conversation", expected="a system message")
+
     def suffix(self, messages: Sequence[Message], *, last_id: int | None) -> RenderedTokens:
         """Render the text after an answer: the end of its turn unless the model wrote it, messages, the next header.
 

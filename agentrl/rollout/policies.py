@@ -207,6 +207,7 @@ def _params_of_turn(
     """Return the run's sampling parameters with a turn's options, for at most `room` tokens."""
     return replace(
         sampling,
+        first_token=sampling.first_token if structure is None and options.temperature is None else None,
         max_tokens=min(room, options.max_tokens or room),
         seed=seed if options.seed is None else options.seed,
         structure=structure,
@@ -449,7 +450,9 @@ def _continue_request(request: GenerateRequest, part: Generation) -> GenerateReq
         request,
         prompt_ids=[*request.prompt_ids, *part.token_ids],
         routed_experts_from=None if request.routed_experts_from is None else request.routed_experts_from + known,
-        params=replace(request.params, max_tokens=rest),
+        params=replace(
+            request.params, max_tokens=rest, first_token=None if part.token_ids else request.params.first_token
+        ),
     )
 
 

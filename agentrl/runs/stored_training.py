@@ -78,6 +78,7 @@ def check_stored_training(config: Config) -> None:
         "greedy rollouts": needs_greedy_rollouts(config.algorithm),
         "algorithm.expert": config.algorithm.expert is not None,
         "algorithm.teacher.servers": teacher is not None and bool(teacher.servers),
+        "algorithm.teacher.hint": teacher is not None and teacher.hint is not None,
         "cluster": config.cluster is not None,
         "curriculum": config.curriculum.horizon is not None or config.curriculum.pools is not None,
     }

@@ -23,6 +23,8 @@ def check_request(request: GenerateRequest, capabilities: Capabilities, running:
         raise UsageError(f"{name} requests routed experts", expected="an engine that reports them")
     if request.params.structure is not None and not capabilities.structures:
         raise UsageError(f"{name} requests a structured answer", expected="an engine that supports structured answers")
+    if request.params.first_token is not None and not capabilities.first_tokens:
+        raise UsageError(f"{name} has settings of its first token", expected="an engine that supports them")
     if request.adapter is not None and request.adapter not in capabilities.adapters:
         known = ", ".join(sorted(capabilities.adapters)) or "none"
         raise UsageError(f"{name} names an adapter that the engine does not have", got=request.adapter, expected=known)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from agentrl.engine import GenerateRequest, Generation, PolicyEngine, SamplingParams, StopReason
+from agentrl.engine import FirstToken, GenerateRequest, Generation, PolicyEngine, SamplingParams, StopReason
 from agentrl.errors import AgentRLError, EngineError, UsageError
 from agentrl.testing.report import Broken, CheckReport, CheckRow, CheckRule, CheckStatus, Missing, require
 
@@ -253,6 +254,25 @@ async def logprobs(probe: EngineProbe) -> str:
     return f"largest difference {worst:.1e}"
 
 
+async def first_token(probe: EngineProbe) -> str:
+    """A first token with its own settings is one of the most probable, with the log-probability it was drawn with."""
+    if not probe.engine.capabilities.first_tokens:
+        raise Missing("the engine does not support settings of the first token")
+    prompt, hot = probe.prompt(9), FirstToken(temperature=1000.0, top_k=3)
+    drawn = await asyncio.gather(
+        *(probe.generate(prompt, max_tokens=2, seed=seed, temperature=0.5, first_token=hot) for seed in range(24))
+    )
+    known = {answer.token_ids[0]: answer.logprobs[0] for answer in drawn}
+    require(1 < len(known) <= 3, f"{len(known)} different first tokens of 24, sampled from 3")
+    worst = max(abs(value + math.log(3)) for value in known.values())
+    require(worst < 0.1, f"log-probabilities of first tokens differ from -log 3 by {worst:.2f}")
+    for answer in drawn[:1]:
+        probe.check_logprobs(prompt, answer, 0.5, first=1)
+    only = await probe.generate(prompt, max_tokens=1, seed=0, first_token=FirstToken(temperature=2.0, top_k=1))
+    require(abs(only.logprobs[0]) < 1e-3, f"the only possible first token has {only.logprobs[0]}")
+    return ""
+
+
 async def abort(probe: EngineProbe) -> str:
     """An abort ends a request with the tokens sampled so far."""
     request = probe.long_request()
@@ -449,6 +469,7 @@ RULES = tuple(
         greedy,
         seeds,
         logprobs,
+        first_token,
         abort,
         stream,
         pause,

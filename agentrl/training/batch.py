@@ -39,6 +39,8 @@ class StepExtras:
     """log p of a served teacher, by trajectory id: float32 [T] for each sequence, NaN for its first token."""
     teacher_top: Mapping[str, Sequence[TopTokens]] = field(default_factory=dict)
     """The teacher's most probable tokens, by trajectory id, for each sequence; empty without ``teacher.top_k``."""
+    hints: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Token ids that only the teacher reads, before each sequence of an episode, by trajectory id."""
     environments: Mapping[str, str] = field(default_factory=dict)
     """Label of each group's environment, by group id."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from agentrl.algorithms.entropy_shaping import EntropyShaping
 from agentrl.algorithms.rewards import EpisodeRewards, RewardKL, TeacherKL, pf_ppo
 from agentrl.algorithms.segments import segment_sum
 from agentrl.errors import Outcome, TrainingError
@@ -46,6 +47,8 @@ class RewardShaping:
         before, self.kl = self.kl, None
         self.distill: TeacherKL | None = None
         """KL to the teacher, subtracted from the reward; ``None`` without this shaping."""
+        self.entropy: EntropyShaping | None = None
+        """Reward for uncertain passages; ``None`` without this shaping."""
         self._resample: Callable[[torch.Tensor, int], torch.Tensor] | None = None
         self._max_tokens = max_tokens
         self._steps: dict[str, Callable[[EpisodeRewards], EpisodeRewards]] = {}
@@ -56,6 +59,8 @@ class RewardShaping:
                 self.kl = bound()
             elif target is TeacherKL:
                 self.distill = bound()
+            elif target is EntropyShaping:
+                self.entropy = bound()
             elif target is pf_ppo:
                 self._resample = bound
             else:

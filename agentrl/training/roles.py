@@ -111,8 +111,11 @@ def role_extras(extras: StepExtras, trajectories: Iterable[Trajectory]) -> StepE
         for group, rollout in extras.greedy.items()
         for member in role_members([rollout])
     }
+    hints = dict(extras.hints)
+    for trajectory in trajectories if hints else ():
+        hints |= {f"{trajectory.id}:{role}": hints[trajectory.id] for role in _hinted_roles(trajectory, hints)}
     if not extras.teacher_logp:
-        return dataclasses.replace(extras, greedy=greedy)
+        return dataclasses.replace(extras, greedy=greedy, hints=hints)
     logp, top = dict(extras.teacher_logp), dict(extras.teacher_top)
     for trajectory in trajectories:
         if not has_roles(trajectory) or trajectory.id not in logp:
@@ -123,6 +126,10 @@ def role_extras(extras: StepExtras, trajectories: Iterable[Trajectory]) -> StepE
             if trajectory.id in top:
                 top[f"{trajectory.id}:{role}"] = [top[trajectory.id][number] for number in own]
     return dataclasses.replace(extras, greedy=greedy, teacher_logp=logp, teacher_top=top)
+
+
+def _hinted_roles(trajectory: Trajectory, hints: Mapping[str, object]) -> Iterable[str]:
+    return trajectory.trained_roles if has_roles(trajectory) and trajectory.id in hints else ()
 
 
 def weigh_by_role(advantage: torch.Tensor, batch: StepBatch, weights: Mapping[str, float]) -> torch.Tensor:

@@ -6,6 +6,7 @@ import math
 import re
 from random import Random
 
+from agentrl.errors import UsageError
 from agentrl.message import Content
 
 from .bounds import within
@@ -19,12 +20,17 @@ BEST_PAYS, LEAST_GAP, OTHERS_PAY = (60, 90), 30, (5, 60)
 """Percentage of pulls that pay: range of the best arm, minimum distance of the others, and range of the others."""
 
 
+REWARDS = ("pays", "regret", "ucb")
+
+
 class Bandit(ChancePuzzle):
     """The rules of a bandit. A pull that pays gives 1 / pulls; most pulls on the best arm count as a success.
 
     Args:
         arms: Number of arms.
         pulls: Number of pulls.
+        reward: ``pays``; ``regret`` for (1 - (p of the best arm - p of the pulled arm)) / pulls, without chance; or
+            ``ucb`` for 1 / pulls if the arm is the one that UCB1 would pull.
     """
 
     name = "bandit"
@@ -37,7 +43,10 @@ class Bandit(ChancePuzzle):
     tried: list[int]
     paid: list[int]
 
-    def __init__(self, *, arms: int = 5, pulls: int = 30) -> None:
+    def __init__(self, *, arms: int = 5, pulls: int = 30, reward: str = REWARDS[0]) -> None:
+        if reward not in REWARDS:
+            raise UsageError("unknown reward of bandit", got=repr(reward), expected=" or ".join(REWARDS))
+        self.reward = reward
         self.arms = within("arms of bandit", arms, 2, len(NAMES))
         self.pulls = within("pulls of bandit", pulls, arms, 40)
 
@@ -64,14 +73,20 @@ class Bandit(ChancePuzzle):
         if action not in self.names:
             raise Illegal(f"Answer with the name of an arm: {', '.join(self.names)}.")
         arm = self.names.index(action)
+        advised = BanditExpert().act(self.text()) if self.reward == "ucb" else ""
         pays = self.roll(PERCENT) < self.chances[arm]
         self.tried[arm] += 1
         self.paid[arm] += pays
+        gain = {
+            "pays": float(pays),
+            "regret": 1 - (max(self.chances) - self.chances[arm]) / PERCENT,
+            "ucb": float(action == advised),
+        }[self.reward]
         note = f"The {action} {'pays' if pays else 'does not pay'}."
         if sum(self.tried) < self.pulls:
-            return Played(pays / self.pulls, note)
+            return Played(gain / self.pulls, note)
         best = self.chances.index(max(self.chances))
-        return Played(pays / self.pulls, note, over=True, won=self.tried[best] > sum(self.tried) - self.tried[best])
+        return Played(gain / self.pulls, note, over=True, won=self.tried[best] > sum(self.tried) - self.tried[best])
 
     def text(self) -> str:
         """Return what each arm has paid so far."""
@@ -110,7 +125,7 @@ SPEC = puzzle_spec(
     Bandit,
     description=(
         "A bandit of five arms and 30 pulls, solved when more than half of the pulls went to the best arm: always the"
-        " same arm solves a fifth. Options: arms (2 to 8), pulls (up to 40)."
+        " same arm solves a fifth. Options: arms (2 to 8), pulls (up to 40), reward (pays, regret or ucb)."
     ),
     instructions=(
         "You play a slot machine with several arms. Each arm pays with a fixed probability that you do not know."

@@ -19,7 +19,7 @@ from ..task_ids import TRAIN, asked_task
 from .episode import SearchEpisode, Step
 from .expert import SearchExpert
 from .library import index_of
-from .options import ENVIRONMENT, SearchOptions, parse_options
+from .options import ENVIRONMENT, RewardKind, SearchOptions, parse_options
 from .protocol import BRACKETS, TAGS, MoveKind, Protocol
 from .tasks import SearchTasks, question_of, split_of
 
@@ -72,7 +72,7 @@ class SearchQA(gymnasium.Env[str, str]):
         self.observation_space = Text(16384, charset=string.printable)
         self.action_space = Text(256, charset=string.printable)
         self.tools: tuple[Tool, ...] = ()
-        if protocol is TAGS:
+        if protocol is TAGS and self.options.reward is not RewardKind.RANK:
             self.tools = (Tool(self.search, name="search", inline=True),)
             self.tool_message = tool_message
         self._episode: SearchEpisode | None = None
@@ -152,7 +152,7 @@ class RemoteSearchQA(AsyncEnv):
             raise UsageError("search_qa has no retriever", expected="option url")
         self.service = RetrievalService(self.options.url, topk=self.options.topk, timeout_s=self.options.timeout_s)
         self.tools: tuple[Tool, ...] = ()
-        if protocol is TAGS:
+        if protocol is TAGS and self.options.reward is not RewardKind.RANK:
             self.tools = (Tool(self.search, name="search"),)
             self.tool_message = tool_message
         self._episode: SearchEpisode | None = None

@@ -14,7 +14,7 @@ from agentrl.remote.retrieval import Passage
 from .options import RewardKind, SearchOptions
 from .protocol import TAGS, Move, MoveKind, Protocol
 from .questions import Question
-from .scoring import exact_match, f1
+from .scoring import contains, exact_match, f1
 from .tasks import question_of
 
 Step: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
@@ -66,6 +66,8 @@ class SearchEpisode:
                 self._info(valid=False),
             )
         self.queries.append(move.text)
+        if self.options.reward is RewardKind.RANK:
+            return self._judge_query(move.text, found)
         return self.protocol.show(found), 0.0, False, self.is_over, self._info(valid=True)
 
     def begin_search(self, query: str) -> None:
@@ -97,8 +99,18 @@ class SearchEpisode:
         episode.queries, episode.steps, episode.answer = list(plain["queries"]), plain["steps"], plain["answer"]
         return episode
 
+    def _judge_query(self, query: str, found: Sequence[Passage]) -> Step:
+        self.answer = query
+        ranks = (rank for rank, passage in enumerate(found, 1) if contains(passage.text, self.question.golden))
+        first = next(ranks, None)
+        reward = 0.0 if first is None else 1 / first
+        info = {**self._info(valid=True), "success": first == 1, "reward_components": {RewardKind.RANK.value: reward}}
+        return self.protocol.show(found), reward, True, False, info
+
     def _judge(self, answer: str) -> Step:
         self.answer = answer
+        if self.options.reward is RewardKind.RANK:
+            return "There was no query.", 0.0, True, False, self._info(valid=False)
         scores = {
             RewardKind.EXACT_MATCH.value: exact_match(answer, self.question.golden),
             RewardKind.F1.value: f1(answer, self.question.golden),

@@ -24,6 +24,8 @@ class RewardKind(enum.StrEnum):
 
     EXACT_MATCH = "exact_match"
     F1 = "f1"
+    RANK = "rank"
+    """Of a query: 1 / rank of the first passage that contains an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,8 @@ def parse_options(
         url: Address of a retriever that answers ``POST /retrieve``.
         topk: Number of passages that a search returns.
         timeout_s: Seconds after which the retriever at `url` counts as failed; 20 by default.
-        reward: ``exact_match`` or ``f1``.
+        reward: ``exact_match`` or ``f1`` of the answer; or ``rank``: the first query ends the episode with 1 / rank of
+            the first of the `topk` passages that contains a golden answer, or 0.
         max_steps: Number of searches and answers after which an episode is truncated.
         remind: End each observation with a line that names the two moves, for small models that play in text; true by
             default in search_react.

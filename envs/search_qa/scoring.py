@@ -25,6 +25,12 @@ def exact_match(answer: str, golden: Sequence[str]) -> float:
     return float(normalise(answer) in {normalise(text) for text in golden})
 
 
+def contains(text: str, golden: Sequence[str]) -> bool:
+    """Return True if a text contains one of the golden answers as whole words."""
+    words = f" {normalise(text)} "
+    return any(f" {own} " in words for own in map(normalise, golden) if own)
+
+
 def f1(answer: str, golden: Sequence[str]) -> float:
     """Return the best harmonic mean of precision and recall over words, 0 to 1."""
     return max((_f1(normalise(answer).split(), normalise(text).split()) for text in golden), default=0.0)

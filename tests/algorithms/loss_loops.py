@@ -195,6 +195,7 @@ REFERENCES = {
     "dppo_binary_kl": of_token(dppo_binary_kl),
     "topr": of_token(topr),
     "kimi": of_token(kimi),
+    "dqo": of_token(lambda t: ((0.03 * (t.far + t.q) - t.a) ** 2, 0.06 * (0.03 * (t.far + t.q) - t.a))),
     "luffy": of_token(luffy),
     "sppo": sppo,
     "sft": of_token(lambda t: (-t.x, -1.0)),
@@ -291,7 +292,39 @@ def flowrl(episodes):
     return found
 
 
-COUPLED = {"pacs": coupled(pacs), "gvpo": coupled(gvpo), "flowrl": coupled(flowrl)}
+def preferred(episodes, better, worse):
+    """DPO of two episodes of a group, counted as often as the group has episodes."""
+    found = [(0.0, 0.0) for _ in episodes]
+    if better is None or worse is None:
+        return found
+    margin = 0.1 * sum(
+        sign * (t.x - t.reference) for sign, own in ((1, episodes[better]), (-1, episodes[worse])) for t in own
+    )
+    n, loss = len(episodes), max(-margin, 0) + math.log1p(math.exp(-abs(margin)))
+    for sign, i in ((1, better), (-1, worse)):
+        found[i] = (n * loss / 2, -n * 0.1 * sign / (1 + math.exp(margin)))
+    return found
+
+
+def online_dpo(episodes):
+    returns = [own[0].returned for own in episodes]
+    if min(returns) == max(returns):
+        return preferred(episodes, None, None)
+    return preferred(episodes, returns.index(max(returns)), returns.index(min(returns)))
+
+
+def online_spin(episodes):
+    experts = [any(t.expert for t in own) for own in episodes]
+    return preferred(episodes, *(experts.index(kind) if kind in experts else None for kind in (True, False)))
+
+
+COUPLED = {
+    "pacs": coupled(pacs),
+    "gvpo": coupled(gvpo),
+    "flowrl": coupled(flowrl),
+    "online_dpo": coupled(online_dpo),
+    "online_spin": coupled(online_spin),
+}
 """Losses that depend on whole groups, as functions of all tokens of an update."""
 
 OVER_THE_UPDATE = {*COUPLED, "kl_cov", "m2po", "clip_cov"}

@@ -77,6 +77,7 @@ LOSSES = {
     "pacs": ("seq-mean-token-sum", ("beta",), {}),
     "gvpo": ("seq-mean-token-sum", ("beta",), {}),
     "flowrl": ("seq-mean-token-sum", ("beta",), {}),
+    "online_dpo": ("seq-mean-token-sum", ("beta",), {}),
     "luspo": ("seq-mean-token-sum", (), {"clip_low": 3e-3, "clip_high": 4e-3}),
     "vespo": ("token-mean", (), {}),
     "ppo_turn": ("token-mean", (), {"dual_clip": None}),
@@ -162,3 +163,11 @@ def test_seq_mask_tis_is_a_filter_and_a_correction():
     expected = torch.where(((mean >= 0.9) & (mean <= 1.1))[:, None], rho, 0.0)
     torch.testing.assert_close(torch.where(kept, weights, 0.0), expected.flatten())
     assert 0 < int(kept.sum()) < 60
+
+
+@cases("ares")
+def test_ares(case):
+    """The number of passages is given; see tests/training/test_window_entropy.py for the passages themselves."""
+    shaping = lookup(Kind.SHAPING, "ares")()
+    found = shaping.rewards(numbers(case["counts"]), torch.tensor(case["right"]), torch.tensor(case["group"]))
+    assert_equal(found, case["rewards"], 1e-6)

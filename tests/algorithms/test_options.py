@@ -114,6 +114,9 @@ DEFAULTS = {
     (Kind.LOSS, "sppo"): {"eta": 1.0},
     (Kind.LOSS, "dpo"): {"beta": 0.1},
     (Kind.LOSS, "spin"): {"beta": 0.1},
+    (Kind.LOSS, "dqo"): {"beta": 0.03},
+    (Kind.LOSS, "online_dpo"): {"beta": 0.1},
+    (Kind.LOSS, "online_spin"): {"beta": 0.1},
     (Kind.LOSS, "prime"): {"beta": 0.05},
     (Kind.LOSS, "value"): {"clip": 0.5},
     (Kind.FILTER, "k1"): {"of": "token"},
@@ -136,6 +139,7 @@ DEFAULTS = {
     (Kind.ADVANTAGE, "gae_turn"): {"gamma_turn": 1.0, "lambda_turn": 0.95},
     (Kind.ADVANTAGE, "bi_level"): {"gamma": 1.0, "gae_lambda": 0.95, "gamma_turn": 1.0, "lambda_turn": 0.95},
     (Kind.ADVANTAGE, "vapo"): {"gamma": 1.0, "alpha": 0.05},
+    (Kind.ADVANTAGE, "dqo"): {"gamma": 1.0, "gae_lambda": 1.0},
 }
 """Defaults that a config does not show, as in docs/algorithms.md and the papers; others are None or needed."""
 
@@ -166,12 +170,15 @@ def marked(kind, mark):
 
 def test_what_the_trainer_may_assume_of_each_function():
     alone = {"prpo", "rae", "spo", "reinforce", "reinforce++", "remax", "gae", "gae_turn", "bi_level", "vapo"}
+    alone |= {"dqo"}
     assert marked(Kind.ADVANTAGE, compares_group.of) == set(names(Kind.ADVANTAGE)) - alone
     assert marked(Kind.LOSS, weighs_behaviour.of) == {"decoupled_ppo", "vespo"}
-    assert marked(Kind.LOSS, ignores_advantage.of) == {"distill", "distill_top_k", "gvpo", "pacs", "sft", "sppo"}
+    pairs = {"online_dpo", "online_spin"}
+    blind = {"distill", "distill_top_k", "gvpo", "pacs", "sft", "sppo"}
+    assert marked(Kind.LOSS, ignores_advantage.of) == blind | pairs
     assert marked(Kind.LOSS, other_input) == {"dpo", "spin", "prime", "value"}
     moves = {"distill", "distill_top_k", "sft", "sppo", "dpo", "spin", "prime", "value", "kimi", "kl_cov", "vapo"}
-    moves |= {"flowrl", "gvpo", "pacs"}
+    moves |= {"dqo", "flowrl", "gvpo", "pacs"} | pairs
     assert marked(Kind.LOSS, advantage_weighted.of) == set(names(Kind.LOSS)) - moves
     needed = {
         (kind, name): needed_inputs(lookup(kind, name))
@@ -185,12 +192,14 @@ def test_what_the_trainer_may_assume_of_each_function():
         **{(Kind.ADVANTAGE, name): {Input.BASELINE} for name in ("rae", "spo")},
         (Kind.ADVANTAGE, "prime"): {Input.PROCESS_REWARD},
         (Kind.ADVANTAGE, "remax"): {Input.GREEDY_RETURN},
-        **{(Kind.ADVANTAGE, name): {Input.VALUES} for name in ("gae", "gae_turn", "bi_level", "vapo")},
+        **{(Kind.ADVANTAGE, name): {Input.VALUES} for name in ("gae", "gae_turn", "bi_level", "vapo", "dqo")},
         (Kind.LOSS, "distill"): {Input.TEACHER},
         (Kind.LOSS, "distill_top_k"): {Input.TEACHER_TOP},
         (Kind.LOSS, "luffy"): {Input.EXPERT},
         (Kind.LOSS, "rl_plus"): {Input.EXPERT},
         (Kind.LOSS, "flowrl"): {Input.REFERENCE},
         (Kind.LOSS, "sppo"): {Input.REFERENCE},
+        (Kind.LOSS, "online_dpo"): {Input.REFERENCE},
+        (Kind.LOSS, "online_spin"): {Input.REFERENCE, Input.EXPERT},
         (Kind.FILTER, "top_entropy"): {Input.ENTROPY},
     }

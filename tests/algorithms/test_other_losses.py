@@ -8,7 +8,7 @@ import torch
 from agentrl.algorithms.correction import loglinear
 from agentrl.algorithms.critic_advantages import ValueInput
 from agentrl.algorithms.off_policy_losses import PreferencePairs, ScoredAnswers, implicit_reward
-from agentrl.algorithms.types import LossInput
+from agentrl.algorithms.types import EpisodeBatch, LossInput
 from agentrl.registry import Kind, lookup
 
 ROWS = 1000
@@ -109,3 +109,34 @@ def test_the_proximal_policy_between_versions(generator):
         a = (5 - int(version[row])) / (6 - int(version[row]))
         assert found[row].item() == pytest.approx(float(mu[row] + a * (logp[row] - mu[row])))
     assert found[version == 5].tolist() == mu[version == 5].tolist()  # just sampled: mu itself
+
+
+def test_dqo_is_the_squared_error_of_the_policys_q_function():
+    """(beta log(pi / pi_ref) - (r + sum of later rewards without their KL - V))^2, from the paper's formula."""
+    beta = 0.03
+    logp = torch.tensor([-0.5, -1.0, -2.0], dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([-0.7, -0.8, -2.5], dtype=torch.float64)
+    reference = torch.tensor([-1.0, -0.9, -1.5], dtype=torch.float64)
+    values = torch.tensor([0.2, 0.4, 0.6], dtype=torch.float64)
+    one = torch.zeros(1, dtype=torch.int64)
+    episodes = EpisodeBatch(
+        returns=torch.ones(1, dtype=torch.float64),
+        group=one,
+        turn_reward=torch.ones(1, dtype=torch.float64),
+        turn_episode=one,
+        turn_state=one,
+        token_turn=torch.zeros(3, dtype=torch.int64),
+        values=values,
+    ).with_token_reward(-beta * (old - reference))
+    tokens = LossInput(
+        logp=logp,
+        old_logp=old,
+        behaviour_logp=old,
+        advantage=lookup(Kind.ADVANTAGE, "dqo")(episodes).advantage,
+        episode_return=torch.ones(3, dtype=torch.float64),
+        sequence=torch.zeros(3, dtype=torch.int64),
+        sequences=1,
+    )
+    later = [1 - beta * sum((old - reference)[t + 1 :].tolist()) for t in range(3)]
+    expected = (beta * (logp - reference) - (torch.tensor(later, dtype=torch.float64) - values)).square()
+    torch.testing.assert_close(lookup(Kind.LOSS, "dqo")(tokens, beta=beta).values, expected)

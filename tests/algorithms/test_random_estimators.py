@@ -23,6 +23,7 @@ WHOLE = {
     "gae_turn",
     "bi_level",
     "vapo",
+    "dqo",
     "grpo_passk",
 }
 """Those that look at a whole step; for the others 300 steps are as good as one, and are given as one."""
@@ -422,6 +423,7 @@ REFERENCES = {
     "gigpo": gigpo,
     "hgpo": hgpo,
     **{name: lambda step, sums=sums: whitened(per_token(step, sums)) for name, (sums, _) in CRITICS.items()},
+    "dqo": lambda step: per_token(step, gae_of(lambda _: 1.0)),
     "prime": prime,
     "otb": otb,
     "rae": lambda step: spread(step, lambda e: step.played[e].returns - step.played[e].baseline),

@@ -118,7 +118,7 @@ def test_losses_of_groups_equal_the_reference(inputs, name):
         assert_equal(name, dataclasses.replace(tokens, chosen=chosen), COUPLED[name](flat))
 
 
-@pytest.mark.parametrize("name", ["pacs", "gvpo"])
+@pytest.mark.parametrize("name", ["pacs", "gvpo", "online_dpo"])
 def test_slopes_of_losses_of_groups_are_derivatives(inputs, name):
     """Those of the sum over the group; in flowrl, weights and the group's mean are constants instead."""
     choose, step = lookup(Kind.LOSS, name).choice.choose, 1e-6

@@ -227,7 +227,7 @@ CONSTANTS = [0.1, 0.7, 1 / 3, 1e6 + 0.1, -0.3, 0.1 + 0.2]
 
 
 def test_everything_but_reinforce_and_critics_is_centred():
-    assert set(names(Kind.ADVANTAGE)) - set(CENTRED) == {"reinforce", "gae", "gae_turn", "bi_level", "vapo"}
+    assert set(names(Kind.ADVANTAGE)) - set(CENTRED) == {"reinforce", "gae", "gae_turn", "bi_level", "vapo", "dqo"}
 
 
 @pytest.mark.parametrize("members", range(2, 18))

@@ -60,7 +60,7 @@ def subject(engine, request):
     ("engine", "skipped"),
     [
         ("local", ["killed engine"]),
-        ("scripted", ["logprobs", "killed engine"]),
+        ("scripted", ["logprobs", "first token", "killed engine"]),
         ("sglang", ["seeds"]),
         ("vllm", ["seeds"]),
     ],

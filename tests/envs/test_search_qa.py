@@ -278,3 +278,20 @@ def test_observations_remind_of_the_moves_where_they_are_asked_to(make: Any, rem
         assert last == line if line else last.startswith(("Question:", "Doc", "<information>"))
         observation, reward, done, _, _ = env.step(expert.act(observation))
     assert reward == 1.0
+
+
+def test_a_query_is_worth_the_rank_of_the_first_passage_with_an_answer() -> None:
+    env = SearchQA(reward="rank", topk=5, hops=[1])
+    assert env.tools == ()
+    env.reset(options={"task_id": "train-0"})
+    question = env.episode.question
+    found = env._find(question.text)
+    rank = next(number for number, one in enumerate(found, 1) if normalise(question.golden[0]) in normalise(one.text))
+    _, reward, terminated, _, info = env.step(f"<search>{question.text}</search>")
+    assert (reward, terminated, info["success"]) == (1 / rank, True, rank == 1)
+    env.reset(options={"task_id": "train-0"})
+    _, reward, terminated, _, info = env.step("<search>zzz</search>")
+    assert (reward, terminated, info["success"]) == (0.0, True, False)
+    env.reset(options={"task_id": "train-0"})
+    _, reward, terminated, _, info = env.step(f"<answer>{question.golden[0]}</answer>")
+    assert (reward, terminated, info["valid"]) == (0.0, True, False)

@@ -28,7 +28,7 @@ def skipped(report):
 async def test_the_scripted_engine_conforms(delay_s):
     report = await check_engine(lambda: ScriptedEngine(ScriptedEngineConfig(delay_s=delay_s), max_context=300))
     report.raise_on_failure()
-    assert skipped(report) == ["logprobs", "killed engine"]
+    assert skipped(report) == ["logprobs", "first token", "killed engine"]
 
 
 def _shaken(model):

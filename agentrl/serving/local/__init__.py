@@ -18,9 +18,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -66,33 +66,49 @@ class SampledTokens:
 
     token_ids: list[int]
     logprobs: list[float]
-    """Log-probabilities before truncation, at the row's temperature; at temperature 1 for greedy rows."""
+    """Log-probabilities before truncation, at the row's temperature; at temperature 1 for greedy rows, and after
+    truncation for first tokens with their own settings."""
 
 
-def sample(logits: Tensor, params: Sequence[SamplingParams], uniforms: npt.NDArray[np.float64]) -> SampledTokens:
+def sample(
+    logits: Tensor, params: Sequence[SamplingParams], uniforms: npt.NDArray[np.float64], first: Set[int] = frozenset()
+) -> SampledTokens:
     """Sample by inverting the cumulative distribution, in the order of the vocabulary.
 
     Args:
         logits: float[n, vocabulary].
         params: Sampling settings of each row.
         uniforms: float64[n] in [0, 1), one random number per row.
+        first: Rows of the first token of an answer, whose settings are those of `SamplingParams.first_token`, if any.
 
     Raises:
         FloatingPointError: a row's logits are not finite.
     """
+    hot = [row for row in sorted(first) if params[row].first_token is not None]
+    params = [_first_params(p) if row in hot else p for row, p in enumerate(params)]
     temperatures = [p.temperature or 1.0 for p in params]
     logits = logits.float()
     if any(temperature != 1.0 for temperature in temperatures):
         logits = logits / torch.tensor(temperatures, device=logits.device)[:, None]
     logprobs = torch.log_softmax(logits, dim=-1)
-    tokens = _draw(_apply_truncation(logprobs, params), torch.from_numpy(uniforms).to(logits.device))
+    kept = _apply_truncation(logprobs, params)
+    tokens = _draw(kept, torch.from_numpy(uniforms).to(logits.device))
     if any(p.temperature == 0 for p in params):
         greedy = torch.tensor([p.temperature == 0 for p in params], device=logits.device)
         tokens = torch.where(greedy, logits.argmax(dim=-1), tokens)
     chosen = logprobs.gather(1, tokens[:, None])[:, 0]
     if not bool(torch.isfinite(chosen).all()):
         raise FloatingPointError("the model's logits are not finite")
-    return SampledTokens(token_ids=tokens.tolist(), logprobs=chosen.tolist())
+    if hot:
+        chosen[hot] -= kept[hot].sum(dim=-1).log()
+    return SampledTokens(token_ids=tokens.tolist(), logprobs=chosen.clamp(max=0.0).tolist())
+
+
+def _first_params(params: SamplingParams) -> SamplingParams:
+    """Return the settings of an answer's first token."""
+    hot = params.first_token
+    assert hot is not None
+    return replace(params, temperature=hot.temperature, top_k=hot.top_k, top_p=1.0, min_p=0.0)
 
 
 def _draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
@@ -208,6 +224,7 @@ class LocalEngine(PolicyEngine):
             max_context=max_context,
             vocab_size=int(text.vocab_size),
             seeded=True,
+            first_tokens=True,
             images=reader is not None,
             routed_experts=routed_experts,
             adapters=frozenset(adapters),
@@ -369,7 +386,8 @@ class LocalEngine(PolicyEngine):
 
     def _sample(self, jobs: list[ScheduledRequest], logits: torch.Tensor) -> None:
         numbers = uniform([job.seed for job in jobs], [job.num_sampled for job in jobs])
-        sampled = sample(logits, [job.request.params for job in jobs], numbers)
+        first = {row for row, job in enumerate(jobs) if job.num_sampled == 0}
+        sampled = sample(logits, [job.request.params for job in jobs], numbers, first)
         self._totals.sampled_tokens += len(jobs)
         for job, token, logprob in zip(jobs, sampled.token_ids, sampled.logprobs, strict=True):
             job.add(token, logprob, self._version)

@@ -27,6 +27,7 @@ from agentrl.engine import (
     UpdateGroup,
 )
 from agentrl.errors import EngineError, UsageError
+from agentrl.serving.first_token import generate_with_first_token
 from agentrl.serving.http import CLEANUP_S, HttpSession, Refused, decode_version
 from agentrl.serving.launch import LaunchCommand
 from agentrl.serving.launch.process import SAFE_PATH, THIS_MACHINE
@@ -43,6 +44,7 @@ from agentrl.serving.sglang.wire import (
     decode_checksums,
     decode_context,
     decode_load,
+    decode_top_logprobs,
     decode_vocabulary,
     encode_broadcast,
     encode_probe,
@@ -235,6 +237,8 @@ class RunningRequest:
     wire_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Request id at the server. SGLang aborts all requests whose ids start with the aborted one, so all ids have the
     same length."""
+    tops: dict[int, float] | None = None
+    """Receives the most probable first tokens, if they are requested."""
     answer: Generation | None = None
     """Tokens from finished calls of ``/generate``."""
     task: asyncio.Task[Generation] | None = None
@@ -320,12 +324,18 @@ class SGLangServer(SGLangUpdates, InferenceServer):
             vocab_size=decode_vocabulary(answer),
             routed_experts=bool(info.get("enable_return_routed_experts")),
             structures=info.get("grammar_backend") == GRAMMAR,
+            first_tokens=True,
         )
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one turn."""
         check_request(request, self.capabilities, self._calls)
-        call = self._calls[request.request_id] = RunningRequest(request)
+        if request.params.first_token is not None:
+            return await generate_with_first_token(request, self._generate, max_context=self.capabilities.max_context)
+        return await self._generate(request)
+
+    async def _generate(self, request: GenerateRequest, tops: dict[int, float] | None = None) -> Generation:
+        call = self._calls[request.request_id] = RunningRequest(request, tops=tops)
         call.task = asyncio.ensure_future(self._sample(call))
         try:
             await asyncio.wait([call.task])
@@ -361,6 +371,8 @@ class SGLangServer(SGLangUpdates, InferenceServer):
             call.is_sent = False
             stops = request.params.stop_token_ids, request.params.stop
             part = decode_answer(answer, *stops, routed_experts_from=call.routed_experts_from)
+            if call.tops is not None:
+                call.tops.update(decode_top_logprobs(answer))
             call.answer = part.generation if call.answer is None else call.answer.followed_by(part.generation)
             if call.answer.stop_reason is StopReason.ABORT and not call.aborted:
                 raise EngineError(

@@ -85,6 +85,8 @@ def encode_request(
         body["sampling_params"] |= {"stop": list(params.stop), "no_stop_trim": True, "skip_special_tokens": False}
     if params.structure is not None:
         body["sampling_params"]["structural_tag"] = params.structure
+    if params.first_token is not None:
+        body["top_logprobs_num"] = params.first_token.top_k
     if routed_experts_from is not None:
         body |= {"return_routed_experts": True, "routed_experts_start_len": routed_experts_from}
     return body
@@ -186,6 +188,13 @@ def decode_answer(
         decode_s=decode_s,
     )
     return GeneratedPart(generation, continues)
+
+
+def decode_top_logprobs(body: Any) -> dict[int, float]:
+    """Return the most probable first tokens in an answer, with log-probabilities; empty for an empty answer."""
+    with decoding("SGLang does not report the most probable tokens", body):
+        rows = body["meta_info"].get("output_top_logprobs") or ()
+        return {int(top[1]): float(top[0]) for row in rows[:1] for top in row}
 
 
 def _decode_routed_experts(meta: Mapping[str, Any], prompt: int) -> RoutedExperts | None:

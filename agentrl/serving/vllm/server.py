@@ -26,6 +26,7 @@ from agentrl.engine import (
     UpdateGroup,
 )
 from agentrl.errors import EngineError, UsageError
+from agentrl.serving.first_token import generate_with_first_token
 from agentrl.serving.http import CLEANUP_S, HttpSession, Refused, decode_version, decoding
 from agentrl.serving.request import check_request
 from agentrl.serving.vllm.command import RECEIVER
@@ -40,6 +41,7 @@ from agentrl.serving.vllm.wire import (
     decode_answer,
     decode_checksums,
     decode_load,
+    decode_top_logprobs,
     encode_abort,
     encode_request,
     encode_run,
@@ -297,6 +299,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             max_context=min(max_context, config.max_context or max_context),
             vocab_size=self._vocab_size,
             structures=True,
+            first_tokens=True,
             routed_experts=bool((settings.get("aux_output_config") or {}).get("enable_return_routed_experts")),
         )
         is_truncated = convention is LogprobConvention.PRE_TRUNCATION and not is_pre_truncation(logprob)
@@ -314,6 +317,11 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             raise EngineError(f"{self.url} is not connected", hint="await connect first")
         check_request(request, self.capabilities, self._running)
         check_convention(request.params, self._convention)
+        if request.params.first_token is not None:
+            return await generate_with_first_token(request, self._generate, max_context=self.capabilities.max_context)
+        return await self._generate(request)
+
+    async def _generate(self, request: GenerateRequest, tops: dict[int, float] | None = None) -> Generation:
         running = _Running(wire_id=f"{request.request_id}-{self._client}-{next(self._numbers)}")
         limit = self.capabilities.max_context
         adapter = ADAPTER if self._is_adapted else None
@@ -330,6 +338,8 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             del self._running[request.request_id]
             running.over.set()
         seconds = time.perf_counter() - began  # vLLM does not separate queueing from prefill
+        if tops is not None:
+            tops.update(decode_top_logprobs(answer))
         return decode_answer(answer, request.params.stop_token_ids, request.params.stop, decode_s=seconds)
 
     async def _ask(self, request: GenerateRequest, body: dict[str, Any]) -> Any:

@@ -58,7 +58,7 @@ def encode_request(
         "max_tokens": min(params.max_tokens, max_context - len(request.prompt_ids)),
         "stop_token_ids": sorted(params.stop_token_ids),
         "ignore_eos": True,  # only the request's stop tokens apply, not the model folder's
-        "logprobs": 0,  # of the sampled tokens only
+        "logprobs": 0 if params.first_token is None else params.first_token.top_k,  # beside the sampled token's
         "detokenize": False,
     }
     if params.stop:
@@ -140,6 +140,13 @@ def decode_answer(
         decode_s=decode_s,
         routed_experts=routed_experts,
     )
+
+
+def decode_top_logprobs(body: Any) -> dict[int, float]:
+    """Return the most probable first tokens in an answer, with log-probabilities; empty for an empty answer."""
+    with decoding("vLLM does not report the most probable tokens", body):
+        rows = (body["choices"][0]["logprobs"] or {}).get("content") or ()
+        return {int(top["token_id"]): float(top["logprob"]) for row in rows[:1] for top in row["top_logprobs"]}
 
 
 def join_events(events: Sequence[Any]) -> dict[str, Any]:

@@ -168,7 +168,7 @@ class _Lines:
             how = "its own model, with gradients and moments"
             yield MemoryItem("critic", self._share(found.all, found.trained), how)
         yield from self._process_reward()
-        if teacher is not None and not teacher.servers:
+        if teacher is not None and teacher.is_loaded:
             found = count_parameters(ModelConfig(path=teacher.path))
             yield MemoryItem("teacher", self._share(found.all, TrainedSize(own=0)), "frozen")
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,24 @@ def scored_sequence(
         targets=ids[index],
         images=read,
         routes=None if routes is None else _tensor(routes[: index[-1]]),
+    )
+
+
+def with_prefix(sequence: ScoredSequence, prefix: Sequence[int]) -> ScoredSequence:
+    """Return a sequence with other tokens before it, and the same targets.
+
+    >>> sequence = scored_sequence(np.array([5, 6, 8]), np.array([0, 0, 1], dtype=bool))
+    >>> longer = with_prefix(sequence, [1, 2])
+    >>> longer.input_ids.tolist(), longer.positions.tolist(), longer.targets.tolist()
+    ([1, 2, 5, 6], [3], [8])
+    """
+    moved = tuple(replace(image, start=image.start + len(prefix)) for image in sequence.images)
+    return replace(
+        sequence,
+        input_ids=torch.cat([torch.tensor(list(prefix), dtype=torch.int64), sequence.input_ids]),
+        positions=sequence.positions + len(prefix),
+        images=moved,
+        routes=None,
     )
 
 

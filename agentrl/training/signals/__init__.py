@@ -14,12 +14,14 @@ from agentrl.training.signals.reference import ReferenceModel
 from agentrl.training.signals.running_baseline import RunningBaseline
 from agentrl.training.signals.score_norm import ScoreNorm
 from agentrl.training.signals.teacher import TeacherModel
+from agentrl.training.signals.window_entropy import WindowEntropy
 
 SIGNALS: tuple[type[TokenSignal], ...] = (
     ExpertSignal,
     GreedyBaseline,
     RunningBaseline,
     ScoreNorm,
+    WindowEntropy,
     ReferenceModel,
     TeacherModel,
     Critic,

@@ -9,12 +9,14 @@ import numpy.typing as npt
 import torch
 
 from agentrl.algorithms.traits import Input, needed_inputs
+from agentrl.config.algorithm import POLICY
 from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.errors import ConfigError, TrainingError, UsageError
 from agentrl.registry import Kind, lookup
 from agentrl.training.batch import StepBatch, trained_mask
 from agentrl.training.forward.logprobs import TeacherLogprobs
 from agentrl.training.forward.runner import ModelRunner
+from agentrl.training.forward.sequences import ScoredSequence, with_prefix
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.signals.base import SignalSetup, TokenSignal
 
@@ -31,9 +33,16 @@ class TeacherModel(TokenSignal):
     name = "teacher"
 
     def __init__(
-        self, runner: ModelRunner | None, top_k: int | None, shaping: RewardShaping, device: torch.device
+        self,
+        runner: ModelRunner | None,
+        top_k: int | None,
+        shaping: RewardShaping,
+        device: torch.device,
+        *,
+        hinted: bool = False,
     ) -> None:
         self._runner, self._top_k, self._shaping, self._device = runner, top_k, shaping, device
+        self._hinted = hinted
 
     @classmethod
     def check(cls, algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adapters: bool) -> None:
@@ -77,26 +86,41 @@ class TeacherModel(TokenSignal):
         section, model = setup.algorithm.teacher, setup.models.get(cls.name)
         if section is None:
             return None
+        if section.path == POLICY:
+            return cls(setup.policy, section.top_k, setup.shaping, setup.policy.model.device, hinted=True)
         if not section.servers and model is None:
             raise UsageError(
                 "algorithm.teacher needs a model", got="no teacher", expected="Trainer(signal_models={'teacher': …})"
             )
         runner = None if model is None else setup.policy.for_model(model, setup.config)
-        return cls(runner, section.top_k, setup.shaping, setup.policy.model.device)
+        device, hinted = setup.policy.model.device, section.hint is not None
+        return cls(runner, section.top_k, setup.shaping, device, hinted=hinted)
 
     def annotate(self, batch: StepBatch) -> StepBatch:
         """Add the teacher's log-probabilities, and the divergence from it in the rewards, if configured.
 
         Raises:
-            TrainingError: a served teacher was not queried for an episode.
+            TrainingError: a served teacher was not queried for an episode, or an episode has no hint.
         """
         if self._runner is None:
             teacher = _served_logprobs(batch, self._device)
         else:
+            sequences = _hinted(batch) if self._hinted else batch.sequences
             teacher = self._runner.top_logprobs(
-                batch.sequences, top_k=self._top_k, temperature=batch.temperature, pad_id=batch.pad_id
+                sequences, top_k=self._top_k, temperature=batch.temperature, pad_id=batch.pad_id
             )
         return dataclasses.replace(with_teacher_reward(batch, self._shaping, teacher), teacher=teacher)
+
+
+def _hinted(batch: StepBatch) -> list[ScoredSequence]:
+    """Return the sequences that the teacher reads: each after the hint of its episode."""
+    names = [batch.trajectories[owner].id for owner in batch.sequence_trajectory]
+    if missing := [name for name in names if name not in batch.extras.hints]:
+        raise TrainingError(
+            "the teacher has no hint for every episode", got=f"none for {missing[0]}", expected="StepExtras.hints"
+        )
+    hints = batch.extras.hints
+    return [with_prefix(sequence, hints[name]) for sequence, name in zip(batch.sequences, names, strict=True)]
 
 
 def _served_logprobs(batch: StepBatch, device: torch.device) -> TeacherLogprobs:
