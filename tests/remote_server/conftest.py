@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from agentrl.env import EnvironmentSpec
-from agentrl.remote.server import EnvironmentServer, ServerSettings
+from agentrl.remote.server import EnvironmentServer, MCPServer, OpenEnvServer, ServerSettings
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -44,7 +44,7 @@ class LoopThread:
 class Running:
     """A server."""
 
-    def __init__(self, thread: LoopThread, server: EnvironmentServer) -> None:
+    def __init__(self, thread: LoopThread, server: EnvironmentServer | OpenEnvServer | MCPServer) -> None:
         self.thread, self.server = thread, server
         self.now = 0.0
         """The time of leases."""
@@ -82,9 +82,14 @@ def serve(loop_thread: LoopThread) -> Iterator[Serve]:
     """Starts servers; they end with the test."""
     with ExitStack() as stack:
 
-        def start(spec: EnvironmentSpec, options: dict[str, Any] | None = None, **settings: Any) -> Running:
+        def start(
+            spec: EnvironmentSpec,
+            options: dict[str, Any] | None = None,
+            kind: type[EnvironmentServer | OpenEnvServer | MCPServer] = EnvironmentServer,
+            **settings: Any,
+        ) -> Running:
             async def make() -> Running:
-                server = EnvironmentServer(spec, options or {}, ServerSettings(**settings), clock=lambda: running.now)
+                server = kind(spec, options or {}, ServerSettings(**settings), clock=lambda: running.now)
                 running = Running(loop_thread, server)
                 await server.start()
                 return running
