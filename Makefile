@@ -191,10 +191,10 @@ NEEDS_verifiers-0.2.1 := verifiers==0.2.1 aiofiles==25.1.0 aiolimiter==1.3.0 ant
 	pyqwest==0.12.0 python-dotenv==1.2.4 pyzmq==27.3.0 referencing==0.37.0 renderers==0.1.10 rpds-py==2026.9.1 \
 	setproctitle==1.3.8 sse-starlette==3.7.0 starlette==1.10.0 tenacity==9.2.1 uvicorn==0.54.0 xxhash==4.1.0 $(OPENAI)
 
-# OpenEnv's server runs in its own process and environment, without the web pages and model clients that it would install.
-OPENENV_VERSION := 0.3.0
-OPENENV = $(ORIGINALS)/openenv-core-$(OPENENV_VERSION)-$(PYTHON_TAG)
-OPENENV_NEEDS := fastapi uvicorn websockets requests "fastmcp>=3"
+# OpenEnv's servers and clients run in their own processes and environment, without the web pages and model clients that it would install.
+OPENENV_VERSION := 0.10.0
+OPENENV = $(ORIGINALS)/openenv-$(OPENENV_VERSION)-$(PYTHON_TAG)
+OPENENV_NEEDS := fastapi uvicorn websockets requests httpx jsonschema "fastmcp>=3,<4"
 
 originals:
 	@test -e $(ALFWORLD)/.installed || $(MAKE) --no-print-directory original-alfworld
@@ -212,7 +212,7 @@ original-alfworld: setup
 
 original-openenv:
 	test -x $(OPENENV)/bin/pip || $(PYTHON) -m venv $(OPENENV)
-	$(OPENENV)/bin/pip $(INTO_ENGINE) --no-deps openenv-core==$(OPENENV_VERSION)
+	$(OPENENV)/bin/pip $(INTO_ENGINE) --no-deps openenv==$(OPENENV_VERSION)
 	$(OPENENV)/bin/pip $(INTO_ENGINE) $(OPENENV_NEEDS)
 	touch $(OPENENV)/.installed
 

@@ -36,9 +36,17 @@ class LoopThread:
     def stop(self) -> None:
         for end in self.ending:
             self.run(end())
+        self.run(self._cancel_tasks())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
+
+    async def _cancel_tasks(self) -> None:
+        """Cancel what libraries leave running, as `asyncio.run` does."""
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left)
 
 
 class Running:

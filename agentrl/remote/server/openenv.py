@@ -240,7 +240,11 @@ class OpenEnvServer:
         result = await episode.start(TaskChoice(split=split, index=index, seed=seed))
         task, spec = episode.state.task, self._host.spec
         assert task is not None
-        told = {"instructions": spec.instructions, "action_hint": result.action_hint}
+        told = {
+            "instructions": spec.instructions,
+            "tool_instructions": spec.tool_instructions,
+            "action_hint": result.action_hint,
+        }
         fields = {**write_shown(first_text(task, result.observation)), **told}
         return write_observation(fields, 0.0, episode, result.info)
 
