@@ -27,6 +27,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "minesweeper": "agentrl.envs.puzzles.minesweeper:SPEC",
         "minigrid": "agentrl.envs.adapters.minigrid:SPEC",
         "openenv": "agentrl.envs.openenv:SPEC",
+        "openreward": "agentrl.envs.openreward:SPEC",
         "points24": "agentrl.envs.puzzles.points24:SPEC",
         "prompts": "agentrl.envs.prompts:SPEC",
         "python_math": "agentrl.envs.python_math.environment:SPEC",

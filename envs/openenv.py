@@ -11,8 +11,7 @@ requests, so a lost connection ends the episode.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -20,44 +19,14 @@ import aiohttp
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.errors import EnvironmentFailure, ToolError, UsageError
 from agentrl.task import SeedTasks, seed_tasks
-from agentrl.tool import ForwardedTool, Tool, ToolDependencies, ToolResult, ToolRules
+from agentrl.tool import Tool, ToolResult
+
+from .served_tools import ServedTool
 
 BAD_ACTION = "VALIDATION_ERROR"
 """Code of the error that answers an action without the required fields."""
 LARGEST_MESSAGE = 100 * 2**20
 """Maximum bytes of a message, as in the package's client: observations may contain pictures."""
-
-
-class OpenEnvTool(ForwardedTool):
-    """A tool of a server.
-
-    Args:
-        described: The server's description: name, description, and the JSON schema of the arguments.
-        call: Calls the tool on the server.
-    """
-
-    def __init__(self, described: Mapping[str, Any], call: Callable[..., Awaitable[ToolResult]]) -> None:
-        name, schema = str(described["name"]), described.get("input_schema") or described.get("inputSchema")
-        function = {
-            "name": name,
-            "description": described.get("description", ""),
-            "parameters": schema or {"type": "object", "properties": {}},
-        }
-        super().__init__(name, {"type": "function", "function": function}, ToolRules())
-        self._call = call
-
-    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments unchanged; the server validates them."""
-        return dict(arguments)
-
-    async def open(self, stack: AsyncExitStack, provisions: ToolDependencies | None = None) -> Callable[..., Any]:
-        """Open nothing: the environment has the connection."""
-        return self._call
-
-    async def run(self, bound: Callable[..., Any], checked: Mapping[str, Any]) -> ToolResult:
-        """Call the tool on the server."""
-        result: ToolResult = await bound(self.name, checked)
-        return result
 
 
 class OpenEnvironment(AsyncEnv):
@@ -122,7 +91,15 @@ class OpenEnvironment(AsyncEnv):
         described = [] if answer["type"] == "error" else answer["data"]["observation"].get("tools")
         if not described:
             raise UsageError(f"the OpenEnv server {self._url} has no tools", hint="leave has_tools out")
-        return [OpenEnvTool(one, self._call_tool) for one in described]
+        return [
+            ServedTool(
+                str(one["name"]),
+                one.get("description"),
+                one.get("input_schema") or one.get("inputSchema"),
+                self._call_tool,
+            )
+            for one in described
+        ]
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         answer = await self._ask("step", {"type": "call_tool", "tool_name": name, "arguments": dict(arguments)})
