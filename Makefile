@@ -9,7 +9,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: setup demo demo-llm test test-slow prometheus bubblewrap docker-daemon test-docker lint docs engines engine-vllm \
 	engine-sglang engine-harmony real-model add-real-model instruct-model add-instruct-model test-real-model \
 	test-engines test-engines-cluster ray \
-	test-cluster originals original-alfworld original-openenv test-originals agents add-agents test-agents \
+	test-cluster originals original-alfworld original-openenv original-openreward test-originals agents add-agents \
+	test-agents \
 	trackers add-trackers test-trackers \
 	proxies bench-proxies bench-check \
 	mutants viewer viewer-check browser test-browser clean
@@ -196,9 +197,16 @@ OPENENV_VERSION := 0.10.0
 OPENENV = $(ORIGINALS)/openenv-$(OPENENV_VERSION)-$(PYTHON_TAG)
 OPENENV_NEEDS := fastapi uvicorn websockets requests httpx jsonschema "fastmcp>=3,<4"
 
+# So do servers of the Open Reward Standard.
+OPENREWARD_VERSION := 0.1.167
+OPENREWARD = $(ORIGINALS)/openreward-$(OPENREWARD_VERSION)-$(PYTHON_TAG)
+OPENREWARD_NEEDS := anthropic google-genai openai fastapi uvicorn sse-starlette==2.3.6 structlog aiohttp tenacity pyyaml click opentelemetry-sdk \
+	opentelemetry-exporter-otlp-proto-grpc
+
 originals:
 	@test -e $(ALFWORLD)/.installed || $(MAKE) --no-print-directory original-alfworld
 	@test -e $(OPENENV)/.installed || $(MAKE) --no-print-directory original-openenv
+	@test -e $(OPENREWARD)/.installed || $(MAKE) --no-print-directory original-openreward
 	@for name in $(ADAPTED); do test -e $(ORIGINALS)/$$name-$(PYTHON_TAG)/.installed || \
 		$(MAKE) --no-print-directory original-$$name || exit 1; done
 
@@ -216,6 +224,12 @@ original-openenv:
 	$(OPENENV)/bin/pip $(INTO_ENGINE) $(OPENENV_NEEDS)
 	touch $(OPENENV)/.installed
 
+original-openreward:
+	test -x $(OPENREWARD)/bin/pip || $(PYTHON) -m venv $(OPENREWARD)
+	$(OPENREWARD)/bin/pip $(INTO_ENGINE) --no-deps openreward==$(OPENREWARD_VERSION)
+	$(OPENREWARD)/bin/pip $(INTO_ENGINE) $(OPENREWARD_NEEDS)
+	touch $(OPENREWARD)/.installed
+
 original-%: setup
 	$(BIN)/pip $(INTO_ENGINE) --no-deps --target $(ORIGINALS)/$*-$(PYTHON_TAG) $(NEEDS_$*)
 	touch $(ORIGINALS)/$*-$(PYTHON_TAG)/.installed
@@ -223,6 +237,7 @@ original-%: setup
 # A missing original is a failure.
 test-originals: setup originals
 	PYTHONPATH=$(ALFWORLD)$$(printf ':$(ORIGINALS)/%s-$(PYTHON_TAG)' $(ADAPTED)) AGENTRL_OPENENV=$(OPENENV) \
+		AGENTRL_OPENREWARD=$(OPENREWARD) \
 		$(PYTEST) --durations=5 tests/originals
 
 # Agents from the package index, which play through the gateway as their users would write them (examples/agents). They

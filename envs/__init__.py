@@ -20,6 +20,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "gymnasium": "agentrl.envs.adapters.gymnasium_text:SPEC",
         "hanoi": "agentrl.envs.puzzles.hanoi:SPEC",
         "household": "agentrl.envs.household.spec:SPEC",
+        "inspect": "agentrl.envs.adapters.inspect_tasks:SPEC",
         "long_qa": "agentrl.envs.puzzles.long_qa:SPEC",
         "mastermind": "agentrl.envs.puzzles.mastermind:SPEC",
         "math_problems": "agentrl.envs.math_problems.problems:SPEC",
