@@ -175,7 +175,7 @@ ALFWORLD_NEEDS := textworld==1.7.0 fast-downward-textworld==20.6.4 tatsu==5.8.3 
 	prompt_toolkit==3.0.53 wcwidth==0.9.4 termcolor==3.3.0 hashids==1.3.1 more-itertools==11.2.1
 
 # Libraries with adapters: folder names, and the packages of each.
-ADAPTED := minigrid-3.2.0 reasoning-gym-0.1.25 textarena-0.7.4 gem-llm-0.1.0 verifiers-0.2.1
+ADAPTED := minigrid-3.2.0 reasoning-gym-0.1.25 textarena-0.7.4 gem-llm-0.1.0 verifiers-0.2.1 inspect-ai-0.3.285
 OPENAI := openai==3.54.0 distro==1.9.0 httpcore==1.0.9 httpx==0.28.1 jiter==0.19.0 sniffio==1.3.1 \
 	certifi==2026.10.18 charset-normalizer==3.5.2 requests==2.34.2 urllib3==2.8.0
 NEEDS_minigrid-3.2.0 := minigrid==3.2.0 pygame-ce==2.5.8
@@ -191,6 +191,13 @@ NEEDS_verifiers-0.2.1 := verifiers==0.2.1 aiofiles==25.1.0 aiolimiter==1.3.0 ant
 	openai-agents==0.24.0 pandas==3.1.1 prime-pydantic-config==0.4.3 prime-sandboxes==0.2.31 pydantic-settings==2.16.3 \
 	pyqwest==0.12.0 python-dotenv==1.2.4 pyzmq==27.3.0 referencing==0.37.0 renderers==0.1.10 rpds-py==2026.9.1 \
 	setproctitle==1.3.8 sse-starlette==3.7.0 starlette==1.10.0 tenacity==9.2.1 uvicorn==0.54.0 xxhash==4.1.0 $(OPENAI)
+
+NEEDS_inspect-ai-0.3.285 := inspect-ai==0.3.285 agent-client-protocol==0.12.1 aiobotocore==3.10.0 aioitertools==0.13.0 \
+	beautifulsoup4==4.15.0 boto3==1.43.117 botocore==1.43.117 fastapi==0.165.0 ijson==3.6.0 jmespath==1.1.0 \
+	jsonlines==4.0.0 jsonpatch==1.48 jsonpath-ng==1.16.0 jsonpointer==3.12 jsonref==1.1.0 linkify-it-py==2.2.0 \
+	mdit-py-plugins==0.7.0 mmh3==5.3.1 pathlib-abc==0.5.2 python-dotenv==1.2.4 s3fs==2026.9.0 s3transfer==0.19.3 \
+	semver==3.1.2 shortuuid==1.0.13 six==1.17.0 soupsieve==4.1.3 tenacity==9.2.1 textual==8.2.8 tiktoken==0.14.0 \
+	universal-pathlib==0.3.10 wrapt==2.5.2 zipfile-zstd==0.0.4 zipp==4.1.2 $(OPENAI)
 
 # OpenEnv's servers and clients run in their own processes and environment, without the web pages and model clients that it would install.
 OPENENV_VERSION := 0.10.0

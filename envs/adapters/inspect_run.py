@@ -22,6 +22,8 @@ from agentrl.registry import Extra
 INSPECT = Extra(name="inspect", module="inspect_ai")
 KEY = "agentrl_episode"
 """Entry of a sample's store with the key of its episode."""
+PROVIDER = "agentrl"
+"""Name under which Inspect knows the policy."""
 MOST_SAMPLES = 100_000
 """Episodes at a time; the run's own limit is lower."""
 
@@ -183,12 +185,11 @@ class InspectRun:
         return self._inspect.task_with(copy.copy(task), **changes)  # it changes what it is given
 
     async def _run(self) -> None:
-        model = self._inspect.model.Model(_policy_model(self._answer), self._inspect.model.GenerateConfig())
         INSPECT.load("inspect_ai.util._display").init_display_type("none")
         with tempfile.TemporaryDirectory(prefix="agentrl-inspect-") as folder:
             await self._inspect.eval_async(
                 self._task,
-                model=model,
+                model=_policy_model(self._answer),
                 log_dir=folder,
                 log_level="error",
                 log_realtime=False,
@@ -220,6 +221,7 @@ def _policy_model(answer: Any) -> Any:
     """Make a model of Inspect's kind that asks `answer`."""
     model = INSPECT.load("inspect_ai.model")
 
+    @model.modelapi(name=PROVIDER)
     class PolicyModel(model.ModelAPI):  # type: ignore[name-defined, misc]
         async def generate(self, input: Any, tools: Any, tool_choice: Any, config: Any) -> Any:
             return await answer(input, tools)
@@ -228,9 +230,9 @@ def _policy_model(answer: Any) -> Any:
             return MOST_SAMPLES
 
         def connection_key(self) -> str:
-            return "agentrl"
+            return PROVIDER
 
-    return PolicyModel("policy")
+    return model.get_model(f"{PROVIDER}/policy", memoize=False)
 
 
 _runs: dict[tuple[int, str], InspectRun] = {}

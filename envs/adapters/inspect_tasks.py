@@ -12,7 +12,7 @@ from gymnasium.spaces import Text
 
 from agentrl import registry
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
-from agentrl.errors import EnvironmentFailure, UsageError
+from agentrl.errors import EnvironmentFailure, ToolError, UsageError
 from agentrl.task import Task
 from agentrl.tool import Tool, ToolResult
 
@@ -100,7 +100,9 @@ class InspectEnvironment(AsyncEnv):
         self._calls += 1
         make = INSPECT.load("inspect_ai.model").ModelOutput.for_tool_call
         output = make("policy", name, dict(arguments), tool_call_id=f"call_{self._calls}", content="")
-        text, reward, is_over, _ = await self._answer(output)
+        text, reward, is_over, info = await self._answer(output)
+        if not info["valid"]:
+            raise ToolError(text)
         return ToolResult(text, reward=reward, stop=is_over)
 
     async def _answer(self, output: Any) -> tuple[str, float, bool, dict[str, Any]]:
@@ -110,7 +112,8 @@ class InspectEnvironment(AsyncEnv):
         self._episode.answers.put_nowait(output)
         prompt = await self._run.next_prompt(self._episode)
         if isinstance(prompt, InspectPrompt):
-            return self._text(prompt), 0.0, False, {"valid": True, "success": False}
+            failed = getattr(prompt.messages[-1], "error", None)
+            return self._text(prompt), 0.0, False, {"valid": failed is None, "success": False}
         self._episode = None
         if prompt.error is not None:
             raise EnvironmentFailure(f"a sample of {self._name} failed", got=prompt.error)
@@ -141,7 +144,7 @@ class InspectEnvironment(AsyncEnv):
 
 def _text_of(message: Any) -> str:
     error = getattr(message, "error", None)
-    return str(message.text) if error is None else f"Error: {error.message}"
+    return str(message.text if error is None else error.message)
 
 
 def score_numbers(scores: Mapping[str, Any]) -> dict[str, float]:
