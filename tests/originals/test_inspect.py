@@ -24,7 +24,13 @@ from agentrl.rollout.env_workers import call_own_tool
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.serving.scripted import ScriptedEngine
 
-pytestmark = [pytest.mark.originals, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.originals,
+    pytest.mark.timeout(1800),
+    # of Inspect and its dependencies
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 EXAMPLES = Path(__file__).parent / "inspect_examples.py"
 TASK = f"{EXAMPLES}:arithmetic"
 
