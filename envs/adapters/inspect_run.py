@@ -161,7 +161,6 @@ class InspectRun:
     def _make_task(self, task: Any) -> Any:
         """Return the task with samples that episodes ask for; its solvers mark their begin and end."""
 
-        @self._inspect.solver.solver
         def begin() -> Any:
             async def solve(state: Any, generate: Any) -> Any:
                 state.store.set(KEY, state.epoch)
@@ -169,7 +168,6 @@ class InspectRun:
 
             return solve
 
-        @self._inspect.solver.solver
         def end() -> Any:
             async def solve(state: Any, generate: Any) -> Any:
                 if (episode := self._episodes.get(state.epoch)) is not None:
@@ -181,7 +179,9 @@ class InspectRun:
         source = self._inspect.SampleSource.from_samples(
             [], next_samples=self._next_samples, sample_complete=self._finish
         )
-        changes = {"dataset": source, "solver": [begin(), task.solver, end()], "model": None, "epochs": 1}
+        solver = self._inspect.solver.solver
+        solvers = [solver(begin)(), task.solver, solver(end)()]
+        changes = {"dataset": source, "solver": solvers, "model": None, "epochs": 1}
         return self._inspect.task_with(copy.copy(task), **changes)  # it changes what it is given
 
     async def _run(self) -> None:

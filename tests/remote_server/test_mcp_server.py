@@ -75,8 +75,11 @@ async def test_sessions_are_separate_and_one_that_failed_starts_again(serve: Any
     async with connected(url) as one, connected(url) as two:
         for client in (one, two):
             await call(client, "start_episode", seed=1)
-        await call(one, "act", action="up")
+        for _ in range(2):
+            await call(one, "act", action="up")
         assert texts(await call(two, "look_around", far=True)) == ["0 steps below you"]
+        read = [await client.read_resource("episode://state") for client in (one, two)]
+        assert [json.loads(one.contents[0].text)["steps"] for one in read] == [2, 1]  # of their own
         made = Stairs.made
         with pytest.raises(mcp.MCPError, match="the stairs broke") as failed:
             await call(one, "act", action="fail")

@@ -93,7 +93,7 @@ async def test_sessions_without_a_choice_play_different_tasks_and_a_seed_chooses
         ('{"type": "reset", "data": {"split": "vald"}}', "EXECUTION_ERROR", "Did you mean stairs/valid"),
         ('{"type": "reset", "data": {"split": "test"}}', "EXECUTION_ERROR", "Download it"),
         ('{"type": "reset", "data": {"level": 3}}', "VALIDATION_ERROR", "unknown fields of the reset: level"),
-        ('{"type": "step", "data": {"action": "unsendable"}}', "EXECUTION_ERROR", "has no JSON form"),
+        ('{"type": "step", "data": {"action": "unsendable"}}', "EXECUTION_ERROR", "cannot be sent"),
     ],
 )
 async def test_a_wrong_message_is_answered_and_the_session_goes_on(
@@ -211,6 +211,8 @@ async def test_the_tasks_of_a_split(serve: Any) -> None:
             249,
         ]
         assert "error" in await post("/stairs/task", split="train", index=250)
+        for wrong in ({"start": -1}, {"stop": 251}, {"start": "first"}):
+            assert (await post("/stairs/task_range", split="train", **wrong))["error"]["kind"] == "request"
         assert "error" in await post("/ladder/num_tasks", split="train")
 
 

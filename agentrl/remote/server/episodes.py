@@ -136,7 +136,7 @@ class ServedEpisode:
         self._calls = asyncio.Lock()
         self._stack = AsyncExitStack()
         self._handle: EnvHandle | None = None
-        self._failure: BaseException | None = None
+        self._is_closed = False
         self.tools: Mapping[str, Tool] = {}
         """Tools of the current episode."""
         self.state = EpisodeState()
@@ -158,7 +158,7 @@ class ServedEpisode:
             try:
                 handle = await self._borrow()
                 result = await handle.reset(task)
-            except Exception as error:
+            except BaseException as error:
                 await self._note(error)
                 raise
             finally:
@@ -179,7 +179,7 @@ class ServedEpisode:
             handle = self._running()
             try:
                 result = (await handle.step(action)).result
-            except Exception as error:
+            except BaseException as error:
                 await self._note(error)
                 raise
             finally:
@@ -200,7 +200,7 @@ class ServedEpisode:
             self._running()
             try:
                 result = await call_own_tool_in_time(self.tools, name, arguments, self._settings.step_timeout_s)
-            except Exception as error:
+            except BaseException as error:
                 await self._note(error)
                 raise
             finally:
@@ -210,9 +210,8 @@ class ServedEpisode:
 
     async def close(self) -> None:
         """Return the environment to the pool; one that failed, or is still carrying out a call, is discarded."""
-        failure = RuntimeError("the session was closed during a call") if self._calls.locked() else self._failure
-        self._handle, self._failure = None, RuntimeError("the session was closed")
-        await self._leave(failure)
+        self._is_closed = True
+        await self._give_back(RuntimeError("the session was closed during a call") if self._calls.locked() else None)
 
     def _running(self) -> EnvHandle:
         if self._handle is None or self.state.task is None:
@@ -228,18 +227,25 @@ class ServedEpisode:
         self.state.terminated, self.state.truncated = terminated, truncated
 
     async def _borrow(self) -> EnvHandle:
-        if self._handle is None:
+        if self._handle is None and not self._is_closed:
             self._handle = await self._stack.enter_async_context(self._pool.borrow("a session"))
-            self._failure = None
+        if self._is_closed or self._handle is None:
+            await self._give_back(None)
+            raise UsageError("the session was closed")
         return self._handle
 
-    async def _note(self, error: Exception) -> None:
-        """Give a broken environment back, so that the next start borrows another one."""
-        if is_fatal(error):
-            self._handle, self.state, self.tools = None, EpisodeState(), {}
-            await self._leave(error)
+    async def _note(self, error: BaseException) -> None:
+        """Give a broken environment back, so that the next start borrows another one.
 
-    async def _leave(self, failure: BaseException | None) -> None:
+        It is broken, too, if the client cancelled the call: nobody knows what it has done.
+        """
+        if not isinstance(error, Exception) or is_fatal(error):
+            self.state, self.tools = EpisodeState(), {}
+            await self._give_back(error)
+
+    async def _give_back(self, failure: BaseException | None) -> None:
+        """Return the environment to the pool, which discards it after a failure."""
+        self._handle = None
         stack, self._stack = self._stack, AsyncExitStack()
         if failure is None:
             await stack.aclose()

@@ -38,7 +38,7 @@ META = "agentrl/"
 """Prefix of the keys in ``_meta``: reward, total_reward, done, terminated, truncated, success, task_id, steps."""
 OVER = "The episode is over."
 UVICORN_START_S = 30.0
-_INVALID_PARAMS, _INTERNAL, _NO_METHOD = -32602, -32603, -32601
+_INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS, _INTERNAL = -32600, -32601, -32602, -32603
 """Error codes of JSON-RPC."""
 _STDIO = "standard-input"
 """Session of a server over standard input and output."""
@@ -224,8 +224,9 @@ class MCPServer:
 
     async def _session(self, context: Any) -> ServedEpisode:
         """Return the session of a request, which is opened by its first one."""
-        request = context.request
-        name = _STDIO if request is None else request.headers["mcp-session-id"]
+        name = _STDIO if context.request is None else context.request.headers.get("mcp-session-id")
+        if name is None:
+            raise self._mcp.MCPError(code=_INVALID_REQUEST, message="this server has sessions: use initialize")
 
         async def begin() -> ServedEpisode:
             return self._host.open()
@@ -306,7 +307,7 @@ class MCPServer:
 
 
 async def _refuse(send: Send, status: int, message: str) -> None:
-    body = to_json({"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": message}})
+    body = to_json({"jsonrpc": "2.0", "id": None, "error": {"code": _INVALID_REQUEST, "message": message}})
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

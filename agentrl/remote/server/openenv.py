@@ -93,8 +93,8 @@ class OpenEnvServer:
                 web.get("/metadata", self._metadata),
                 web.get("/schema", self._schema),
                 web.get("/list_environments", self._names),
-                web.get("/{name}/splits", self._splits),
-                web.post("/{name}/{method:num_tasks|tasks|task_range|task}", self._tasks),
+                web.get("/{name:.+}/splits", self._splits),
+                web.post("/{name:.+}/{method:num_tasks|tasks|task_range|task}", self._tasks),
                 web.get("/ws", self._connect),
                 web.post("/mcp", self._answer_rpc),
             ]
@@ -138,8 +138,9 @@ class OpenEnvServer:
         if method == "task":
             chosen = range(index := whole_number(body, "index", least=0, most=size - 1), index + 1)
         else:
-            bounds = (whole_number_or_none(body, name) for name in ("start", "stop"))
-            chosen = range(*slice(*bounds).indices(size))
+            first, end = body.get("start"), body.get("stop")
+            first = 0 if first is None else whole_number(body, "start", least=0, most=size)
+            chosen = range(first, size if end is None else whole_number(body, "stop", least=0, most=size))
         if len(chosen) > MOST_TASKS:
             hint = "ask for a part of them with task_range"
             raise UsageError("too many tasks for one answer", got=len(chosen), expected=MOST_TASKS, hint=hint)
@@ -200,16 +201,17 @@ class OpenEnvServer:
         """Return the answer to a message; ``None`` if it closes the session."""
         try:
             answer = await self._carry_out(name, read_object(text))
-            return None if answer is None else _dump(answer)
         except WrongMessage as error:
-            code, problem = error.code, str(error)
+            answer = write_error(error.code, str(error))
         except Refusal as error:
-            code, problem = "SESSION_ERROR", str(error)
+            answer = write_error("SESSION_ERROR", str(error))
         except AgentRLError as error:
-            code, problem = "EXECUTION_ERROR", str(error)
+            answer = write_error("EXECUTION_ERROR", str(error))
+        try:
+            return None if answer is None else _dump(answer)
         except (TypeError, ValueError) as error:
-            code, problem = "EXECUTION_ERROR", f"the environment's answer has no JSON form: {error}"
-        return _dump(write_error(code, problem))
+            problem = f"what the environment returned cannot be sent: {error}"
+            return _dump(write_error("EXECUTION_ERROR", problem))
 
     async def _carry_out(self, name: str, message: Mapping[str, Any]) -> dict[str, Any] | None:
         kind, data = message.get("type"), message.get("data", {})
