@@ -9,7 +9,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: setup demo demo-llm test test-slow prometheus bubblewrap docker-daemon test-docker lint docs engines engine-vllm \
 	engine-sglang engine-harmony real-model add-real-model instruct-model add-instruct-model test-real-model \
 	test-engines test-engines-cluster ray \
-	test-cluster originals original-alfworld original-openenv test-originals agents add-agents test-agents \
+	test-cluster originals original-alfworld original-openenv original-openreward test-originals agents add-agents \
+	test-agents \
 	trackers add-trackers test-trackers \
 	proxies bench-proxies bench-check \
 	mutants viewer viewer-check browser test-browser clean
@@ -174,7 +175,7 @@ ALFWORLD_NEEDS := textworld==1.7.0 fast-downward-textworld==20.6.4 tatsu==5.8.3 
 	prompt_toolkit==3.0.53 wcwidth==0.9.4 termcolor==3.3.0 hashids==1.3.1 more-itertools==11.2.1
 
 # Libraries with adapters: folder names, and the packages of each.
-ADAPTED := minigrid-3.2.0 reasoning-gym-0.1.25 textarena-0.7.4 gem-llm-0.1.0 verifiers-0.2.1
+ADAPTED := minigrid-3.2.0 reasoning-gym-0.1.25 textarena-0.7.4 gem-llm-0.1.0 verifiers-0.2.1 inspect-ai-0.3.285
 OPENAI := openai==3.54.0 distro==1.9.0 httpcore==1.0.9 httpx==0.28.1 jiter==0.19.0 sniffio==1.3.1 \
 	certifi==2026.10.18 charset-normalizer==3.5.2 requests==2.34.2 urllib3==2.8.0
 NEEDS_minigrid-3.2.0 := minigrid==3.2.0 pygame-ce==2.5.8
@@ -191,14 +192,28 @@ NEEDS_verifiers-0.2.1 := verifiers==0.2.1 aiofiles==25.1.0 aiolimiter==1.3.0 ant
 	pyqwest==0.12.0 python-dotenv==1.2.4 pyzmq==27.3.0 referencing==0.37.0 renderers==0.1.10 rpds-py==2026.9.1 \
 	setproctitle==1.3.8 sse-starlette==3.7.0 starlette==1.10.0 tenacity==9.2.1 uvicorn==0.54.0 xxhash==4.1.0 $(OPENAI)
 
-# OpenEnv's server runs in its own process and environment, without the web pages and model clients that it would install.
-OPENENV_VERSION := 0.3.0
-OPENENV = $(ORIGINALS)/openenv-core-$(OPENENV_VERSION)-$(PYTHON_TAG)
-OPENENV_NEEDS := fastapi uvicorn websockets requests "fastmcp>=3"
+NEEDS_inspect-ai-0.3.285 := inspect-ai==0.3.285 agent-client-protocol==0.12.1 aiobotocore==3.10.0 aioitertools==0.13.0 \
+	beautifulsoup4==4.15.0 boto3==1.43.117 botocore==1.43.117 fastapi==0.165.0 ijson==3.6.0 jmespath==1.1.0 \
+	jsonlines==4.0.0 jsonpatch==1.48 jsonpath-ng==1.16.0 jsonpointer==3.12 jsonref==1.1.0 linkify-it-py==2.2.0 \
+	mdit-py-plugins==0.7.0 mmh3==5.3.1 pathlib-abc==0.5.2 python-dotenv==1.2.4 s3fs==2026.9.0 s3transfer==0.19.3 \
+	semver==3.1.2 shortuuid==1.0.13 six==1.17.0 soupsieve==4.1.3 tenacity==9.2.1 textual==8.2.8 tiktoken==0.14.0 \
+	universal-pathlib==0.3.10 wrapt==2.5.2 zipfile-zstd==0.0.4 zipp==4.1.2 $(OPENAI)
+
+# OpenEnv's servers and clients run in their own processes and environment, without the web pages and model clients that it would install.
+OPENENV_VERSION := 0.10.0
+OPENENV = $(ORIGINALS)/openenv-$(OPENENV_VERSION)-$(PYTHON_TAG)
+OPENENV_NEEDS := fastapi uvicorn websockets requests httpx jsonschema "fastmcp>=3,<4"
+
+# So do servers of the Open Reward Standard.
+OPENREWARD_VERSION := 0.1.167
+OPENREWARD = $(ORIGINALS)/openreward-$(OPENREWARD_VERSION)-$(PYTHON_TAG)
+OPENREWARD_NEEDS := anthropic google-genai openai fastapi uvicorn sse-starlette==2.3.6 structlog aiohttp tenacity pyyaml click opentelemetry-sdk \
+	opentelemetry-exporter-otlp-proto-grpc
 
 originals:
 	@test -e $(ALFWORLD)/.installed || $(MAKE) --no-print-directory original-alfworld
 	@test -e $(OPENENV)/.installed || $(MAKE) --no-print-directory original-openenv
+	@test -e $(OPENREWARD)/.installed || $(MAKE) --no-print-directory original-openreward
 	@for name in $(ADAPTED); do test -e $(ORIGINALS)/$$name-$(PYTHON_TAG)/.installed || \
 		$(MAKE) --no-print-directory original-$$name || exit 1; done
 
@@ -212,9 +227,15 @@ original-alfworld: setup
 
 original-openenv:
 	test -x $(OPENENV)/bin/pip || $(PYTHON) -m venv $(OPENENV)
-	$(OPENENV)/bin/pip $(INTO_ENGINE) --no-deps openenv-core==$(OPENENV_VERSION)
+	$(OPENENV)/bin/pip $(INTO_ENGINE) --no-deps openenv==$(OPENENV_VERSION)
 	$(OPENENV)/bin/pip $(INTO_ENGINE) $(OPENENV_NEEDS)
 	touch $(OPENENV)/.installed
+
+original-openreward:
+	test -x $(OPENREWARD)/bin/pip || $(PYTHON) -m venv $(OPENREWARD)
+	$(OPENREWARD)/bin/pip $(INTO_ENGINE) --no-deps openreward==$(OPENREWARD_VERSION)
+	$(OPENREWARD)/bin/pip $(INTO_ENGINE) $(OPENREWARD_NEEDS)
+	touch $(OPENREWARD)/.installed
 
 original-%: setup
 	$(BIN)/pip $(INTO_ENGINE) --no-deps --target $(ORIGINALS)/$*-$(PYTHON_TAG) $(NEEDS_$*)
@@ -223,6 +244,7 @@ original-%: setup
 # A missing original is a failure.
 test-originals: setup originals
 	PYTHONPATH=$(ALFWORLD)$$(printf ':$(ORIGINALS)/%s-$(PYTHON_TAG)' $(ADAPTED)) AGENTRL_OPENENV=$(OPENENV) \
+		AGENTRL_OPENREWARD=$(OPENREWARD) \
 		$(PYTEST) --durations=5 tests/originals
 
 # Agents from the package index, which play through the gateway as their users would write them (examples/agents). They

@@ -1,23 +1,27 @@
-"""Environments behind OpenEnv servers (https://github.com/meta-pytorch/OpenEnv, `openenv-core` 0.3).
+"""Environments behind OpenEnv servers (https://github.com/huggingface/OpenEnv, the package ``openenv``, 0.3 to 0.10).
 
 This module implements the protocol of the package's generic client, so the package need not be installed. A WebSocket
 is a session: ``{"type": "reset", "data": {…}}`` and ``{"type": "step", "data": ACTION}`` are answered by ``{"type":
 "observation", "data": {"observation": {…}, "reward": …, "done": …}}`` or ``{"type": "error", "data": {"message": …,
 "code": …}}``. Actions and observations are records whose fields each environment defines; here they become text. The
-servers do not recognize repeated requests, so a lost connection ends the episode.
+tools of a server, whose calls are actions of a type of their own, become tools. The servers do not recognize repeated
+requests, so a lost connection ends the episode.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
 
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
-from agentrl.errors import EnvironmentFailure, UsageError
+from agentrl.errors import EnvironmentFailure, ToolError, UsageError
 from agentrl.task import SeedTasks, seed_tasks
+from agentrl.tool import Tool, ToolResult
+
+from .served_tools import ServedTool
 
 BAD_ACTION = "VALIDATION_ERROR"
 """Code of the error that answers an action without the required fields."""
@@ -37,6 +41,7 @@ class OpenEnvironment(AsyncEnv):
         observation_field: The observation's field that is shown; the whole observation as JSON if left out.
         max_steps: Steps after which an episode is truncated.
         success_from: Minimum return of a finished episode that counts as solved.
+        has_tools: True if the server's tools are offered; the agent calls them instead of writing actions.
 
     Raises:
         UsageError: the address is missing.
@@ -50,6 +55,7 @@ class OpenEnvironment(AsyncEnv):
         observation_field: str | None = None,
         max_steps: int = 50,
         success_from: float = 1.0,
+        has_tools: bool = False,
     ) -> None:
         if url is None:
             raise UsageError(
@@ -61,6 +67,8 @@ class OpenEnvironment(AsyncEnv):
         self._action_field, self._observation_field = action_field, observation_field
         self._max_steps, self._success_from = max_steps, success_from
         self._steps, self._total, self._shown = 0, 0.0, ""
+        self._has_tools = has_tools
+        self.tools: Sequence[Tool] = ()
         self.action_hint = "" if action_field else "a JSON object with the fields of the action"
 
     async def reset(
@@ -74,7 +82,37 @@ class OpenEnvironment(AsyncEnv):
         """
         answer = await self._ask("reset", {"seed": seed, **(options or {})})
         self._steps, self._total, self._shown = 0, 0.0, self._text(answer["data"]["observation"])
+        if self._has_tools:
+            self.tools = await self._list_tools()
         return self._shown, {}
+
+    async def _list_tools(self) -> list[Tool]:
+        answer = await self._ask("step", {"type": "list_tools"})
+        described = [] if answer["type"] == "error" else answer["data"]["observation"].get("tools")
+        if not described:
+            raise UsageError(f"the OpenEnv server {self._url} has no tools", hint="leave has_tools out")
+        return [
+            ServedTool(
+                str(one["name"]),
+                one.get("description"),
+                one.get("input_schema") or one.get("inputSchema"),
+                self._call_tool,
+            )
+            for one in described
+        ]
+
+    async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        answer = await self._ask("step", {"type": "call_tool", "tool_name": name, "arguments": dict(arguments)})
+        if answer["type"] == "error":
+            raise ToolError(f"wrong call of {name}: {answer['data'].get('message')}")
+        data = answer["data"]
+        observation = data["observation"]
+        if error := observation.get("error"):
+            raise ToolError(f"{name}: {error.get('message')}")
+        reward, self._steps = float(data["reward"] or 0.0), self._steps + 1
+        self._total += reward
+        is_over = bool(data["done"]) or self._steps >= self._max_steps
+        return ToolResult(tool_text(observation.get("result")), reward=reward, stop=is_over)
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take an action.
@@ -144,6 +182,14 @@ class OpenEnvironment(AsyncEnv):
         return self._socket
 
 
+def tool_text(result: Any) -> str:
+    """Write the result of a tool call as text: the texts of an MCP result, a text, or else JSON."""
+    content = result.get("content") if isinstance(result, dict) else None
+    if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
+        return "\n".join(str(part["text"]) for part in content)
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+
+
 def tasks(split: str, **_options: Any) -> SeedTasks:
     """Return tasks that differ in the seed that a reset sends."""
     return seed_tasks("openenv", split)
@@ -155,6 +201,7 @@ SPEC = EnvironmentSpec(
     tasks=tasks,
     splits=SeedTasks.SPLITS,
     description="Environments behind OpenEnv servers. The option url says which; tasks are seeds.",
+    success_threshold=1.0,
     instructions=("You act in an environment. Each turn, write one action. The environment answers with what you see."),
     isolation=Isolation.INLINE,
 )

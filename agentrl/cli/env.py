@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ from agentrl.cli.arguments import json_pairs
 from agentrl.cli.check import EnvironmentCheck, check_all, check_one
 from agentrl.cli.help_pages import examples
 from agentrl.cli.play import play_in_browser, play_in_terminal, tool_line
-from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_until_stopped
+from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_on_stdio, serve_until_stopped
 from agentrl.config import load_config
 from agentrl.config.config import SCRATCH
 from agentrl.env import EnvironmentSpec, optional_part
@@ -24,7 +25,7 @@ from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError
 from agentrl.evaluation.prompt_preview import preview_prompts
 from agentrl.observe.console import note, out
 from agentrl.registry import Kind, names
-from agentrl.remote.server import EnvironmentServer, ServerSettings
+from agentrl.remote.server import EnvironmentServer, MCPServer, OpenEnvServer, ServerSettings
 from agentrl.remote.wire import TOKEN_VARIABLE
 from agentrl.rollout.environment_probe import EnvironmentTimeout, probe_environment
 from agentrl.rollout.loop_choice import select_default_loop
@@ -51,6 +52,27 @@ Only = Annotated[list[str] | None, typer.Option(help="Check only this rule; may 
 Skip = Annotated[list[str] | None, typer.Option(help="Skip this rule; may be repeated.")]
 JsonFile = Annotated[str | None, typer.Option("--json", help="Write the report to this file; - prints it.")]
 _DEFAULTS = ServerSettings()
+
+
+class ServedProtocol(enum.StrEnum):
+    """Protocols of clients that can play a served environment."""
+
+    AGENTRL = "agentrl"
+    OPENENV = "openenv"
+    MCP = "mcp"
+
+
+_SERVERS: Mapping[ServedProtocol, Callable[..., EnvironmentServer | OpenEnvServer | MCPServer]] = {
+    ServedProtocol.AGENTRL: EnvironmentServer,
+    ServedProtocol.OPENENV: OpenEnvServer,
+    ServedProtocol.MCP: MCPServer,
+}
+_USES = {
+    ServedProtocol.AGENTRL: "agentrl env play {url}",
+    ServedProtocol.OPENENV: 'GenericEnvClient(base_url="{url}")',
+    ServedProtocol.MCP: "an MCP client finds it at {url}",
+}
+"""How to use each kind of server."""
 
 
 @app.command("list", epilog=examples("agentrl env list"))
@@ -278,12 +300,20 @@ def play(
     epilog=examples(
         "agentrl env serve household --port 8100",
         "agentrl env serve my_game:GuessNumber-v0 difficulty=3 --host 0.0.0.0 --token-file token.txt",
+        "agentrl env serve search_qa --protocol openenv --port 8000",
+        "agentrl env serve search_qa --protocol mcp --stdio",
         "agentrl eval --env http://127.0.0.1:8100/valid_unseen --policy expert",
     )
 )
 def serve(
     name: Name,
     options: Options = None,
+    protocol: Annotated[
+        ServedProtocol, typer.Option(help="Protocol of the clients: agentrl's own, OpenEnv, or MCP.")
+    ] = ServedProtocol.AGENTRL,
+    on_stdio: Annotated[
+        bool, typer.Option("--stdio", help="With --protocol mcp, serve one client over standard input and output.")
+    ] = False,
     host: Host = _DEFAULTS.host,
     port: Port = _DEFAULTS.port,
     token_file: TokenFile = None,
@@ -315,10 +345,12 @@ def serve(
         reset_timeout_s=reset_timeout_s,
         step_timeout_s=step_timeout_s,
     )
+    if on_stdio and protocol is not ServedProtocol.MCP:
+        raise UsageError("only MCP has a form without a port", got=f"--protocol {protocol}", expected="--protocol mcp")
     spec = resolve_environment(parse_env_name(name).name)
-    serve_until_stopped(
-        EnvironmentServer(spec, json_pairs(options), settings),
-        settings,
-        open_to_all="use this server",
-        usage=f"{spec.name} is served: agentrl env play {{url}}",
-    )
+    server = _SERVERS[protocol](spec, json_pairs(options), settings)
+    if on_stdio and isinstance(server, MCPServer):
+        serve_on_stdio(server.run_on_stdio, server.close)
+    else:
+        usage = f"{spec.name} is served: {_USES[protocol]}"
+        serve_until_stopped(server, settings, open_to_all="use this server", usage=usage)

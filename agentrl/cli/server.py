@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Protocol
 
@@ -12,7 +13,7 @@ import typer
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, out
 from agentrl.remote.server import ServerSettings
-from agentrl.runs.stop import run_with_stop_event
+from agentrl.runs.stop import end_process, run_with_stop_event
 
 Host = Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all addresses.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 for a free port.")]
@@ -93,3 +94,23 @@ async def _serve(server: Server, usage: str, stop: asyncio.Event) -> None:
         note("closing the sessions")
     finally:
         await server.close()
+
+
+def serve_on_stdio(run: Callable[[], Awaitable[None]], close: Callable[[], Awaitable[None]]) -> None:
+    """Serve one client over standard input and output, until the input ends or the first Ctrl-C or SIGTERM."""
+    run_with_stop_event(lambda stop: _serve_on_stdio(run, close, stop))
+
+
+async def _serve_on_stdio(
+    run: Callable[[], Awaitable[None]], close: Callable[[], Awaitable[None]], stop: asyncio.Event
+) -> None:
+    running, stopping = asyncio.ensure_future(run()), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            await running
+    finally:
+        stopping.cancel()
+        await close()
+        if not running.done():  # a thread waits for the next line of the input, which nothing can interrupt
+            end_process(0)

@@ -54,6 +54,13 @@ def test_an_address_that_others_reach_without_a_token_is_pointed_out(capfd: pyte
     assert "huge" in said
 
 
+def test_only_mcp_is_served_over_standard_input_and_output(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["env", "serve", "guess_number", "--protocol", "openenv", "--stdio"])
+    assert end.value.code == 2
+    assert "only MCP has a form without a port: got --protocol openenv" in " ".join(capfd.readouterr().err.split())
+
+
 @pytest.mark.parametrize("command", [["env", "serve", "guess_number"], ["sandbox", "serve"]])
 def test_a_token_on_the_command_line_is_refused(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     """Every user of the machine sees it there."""

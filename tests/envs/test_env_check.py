@@ -33,7 +33,7 @@ IN_SANDBOXES = {"code", "python_math", "repo_fix", "terminal"}
 """Each of their episodes takes a tenth of a second; `FEW` of them are enough for every rule."""
 PAYS_WITHOUT_WORK: dict[str, set[str]] = {}
 """Rules about lazy play that a shipped environment breaks for a reason, by its name; the reason stands beside it."""
-WITHOUT_DEFAULT = {"agentgym", "openenv", "prompts", "verifiers"}
+WITHOUT_DEFAULT = {"agentgym", "inspect", "openenv", "openreward", "prompts", "verifiers"}
 """Adapters that play nothing unless told what."""
 
 

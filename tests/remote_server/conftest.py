@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from agentrl.env import EnvironmentSpec
-from agentrl.remote.server import EnvironmentServer, ServerSettings
+from agentrl.remote.server import EnvironmentServer, MCPServer, OpenEnvServer, ServerSettings
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -36,15 +36,23 @@ class LoopThread:
     def stop(self) -> None:
         for end in self.ending:
             self.run(end())
+        self.run(self._cancel_tasks())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
+
+    async def _cancel_tasks(self) -> None:
+        """Cancel what libraries leave running, as `asyncio.run` does."""
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left)
 
 
 class Running:
     """A server."""
 
-    def __init__(self, thread: LoopThread, server: EnvironmentServer) -> None:
+    def __init__(self, thread: LoopThread, server: EnvironmentServer | OpenEnvServer | MCPServer) -> None:
         self.thread, self.server = thread, server
         self.now = 0.0
         """The time of leases."""
@@ -82,9 +90,14 @@ def serve(loop_thread: LoopThread) -> Iterator[Serve]:
     """Starts servers; they end with the test."""
     with ExitStack() as stack:
 
-        def start(spec: EnvironmentSpec, options: dict[str, Any] | None = None, **settings: Any) -> Running:
+        def start(
+            spec: EnvironmentSpec,
+            options: dict[str, Any] | None = None,
+            kind: type[EnvironmentServer | OpenEnvServer | MCPServer] = EnvironmentServer,
+            **settings: Any,
+        ) -> Running:
             async def make() -> Running:
-                server = EnvironmentServer(spec, options or {}, ServerSettings(**settings), clock=lambda: running.now)
+                server = kind(spec, options or {}, ServerSettings(**settings), clock=lambda: running.now)
                 running = Running(loop_thread, server)
                 await server.start()
                 return running

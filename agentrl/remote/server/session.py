@@ -52,6 +52,21 @@ def is_fatal(error: Exception) -> bool:
     return isinstance(error, EnvironmentFailure) or not isinstance(error, Refusal | AgentRLError)
 
 
+async def call_own_tool_in_time(
+    tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any], timeout_s: float
+) -> ToolResult:
+    """Call one of an environment's tools; abandon a call that takes too long.
+
+    Raises:
+        ToolError: the tool is unknown, the arguments are wrong, or the tool failed.
+        EnvironmentFailure: the environment is lost, or the call takes too long.
+    """
+    if name not in tools:
+        raise ToolError(f"unknown tool {name!r}", expected=", ".join(tools) or "none")
+    async with async_boundary(EnvironmentFailure, f"tool {name}", deadline_s=timeout_s):
+        return await await_or_abandon(call_own_tool(tools[name], arguments), f"tool {name}")
+
+
 @dataclass(frozen=True, slots=True)
 class ServerReply:
     """Status and body of an answer."""
@@ -146,10 +161,7 @@ class Session:
         return result
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        if name not in self._tools:
-            raise ToolError(f"unknown tool {name!r}", expected=", ".join(self._tools) or "none")
-        async with async_boundary(EnvironmentFailure, f"tool {name}", deadline_s=self._tool_timeout_s):
-            return await await_or_abandon(call_own_tool(self._tools[name], arguments), f"tool {name}")
+        return await call_own_tool_in_time(self._tools, name, arguments, self._tool_timeout_s)
 
     async def _carry_out(
         self, before: asyncio.Task[ServerReply] | None, do: Callable[[], Awaitable[dict[str, Any]]]

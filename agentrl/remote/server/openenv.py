@@ -1,0 +1,337 @@
+"""An environment behind the protocol of OpenEnv (https://github.com/huggingface/OpenEnv, package ``openenv`` 0.10).
+
+A WebSocket at ``/ws`` is a session, or joins one that ``openenv/session/create`` opened at ``/mcp``. Its messages are
+of the types ``reset``, ``step``, ``state``, ``mcp`` and ``close``. An action is ``{"action": TEXT}``, or one of
+OpenEnv's own for tools: ``{"type": "call_tool", "tool_name": …, "arguments": {…}}`` and ``{"type": "list_tools"}``. The
+routes ``/health``, ``/metadata``, ``/schema`` and those of tasks describe the environment.
+
+Messages are read while a step is carried out, because a client closes a connection that does not answer its pings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from agentrl.env import EnvironmentSpec
+from agentrl.errors import AgentRLError, UsageError
+from agentrl.remote.listening import Listener, guard, read_body
+from agentrl.remote.server.episodes import EpisodeHost, ServedEpisode, TaskChoice, first_text
+from agentrl.remote.server.openenv_records import (
+    SCHEMAS,
+    OpenEnvAction,
+    WrongMessage,
+    call_for_observation,
+    read_object,
+    whole_number_or_none,
+    write_error,
+    write_observation,
+    write_rpc_error,
+    write_shown,
+    write_shown_task,
+    write_state,
+    write_tool,
+)
+from agentrl.remote.server.server import ServerSettings, error_answers, respond
+from agentrl.remote.server.session import Clock, Leases
+from agentrl.remote.wire import HEALTH, LARGEST_CALL, Refusal, RefusalKind, field, to_json, whole_number
+
+MOST_WAITING = 16
+"""Messages of a connection that may wait for the one that is carried out."""
+MOST_TASKS = 10_000
+"""Tasks in one answer."""
+_CHOICES = ("split", "index", "seed", "episode_id")
+"""What a reset may choose; the id of an episode is that of its session."""
+_SPLIT_TYPES = {"train": "train", "test": "test"}
+"""The protocol's types of splits; all others are for validation."""
+
+
+class OpenEnvServer:
+    """Server of one environment; it belongs to one event loop. `options` override those of `spec`.
+
+    Raises:
+        UsageError: the environment has roles that a run plays.
+    """
+
+    def __init__(
+        self,
+        spec: EnvironmentSpec,
+        options: Mapping[str, Any],
+        settings: ServerSettings,
+        *,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.url = ""
+        self.settings = settings
+        self._host = EpisodeHost(spec, options, settings, starter="reset", clock=clock)
+        self.sessions: Leases[ServedEpisode] = Leases(
+            ("session", "sessions"), most=settings.max_sessions, lease_s=settings.lease_s
+        )
+        self._joined: set[str] = set()
+        """Sessions with a connection."""
+        self._listener: Listener | None = None
+
+    async def start(self) -> None:
+        """Make an environment to describe it, then listen.
+
+        Raises:
+            UsageError: the options are wrong, or the port is taken.
+            EnvironmentFailure: the environment cannot be made.
+        """
+        await self._host.describe()
+        application = web.Application(middlewares=[error_answers, guard(self.settings.token, self.settings.host)])
+        application.add_routes(
+            [
+                web.get(HEALTH, self._health),
+                web.get("/metadata", self._metadata),
+                web.get("/schema", self._schema),
+                web.get("/list_environments", self._names),
+                web.get("/{name:.+}/splits", self._splits),
+                web.post("/{name:.+}/{method:num_tasks|tasks|task_range|task}", self._tasks),
+                web.get("/ws", self._connect),
+                web.post("/mcp", self._answer_rpc),
+            ]
+        )
+        self._listener = Listener(application, most_connections=self.settings.most_connections)
+        self.url = await self._listener.start(self.settings.host, self.settings.port)
+        self.sessions.start_expiring()
+
+    async def close(self) -> None:
+        """Stop listening, and close all sessions and environments; idempotent."""
+        if self._listener is not None:
+            await self._listener.close()
+        await self.sessions.close()
+        await self._host.close()
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return respond({"status": "healthy"})
+
+    async def _metadata(self, _request: web.Request) -> web.Response:
+        spec = self._host.spec
+        return respond({"name": spec.name, "description": spec.description, "version": str(spec.version)})
+
+    async def _schema(self, _request: web.Request) -> web.Response:
+        return respond(SCHEMAS)
+
+    async def _names(self, _request: web.Request) -> web.Response:
+        return respond([self._host.spec.name])
+
+    async def _splits(self, request: web.Request) -> web.Response:
+        self._check_name(request)
+        splits = self._host.spec.splits
+        return respond([{"name": split, "type": _SPLIT_TYPES.get(split, "validation")} for split in splits])
+
+    async def _tasks(self, request: web.Request) -> web.Response:
+        self._check_name(request)
+        _, body = await read_body(request, LARGEST_CALL)
+        split, method = field(body, "split", str), request.match_info["method"]
+        size = len(self._host.tasks.source(split))
+        if method == "num_tasks":
+            return respond({"num_tasks": size})
+        if method == "task":
+            chosen = range(index := whole_number(body, "index", least=0, most=size - 1), index + 1)
+        else:
+            first, end = body.get("start"), body.get("stop")
+            first = 0 if first is None else whole_number(body, "start", least=0, most=size)
+            chosen = range(first, size if end is None else whole_number(body, "stop", least=0, most=size))
+        if len(chosen) > MOST_TASKS:
+            hint = "ask for a part of them with task_range"
+            raise UsageError("too many tasks for one answer", got=len(chosen), expected=MOST_TASKS, hint=hint)
+        find = self._host.tasks.find
+        found = [write_shown_task(await find(TaskChoice(split=split, index=i), default=0), i) for i in chosen]
+        return respond({"task": found[0]} if method == "task" else {"tasks": found, "env_name": self._host.spec.name})
+
+    def _check_name(self, request: web.Request) -> None:
+        name = request.match_info["name"]
+        if name.lower() != self._host.spec.name.lower():
+            raise web.HTTPNotFound(reason=f"unknown environment {name[:80]}")
+
+    async def _open(self) -> str:
+        name = uuid.uuid4().hex
+
+        async def begin() -> ServedEpisode:
+            return self._host.open()
+
+        await self.sessions.open(name, begin)
+        return name
+
+    async def _connect(self, request: web.Request) -> web.WebSocketResponse:
+        """Serve a connection until it is closed."""
+        socket = web.WebSocketResponse(max_msg_size=LARGEST_CALL)
+        await socket.prepare(request)
+        with contextlib.suppress(ConnectionError):  # the client is gone
+            try:
+                async with self._session(request.query.get("session_id")) as name, _messages(socket) as messages:
+                    while (text := await messages.get()) is not None:
+                        if (answer := await self._answer(name, text)) is None:
+                            break
+                        await socket.send_str(answer)
+            except WrongMessage as error:
+                await socket.send_str(_dump(write_error(error.code, str(error))))
+        await socket.close()
+        return socket
+
+    @asynccontextmanager
+    async def _session(self, joined: str | None) -> AsyncIterator[str]:
+        """Open a session for a connection, or join an open one that has no connection yet."""
+        try:
+            name = joined or await self._open()
+            self.sessions.find(name)
+        except Refusal as error:
+            code = "CAPACITY_REACHED" if error.kind is RefusalKind.BUSY else "SESSION_ERROR"
+            raise WrongMessage(code, str(error)) from error
+        if name in self._joined:
+            raise WrongMessage("SESSION_ERROR", f"session {name} already has a connection")
+        self._joined.add(name)
+        try:
+            yield name
+        finally:
+            self._joined.discard(name)
+            if joined is None:
+                self.sessions.end(name)
+
+    async def _answer(self, name: str, text: str) -> str | None:
+        """Return the answer to a message; ``None`` if it closes the session."""
+        try:
+            answer = await self._carry_out(name, read_object(text))
+        except WrongMessage as error:
+            answer = write_error(error.code, str(error))
+        except Refusal as error:
+            answer = write_error("SESSION_ERROR", str(error))
+        except AgentRLError as error:
+            answer = write_error("EXECUTION_ERROR", str(error))
+        try:
+            return None if answer is None else _dump(answer)
+        except (TypeError, ValueError) as error:
+            problem = f"what the environment returned cannot be sent: {error}"
+            return _dump(write_error("EXECUTION_ERROR", problem))
+
+    async def _carry_out(self, name: str, message: Mapping[str, Any]) -> dict[str, Any] | None:
+        kind, data = message.get("type"), message.get("data", {})
+        if not isinstance(data, dict):
+            raise WrongMessage("VALIDATION_ERROR", f"data of the message is {data!r:.80}, expected an object")
+        if kind == "close":
+            return None
+        if kind == "mcp":
+            return {"type": "mcp", "data": await self._rpc(data, name)}
+        if kind not in ("state", "reset", "step"):
+            expected = "expected reset, step, state, mcp or close"
+            raise WrongMessage("UNKNOWN_TYPE", f"unknown message type {kind!r:.80}, {expected}")
+        episode = self.sessions.find(name)
+        if kind == "state":
+            return {"type": "state", "data": write_state(episode, name)}
+        observed = self._reset(episode, data) if kind == "reset" else self._step(episode, OpenEnvAction.read(data))
+        return {"type": "observation", "data": await observed}
+
+    async def _reset(self, episode: ServedEpisode, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Start the task that `data` chooses."""
+        if unknown := sorted(data.keys() - set(_CHOICES)):
+            problem = f"unknown fields of the reset: {', '.join(unknown)}, expected {', '.join(_CHOICES)}"
+            raise WrongMessage("VALIDATION_ERROR", problem)
+        split = data.get("split")
+        if split is not None and not isinstance(split, str):
+            raise WrongMessage("VALIDATION_ERROR", f"split is {split!r:.80}, expected a name")
+        index, seed = whole_number_or_none(data, "index"), whole_number_or_none(data, "seed")
+        result = await episode.start(TaskChoice(split=split, index=index, seed=seed))
+        task, spec = episode.state.task, self._host.spec
+        assert task is not None
+        told = {
+            "instructions": spec.instructions,
+            "tool_instructions": spec.tool_instructions,
+            "action_hint": result.action_hint,
+        }
+        fields = {**write_shown(first_text(task, result.observation)), **told}
+        return write_observation(fields, 0.0, episode, result.info)
+
+    async def _step(self, episode: ServedEpisode, action: OpenEnvAction) -> dict[str, Any]:
+        if action.text is not None:
+            result = await episode.step(action.text)
+            return write_observation(write_shown(result.observation), result.reward, episode, result.info)
+        if action.tool is not None:
+            called = await call_for_observation(episode, action.tool, action.arguments)
+            return write_observation(called.fields, called.reward, episode, called.metrics)
+        return write_observation({"tools": self._tools(episode)}, None, episode, {})
+
+    def _tools(self, episode: ServedEpisode | None) -> list[dict[str, Any]]:
+        """Return the tools of an episode, or those that the environment has before one."""
+        tools = [] if episode is None else list(episode.tools.values())
+        return [write_tool(tool) for tool in tools or self._host.tools]
+
+    async def _answer_rpc(self, request: web.Request) -> web.Response:
+        """Answer a JSON-RPC request over HTTP."""
+        try:
+            _, body = await read_body(request, LARGEST_CALL)
+        except Refusal as error:
+            return respond(write_rpc_error(None, "parse", str(error)))
+        return respond(await self._rpc(body, None))
+
+    async def _rpc(self, body: Mapping[str, Any], own: str | None) -> dict[str, Any]:
+        """Answer a JSON-RPC request; `own` is the session of the connection over which it came."""
+        number, method, given = body.get("id"), body.get("method"), body.get("params") or {}
+        if body.get("jsonrpc") != "2.0" or not isinstance(method, str) or not isinstance(given, dict):
+            return write_rpc_error(number, "request", "expected jsonrpc 2.0, a method and params")
+        try:
+            result = await self._run_rpc(method, given, own)
+        except WrongMessage as error:
+            return write_rpc_error(number, error.code, str(error))
+        except Refusal as error:
+            return write_rpc_error(number, "server" if error.kind is RefusalKind.BUSY else "params", str(error))
+        except AgentRLError as error:
+            return write_rpc_error(number, "internal", str(error))
+        return {"jsonrpc": "2.0", "id": number, "result": result}
+
+    async def _run_rpc(self, method: str, given: Mapping[str, Any], own: str | None) -> dict[str, Any]:
+        if method == "openenv/session/create":
+            return {"session_id": own or await self._open()}
+        name = given.get("session_id") or own
+        if method == "tools/list":
+            return {"tools": self._tools(self.sessions.find(str(name)) if name else None)}
+        if method not in ("tools/call", "openenv/session/close"):
+            raise WrongMessage("method", f"unknown method {method[:80]!r}")
+        if not isinstance(name, str):
+            raise WrongMessage("params", f"{method} needs a session_id")
+        episode = self.sessions.find(name)
+        if method == "openenv/session/close":
+            self.sessions.end(name)
+            return {"session_id": name, "closed": True}
+        tool, arguments = given.get("name"), given.get("arguments") or {}
+        if not isinstance(tool, str) or not isinstance(arguments, dict):
+            raise WrongMessage("params", "a call needs the name of a tool, and arguments as an object")
+        called = await call_for_observation(episode, tool, arguments)
+        if called.error is not None:
+            code = "server" if called.error["error_type"] == "execution_error" else "params"
+            raise WrongMessage(code, called.error["message"])
+        state = {"reward": called.reward, "done": episode.state.is_over}
+        return {**called.fields, "data": called.text, **state}
+
+
+@asynccontextmanager
+async def _messages(socket: web.WebSocketResponse) -> AsyncIterator[asyncio.Queue[str | None]]:
+    """Receive a connection's messages in the background, so that pings are answered at once; ``None`` is its end."""
+    queue: asyncio.Queue[str | None] = asyncio.Queue(MOST_WAITING)
+
+    async def receive() -> None:
+        async for message in socket:
+            if message.type is WSMsgType.TEXT:
+                await queue.put(message.data)
+            elif message.type is WSMsgType.BINARY:
+                await queue.put(message.data.decode(errors="replace"))
+        await queue.put(None)
+
+    receiving = asyncio.create_task(receive())
+    try:
+        yield queue
+    finally:
+        receiving.cancel()
+        await asyncio.wait({receiving})
+
+
+def _dump(answer: Mapping[str, Any]) -> str:
+    return to_json(answer).decode()

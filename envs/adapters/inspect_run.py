@@ -1,0 +1,269 @@
+"""One evaluation by Inspect that runs as long as episodes are played, each of them a sample.
+
+Inspect runs its own solvers, tools, sandboxes and scorers. Its model is `_policy_model`, which passes each prompt on to
+the episode of its sample and waits for the answer. Samples are added during the evaluation (Inspect's `SampleSource`),
+because a process can run only one evaluation at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import itertools
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.errors import EnvironmentFailure, UsageError
+from agentrl.registry import Extra
+
+INSPECT = Extra(name="inspect", module="inspect_ai")
+KEY = "agentrl_episode"
+"""Entry of a sample's store with the key of its episode."""
+PROVIDER = "agentrl"
+"""Name under which Inspect knows the policy."""
+MOST_SAMPLES = 100_000
+"""Episodes at a time; the run's own limit is lower."""
+
+
+class AbandonedEpisode(Exception):
+    """Raised in a sample whose episode is over before the sample is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectPrompt:
+    """What a solver asks the model."""
+
+    messages: Sequence[Any]
+    tools: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedSample:
+    """Scores of a sample, and the error that ended it."""
+
+    scores: Mapping[str, Any]
+    error: str | None
+
+
+@dataclass(slots=True)
+class SampleEpisode:
+    """The channel between an episode and its sample."""
+
+    number: int
+    prompts: asyncio.Queue[InspectPrompt | FinishedSample] = field(default_factory=asyncio.Queue)
+    answers: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+    is_solved: bool = False
+    """True once the solvers have ended: prompts that follow are those of scorers."""
+
+
+class InspectRun:
+    """An evaluation of one task; it belongs to one event loop.
+
+    Args:
+        name: Name of the task, for messages.
+        task: The task.
+    """
+
+    def __init__(self, name: str, task: Any) -> None:
+        self._inspect = INSPECT.load()
+        self.name = name
+        self.users = 0
+        """Environments that play this task."""
+        self._dataset = task.dataset
+        self._episodes: dict[int, SampleEpisode] = {}
+        self._numbers = itertools.count(1)
+        self._wanted: list[tuple[int, SampleEpisode]] = []
+        """Samples that the evaluation has not been given yet."""
+        self._wake = asyncio.Event()
+        self._context: contextvars.Context | None = None
+        """Context in which samples can be added; ``None`` while the evaluation waits for some."""
+        self._is_ending = False
+        self._task = self._make_task(task)
+        self._running = asyncio.create_task(self._run(), name=f"inspect {name}")
+
+    def begin(self, index: int) -> SampleEpisode:
+        """Start a sample of the dataset.
+
+        Raises:
+            EnvironmentFailure: the evaluation has ended.
+        """
+        self._check()
+        episode = SampleEpisode(next(self._numbers))
+        self._episodes[episode.number] = episode
+        self._wanted.append((index, episode))
+        if self._context is not None:
+            self._context.run(self._add_samples)
+        self._wake.set()
+        return episode
+
+    async def next_prompt(self, episode: SampleEpisode) -> InspectPrompt | FinishedSample:
+        """Wait for the next prompt of a sample, or its end.
+
+        Raises:
+            EnvironmentFailure: the evaluation has ended.
+        """
+        prompt = asyncio.create_task(episode.prompts.get())
+        await asyncio.wait({prompt, self._running}, return_when=asyncio.FIRST_COMPLETED)
+        if prompt.done():
+            return prompt.result()
+        prompt.cancel()
+        self._check()
+        raise AssertionError("unreachable")
+
+    def abandon(self, episode: SampleEpisode) -> None:
+        """End a sample whose episode is over."""
+        if self._episodes.pop(episode.number, None) is not None:
+            episode.answers.put_nowait(AbandonedEpisode("the episode was abandoned"))
+
+    async def close(self) -> None:
+        """End the evaluation, after its running samples."""
+        for episode in list(self._episodes.values()):
+            self.abandon(episode)
+        self._is_ending = True
+        self._wake.set()
+        await asyncio.wait({self._running})
+
+    def _check(self) -> None:
+        if not self._running.done():
+            return
+        error = None if self._running.cancelled() else self._running.exception()
+        raise EnvironmentFailure(f"the evaluation of {self.name} by Inspect has ended", got=repr(error)) from error
+
+    def _add_samples(self) -> None:
+        """Give the evaluation the samples that are wanted; called in its context."""
+        wanted, self._wanted = self._wanted, []
+        for index, episode in wanted:
+            self._inspect.enqueue_sample(self._dataset[index].model_copy(deep=True), epoch=episode.number)
+
+    async def _next_samples(self) -> list[Any] | None:
+        """Wait until samples are wanted; Inspect asks when none is running."""
+        self._context = None
+        while not self._wanted:
+            if self._is_ending:
+                return None
+            self._wake.clear()
+            await self._wake.wait()
+        self._add_samples()
+        self._context = contextvars.copy_context()
+        return []
+
+    async def _finish(self, sample: Any) -> None:
+        """Tell an episode the scores of its sample."""
+        episode = self._episodes.pop(sample.epoch, None)
+        if episode is not None:
+            error = None if sample.error is None else sample.error.message
+            scores = {name: score.value for name, score in (sample.scores or {}).items()}
+            episode.prompts.put_nowait(FinishedSample(scores=scores, error=error))
+
+    def _make_task(self, task: Any) -> Any:
+        """Return the task with samples that episodes ask for; its solvers mark their begin and end."""
+
+        def begin() -> Any:
+            async def solve(state: Any, generate: Any) -> Any:
+                state.store.set(KEY, state.epoch)
+                return state
+
+            return solve
+
+        def end() -> Any:
+            async def solve(state: Any, generate: Any) -> Any:
+                if (episode := self._episodes.get(state.epoch)) is not None:
+                    episode.is_solved = True
+                return state
+
+            return solve
+
+        source = self._inspect.SampleSource.from_samples(
+            [], next_samples=self._next_samples, sample_complete=self._finish
+        )
+        solver = self._inspect.solver.solver
+        solvers = [solver(begin)(), task.solver, solver(end)()]
+        changes = {"dataset": source, "solver": solvers, "model": None, "epochs": 1}
+        return self._inspect.task_with(copy.copy(task), **changes)  # it changes what it is given
+
+    async def _run(self) -> None:
+        INSPECT.load("inspect_ai.util._display").init_display_type("none")
+        with tempfile.TemporaryDirectory(prefix="agentrl-inspect-") as folder:
+            await self._inspect.eval_async(
+                self._task,
+                model=_policy_model(self._answer),
+                log_dir=folder,
+                log_level="error",
+                log_realtime=False,
+                max_samples=MOST_SAMPLES,
+                fail_on_error=False,
+                ctl_server=False,
+                acp_server=False,
+            )
+
+    async def _answer(self, messages: Sequence[Any], tools: Sequence[Any]) -> Any:
+        """Pass a prompt on to the episode of the running sample, and wait for its answer."""
+        episode = self._episodes.get(self._inspect.util.store().get(KEY))
+        if episode is None:
+            raise AbandonedEpisode("the episode was abandoned")
+        if episode.is_solved:
+            raise UsageError(
+                f"a scorer of {self.name} asks the model that it scores",
+                expected="scorers without a model",
+                hint="give the task's scorer a model of its own: model_graded_qa(model=…)",
+            )
+        episode.prompts.put_nowait(InspectPrompt(messages=list(messages), tools=list(tools)))
+        answer = await episode.answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _policy_model(answer: Any) -> Any:
+    """Make a model of Inspect's kind that asks `answer`."""
+    model = INSPECT.load("inspect_ai.model")
+
+    @model.modelapi(name=PROVIDER)
+    class PolicyModel(model.ModelAPI):  # type: ignore[name-defined, misc]
+        async def generate(self, input: Any, tools: Any, tool_choice: Any, config: Any) -> Any:
+            return await answer(input, tools)
+
+        def max_connections(self) -> int:
+            return MOST_SAMPLES
+
+        def connection_key(self) -> str:
+            return PROVIDER
+
+    return model.get_model(f"{PROVIDER}/policy", memoize=False)
+
+
+_runs: dict[tuple[int, str], InspectRun] = {}
+"""The evaluation of each event loop and task."""
+
+
+def shared_run(name: str, key: str, task: Any) -> InspectRun:
+    """Return this loop's evaluation of a task; it starts with its first user.
+
+    Raises:
+        UsageError: an evaluation of another task is running.
+    """
+    loop = id(asyncio.get_running_loop())
+    for (owner, other), run in list(_runs.items()):
+        if run._running.done():
+            del _runs[owner, other]
+        elif (owner, other) != (loop, key):
+            raise UsageError(
+                "a process can play one task of Inspect at a time",
+                got=f"{name} while {run.name} is being played",
+                hint="play the tasks in separate runs",
+            )
+    if (loop, key) not in _runs:
+        _runs[loop, key] = InspectRun(name, task)
+    run = _runs[loop, key]
+    run.users += 1
+    return run
+
+
+async def leave(run: InspectRun) -> None:
+    """Give up the use of an evaluation; the last user ends it."""
+    run.users -= 1
+    if not run.users:
+        await run.close()
