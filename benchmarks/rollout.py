@@ -16,9 +16,10 @@ shared cores, a turn costs the server little more than the runtime.
     agentrl bench rollout --versus all --json versus.json
     agentrl bench rollout --versus trl,verifiers --engine vllm at_once=[64]
 
-With `stand_in`, vLLM is not needed: a process without a model answers in its place, and `cpu_ms_per_turn` of the runtime is
-compared with that of the bare client, and of the runtime on an engine without HTTP. The last two let other frameworks
-play the same tool episodes by turns, on a server that answers at once or behind a vLLM server (`peers.rollout_versus`).
+With `stand_in`, vLLM is not needed: a process without a model answers in its place, and `cpu_ms_per_turn` of the
+runtime is compared with that of the bare client, and of the runtime on an engine without HTTP. The last two let other
+frameworks play the same tool episodes by turns, on a server that answers at once, or behind a vLLM server
+(`peers.rollout_versus`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import sys
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import aiohttp
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note
 from agentrl.sandbox.program_guard import children_of
-from peers.installed import PEERS, find_python, version_of
+from peers.installed import find_python
 from peers.work import FIGURES, READY, Tally
 
 FOLDER = Path(__file__).parent
@@ -209,20 +208,6 @@ def _summarize(rounds: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         # freed memory is used again, so only the first round shows all of it
         "kb_per_episode": max(row["kb_per_episode"] for row in rounds),
         "resident_mb": rounds[0]["resident_mb"],
-    }
-
-
-def conditions(sides: Sequence[str], rounds: int) -> dict[str, Any]:
-    """Return what a reader must know about a measurement: date, machine, load and versions."""
-    names = dict.fromkeys(SIDES[name].peer for name in sides if SIDES[name].peer in PEERS)
-    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), ":")
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "processor": cpu.partition(":")[2].strip(),
-        "cores": len(os.sched_getaffinity(0)),
-        "load": round(os.getloadavg()[0], 1),
-        "rounds": rounds,
-        "versions": {name: version_of(name) for name in names},
     }
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from agentrl.errors import UsageError
 
@@ -48,3 +50,16 @@ def version_of(peer: str) -> str:
     '1.16.0'
     """
     return PEERS[peer].rpartition("-")[2]
+
+
+def conditions(peers: Iterable[str], rounds: int) -> dict[str, Any]:
+    """Return what a reader must know about a measurement: date, machine, load and versions of the peers."""
+    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), ":")
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "processor": cpu.partition(":")[2].strip(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
+        "rounds": rounds,
+        "versions": {name: version_of(name) for name in peers},
+    }

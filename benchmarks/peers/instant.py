@@ -162,8 +162,7 @@ def _answer(body: Any) -> Any:
     return tell
 
 
-async def _serve(path: str) -> None:
-    server = InstantServer(Script.model_validate_json(Path(path).read_bytes()))
+async def _serve(server: InstantServer) -> None:
     runner = web.AppRunner(server.application(), access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, backlog=4096)
@@ -173,4 +172,4 @@ async def _serve(path: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1]))
+    asyncio.run(_serve(InstantServer(Script.model_validate_json(Path(sys.argv[1]).read_bytes()))))

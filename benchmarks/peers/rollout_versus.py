@@ -21,6 +21,7 @@ from agentrl.message import user
 from agentrl.render.renderer import Renderer
 from agentrl.tool import tool
 from peers import compare, work
+from peers.installed import PEERS, conditions, find_python
 from peers.instant import Script
 
 EPISODES = {1: 16, 64: 128}
@@ -55,7 +56,7 @@ async def compare_rollouts(
     if engine == "vllm":
         sides.remove("agentrl_in_process")  # it has no server
     for name in sides:
-        compare.find_python(compare.SIDES[name].peer)
+        find_python(compare.SIDES[name].peer)
     plan = [(min(rounds, ROUNDS.get(number, rounds)), EPISODES.get(number, number), number) for number in at_once]
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as place:
         folder = Path(place)
@@ -66,7 +67,7 @@ async def compare_rollouts(
             url = await stack.enter_async_context(_instant(folder, script))
             tokens = sum(map(len, script.calls[: turns - 1])) + len(script.found)
             comparison = compare.Comparison(url=url, turns=turns, answer_tokens=tokens)
-            found = compare.conditions(sides, rounds)
+            found = conditions([peer for name in sides if (peer := compare.SIDES[name].peer) in PEERS], rounds)
             await compare.run_rounds(comparison, sides, folder, plan)
     figures = comparison.figures()
     return {

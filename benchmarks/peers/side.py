@@ -33,17 +33,17 @@ def serve(make: Callable[[str, str], Awaitable[Play]]) -> None:
         play = loop.run(make(sys.argv[1], sys.argv[2]))
         print(READY, flush=True)
         for line in sys.stdin:
-            print(FIGURES + json.dumps(loop.run(_measure(play, **json.loads(line)))), flush=True)
+            print(FIGURES + json.dumps(_measure(loop, play, **json.loads(line))), flush=True)
 
 
-async def _measure(play: Play, episodes: int, at_once: int) -> dict[str, Any]:
+def _measure(loop: asyncio.Runner, play: Play, episodes: int, at_once: int) -> dict[str, Any]:
     TALLY.clear()
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     before = _resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # reset the peak
     wall, cpu = time.perf_counter(), time.process_time()
-    ended = await play(episodes, at_once)
+    ended = loop.run(_awaited(play(episodes, at_once)))
     return {
         "seconds": time.perf_counter() - wall,
         "cpu_s": time.process_time() - cpu,
@@ -53,6 +53,10 @@ async def _measure(play: Play, episodes: int, at_once: int) -> dict[str, Any]:
         "calls": TALLY.calls,
         "checksum": TALLY.checksum,
     }
+
+
+async def _awaited(played: Awaitable[int]) -> int:
+    return await played
 
 
 def _resident(name: str) -> int:
