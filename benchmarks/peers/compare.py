@@ -24,6 +24,8 @@ from peers.work import FIGURES, READY, Tally
 
 FOLDER = Path(__file__).parent
 LONGEST_LINE = 1 << 20
+WARM = 8
+"""Number of episodes before the first measurement."""
 SLOWEST_START_S, SLOWEST_PLAY_S = 300.0, 3600.0
 
 
@@ -73,6 +75,8 @@ class Side:
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name, self._process = name, process
         self.rounds: dict[int, list[dict[str, float]]] = {}
+        self.cabinet = 0
+        """First cabinet that this side has not looked into."""
 
     async def wait_until_ready(self) -> None:
         """Wait until the side can play."""
@@ -150,9 +154,10 @@ class Comparison:
         for side in self.sides:
             if at_once > SIDES[side.name].most_at_once:
                 continue
-            await self._counts()
+            await self._counts(side.cabinet)
             figures = await side.play(episodes, at_once)
-            self._check(side.name, figures, await self._counts(), episodes)
+            self._check(side, figures, await self._counts(side.cabinet), episodes)
+            side.cabinet += episodes * (self.turns - 1)
             turns = episodes * self.turns
             row = {
                 "turns_per_s": turns / figures["seconds"],
@@ -172,19 +177,19 @@ class Comparison:
             for side in sorted(self.sides, key=lambda side: list(SIDES).index(side.name))
         }
 
-    async def _counts(self) -> dict[str, int]:
-        async with aiohttp.ClientSession() as http, http.post(f"{self.url}/counts") as answer:
+    async def _counts(self, cabinet: int) -> dict[str, int]:
+        async with aiohttp.ClientSession() as http, http.post(f"{self.url}/counts?cabinet={cabinet}") as answer:
             counts: dict[str, int] = await answer.json()
             return counts
 
     def _tokens(self, episodes: int) -> int:
         return self.answer_tokens * episodes
 
-    def _check(self, name: str, figures: Mapping[str, float], counts: Mapping[str, int], episodes: int) -> None:
+    def _check(self, side: Side, figures: Mapping[str, float], counts: Mapping[str, int], episodes: int) -> None:
         calls = episodes * (self.turns - 1)
         expected = {
             "calls": calls,
-            "checksum of the calls": Tally.checksum_of(range(calls)),
+            "checksum of the calls": Tally.checksum_of(range(side.cabinet, side.cabinet + calls)),
             "ended with the last answer": episodes,
         }
         got = {
@@ -192,11 +197,11 @@ class Comparison:
             "checksum of the calls": figures["checksum"],
             "ended with the last answer": figures["ended"],
         }
-        if name != "agentrl_in_process":  # it does not use the server
+        if side.name != "agentrl_in_process":  # it does not use the server
             expected |= {"turns of the server": calls + episodes, "last answers of the server": episodes}
             got |= {"turns of the server": counts["turns"], "last answers of the server": counts["last"]}
         if got != expected:
-            raise AgentRLError(f"{name} has not done the same work", got=got, expected=expected)
+            raise AgentRLError(f"{side.name} has not done the same work", got=got, expected=expected)
 
 
 def _summarize(rounds: Sequence[Mapping[str, float]]) -> dict[str, Any]:
@@ -227,7 +232,7 @@ async def run_rounds(
             side = await stack.enter_async_context(open_side(name, comparison.url, folder))
             await side.wait_until_ready()
             comparison.sides.append(side)
-        await comparison.round(8, 8, kept=False)
+        await comparison.round(WARM, WARM, kept=False)
         for rounds, episodes, at_once in plan:
             for _ in range(rounds):
                 await comparison.round(episodes, at_once)

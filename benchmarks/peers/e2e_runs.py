@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -129,7 +128,7 @@ def _learn(
     folder = place / name
     if name == "trl":
         config = learning.load(*common)
-        settings = asyncio.run(write_settings(config, learning, model, folder, steps=steps))
+        settings = write_settings(config, learning, model, folder, steps=steps)
         words = [find_python("trl"), str(Path(__file__).parent / "e2e_trl.py"), str(folder / "settings.json")]
         return _follow(words, folder, success, limit_s, settings)
     overrides = [*learning.overrides, *common, f"run.name={name}", *SIDES[name]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sysconfig
 from collections.abc import Mapping
@@ -74,7 +75,7 @@ ARITHMETIC = Learning(
 """Arithmetic with a calculator, for Qwen2.5-Coder-0.5B-Instruct; all weights are trained."""
 
 
-async def write_settings(config: Config, learning: Learning, model: str, folder: Path, *, steps: int) -> dict[str, Any]:
+def write_settings(config: Config, learning: Learning, model: str, folder: Path, *, steps: int) -> dict[str, Any]:
     """Return the settings of TRL's side, and write them into a folder.
 
     Args:
@@ -89,7 +90,7 @@ async def write_settings(config: Config, learning: Learning, model: str, folder:
     cursor = TaskCursor(task_source(resolve_environment(section.name), section), seed=config.run.seed)
     tasks = [cursor.next() for _ in range(steps * config.trainer.tasks_per_step)]
     unique = list({task.id: task for task in tasks}.values())
-    played = await _play_fixed(config, learning, renderer, unique)
+    played = asyncio.run(_play_fixed(config, learning, renderer, unique))
     rows = [_row(task, played[task.id], renderer) for task in unique]
     checks = [
         {

@@ -130,6 +130,7 @@ def main() -> None:
             file.write(json.dumps(line) + "\n")
         return rewards
 
+    prompts = [{"prompt": [{"role": "user", "content": name}]} for name in SETTINGS["order"]]
     batch, episodes = SETTINGS["micro_batch"], SETTINGS["episodes_per_step"]
     updates = SETTINGS["mini_batches"]
     trainer = Trainer(
@@ -166,9 +167,7 @@ def main() -> None:
             report_to=[],
             disable_tqdm=True,
         ),
-        train_dataset=Dataset.from_list(
-            [{"prompt": [{"role": "user", "content": name}]} for name in SETTINGS["order"]]
-        ),
+        train_dataset=Dataset.from_list(prompts),
         processing_class=tokenizer,
         environment_factory=PlayedWithCalculator if SETTINGS["calculator"] else Played,
     )

@@ -24,9 +24,8 @@ from agentlightning.llm_proxy import LLMProxy  # type: ignore[import-not-found]
 from agentlightning.runner import LitAgentRunner  # type: ignore[import-not-found]
 from agentlightning.store.memory import InMemoryLightningStore  # type: ignore[import-not-found]
 from agentlightning.tracer.dummy import DummyTracer  # type: ignore[import-not-found]
-from rollout_bare import TOOLS
 from side import Play, serve
-from work import FOUND, QUESTION, look
+from work import FOUND, QUESTION, TOOLS, look
 
 
 class NoTracer(DummyTracer):  # type: ignore[misc]

@@ -86,16 +86,16 @@ async def make(url: str, folder: str) -> Play:
         limits=EpisodeLimits(max_turns=100),
     )
 
+    settled_heap().__enter__()  # until the process ends; a run does it once
+
     async def play(episodes: int, at_once: int) -> int:
-        answers.next = 0
         tasks = [Task(id=str(n), environment="rooms", seed=n) for n in range(episodes)]
         assignments = [Assignment(task=task, group_id=task.id, member=0, seed=0) for task in tasks]
         kept = []  # as a trainer keeps them
-        with settled_heap():
-            async for trajectory in play_all(runner, assignments, concurrency=at_once):
-                if trajectory.outcome is not Outcome.FINISHED:
-                    raise RuntimeError(f"an episode failed: {trajectory.outcome}, {trajectory.error}")
-                kept.append(trajectory)
+        async for trajectory in play_all(runner, assignments, concurrency=at_once):
+            if trajectory.outcome is not Outcome.FINISHED:
+                raise RuntimeError(f"an episode failed: {trajectory.outcome}, {trajectory.error}")
+            kept.append(trajectory)
         return sum(bool(trajectory.success) for trajectory in kept)
 
     return play

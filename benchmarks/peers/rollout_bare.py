@@ -11,22 +11,7 @@ import json
 import aiohttp
 import orjson
 from side import Play, serve
-from work import FOUND, QUESTION, look
-
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "look",
-            "description": "Look into a cabinet.",
-            "parameters": {
-                "type": "object",
-                "properties": {"cabinet": {"type": "integer", "description": "Its number."}},
-                "required": ["cabinet"],
-            },
-        },
-    }
-]
+from work import FOUND, QUESTION, TOOLS, look
 
 
 async def make(url: str, _folder: str) -> Play:

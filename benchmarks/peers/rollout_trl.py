@@ -13,11 +13,12 @@ import warnings
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
-import requests
+import httpx
 from datasets import Dataset  # type: ignore[import-not-found]
 from side import Play, serve
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
+from trl.chat_template_utils import qwen3_template  # type: ignore[import-not-found]
 from work import FOUND, QUESTION, look
 
 
@@ -46,12 +47,12 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
 
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **options)
-        self._http = requests.Session()
+        self._http = httpx.Client(timeout=3600)
 
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], *_: object, **__: object
     ) -> tuple[list[list[int]], list[list[float]]]:
-        answer = self._http.post(f"{self.url}/generate/", json={"prompts": prompt_ids}, timeout=3600)
+        answer = self._http.post(f"{self.url}/generate/", json={"prompts": prompt_ids})
         answer.raise_for_status()
         body = answer.json()
         return body["completion_ids"], [[row[0] for row in rows] for rows in body["logprobs"]]
@@ -62,6 +63,8 @@ async def make(url: str, folder: str) -> Play:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     Trainer.url = url
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.response_template = qwen3_template  # which is also that of Qwen2.5
     trainer = Trainer(
         model=AutoModelForCausalLM.from_pretrained(folder),
         reward_funcs=lambda environments, **_: [environment.reward for environment in environments],
@@ -75,7 +78,7 @@ async def make(url: str, folder: str) -> Play:
             disable_tqdm=True,
         ),
         train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "0"}]}] * 2),
-        processing_class=AutoTokenizer.from_pretrained(folder),
+        processing_class=tokenizer,
         environment_factory=Rooms,
     )
     trainer.model.train()

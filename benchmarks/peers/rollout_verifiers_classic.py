@@ -14,6 +14,10 @@ from verifiers.legacy.types import ClientConfig  # type: ignore[import-not-found
 from work import FOUND, QUESTION, look
 
 
+def _ignore(*_: object) -> None:
+    pass
+
+
 async def make(url: str, _folder: str) -> Play:
     """Prepare the environment."""
     logging.disable(logging.WARNING)
@@ -29,6 +33,8 @@ async def make(url: str, _folder: str) -> Play:
             model="policy",
             max_concurrent=at_once,
             independent_scoring=True,
+            on_start=_ignore,
+            on_progress=_ignore,  # no progress bar
         )
         return int(sum(output["reward"] for output in outputs["outputs"]))
 

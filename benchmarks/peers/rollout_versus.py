@@ -60,7 +60,7 @@ async def compare_rollouts(
     plan = [(min(rounds, ROUNDS.get(number, rounds)), EPISODES.get(number, number), number) for number in at_once]
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as place:
         folder = Path(place)
-        script = write_files(folder, turns=turns, episodes=max(8, *(episodes for _, episodes, _ in plan)))
+        script = write_files(folder, turns=turns, episodes=compare.WARM + sum(times * many for times, many, _ in plan))
         async with AsyncExitStack() as stack:
             if engine == "vllm":
                 script.behind = await stack.enter_async_context(_vllm(folder, max(at_once)))

@@ -12,9 +12,8 @@ from typing import Any
 
 import aiohttp
 import verifiers.v1 as vf  # type: ignore[import-not-found]
-from rollout_bare import TOOLS
 from verifiers.v1.runtimes import ProgramResult  # type: ignore[import-not-found]
-from work import FOUND, QUESTION, look
+from work import FOUND, QUESTION, TOOLS, look
 
 __all__ = ["RoomsHarness", "RoomsTaskset"]
 

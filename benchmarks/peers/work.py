@@ -9,6 +9,21 @@ import zlib
 
 QUESTION = "Room {}. A red key lies in one of the cabinets. Look into cabinets until you have found it, then say so."
 FOUND = "I have found the red key in the last cabinet, so I stop looking here."
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "description": "Look into a cabinet.",
+            "parameters": {
+                "type": "object",
+                "properties": {"cabinet": {"type": "integer", "description": "Its number."}},
+                "required": ["cabinet"],
+            },
+        },
+    }
+]
+"""The tool for Chat Completions."""
 READY, FIGURES = "READY", "FIGURES "
 """Starts of the lines that a side prints: once it can play, and with the figures of a round."""
 _THINGS = ("a mug", "two plates", "a book", "a candle", "an old map", "three coins", "a rope", "a bell")
