@@ -7,13 +7,14 @@ python rollout_trl.py URL FOLDER
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import urllib.request
 import warnings
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
-import httpx
 from datasets import Dataset  # type: ignore[import-not-found]
 from side import Play, serve
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -45,16 +46,12 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
 
     url = ""
 
-    def __init__(self, *args: object, **options: object) -> None:
-        super().__init__(*args, **options)
-        self._http = httpx.Client(timeout=3600)
-
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], *_: object, **__: object
     ) -> tuple[list[list[int]], list[list[float]]]:
-        answer = self._http.post(f"{self.url}/generate/", json={"prompts": prompt_ids})
-        answer.raise_for_status()
-        body = answer.json()
+        question = urllib.request.Request(f"{self.url}/generate/", json.dumps({"prompts": prompt_ids}).encode())
+        with urllib.request.urlopen(question) as answer:
+            body = json.load(answer)
         return body["completion_ids"], [[row[0] for row in rows] for rows in body["logprobs"]]
 
 
