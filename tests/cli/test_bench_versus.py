@@ -42,7 +42,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         (
             "gateway",
             {"versus": "nonsense"},
-            "unknown peer: got versus=nonsense, expected all, or some of agentlightning",
+            "unknown peer: got versus=nonsense, expected all, or some of agentl",
         ),
         ("gateway", {"versus": "all", "rounds": 0}, "too small"),
         ("e2e", {"versus": "verifiers"}, "unknown peer: got versus=verifiers, expected trl"),
