@@ -131,6 +131,11 @@ class Turn:
     timings: TurnTimings = field(default_factory=TurnTimings)
 
 
+_NO_LOGPROB, _NO_VERSION = array("f", [float("nan")]), array("i", [NOT_SAMPLED])
+_SAMPLED = array("B", [Source.SAMPLED])
+"""Records of one token; arrays, because multiplying and appending them is faster than with lists."""
+
+
 class TokenSequence:
     """Parallel arrays over the tokens of one branch of an episode, append-only.
 
@@ -173,10 +178,10 @@ class TokenSequence:
             raise LedgerError(
                 "tokens and sources differ in number", got=(count, len(sources)), expected="equal lengths"
             )
-        self._ids.extend(token_ids)
+        self._ids.fromlist(list(token_ids))  # faster than extend
         self._sources.extend(sources)
-        self._logprobs.extend([float("nan")] * count)
-        self._versions.extend([NOT_SAMPLED] * count)
+        self._logprobs.extend(_NO_LOGPROB * count)
+        self._versions.extend(_NO_VERSION * count)
 
     def extend_sampled(self, token_ids: Sequence[int], *, logprobs: Sequence[float], versions: Sequence[int]) -> None:
         """Append sampled tokens: ids [n], log-probabilities [n] and weight versions [n]."""
@@ -186,10 +191,10 @@ class TokenSequence:
                 got=(len(token_ids), len(logprobs), len(versions)),
                 expected="three equal lengths",
             )
-        self._ids.extend(token_ids)
-        self._sources.extend([Source.SAMPLED] * len(token_ids))
-        self._logprobs.extend(logprobs)
-        self._versions.extend(versions)
+        self._ids.fromlist(list(token_ids))
+        self._sources.extend(_SAMPLED * len(token_ids))
+        self._logprobs.fromlist(list(logprobs))
+        self._versions.fromlist(list(versions))
 
     def place(self, image: PlacedImage) -> None:
         """Mark appended tokens that were not sampled as an image.
