@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	test-cluster originals original-alfworld original-openenv original-openreward test-originals agents add-agents \
 	test-agents \
 	trackers add-trackers test-trackers \
-	proxies bench-proxies bench-check \
+	bench-peers bench-check \
 	mutants viewer viewer-check browser test-browser clean
 
 setup: $(STAMP)
@@ -260,22 +260,30 @@ add-agents:
 	$(AGENTS)/bin/pip $(INTO_ENGINE) --no-deps --requirement $(AGENTS_LIST)
 	touch $(AGENTS)/.installed
 
-# Proxies that the gateway is compared with: AGENTRL_PROXIES=… agentrl bench gateway --versus agentlightning
-AGENTLIGHTNING_VERSION := 0.3.0
-PROXIES ?= $(or $(AGENTRL_PROXIES),$(HOME)/.cache/agentrl/proxies/agentlightning-$(AGENTLIGHTNING_VERSION)-$(PYTHON_TAG))
-proxies:
-	test -x $(PROXIES)/bin/pip || $(PYTHON) -m venv $(PROXIES)
-	@test -e $(PROXIES)/.installed || $(PROXIES)/bin/pip $(INTO_ENGINE) agentlightning==$(AGENTLIGHTNING_VERSION)
-	touch $(PROXIES)/.installed
+# Frameworks that benchmarks are compared with (agentrl bench rollout --versus all), each in an environment of its own outside
+# the checkout, complete once it contains .installed; benchmarks/peers/installed.py has the same names.
+PEERS ?= $(or $(AGENTRL_PEERS),$(HOME)/.cache/agentrl/peers)
+PEER_FOLDERS := trl-1.16.0 verifiers-0.4.0 verifiers-0.3.1 agentlightning-0.3.0 litellm-1.106.12 rllm-model-gateway-0.1.0
+PEER_trl-1.16.0 := $(ENGINE_TORCH) trl==1.16.0
+PEER_verifiers-0.4.0 := verifiers==0.4.0
+PEER_verifiers-0.3.1 := verifiers==0.3.1
+PEER_agentlightning-0.3.0 := agentlightning==0.3.0
+PEER_litellm-1.106.12 := litellm[proxy]==1.106.12
+PEER_rllm-model-gateway-0.1.0 := rllm-model-gateway==0.1.0
+bench-peers: setup
+	@for name in $(PEER_FOLDERS); do test -e $(PEERS)/$$name-$(PYTHON_TAG)/.installed || \
+		$(MAKE) --no-print-directory peer-$$name || exit 1; done
 
-bench-proxies: setup proxies
-	AGENTRL_PROXIES=$(PROXIES) $(BIN)/agentrl bench gateway --versus agentlightning
+peer-%:
+	test -x $(PEERS)/$*-$(PYTHON_TAG)/bin/pip || $(PYTHON) -m venv $(PEERS)/$*-$(PYTHON_TAG)
+	$(PEERS)/$*-$(PYTHON_TAG)/bin/pip $(INTO_ENGINE) $(PEER_$*)
+	touch $(PEERS)/$*-$(PYTHON_TAG)/.installed
 
 # Measures the ratios of docs/benchmarks.json again, and fails if one fell by 15 % or more or cannot be measured. It takes a
 # while; use an otherwise idle machine. make bench-check ONLY="engine train" runs these benchmarks only.
-bench-check: setup $(if $(ONLY),,engines proxies)
+bench-check: setup $(if $(ONLY),,engines bench-peers)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench]"
-	AGENTRL_ENGINES=$(ENGINES) AGENTRL_PROXIES=$(PROXIES) $(BIN)/python benchmarks/_check.py $(ONLY)
+	AGENTRL_ENGINES=$(ENGINES) AGENTRL_PEERS=$(PEERS) $(BIN)/python benchmarks/_check.py $(ONLY)
 
 # A missing agent is a failure.
 test-agents: setup agents

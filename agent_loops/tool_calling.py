@@ -195,12 +195,12 @@ class ToolCalling(AgentLoop):
         return self._example(episode, act).partition(ActionHint.parse(episode.action_hint).example)[0]
 
     def _problem(self, episode: Episode, answer: Answer, act: Tool | None) -> str:
+        if answer.tool_calls and not answer.problems:
+            return ""  # the form below takes longer to render than the rest of a turn
         form = f"in this form:\n{self._example(episode, act)}"
         if answer.problems:
             found = " ".join(answer.problems)
             return f"Your tool call could not be read, so it was not carried out. {found} Write a tool call {form}"
-        if answer.tool_calls:
-            return ""
         return f"Your last answer called no tool, so nothing happened. Answer again with a tool call, {form}"
 
     def demonstrate(self, action: str) -> Message:

@@ -131,6 +131,10 @@ class Turn:
     timings: TurnTimings = field(default_factory=TurnTimings)
 
 
+_NO_LOGPROB, _SAMPLED = array("f", [float("nan")]), array("B", [Source.SAMPLED])
+"""Records of one token; arrays, because multiplying and appending them is faster than with lists."""
+
+
 class _Runs:
     """Append-only integers, stored as runs of equal values: an episode has few weight versions, and many tokens."""
 
@@ -160,6 +164,10 @@ class _Runs:
             return
         for value in values:
             self.repeat(value, 1)
+
+    def limit(self, most: int) -> None:
+        """Replace larger values."""
+        self._values = array("i", (min(value, most) for value in self._values))
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.repeat(np.array(self._values, dtype), np.diff(self._ends, prepend=0))
@@ -207,9 +215,9 @@ class TokenSequence:
             raise LedgerError(
                 "tokens and sources differ in number", got=(count, len(sources)), expected="equal lengths"
             )
-        self._ids.extend(token_ids)
+        self._ids.fromlist(list(token_ids))  # faster than extend
         self._sources.extend(sources)
-        self._logprobs.extend([float("nan")] * count)
+        self._logprobs.extend(_NO_LOGPROB * count)
         self._versions.repeat(NOT_SAMPLED, count)
 
     def extend_sampled(self, token_ids: Sequence[int], *, logprobs: Sequence[float], versions: Sequence[int]) -> None:
@@ -220,14 +228,14 @@ class TokenSequence:
                 got=(len(token_ids), len(logprobs), len(versions)),
                 expected="three equal lengths",
             )
-        self._ids.extend(token_ids)
-        self._sources.extend([Source.SAMPLED] * len(token_ids))
-        self._logprobs.extend(logprobs)
+        self._ids.fromlist(list(token_ids))
+        self._sources.extend(_SAMPLED * len(token_ids))
+        self._logprobs.fromlist(list(logprobs))
         self._versions.extend(versions)
 
     def limit_versions(self, version: int) -> None:
         """Give own tokens of newer weights this version: of live traffic whose weights were lost with a killed run."""
-        self._versions = array("i", (min(own, version) for own in self._versions))
+        self._versions.limit(version)
 
     def place(self, image: PlacedImage) -> None:
         """Mark appended tokens that were not sampled as an image.

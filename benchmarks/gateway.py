@@ -6,7 +6,7 @@ matching of histories, rendering, the token ledger, and the scripted engine's fe
 comparison, the same turns are taken without HTTP, through the same ledger.
 
     agentrl bench gateway
-    agentrl bench gateway --versus agentlightning
+    agentrl bench gateway --versus all sessions=16 turns=4
     agentrl bench gateway sessions=50 turns=20 'dialects=["chat"]' --json gateway.json
 """
 
@@ -104,22 +104,29 @@ class _Engine(ScriptedEngine):
 
 
 def run(
-    sessions: int = 500, turns: int = 8, dialects: Sequence[str] = tuple(DIALECTS), versus: str = ""
+    sessions: int = 500,
+    turns: int = 8,
+    dialects: Sequence[str] = tuple(DIALECTS),
+    versus: str = "",
+    rounds: int = 3,
 ) -> dict[str, Any]:
-    """Measure each dialect, whole and streamed; or compare the gateway with agent-lightning's proxy.
+    """Measure each dialect, whole and streamed; or compare the gateway with other proxies.
 
     Args:
         sessions: Concurrent sessions.
         turns: Requests of each session.
         dialects: Names of `DIALECTS`.
-        versus: ``agentlightning`` measures Chat Completions of both in front of one server.
+        versus: Peers, separated by commas, or ``all``: Chat Completions of each in front of one server.
+        rounds: Measurements of each proxy of a comparison.
     """
-    if versus not in ("", "agentlightning"):
-        raise UsageError("unknown peer", got=f"versus={versus}", expected="agentlightning")
     if versus:
+        if sessions < 1 or turns < 1 or rounds < 1:
+            got = f"sessions={sessions} turns={turns} rounds={rounds}"
+            raise UsageError("a size of the comparison is too small", got=got, expected="at least 1")
         renderer = Renderer(build_tokenizer("qwen3"))
         ids = [*renderer.encoder.encode(ANSWER), renderer.boundary.end_id]
-        return asyncio.run(compare(ids, ANSWER, sessions=sessions, turns=turns, clients=Path(__file__)))
+        sizes = {"sessions": sessions, "turns": turns, "rounds": rounds}
+        return asyncio.run(compare(ids, ANSWER, versus=versus, clients=Path(__file__), **sizes))
     figures: dict[str, Any] = {"without HTTP": {"cpu_ms_per_turn": asyncio.run(_direct(sessions, turns))}}
     for dialect in dialects:
         whole = asyncio.run(_measure(sessions, turns, dialect, streams=False))

@@ -13,9 +13,13 @@ shared cores, a turn costs the server little more than the runtime.
     agentrl bench rollout
     agentrl bench rollout --engine vllm --json rollout.json
     agentrl bench rollout --engine vllm stand_in=true
+    agentrl bench rollout --versus all --json versus.json
+    agentrl bench rollout --versus trl,verifiers --engine vllm at_once=[64]
 
-The last one does not need vLLM: a process without a model answers in its place, and `cpu_ms_per_turn` of the runtime is
-compared with that of the bare client, and of the runtime on an engine without HTTP.
+With `stand_in`, vLLM is not needed: a process without a model answers in its place, and `cpu_ms_per_turn` of the
+runtime is compared with that of the bare client, and of the runtime on an engine without HTTP. The last two let other
+frameworks play the same tool episodes by turns, on a server that answers at once, or behind a vLLM server
+(`peers.rollout_versus`).
 """
 
 from __future__ import annotations
@@ -24,10 +28,12 @@ import asyncio
 import resource
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+from peers.rollout_versus import compare_rollouts
 from support.tokenizers import build_tokenizer
 from throughput.measure import Load, measure
 
@@ -147,6 +153,8 @@ def run(
     concurrency: int = 64,
     rounds: int = 6,
     stand_in: bool = False,
+    versus: str | None = None,
+    at_once: Sequence[int] = (1, 64, 1000),
 ) -> dict[str, Any]:
     """Return the runtime's figures.
 
@@ -159,7 +167,13 @@ def run(
         concurrency: Concurrent episodes on a server.
         rounds: Measurements on a server; medians are reported.
         stand_in: True for a stand-in of a vLLM server, which measures only CPU times.
+        versus: Peers to compare with, separated by commas, or ``all``.
+        at_once: Numbers of concurrent episodes of the comparison with peers.
     """
+    if versus is not None:
+        if model is not None or url is not None or stand_in or episodes is not None:
+            raise UsageError("the comparison has a model of its own", expected="engine, rounds, turns and at_once only")
+        return asyncio.run(compare_rollouts(versus, engine=engine, at_once=at_once, rounds=rounds, turns=turns or 8))
     if engine is not None:
         if stand_in and (engine != "vllm" or url is not None):
             raise UsageError("the stand-in answers as a vLLM server would", expected="--engine vllm, without --url")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmark_tables import TABLES as BENCHMARK_TABLES
 from capability_tables import engines_table, modes_table
 from environment_pages import generated_pages, index_table, page_path, reads_page, section
 from recipe_tables import missing_table, recipes_table
@@ -175,6 +176,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "engine capabilities": engines_table,
     "advantage capabilities": lambda: modes_table(Kind.ADVANTAGE),
     "loss capabilities": lambda: modes_table(Kind.LOSS),
+    **BENCHMARK_TABLES,
 }
 
 

@@ -30,6 +30,7 @@ FOLDER = "benchmarks"
         "agentrl bench engine --json engine.json",
         "agentrl bench rollout --engine vllm",
         "agentrl bench train --versus trl",
+        "agentrl bench rollout --versus all --json rollout.json",
         "agentrl bench learning environment=sokoban loop=tool_calling",
         "agentrl bench rollout --engine sglang --model runs/latest --url http://127.0.0.1:20000",
     )
@@ -42,7 +43,9 @@ def bench(
     engine: Annotated[str | None, typer.Option(help="vllm or sglang, for benchmarks of a server.")] = None,
     model: Annotated[str | None, typer.Option(help="Model to serve: a folder, a name or a run.")] = None,
     url: Annotated[str | None, typer.Option(help="Address of a running server.")] = None,
-    versus: Annotated[str | None, typer.Option(help="Framework to compare with, if supported: trl.")] = None,
+    versus: Annotated[
+        str | None, typer.Option(help="Frameworks to compare with, if supported: names separated by commas, or all.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
     folder: Annotated[Path, typer.Option(help="Folder of the benchmarks.")] = Path(FOLDER),
 ) -> None:

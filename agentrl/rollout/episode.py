@@ -75,6 +75,7 @@ class RuntimeEpisode(Episode):
         self.tool_reward = 0.0
         """Sum of the rewards of configured tools, without those of the environment's own tools."""
         self._ended_by_tool: Outcome | None = None
+        self._has_state_keys = False
         self._policy = policy
         self._history = task.messages[:-1] if task.messages and loop.opens_with_task else None
         """Messages of the task before its last one, if conversations begin with them."""
@@ -101,6 +102,7 @@ class RuntimeEpisode(Episode):
         goal = result.info.get("goal")
         self.goal = None if goal is None else self._cut_text(str(goal))
         self.turns.state_key = result.state_key
+        self._has_state_keys = result.state_key is not None
         self.info.update(result.info)
         self.player_names = tuple(result.info.get("players", ()))
         self.player = result.info.get("player")
@@ -230,7 +232,8 @@ class RuntimeEpisode(Episode):
         self.turns.state_key = None  # a configured tool may lead to any state
         if call.name in self.tools and call.name not in self._configured:
             self.observation = result.text
-            self.turns.state_key = await self.environment.call(STATE_KEY)
+            if self._has_state_keys:
+                self.turns.state_key = await self.environment.call(STATE_KEY)
         text = self._cut_text(result.text, None if called.tool is None else called.tool.rules.max_tokens)
         if called.tool is not None and text != result.text:
             self.turns.add_metric(f"tool/{call.name}/cut", 1)

@@ -152,12 +152,16 @@ class EngineEpisodePolicy(EpisodePolicy):
         self.trains = trains
         self.renderer = renderer
         self._sampling = sampling
+        self._with_stops: tuple[SamplingParams, SamplingParams] | None = None
+        """The latest sampling parameters, as they were given and with the stop tokens of the model."""
 
     @property
     def sampling(self) -> SamplingParams:
         """Sampling parameters of a turn that starts now, with the stop tokens of the model."""
         own = self._sampling if isinstance(self._sampling, SamplingParams) else self._sampling()
-        return replace(own, stop_token_ids=own.stop_token_ids | self.renderer.stop_token_ids)
+        if self._with_stops is None or self._with_stops[0] is not own:
+            self._with_stops = own, replace(own, stop_token_ids=own.stop_token_ids | self.renderer.stop_token_ids)
+        return self._with_stops[1]
 
     def with_sampling(self, sampling: SamplingParams, *, trains: bool) -> EngineEpisodePolicy:
         """Return the same policy with other sampling parameters."""

@@ -1,4 +1,4 @@
-"""agent-lightning's LLM proxy with its defaults in front of a server; run in its own environment (`make proxies`).
+"""agent-lightning's LLM proxy with its defaults in front of a server; run in its own environment (`make bench-peers`).
 
 python agentlightning_proxy.py UPSTREAM SESSIONS
 """

@@ -23,19 +23,21 @@ SETTINGS = {
 
 
 class Upstream:
-    """Server that answers after `delay_s` per token, whole or as a stream."""
+    """Server that answers whole at once, or as a stream with `delay_s` per token; it counts its answers."""
 
     def __init__(self, ids: list[int], text: str, delay_s: float) -> None:
         self._ids, self._delay_s = ids, delay_s
         size = max(1, len(text) // len(ids))
         self._pieces = [text[start : start + size] for start in range(0, len(text), size)]
         self._text = text
+        self._answers = 0
 
     def application(self) -> web.Application:
         """Return the server."""
         application = web.Application(client_max_size=1 << 26)
         application.router.add_post("/inference/v1/generate", self._generate)
         application.router.add_post("/v1/chat/completions", self._chat)
+        application.router.add_get("/answers", self._count)
         for path, body in (
             ("/health", {}),
             ("/v1/models", {"data": [{"id": "policy", "max_model_len": 100_000}]}),
@@ -50,8 +52,8 @@ class Upstream:
         body = await request.json()
         if body["sampling_params"]["max_tokens"] == 1:  # a test of the returned log-probabilities
             return web.json_response({"choices": [_choice(self._ids[:1], "length")], "usage": {}})
+        self._answers += 1
         if not body.get("stream"):
-            await asyncio.sleep(self._delay_s * len(self._ids))
             return web.json_response({"choices": [_choice(self._ids, "stop")], "usage": {}})
         ends: list[str | None] = [*[None] * (len(self._ids) - 1), "stop"]
         choices = [_choice([token], end, len(self._ids)) for token, end in zip(self._ids, ends, strict=True)]
@@ -60,8 +62,8 @@ class Upstream:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         head = {"id": "chatcmpl-1", "created": 1, "model": "policy"}
+        self._answers += 1
         if not body.get("stream"):
-            await asyncio.sleep(self._delay_s * len(self._ids))
             message = {"role": "assistant", "content": self._text}
             choice = {"index": 0, "message": message, "finish_reason": "stop", "token_ids": self._ids}
             usage = {"prompt_tokens": 9, "completion_tokens": len(self._ids), "total_tokens": 9 + len(self._ids)}
@@ -71,6 +73,9 @@ class Upstream:
         return await self._stream(
             request, [{**head, "object": "chat.completion.chunk", "choices": [row]} for row in rows]
         )
+
+    async def _count(self, _request: web.Request) -> web.Response:
+        return web.json_response(self._answers)
 
     async def _stream(self, request: web.Request, events: list[dict[str, Any]]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

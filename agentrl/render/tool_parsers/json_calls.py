@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -57,10 +56,8 @@ def parse_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Read every ``<tool_call>`` block; see `agentrl.render.tool_parsers`."""
 
     def read(start: int, found: CollectedCalls) -> int:
-        _read_block(text, start, tools, found)
-        with suppress(MalformedCall):  # an argument may contain the marks
-            start = read_json(text, start, "").end
-        return after_block(text, start, OPEN, CLOSE)
+        end = _read_block(text, start, tools, found)  # an argument may contain the marks
+        return after_block(text, end, OPEN, CLOSE)
 
     if shows_example(text, OPEN):
         return ParsedCalls(content=text.strip())
@@ -70,10 +67,15 @@ def parse_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
     return found.result()
 
 
-def _read_block(text: str, start: int, tools: ToolSchemas, found: CollectedCalls) -> None:
-    """Collect the content of a block: a call, or a list of calls as SGLang accepts; the last block may be unclosed."""
+def _read_block(text: str, start: int, tools: ToolSchemas, found: CollectedCalls) -> int:
+    """Collect the content of a block: a call, or a list of calls as SGLang accepts; the last block may be unclosed.
+
+    Return the index after the JSON value, or `start` if there is none.
+    """
+    end = start
     try:
         body = read_json(text, start, f"Tool call {found.number}", HERMES_FORM)
+        end = body.end
         is_closed = text.startswith(CLOSE, body.end)
         if not is_closed and body.end < len(text):
             raise MalformedCall(f"Tool call {found.number} continues after its JSON object. {HERMES_FORM}")
@@ -81,11 +83,12 @@ def _read_block(text: str, start: int, tools: ToolSchemas, found: CollectedCalls
             raise MalformedCall(f"The list of tool calls is empty. {HERMES_FORM}")
     except MalformedCall as problem:
         found.problems.append(str(problem))
-        return
+        return end
     is_list = isinstance(body.value, list)
     slips = [*([] if is_closed else [UNCLOSED_TAG]), *([LISTED] if is_list else [])]
     for item in body.value if is_list else [body.value]:
         _take_call(item, tools, found, slips)
+    return end
 
 
 def _take_call(item: object, tools: ToolSchemas, found: CollectedCalls, slips: Sequence[str]) -> None:

@@ -1,0 +1,46 @@
+"""Wall time, CPU time and tokens until a success rate, from one start: agentrl, synchronous and asynchronous, and TRL.
+
+All sides train the quick start's household task by tool calls, with GRPO and the same settings, from the same cloned
+model, on the same tasks in the same order. A run ends once the mean success of three successive steps (384 training
+episodes at temperature 1) reaches `success`, or after `limit_s`. It is first checked that TRL's side reads the same
+tokens as agentrl. Sides take turns, seed by seed; finished runs in `folder` are not repeated.
+
+    agentrl bench e2e --versus trl --json e2e.json
+    agentrl bench e2e --versus trl folder=runs/e2e seeds=[0] limit_s=3600
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from peers.e2e_runs import learn_all
+from peers.e2e_tasks import HOUSEHOLD
+
+from agentrl.errors import UsageError
+
+
+def run(
+    *,
+    versus: str = "trl",
+    seeds: Sequence[int] = (0, 1, 2),
+    success: float = 0.85,
+    steps: int = 75,
+    limit_s: float = 7200.0,
+    folder: str | None = None,
+) -> dict[str, Any]:
+    """Return the seconds, CPU seconds and sampled tokens of each side and seed.
+
+    Args:
+        versus: ``trl``.
+        seeds: Seeds of the model, the tasks and the sampling.
+        success: Success rate that ends a run.
+        steps: Largest number of steps of a run.
+        limit_s: Seconds after which a run ends without success.
+        folder: Folder of the runs, which is kept; a temporary folder by default.
+    """
+    if versus != "trl":
+        raise UsageError("unknown peer", got=f"versus={versus}", expected="trl")
+    return learn_all(
+        HOUSEHOLD, seeds=seeds, success=success, steps=steps, limit_s=limit_s, folder=folder, warm_start=True
+    )

@@ -1,0 +1,183 @@
+"""What the sides of the end-to-end comparison share: settings, the order of the tasks, and their first prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sysconfig
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.agent_loops.prompting import goal_line
+
+from agentrl.builders.episodes import build_env_pool, build_runner, sampling_params
+from agentrl.builders.models import build_renderer
+from agentrl.config import Config, load_config
+from agentrl.engine import GenerateRequest
+from agentrl.env.lookup import resolve_environment
+from agentrl.errors import AgentRLError
+from agentrl.render.renderer import Renderer
+from agentrl.render.tokenizers import load_tokenizer
+from agentrl.rollout.policies import EngineEpisodePolicy
+from agentrl.rollout.runner import Assignment, play_all
+from agentrl.rollout.task_source import task_source
+from agentrl.serving.scripted import ScriptedEngine
+from agentrl.task import Task, TaskCursor
+from agentrl.trajectory import Trajectory
+
+CHECKED = 4
+"""Number of tasks whose first turns are compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """A task to learn, with the settings of all sides."""
+
+    recipe: str
+    overrides: tuple[str, ...]
+    actions: tuple[str, str]
+    """Two actions that end no episode; the sides must read the same after them."""
+    calculator: bool = False
+
+    def load(self, *more: str) -> Config:
+        """Return the config with further overrides."""
+        return load_config(self.recipe, [*self.overrides, *more])
+
+
+HOUSEHOLD = Learning(
+    recipe="quickstart",
+    overrides=(
+        "agent.loop=tool_calling",
+        "agent.system_prompt=Act.",
+        "agent.options={restate_goal: true}",
+        "agent.max_answer_tokens=40",
+        "agent.max_rejected_actions=null",
+        "agent.max_tokens=2048",
+        "model.scratch.max_context=4096",
+        "sft.episodes=6000",
+        "sft.tokens_per_update=4000",
+        "algorithm.advantage=grpo",
+        "algorithm.aggregation=token-mean",
+        "trainer.optimizer=adamw",
+    ),
+    actions=("look", "inventory"),
+)
+"""The quick start's task by calls of a tool, because TRL's environments have no other actions; GRPO and AdamW."""
+ARITHMETIC = Learning(
+    recipe="qwen/math_problems",
+    overrides=("agent.options={}", "model.lora=null", "algorithm.aggregation=token-mean", "trainer.learning_rate=1e-5"),
+    actions=("a", "b"),
+    calculator=True,
+)
+"""Arithmetic with a calculator, for Qwen2.5-Coder-0.5B-Instruct; all weights are trained."""
+
+
+def write_settings(config: Config, learning: Learning, model: str, folder: Path, *, steps: int) -> dict[str, Any]:
+    """Return the settings of TRL's side, and write them into a folder.
+
+    Args:
+        config: Settings of agentrl's side.
+        learning: The task.
+        model: Folder of the model from which all sides start.
+        folder: Folder of TRL's run.
+        steps: Steps of agentrl's side.
+    """
+    section = config.sole_environment
+    renderer = build_renderer(config, model, load_tokenizer(model))
+    cursor = TaskCursor(task_source(resolve_environment(section.name), section), seed=config.run.seed)
+    tasks = [cursor.next() for _ in range(steps * config.trainer.tasks_per_step)]
+    unique = list({task.id: task for task in tasks}.values())
+    played = asyncio.run(_play_fixed(config, learning, renderer, unique))
+    rows = [_row(task, played[task.id], renderer) for task in unique]
+    checks = [
+        {
+            "id": task.id,
+            "actions": learning.actions,
+            "answers": _answers(played[task.id]),
+            "expected": played[task.id].sequences[0].ids_list()[: played[task.id].turns[2].start],
+        }
+        for task in unique[:CHECKED]
+    ]
+    clips = dict(config.algorithm.loss_options)
+    settings = {
+        "packages": [sysconfig.get_path("purelib")],
+        "folder": str(folder),
+        "model": model,
+        "environment": section.name,
+        "options": dict(section.options),
+        "calculator": learning.calculator,
+        "rows": rows,
+        "order": [task.id for task in tasks],
+        "check": checks,
+        "seed": config.run.seed,
+        "threads": 2,
+        "steps": steps,
+        "micro_batch": 16,
+        "episodes_per_step": config.trainer.tasks_per_step * config.algorithm.group_size,
+        "mini_batches": config.trainer.mini_batches,
+        "group_size": config.algorithm.group_size,
+        "learning_rate": config.trainer.learning_rate,
+        "min_lr_ratio": config.trainer.min_lr_ratio,
+        "warmup_steps": config.trainer.warmup_steps,
+        "clip_low": clips["clip_low"],
+        "clip_high": clips["clip_high"],
+        "max_tokens": config.agent.max_tokens,
+        "max_turns": config.agent.max_turns,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "settings.json").write_text(json.dumps(settings))
+    return settings
+
+
+def check_same_reading(settings: Mapping[str, Any], found: list[list[int]]) -> None:
+    """Check that TRL's side read the same tokens as agentrl after the fixed actions.
+
+    Raises:
+        AgentRLError: it read other tokens.
+    """
+    for check, ids in zip(settings["check"], found, strict=True):
+        if ids != check["expected"]:
+            first = next((n for n, (a, b) in enumerate(zip(ids, check["expected"], strict=False)) if a != b), len(ids))
+            raise AgentRLError(
+                f"TRL's side reads other tokens in task {check['id']}, from token {first} on",
+                got=ids[first : first + 12],
+                expected=check["expected"][first : first + 12],
+            )
+
+
+async def _play_fixed(
+    config: Config, learning: Learning, renderer: Renderer, tasks: list[Task]
+) -> dict[str, Trajectory]:
+    """Play the fixed actions in each task."""
+
+    def script(request: GenerateRequest) -> list[int]:
+        turn = list(request.prompt_ids).count(renderer.boundary.end_id) // 2 - 1
+        action = learning.actions[min(turn, len(learning.actions) - 1)]
+        text = f'<tool_call>\n{{"name": "act", "arguments": {{"action": "{action}"}}}}\n</tool_call>'
+        return [*renderer.encoder.encode(text), renderer.boundary.end_id]
+
+    engine = ScriptedEngine(script=script, vocab_size=len(renderer.tokenizer), max_context=16_384)
+    async with AsyncExitStack() as stack:
+        pool = build_env_pool(config, spec=resolve_environment(config.sole_environment.name))
+        stack.push_async_callback(pool.close)
+        policy = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
+        runner = build_runner(config, pool, policy, retries=0)
+        assignments = [Assignment(task=task, group_id=task.id, member=0, seed=0) for task in tasks]
+        return {trajectory.task_id: trajectory async for trajectory in play_all(runner, assignments, concurrency=64)}
+
+
+def _row(task: Task, played: Trajectory, renderer: Renderer) -> dict[str, Any]:
+    sequence = played.sequences[0]
+    prompt_ids = sequence.ids_list()[: sequence.turns[0].start]
+    text = renderer.encoder.decode(prompt_ids)
+    first = text[text.rindex("<|im_start|>user\n") :].removeprefix("<|im_start|>user\n").partition("<|im_end|>")[0]
+    goal = goal_line(first)
+    return {"id": task.id, "seed": task.seed, "options": task.options, "prompt_ids": prompt_ids, "goal": goal}
+
+
+def _answers(played: Trajectory) -> list[list[int]]:
+    ids = played.sequences[0].ids_list()
+    return [ids[turn.start : turn.end] for turn in played.turns[:2]]

@@ -1,0 +1,179 @@
+"""TRL's side of the end-to-end comparison: GRPOTrainer with an environment of agentrl (`environment_factory`).
+
+The first prompts are the token ids that agentrl renders for the same tasks in the same order; TRL renders the rest. An
+episode ends with its environment, as in agentrl: TRL itself would let the policy play on until its turns are spent.
+
+python e2e_trl.py SETTINGS.json
+
+It first writes what it has read of two fixed turns (`check.json`), and then one line per 128 episodes
+(`metrics.jsonl`). It runs in TRL's environment, and finds agentrl in the folder of packages that the settings name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import site
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+SETTINGS = json.loads(Path(sys.argv[1]).read_text())
+for place in SETTINGS["packages"]:
+    site.addsitedir(place)
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+
+import torch
+from agentrl.tools.calculator import calculator
+from datasets import Dataset  # type: ignore[import-not-found]
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
+from trl.chat_template_utils import qwen3_template  # type: ignore[import-not-found]
+
+from agentrl.env.lookup import resolve_environment
+
+OVER = "The episode is over."
+ROWS = {row["id"]: row for row in SETTINGS["rows"]}
+
+
+class Played:
+    """An environment of agentrl whose actions are calls of a tool."""
+
+    def __init__(self) -> None:
+        self._environment = resolve_environment(SETTINGS["environment"]).make(**SETTINGS["options"])
+        self.reward, self._goal, self._over = 0.0, "", False
+
+    def reset(self, prompt: list[dict[str, str]], **_: object) -> None:
+        """Start the episode that the prompt names."""
+        row = ROWS[prompt[-1]["content"]]
+        self._environment.reset(seed=row["seed"], options=row["options"])
+        self.reward, self._goal, self._over = 0.0, row["goal"], False
+
+    def act(self, action: str) -> str:
+        """Take an action in the environment.
+
+        Args:
+            action: The action, as text.
+        """
+        if self._over:
+            return OVER
+        observation, reward, terminated, truncated, _ = self._environment.step(action)
+        self.reward += float(reward)
+        self._over = terminated or truncated
+        if self._over:
+            return OVER
+        return f"{observation}\n{self._goal}" if self._goal else str(observation)
+
+
+class PlayedWithCalculator(Played):
+    """The same, with the calculator."""
+
+    def calculator(self, expression: str) -> str:
+        """Evaluate an arithmetic expression.
+
+        Args:
+            expression: The expression.
+        """
+        return str(calculator.function(expression))
+
+
+class Trainer(GRPOTrainer):  # type: ignore[misc]
+    """Trainer whose first prompts are given, and whose episodes end with the environment."""
+
+    def _tokenize_prompts(self, prompts: list[list[dict[str, str]]]) -> tuple[list[list[int]], None, dict[str, Any]]:
+        return [list(ROWS[prompt[-1]["content"]]["prompt_ids"]) for prompt in prompts], None, {}
+
+    def _generate_single_turn(
+        self, prompt_ids: list[list[int]], images: Any, fields: Any, num_generations: int, **others: Any
+    ) -> tuple[list[list[int]], None]:
+        ended = [OVER in self._tokenizer.decode(ids[-48:]) for ids in prompt_ids]
+        going = [ids for ids, over in zip(prompt_ids, ended, strict=True) if not over]
+        answers: list[list[int]] = []
+        if going:
+            answers, _ = super()._generate_single_turn(going, images, fields, num_generations, **others)
+        following = iter(answers)
+        return [[self._tokenizer.eos_token_id] if over else next(following) for over in ended], None
+
+
+def check(trainer: Trainer) -> None:
+    """Write the token ids of the first tasks after two fixed actions, to be compared with agentrl's."""
+    found = []
+    for expected in SETTINGS["check"]:
+        played = Played()
+        played.reset([{"content": expected["id"]}])
+        ids = list(ROWS[expected["id"]]["prompt_ids"])
+        for action, answer_ids in zip(expected["actions"], expected["answers"], strict=True):
+            message = {"role": "tool", "name": "act", "content": played.act(action)}
+            ids += answer_ids + trainer._get_tool_suffix_ids([message])
+        found.append(ids)
+    (Path(SETTINGS["folder"]) / "check.json").write_text(json.dumps(found))
+
+
+def main() -> None:
+    """Train."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(SETTINGS["threads"])
+    torch.manual_seed(SETTINGS["seed"])
+    tokenizer = AutoTokenizer.from_pretrained(SETTINGS["model"])
+    tokenizer.response_template = qwen3_template
+    metrics = Path(SETTINGS["folder"]) / "metrics.jsonl"
+
+    def score(environments: list[Played], **_: object) -> list[float]:
+        rewards = [environment.reward for environment in environments]
+        lengths = trainer._metrics["train"]["completions/mean_length"]
+        line = {
+            "success/mean": sum(reward >= 1.0 for reward in rewards) / len(rewards),
+            "tokens/sampled": lengths[-1] * len(rewards),
+        }
+        with metrics.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        return rewards
+
+    prompts = [{"prompt": [{"role": "user", "content": name}]} for name in SETTINGS["order"]]
+    batch, episodes = SETTINGS["micro_batch"], SETTINGS["episodes_per_step"]
+    updates = SETTINGS["mini_batches"]
+    trainer = Trainer(
+        model=AutoModelForCausalLM.from_pretrained(SETTINGS["model"], dtype=torch.float32),
+        reward_funcs=score,
+        args=GRPOConfig(
+            output_dir=SETTINGS["folder"],
+            seed=SETTINGS["seed"],
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=episodes // updates // batch,
+            generation_batch_size=episodes,
+            num_generations=SETTINGS["group_size"],
+            max_steps=updates * SETTINGS["steps"],
+            learning_rate=SETTINGS["learning_rate"],
+            lr_scheduler_type="cosine_with_min_lr",
+            lr_scheduler_kwargs={"min_lr_rate": SETTINGS["min_lr_ratio"]},
+            warmup_steps=updates * SETTINGS["warmup_steps"],
+            adam_beta1=0.9,
+            adam_beta2=0.95,
+            weight_decay=0.0,
+            max_grad_norm=1.0,
+            loss_type="dapo",
+            beta=0.0,
+            epsilon=SETTINGS["clip_low"],
+            epsilon_high=SETTINGS["clip_high"],
+            temperature=1.0,
+            max_completion_length=SETTINGS["max_tokens"],
+            max_tool_calling_iterations=SETTINGS["max_turns"],
+            shuffle_dataset=False,
+            gradient_checkpointing=False,
+            bf16=False,
+            use_cpu=True,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        ),
+        train_dataset=Dataset.from_list(prompts),
+        processing_class=tokenizer,
+        environment_factory=PlayedWithCalculator if SETTINGS["calculator"] else Played,
+    )
+    check(trainer)
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()

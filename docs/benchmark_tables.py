@@ -1,0 +1,216 @@
+"""Tables of docs/benchmarks.md: the recorded comparisons with other frameworks, and the stored ratios."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+DOCS = Path(__file__).parent
+RECORDED = DOCS / "comparisons.json"
+NOT_MEASURED = "Not measured yet."
+NAMES = {
+    "agentrl": "agentrl",
+    "agentrl_in_process": "agentrl, engine in the same process",
+    "agentrl_async": "agentrl, asynchronous",
+    "bare": "bare client",
+    "trl": "TRL 1.16.0",
+    "verifiers": "verifiers 0.4.0",
+    "verifiers_classic": "verifiers 0.3.1, classic `ToolEnv`",
+    "agentlightning": "agentlightning 0.3.0",
+    "litellm": "litellm 1.106.12",
+    "rllm": "rllm-model-gateway 0.1.0",
+}
+OWN = ("agentrl", "agentrl_in_process", "agentrl_async")
+LIMITS = ("bare",)
+"""Sides that are neither agentrl nor a framework."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of a comparison."""
+
+    key: str
+    title: str
+    form: str
+    """Format of a value."""
+    less_is_better: bool
+
+
+ROLLOUT = (
+    Figure("cpu_ms_per_turn", "CPU ms per turn", "{:.2f}", True),
+    Figure("turns_per_s", "turns/s", "{:,.0f}", False),
+    Figure("tokens_per_s", "tokens/s", "{:,.0f}", False),
+    Figure("kb_per_episode", "KB per episode", "{:,.0f}", True),
+)
+GATEWAY = (
+    Figure("cpu_ms_per_request", "CPU ms per request", "{:.2f}", True),
+    Figure("requests_per_s", "requests/s", "{:,.0f}", False),
+    Figure("first_text_ms_median", "first text of a stream, ms", "{:,.0f}", True),
+)
+E2E = (
+    Figure("seconds", "seconds", "{:,.0f}", True),
+    Figure("cpu_s", "CPU seconds", "{:,.0f}", True),
+    Figure("sampled_tokens", "sampled tokens", "{:,.0f}", True),
+)
+
+
+def read_recorded(path: Path = RECORDED) -> list[dict[str, Any]]:
+    """Return all recorded comparisons, oldest first."""
+    found: list[dict[str, Any]] = json.loads(path.read_bytes()) if path.is_file() else []
+    return found
+
+
+def newest(entries: Sequence[Mapping[str, Any]], benchmark: str, server: str | None = None) -> Mapping[str, Any] | None:
+    """Return the newest comparison of a benchmark, on a server if it names one."""
+    wanted = [
+        entry
+        for entry in entries
+        if entry["benchmark"] == benchmark and server in (None, entry["conditions"].get("server"))
+    ]
+    return wanted[-1] if wanted else None
+
+
+def rows_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, float]]]:
+    """Yield each side of a comparison, a setting such as the number of episodes at once, and its figures."""
+    if entry["benchmark"] == "gateway":
+        for name, row in entry.items():
+            if name in NAMES:
+                yield name, "", row
+        return
+    for name, rows in entry["sides"].items():
+        if entry["benchmark"] == "rollout":
+            for setting, row in rows.items():
+                yield name, setting, row
+        elif rows:
+            keys = ("seconds", "cpu_s", "sampled_tokens")
+            medians = {key: median(row[key] for row in rows.values()) for key in keys}
+            reached = sum(row["reached"] for row in rows.values())
+            yield name, "", {**medians, "reached": reached, "seeds": len(rows)}
+
+
+def figures_of(benchmark: str) -> tuple[Figure, ...]:
+    """Return the figures of a benchmark."""
+    return {"rollout": ROLLOUT, "gateway": GATEWAY}.get(benchmark, E2E)
+
+
+def conditions_text(entry: Mapping[str, Any]) -> str:
+    """Return the conditions of a comparison as a sentence."""
+    found = entry["conditions"]
+    processor = found["processor"] or "unknown processor"
+    rounds = f"{found['rounds']} seeds" if "success" in found else f"medians of {found['rounds']} rounds"
+    return f"Measured on {found['date']}: {found['cores']} cores of {processor}, load {found['load']}, {rounds}."
+
+
+def comparison_table(entries: Sequence[Mapping[str, Any]], benchmark: str, server: str | None = None) -> str:
+    """Return the table of the newest comparison of a benchmark."""
+    entry = newest(entries, benchmark, server)
+    if entry is None:
+        return NOT_MEASURED
+    figures, rows = figures_of(benchmark), list(rows_of(entry))
+    settings = any(setting for _, setting, _ in rows)
+    heads = ["side", *(["episodes at once"] if settings else []), *(figure.title for figure in figures)]
+    if benchmark.startswith("e2e"):
+        heads.append("seeds that succeeded")
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for name, setting, row in rows:
+        cells = [NAMES.get(name, name), *([setting] if settings else [])]
+        cells += [figure.form.format(row[figure.key]) for figure in figures]
+        if "cpu_ms_lowest" in row:
+            at = heads.index(figures[0].title)
+            cells[at] += f" ({row['cpu_ms_lowest']:.2f} to {row['cpu_ms_highest']:.2f})"
+        if "seeds" in row:
+            cells.append(f"{row['reached']} of {row['seeds']}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([conditions_text(entry), "", *lines])
+
+
+def ahead_table(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return every figure of the newest comparisons in which a peer is better than agentrl."""
+    lines = []
+    for entry in filter(None, (newest(entries, name) for name in ("rollout", "gateway", "e2e", "e2e_llm"))):
+        rows = list(rows_of(entry))
+        for figure in figures_of(entry["benchmark"]):
+            for setting in dict.fromkeys(setting for _, setting, _ in rows):
+                here = {name: row[figure.key] for name, at, row in rows if at == setting}
+                lines += _ahead(entry["benchmark"], figure, setting, here)
+    if not any(newest(entries, name) for name in ("rollout", "gateway", "e2e")):
+        return NOT_MEASURED
+    if not lines:
+        return "In none of the figures above."
+    heads = "| comparison | figure | peer | its value | agentrl |"
+    return "\n".join([heads, "|---|---|---|---|---|", *lines])
+
+
+def _ahead(benchmark: str, figure: Figure, setting: str, here: Mapping[str, float]) -> list[str]:
+    if "agentrl" not in here:
+        return []
+    own, sign = here["agentrl"], 1 if figure.less_is_better else -1
+    where = f"{benchmark}, {setting} at once" if setting else benchmark
+    return [
+        f"| {where} | {figure.title} | {NAMES[name]} | {figure.form.format(value)} | {figure.form.format(own)} |"
+        for name, value in here.items()
+        if name not in (*OWN, *LIMITS) and sign * value < sign * own
+    ]
+
+
+def history_table(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return one row per recorded comparison: its first figure of agentrl, and that of the best peer."""
+    if not entries:
+        return NOT_MEASURED
+    lines = ["| date | comparison | figure | agentrl | best peer | times | load |", "|---|---|---|---|---|---|---|"]
+    for entry in entries:
+        figure, rows = figures_of(entry["benchmark"])[0], list(rows_of(entry))
+        for setting in dict.fromkeys(setting for _, setting, _ in rows):
+            here = {name: row[figure.key] for name, at, row in rows if at == setting}
+            peers = {name: value for name, value in here.items() if name not in (*OWN, *LIMITS)}
+            if "agentrl" in here and peers:
+                lines.append(_history_row(entry, figure, setting, here["agentrl"], peers))
+    return "\n".join(lines)
+
+
+def _history_row(entry: Mapping[str, Any], figure: Figure, setting: str, own: float, peers: Mapping[str, float]) -> str:
+    best = min(peers, key=lambda name: peers[name])
+    server = entry["conditions"].get("server")
+    parts = [
+        entry["benchmark"],
+        *([f"on {server}"] if server == "vllm" else []),
+        *([f"{setting} at once"] if setting else []),
+    ]
+    cells = [
+        entry["conditions"]["date"],
+        ", ".join(filter(None, parts)),
+        figure.title,
+        figure.form.format(own),
+        f"{figure.form.format(peers[best])} ({NAMES[best]})",
+        f"{peers[best] / own:.1f}",
+        str(entry["conditions"]["load"]),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def ratios_table(path: Path = DOCS / "benchmarks.json") -> str:
+    """Return the stored ratios, which `make bench-check` measures again."""
+    lines = ["| benchmark | ratio | stored | conditions |", "|---|---|---|---|"]
+    for run in json.loads(path.read_bytes()):
+        lines += [
+            f"| {run['benchmark']} | {ratio['name']} | {ratio['stored']:g} | {run['conditions']} |"
+            for ratio in run["ratios"]
+        ]
+    return "\n".join(lines)
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "comparison rollout": lambda: comparison_table(read_recorded(), "rollout", "instant"),
+    "comparison rollout vllm": lambda: comparison_table(read_recorded(), "rollout", "vllm"),
+    "comparison gateway": lambda: comparison_table(read_recorded(), "gateway"),
+    "comparison e2e": lambda: comparison_table(read_recorded(), "e2e"),
+    "comparison e2e llm": lambda: comparison_table(read_recorded(), "e2e_llm"),
+    "comparison ahead": lambda: ahead_table(read_recorded()),
+    "comparison history": lambda: history_table(read_recorded()),
+    "stored ratios": ratios_table,
+}
+"""Tables by the names of their markers."""
