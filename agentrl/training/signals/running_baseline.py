@@ -1,4 +1,4 @@
-"""Running baselines: numbers of roles, types of tasks or tasks that an estimator compares with, kept from step to step."""
+"""Running baselines: numbers of roles, task types or tasks that an estimator compares with, kept over steps."""
 
 from __future__ import annotations
 
