@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,28 +55,6 @@ class RemoteTaskSource(TaskSource, Protocol):
 
     async def fetch(self, indices: Sequence[int]) -> None:
         """Fetch the tasks of some indices; the call may be abandoned."""
-
-
-@runtime_checkable
-class ProposedTaskSource(TaskSource, Protocol):
-    """A task source that grows by tasks which episodes propose; a run's checkpoint contains its state.
-
-    `agentrl.rollout.task_order.TaskSampler` calls `propose` after each training step, so that the tasks of a step do
-    not depend on the speed of its episodes. An index is only a place in the order: `draw` decides the task, which has
-    no messages, and whose fields are plain JSON types.
-    """
-
-    def draw(self, index: int) -> Task:
-        """Draw the next task at an index of the order; the draw may change the state."""
-
-    def propose(self, proposals: Sequence[Mapping[str, Any]]) -> int:
-        """Add ``info["proposals"]`` of the episodes of a training step; return how many are new."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for `load_state_dict` in plain JSON types."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `state_dict` returned."""
 
 
 class TaskBuffer:
@@ -150,6 +129,72 @@ def _key(task: Mapping[str, Any]) -> str:
     return json.dumps(task, sort_keys=True)
 
 
+class ProposedTasks(ABC):
+    """A task source that grows by tasks which episodes propose; a run's checkpoint contains its state.
+
+    Every second task is a request for a new task, and the kinds take turns. The others are proposed before: the newest
+    that was not a task yet, or else a random one. `agentrl.rollout.task_order.TaskSampler` adds the proposals after
+    each training step, so that the tasks of a step do not depend on the speed of its episodes.
+
+    The tasks have no messages, and their fields are plain JSON types.
+
+    Args:
+        capacity: Maximum number of proposed tasks of each kind that are kept.
+        kinds: Kinds of tasks; with several, each proposal has its ``kind``.
+        size: Length of the order of tasks.
+    """
+
+    def __init__(self, *, capacity: int, kinds: Sequence[str] = ("task",), size: int = 100_000) -> None:
+        self._kinds, self._size = tuple(kinds), size
+        self._buffer = TaskBuffer(capacity)
+        self._draws = 0
+
+    @abstractmethod
+    def request(self, kind: str, rng: random.Random, buffer: TaskBuffer) -> Task:
+        """Make a task that asks for a new one; it may show tasks of the buffer."""
+
+    @abstractmethod
+    def pose(self, proposal: Mapping[str, Any], rng: random.Random) -> Task:
+        """Make a task from one of the objects in ``info["proposals"]``."""
+
+    def stand_in(self, kind: str, rng: random.Random) -> Mapping[str, Any] | None:
+        """Return an object to pose while nothing of a kind was proposed; ``None`` to request a task instead."""
+        return None
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Task:
+        """Return the task at an index of the order if nothing was proposed yet."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._make(index, random.Random(f"task {index}"), TaskBuffer(1))
+
+    def draw(self, index: int) -> Task:
+        """Draw the next task; the index only varies the random choices."""
+        self._draws += 1
+        return self._make(self._draws - 1, random.Random(f"draw {self._draws} {index}"), self._buffer)
+
+    def _make(self, number: int, rng: random.Random, buffer: TaskBuffer) -> Task:
+        kind = self._kinds[number // 2 % len(self._kinds)]
+        if number % 2 and (proposal := buffer.next(kind, rng) or self.stand_in(kind, rng)):
+            return self.pose(proposal, rng)
+        return self.request(kind, rng, buffer)
+
+    def propose(self, proposals: Sequence[Mapping[str, Any]]) -> int:
+        """Add ``info["proposals"]`` of the episodes of a training step; return how many are new."""
+        return sum([self._buffer.add(proposal.get("kind", self._kinds[0]), proposal) for proposal in proposals])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for `load_state_dict` in plain JSON types."""
+        return {"draws": self._draws, "buffer": self._buffer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state that `state_dict` returned."""
+        self._draws = state["draws"]
+        self._buffer.load_state_dict(state["buffer"])
+
+
 def checked_proposals(environment: str, proposals: object) -> list[dict[str, Any]]:
     """Return ``info["proposals"]`` of an environment.
 
@@ -219,7 +264,7 @@ class TaskCursor:
             raise UsageError("the task source is empty", got="0 tasks", expected="at least one")
         self.source = source
         self._remote = source if isinstance(source, RemoteTaskSource) else None
-        self.proposed = source if isinstance(source, ProposedTaskSource) else None
+        self.proposed = source if isinstance(source, ProposedTasks) else None
         self.seed = seed
         self.shuffle = shuffle
         self.position = 0

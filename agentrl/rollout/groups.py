@@ -102,7 +102,7 @@ class Group:
     def to_record(self) -> dict[str, Any]:
         """Return the group in plain JSON types.
 
-        `from_record` needs its task, which the sampler finds by its place; a task of a `ProposedTaskSource` is stored.
+        `from_record` needs its task, which the sampler finds by its place; a task of a `ProposedTasks` is stored.
         """
         return {
             "position": self.position,

@@ -90,7 +90,7 @@ class ProposedPrograms(AsyncEnv):
             UsageError: the options are not those of a task.
         """
         if not options:
-            tasks = ProposedProgramTasks(TRAIN, self.options)
+            tasks = ProposedProgramTasks(self.options)
             options = dict(tasks[(seed or 0) % len(tasks)].options)
         self._asked, self._references, self._puzzle, self._answers = None, [], None, []
         self._seed, self._over = seed or 0, False

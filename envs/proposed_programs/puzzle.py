@@ -31,7 +31,7 @@ FORBIDDEN = frozenset(
     (
         *("__import__", "breakpoint", "compile", "delattr", "eval", "exec", "exit", "globals", "hash", "help", "id"),
         *("input", "locals", "open", "print", "quit", "setattr", "vars", "__builtins__", "__globals__", "__loader__"),
-        *("__spec__", "__subclasses__", "__code__", "__closure__"),
+        *("__spec__", "__subclasses__", "__code__", "__closure__", "sys", "_sys", "os", "_os"),
     )
 )
 """Names and attributes that it may not use: they make it depend on more than its input."""

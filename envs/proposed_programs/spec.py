@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.task import TaskSource
 
-from ..task_ids import SPLITS
+from ..task_ids import SPLITS, TRAIN, check_split
 from .environment import ProposedPrograms
 from .options import parse_options
-from .tasks import ENVIRONMENT, ProposedProgramTasks
+from .tasks import ENVIRONMENT, HeldOutTasks, ProposedProgramTasks
 from .texts import INSTRUCTIONS
 
 
-def tasks(split: str, **options: Any) -> ProposedProgramTasks:
+def tasks(split: str, **options: Any) -> TaskSource:
     """Return the task source of a split, under the environment's options."""
-    return ProposedProgramTasks(split, parse_options(**options))
+    parsed = parse_options(**options)
+    return ProposedProgramTasks(parsed) if split == TRAIN else HeldOutTasks(check_split(split, ENVIRONMENT), parsed)
 
 
 SPEC = EnvironmentSpec(

@@ -8,23 +8,21 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from agentrl.task import Task, TaskBuffer
+from agentrl.task import ProposedTasks, Task, TaskBuffer
 
 from ..code.options import Size
 from ..code.options import parse_options as code_options
 from ..code.tasks import CodeTasks, problem_of
 from ..code.tiny import HIGHEST, LOWEST, PARAMETERS
-from ..task_ids import FIRST_SEED, TRAIN, check_split
+from ..task_ids import FIRST_SEED, TRAIN
 from .options import Kind, ProposedOptions
 from .puzzle import FUNCTION, Puzzle
 
 ENVIRONMENT = "proposed_programs"
-PLACES = 100_000
-"""Length of the order of training tasks."""
 HELD_OUT = 240
 """Number of tasks of the other splits."""
 _MESSAGES = {
@@ -33,57 +31,25 @@ _MESSAGES = {
 }
 
 
-class ProposedProgramTasks:
-    """Tasks of a split: a `agentrl.task.ProposedTaskSource`.
+class ProposedProgramTasks(ProposedTasks):
+    """The training tasks: requests for new puzzles and puzzles to solve, in turn."""
 
-    In the split ``train``, every second task asks for a new puzzle, and the kinds take turns. The others are puzzles to
-    solve: the newest of the buffer that was not a task yet, or else a random one. Other splits have generated puzzles.
-    """
-
-    def __init__(self, split: str, options: ProposedOptions) -> None:
-        self.split = check_split(split, ENVIRONMENT)
+    def __init__(self, options: ProposedOptions) -> None:
+        super().__init__(capacity=options.buffer, kinds=options.kinds)
         self._options = options
-        self._buffer = TaskBuffer(options.buffer)
-        self._draws = 0
 
-    def __len__(self) -> int:
-        return PLACES if self.split == TRAIN else HELD_OUT
+    def request(self, kind: str, rng: Random, buffer: TaskBuffer) -> Task:
+        """Ask for a puzzle, with references from the buffer."""
+        records = [puzzle.to_record() for puzzle in self._references(Kind(kind), rng, buffer)]
+        return make_task(TRAIN, "propose", Kind(kind), {"propose": kind, "references": records}, rng.randrange(2**20))
 
-    def __getitem__(self, index: int) -> Task:
-        """Return the task that would be drawn if nothing was proposed yet."""
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        if self.split == TRAIN:
-            return self._make(index, Random(f"task {index}"), TaskBuffer(1))
-        kinds = self._options.kinds
-        return self._pose(generated(self.split, index // len(kinds), kinds[index % len(kinds)], self._options), index)
+    def pose(self, proposal: Mapping[str, Any], rng: Random) -> Task:
+        """Pose a puzzle."""
+        return pose(TRAIN, Puzzle.from_record(proposal), rng.randrange(2**20))
 
-    def draw(self, index: int) -> Task:
-        """Draw the next task; the index only varies the random choices."""
-        if self.split != TRAIN:
-            return self[index]
-        self._draws += 1
-        return self._make(self._draws - 1, Random(f"draw {self._draws} {index}"), self._buffer)
-
-    def propose(self, proposals: Sequence[Mapping[str, Any]]) -> int:
-        """Add proposed puzzles to the buffer; return how many are new."""
-        return sum([self._buffer.add(str(proposal["kind"]), proposal) for proposal in proposals])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the buffer, and the number of draws."""
-        return {"draws": self._draws, "buffer": self._buffer.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `state_dict` returned."""
-        self._draws = state["draws"]
-        self._buffer.load_state_dict(state["buffer"])
-
-    def _make(self, number: int, rng: Random, buffer: TaskBuffer) -> Task:
-        kind = self._options.kinds[number // 2 % len(self._options.kinds)]
-        if number % 2 == 0:
-            return self._ask(kind, self._references(kind, rng, buffer), rng)
-        found = buffer.next(kind, rng)
-        return self._pose(self._generate(kind, rng) if found is None else Puzzle.from_record(found), number)
+    def stand_in(self, kind: str, rng: Random) -> Mapping[str, Any]:
+        """Return a generated puzzle."""
+        return self._generate(Kind(kind), rng).to_record()
 
     def _generate(self, kind: Kind, rng: Random) -> Puzzle:
         return generated(TRAIN, rng.randrange(self._options.seeds), kind, self._options)
@@ -101,22 +67,40 @@ class ProposedProgramTasks:
             *(self._generate(kind, rng) for _ in range(count - len(found))),
         ]
 
-    def _ask(self, kind: Kind, references: Sequence[Puzzle], rng: Random) -> Task:
-        records = [puzzle.to_record() for puzzle in references]
-        return self._task("propose", kind, {"propose": kind.value, "references": records}, rng.randrange(1_000_000))
 
-    def _pose(self, puzzle: Puzzle, seed: int) -> Task:
-        return self._task("solve", puzzle.kind, {"puzzle": puzzle.to_record()}, seed)
+class HeldOutTasks:
+    """The tasks of the splits valid and test: generated puzzles."""
 
-    def _task(self, what: str, kind: Kind, options: dict[str, Any], seed: int) -> Task:
-        digest = hashlib.blake2b(json.dumps([options, seed]).encode(), digest_size=6).hexdigest()
-        return Task(
-            id=f"{what}-{kind}-{digest}",
-            environment=ENVIRONMENT,
-            seed=FIRST_SEED[self.split] + seed,
-            options=options,
-            type=kind.value,
-        )
+    def __init__(self, split: str, options: ProposedOptions) -> None:
+        self.split = split
+        self._options = options
+
+    def __len__(self) -> int:
+        return HELD_OUT
+
+    def __getitem__(self, index: int) -> Task:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        kinds = self._options.kinds
+        puzzle = generated(self.split, index // len(kinds), kinds[index % len(kinds)], self._options)
+        return pose(self.split, puzzle, index)
+
+
+def pose(split: str, puzzle: Puzzle, seed: int) -> Task:
+    """Return the task to solve a puzzle."""
+    return make_task(split, "solve", puzzle.kind, {"puzzle": puzzle.to_record()}, seed)
+
+
+def make_task(split: str, what: str, kind: Kind, options: dict[str, Any], seed: int) -> Task:
+    """Return a task whose id depends on all that it contains."""
+    digest = hashlib.blake2b(json.dumps([options, seed]).encode(), digest_size=6).hexdigest()
+    return Task(
+        id=f"{what}-{kind}-{digest}",
+        environment=ENVIRONMENT,
+        seed=FIRST_SEED[split] + seed,
+        options=options,
+        type=kind.value,
+    )
 
 
 @functools.lru_cache(maxsize=4096)
