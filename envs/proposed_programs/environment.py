@@ -123,9 +123,14 @@ class ProposedPrograms(AsyncEnv):
 
     async def _propose(self, action: str) -> Step:
         assert self._asked is not None
-        given = self._references[0].program if self._references else ""
+        given, known = self._references[0].program if self._references else "", self._generated()
         try:
-            self._puzzle = await validate(self._asked, action, self.options, given)
+            if known.kind is self._asked and action == write_proposal(
+                known
+            ):  # by the expert, whose puzzles need no sandbox
+                self._puzzle = known
+            else:
+                self._puzzle = await validate(self._asked, action, self.options, given)
         except Refused as why:
             self._over = True
             parts = {"reward_components": {"proposal_valid": 0.0}, "success": False, "valid": False}
@@ -152,17 +157,19 @@ class ProposedPrograms(AsyncEnv):
         return ProposedProgramsExpert(self)
 
     def expert_action(self) -> str:
-        """Return the solution of the puzzle, or a generated puzzle that was not among the references.
+        """Return the solution of the puzzle, or a generated puzzle.
 
-        The expert cannot run the program of an induction: it proposes the inputs that its puzzle already has.
+        The expert cannot run the program of an induction: it proposes the inputs that its puzzle already has. They are
+        refused if there are too few, as in a puzzle of another kind.
         """
-        if self._puzzle is not None:
-            return write_solution(self._puzzle)
+        return write_proposal(self._generated()) if self._puzzle is None else write_solution(self._puzzle)
+
+    def _generated(self) -> Puzzle:
         assert self._asked is not None
         if self._asked is Kind.INDUCTION:
-            return write_proposal(self._references[0])
-        rng = Random(f"proposal {self._seed}")
-        return write_proposal(generated(TRAIN, rng.randrange(self.options.seeds), self._asked, self.options))
+            return self._references[0]
+        number = Random(f"proposal {self._seed}").randrange(self.options.seeds)
+        return generated(TRAIN, number, self._asked, self.options)
 
     def state_key(self) -> str:
         """Return a key of the task and of what was answered."""

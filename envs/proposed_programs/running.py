@@ -96,7 +96,7 @@ def _value(answer: Mapping[str, Any]) -> Any:
 
 
 async def is_solved(puzzle: Puzzle, answer: str, options: ProposedOptions) -> bool:
-    """Return True if an answer solves a puzzle.
+    """Return True if an answer solves a puzzle. The proposer's own answer does, without another execution.
 
     Raises:
         Refused: the answer does not have the required form.
@@ -105,12 +105,17 @@ async def is_solved(puzzle: Puzzle, answer: str, options: ProposedOptions) -> bo
     if puzzle.kind is Kind.DEDUCTION:
         return bool(read_literal(last_block(answer, "output")) == read_literal(puzzle.outputs[0]))
     if puzzle.kind is Kind.ABDUCTION:
-        found = read_arguments(last_block(answer, "input"))
+        text = last_block(answer, "input")
+        found = read_arguments(text)
+        if text.strip() == puzzle.inputs[0]:
+            return True
         program, calls = puzzle.program, [(found, puzzle.outputs[0])]
     else:
         program = last_block(answer, "python")
         if len(program) > MOST_SOURCE:
             raise Refused(f"a program of more than {MOST_SOURCE} characters")
+        if program.strip() == puzzle.program.strip():
+            return True
         hidden = zip(puzzle.inputs[puzzle.shown :], puzzle.outputs[puzzle.shown :], strict=True)
         calls = [(read_arguments(given), output) for given, output in hidden]
     cases = [Case(call=FUNCTION, arguments=given, value=read_literal(output)) for given, output in calls]
