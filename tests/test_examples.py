@@ -39,6 +39,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "09_custom_algorithm": ("--steps", "1", *SMALL),
     "10_mixture": ("--steps", "5", *SMALL, "trainer.tasks_per_step=3", "agent.max_turns=8"),
     "11_asynchronous": ("--steps", "3", *SMALL),
+    "13_proposer": ("--steps", "1", *SMALL, "trainer.tasks_per_step=4", "algorithm.group_size=1", "agent.max_turns=3"),
 }
 ELSEWHERE = {"12_own_training_loop"}
 """They need a server: tests/training_service runs them."""
@@ -54,8 +55,9 @@ EXPECTED = {
     "09_custom_algorithm": "'groups/trained': 1",
     "10_mixture": "horizon 8",
     "11_asynchronous": "step 3: at most ",
+    "13_proposer": "'proposals/valid': ",
 }
-MOST_LINES = 80
+MOST_LINES = 90
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +73,7 @@ def _own_environment_ids() -> Iterator[None]:
 def test_every_example_is_listed_here() -> None:
     listed = sorted({*ARGUMENTS, *ELSEWHERE})
     assert [path.stem for path in sorted(EXAMPLES.glob("*.py"))] == listed
-    assert [int(name[:2]) for name in listed] == list(range(1, 13))
+    assert [int(name[:2]) for name in listed] == list(range(1, 14))
 
 
 @pytest.mark.parametrize("name", [*ARGUMENTS, *ELSEWHERE])
