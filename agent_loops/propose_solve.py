@@ -14,6 +14,8 @@ from agentrl.trajectory import ATTEMPT
 from .prompting import opening
 
 PROPOSER, SOLVER = "proposer", "solver"
+LEAST_ATTEMPTS = 2
+"""A single attempt succeeds always or never, so that no proposal would be worth anything."""
 UNTRAINED = TurnOptions(trained=False)
 
 
@@ -40,8 +42,10 @@ class ProposeSolve(AgentLoop):
     def __init__(
         self, *, attempts: int = 8, train_attempts: bool = True, wrong: float = 0.0, malformed: float = 0.0
     ) -> None:
-        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
-            raise ConfigError("attempts of propose_solve is too small", got=repr(attempts), expected="1 or more")
+        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < LEAST_ATTEMPTS:
+            raise ConfigError(
+                "attempts of propose_solve is too small", got=repr(attempts), expected=f"{LEAST_ATTEMPTS} or more"
+            )
         if not isinstance(train_attempts, bool):
             raise ConfigError("train_attempts is not a truth value", got=repr(train_attempts), expected="true or false")
         for name, value in (("wrong", wrong), ("malformed", malformed)):

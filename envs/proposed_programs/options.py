@@ -70,7 +70,7 @@ def parse_options(
     if size not in list(Size):
         raise UsageError("unknown size of proposed_programs", got=repr(size), expected=" or ".join(Size))
     numbers = {
-        "attempts": (attempts, 1),
+        "attempts": (attempts, 2),
         "references": (references, 0),
         "inputs": (inputs, LEAST_INPUTS),
         "buffer": (buffer, 1),

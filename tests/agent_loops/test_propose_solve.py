@@ -9,6 +9,7 @@ from support.fixtures import WORLDS
 from agentrl.agent_loop import AgentRole
 from agentrl.engine import SamplingParams
 from agentrl.errors import ConfigError, Outcome, UsageError
+from agentrl.observe.metrics import trajectory_metrics
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
@@ -112,7 +113,7 @@ async def test_other_numbers_of_attempts_are_refused(play):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"attempts": 0}, "attempts of propose_solve is too small"),
+        ({"attempts": 1}, "attempts of propose_solve is too small"),
         ({"attempts": True}, "attempts of propose_solve is too small"),
         ({"wrong": 0.5}, "wrong of propose_solve is not a penalty"),
         ({"malformed": float("nan")}, "malformed of propose_solve is not a penalty"),
@@ -138,3 +139,12 @@ def test_options_that_are_not_valid_are_refused(options, message):
 )
 def test_learnability(solved, worth):
     assert learnability(solved) == worth
+
+
+async def test_metrics_join_the_attempts(play):
+    trajectory = await play("a", "a", "x")
+    found = trajectory_metrics([trajectory], version=0)
+    assert (found["role/solver/return/mean"], found["role/solver/turns/mean"]) == (0.25, 2.0)
+    assert found["role/proposer/return/mean"] == 0.5
+    assert trajectory.metrics["reward_of/solver"] == 0.5
+    assert not any("#" in name for name in found)

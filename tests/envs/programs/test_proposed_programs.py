@@ -226,7 +226,7 @@ def _records(given: Any) -> list[dict[str, Any]]:
         ({"kinds": "deduction"}, "kinds of proposed_programs"),
         ({"kinds": ["deduction", "induktion"]}, "kinds of proposed_programs"),
         ({"size": "big"}, "unknown size"),
-        ({"attempts": 0}, "attempts of proposed_programs"),
+        ({"attempts": 1}, "attempts of proposed_programs"),
         ({"buffer": 0}, "buffer of proposed_programs"),
         ({"inputs": 1}, "inputs of proposed_programs"),
         ({"inputs": 11}, "inputs of proposed_programs is too large"),
