@@ -198,7 +198,7 @@ def find_tasks(config: Config, wanted: Mapping[str, Iterable[str]]) -> Tasks:
         source = task_source(resolve_environment(environment.name), environment)
         if missing and isinstance(source, ProposedTasks):
             raise UsageError(
-                f"the tasks of {environment.name} were proposed by episodes of the run, and are not among its own tasks",
+                f"the tasks of {environment.name} were proposed by episodes, and are not among its own tasks",
                 got=", ".join(sorted(missing)[:3]),
                 expected="episodes of another split, such as those of an evaluation",
             )
