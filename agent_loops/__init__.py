@@ -11,6 +11,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "external": "agentrl.agent_loops.external:External",
         "memory": "agentrl.agent_loops.memory:Memory",
         "planner_worker": "agentrl.agent_loops.planner_worker:PlannerWorker",
+        "propose_solve": "agentrl.agent_loops.propose_solve:ProposeSolve",
         "react_text": "agentrl.agent_loops.react_text:ReactText",
         "self_play": "agentrl.agent_loops.self_play:SelfPlay",
         "single_turn": "agentrl.agent_loops.single_turn:SingleTurn",

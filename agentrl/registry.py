@@ -272,6 +272,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "turn_discounted": "agentrl.algorithms.turn_advantages:turn_discounted",
         "reinforce": "agentrl.algorithms.advantages:reinforce",
         "reinforce++": "agentrl.algorithms.advantages:reinforce_plus_plus",
+        "trr++": "agentrl.algorithms.advantages:trr_plus_plus",
         "reinforce++_baseline": "agentrl.algorithms.advantages:reinforce_plus_plus_baseline",
         "remax": "agentrl.algorithms.advantages:remax",
         "gae": "agentrl.algorithms.critic_advantages:gae",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import json
 import random
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from agentrl.errors import UsageError
+from agentrl.errors import EnvironmentFailure, UsageError
 from agentrl.message import Message
 
 
@@ -53,6 +55,163 @@ class RemoteTaskSource(TaskSource, Protocol):
 
     async def fetch(self, indices: Sequence[int]) -> None:
         """Fetch the tasks of some indices; the call may be abandoned."""
+
+
+class TaskBuffer:
+    """Bounded buffer of proposed tasks, by kind. When a kind is full, its oldest task is dropped.
+
+    >>> buffer = TaskBuffer(capacity=2)
+    >>> [buffer.add("sum", {"a": a}) for a in (1, 2, 2, 3)]
+    [True, True, False, True]
+    >>> [buffer.next("sum", random.Random(0)) for _ in range(2)]
+    [{'a': 3}, {'a': 2}]
+
+    Args:
+        capacity: Maximum number of tasks of a kind.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise UsageError("the capacity of a task buffer is too small", got=capacity, expected="at least 1")
+        self.capacity = capacity
+        self._tasks: dict[str, dict[str, dict[str, Any]]] = {}
+        """Tasks of each kind by their JSON, the oldest first."""
+        self._new: dict[str, list[str]] = {}
+        """Keys of each kind's tasks that `next` has not returned yet, the oldest first."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._tasks.values()))
+
+    def add(self, kind: str, task: Mapping[str, Any]) -> bool:
+        """Add a task; return False for one that the buffer has already."""
+        key, tasks, new = _key(task), self._tasks.setdefault(kind, {}), self._new.setdefault(kind, [])
+        if key in tasks:
+            return False
+        if len(tasks) == self.capacity:
+            oldest = next(iter(tasks))
+            del tasks[oldest]
+            if oldest in new:
+                new.remove(oldest)
+        tasks[key] = dict(task)
+        new.append(key)
+        return True
+
+    def next(self, kind: str, rng: random.Random) -> dict[str, Any] | None:
+        """Return the newest task that was not returned yet, else a random one; ``None`` if the kind has none."""
+        new, tasks = self._new.get(kind), self._tasks.get(kind)
+        if not tasks:
+            return None
+        return tasks[new.pop() if new else rng.choice(list(tasks))]
+
+    def sample(self, kind: str, count: int, rng: random.Random) -> list[dict[str, Any]]:
+        """Return up to `count` different random tasks of a kind."""
+        tasks = list(self._tasks.get(kind, {}).values())
+        return rng.sample(tasks, min(count, len(tasks)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for `load_state_dict` in plain JSON types."""
+        places = {kind: {key: place for place, key in enumerate(tasks)} for kind, tasks in self._tasks.items()}
+        return {
+            "tasks": {kind: list(tasks.values()) for kind, tasks in self._tasks.items()},
+            "new": {kind: [places[kind][key] for key in keys] for kind, keys in self._new.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state that `state_dict` returned; a smaller buffer keeps the newest tasks."""
+        self._tasks, self._new = {}, {}
+        for kind, tasks in state["tasks"].items():
+            kept = range(max(0, len(tasks) - self.capacity), len(tasks))
+            self._tasks[kind] = {_key(tasks[number]): dict(tasks[number]) for number in kept}
+            self._new[kind] = [_key(tasks[number]) for number in state["new"][kind] if number in kept]
+
+
+def _key(task: Mapping[str, Any]) -> str:
+    return json.dumps(task, sort_keys=True)
+
+
+class ProposedTasks(ABC):
+    """A task source that grows by tasks which episodes propose; a run's checkpoint contains its state.
+
+    Every second task is a request for a new task, and the kinds take turns. The others are proposed before: the newest
+    that was not a task yet, or else a random one. `agentrl.rollout.task_order.TaskSampler` adds the proposals after
+    each training step, so that the tasks of a step do not depend on the speed of its episodes.
+
+    The tasks have no messages, and their fields are plain JSON types.
+
+    Args:
+        capacity: Maximum number of proposed tasks of each kind that are kept.
+        kinds: Kinds of tasks; with several, each proposal has its ``kind``.
+        size: Length of the order of tasks.
+    """
+
+    def __init__(self, *, capacity: int, kinds: Sequence[str] = ("task",), size: int = 100_000) -> None:
+        self._kinds, self._size = tuple(kinds), size
+        self._buffer = TaskBuffer(capacity)
+        self._draws = 0
+
+    @abstractmethod
+    def request(self, kind: str, rng: random.Random, buffer: TaskBuffer) -> Task:
+        """Make a task that asks for a new one; it may show tasks of the buffer."""
+
+    @abstractmethod
+    def pose(self, proposal: Mapping[str, Any], rng: random.Random) -> Task:
+        """Make a task from one of the objects in ``info["proposals"]``."""
+
+    def stand_in(self, kind: str, rng: random.Random) -> Mapping[str, Any] | None:
+        """Return an object to pose while nothing of a kind was proposed; ``None`` to request a task instead."""
+        return None
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Task:
+        """Return the task at an index of the order if nothing was proposed yet."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._make(index, random.Random(f"task {index}"), TaskBuffer(1))
+
+    def draw(self, index: int) -> Task:
+        """Draw the next task; the index only varies the random choices."""
+        self._draws += 1
+        return self._make(self._draws - 1, random.Random(f"draw {self._draws} {index}"), self._buffer)
+
+    def _make(self, number: int, rng: random.Random, buffer: TaskBuffer) -> Task:
+        kind = self._kinds[number // 2 % len(self._kinds)]
+        if number % 2 and (proposal := buffer.next(kind, rng) or self.stand_in(kind, rng)):
+            return self.pose(proposal, rng)
+        return self.request(kind, rng, buffer)
+
+    def propose(self, proposals: Sequence[Mapping[str, Any]]) -> int:
+        """Add ``info["proposals"]`` of the episodes of a training step; return how many are new."""
+        return sum([self._buffer.add(proposal.get("kind", self._kinds[0]), proposal) for proposal in proposals])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for `load_state_dict` in plain JSON types."""
+        return {"draws": self._draws, "buffer": self._buffer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state that `state_dict` returned."""
+        self._draws = state["draws"]
+        self._buffer.load_state_dict(state["buffer"])
+
+
+def checked_proposals(environment: str, proposals: object) -> list[dict[str, Any]]:
+    """Return ``info["proposals"]`` of an environment.
+
+    Raises:
+        EnvironmentFailure: it is not a list of objects in JSON types.
+    """
+    try:
+        plain = json.loads(json.dumps(proposals, allow_nan=False))
+        if isinstance(plain, list) and plain == proposals and all(isinstance(one, dict) for one in plain):
+            return plain
+    except (TypeError, ValueError, RecursionError):
+        pass
+    raise EnvironmentFailure(
+        f'info["proposals"] of environment {environment} cannot be stored',
+        got=repr(proposals)[:200],
+        expected="a list of objects with text keys, of text, numbers, lists and objects",
+    )
 
 
 async def fetch_tasks(source: TaskSource, indices: Sequence[int]) -> None:
@@ -105,6 +264,7 @@ class TaskCursor:
             raise UsageError("the task source is empty", got="0 tasks", expected="at least one")
         self.source = source
         self._remote = source if isinstance(source, RemoteTaskSource) else None
+        self.proposed = source if isinstance(source, ProposedTasks) else None
         self.seed = seed
         self.shuffle = shuffle
         self.position = 0
@@ -114,6 +274,8 @@ class TaskCursor:
     def next(self) -> Task:
         """Return the next task; never ends."""
         self.position += 1
+        if self.proposed is not None:
+            return self.proposed.draw(self._index(self.position - 1))
         return self.at(self.position - 1)
 
     def at(self, position: int) -> Task:
@@ -137,11 +299,12 @@ class TaskCursor:
         """Fetch the tasks at some positions of the order if the source is remote."""
         await fetch_tasks(self.source, [self._index(position) for position in positions])
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict`."""
-        return {"position": self.position, "seed": self.seed, "size": len(self.source)}
+        source = {} if self.proposed is None else {"source": self.proposed.state_dict()}
+        return {"position": self.position, "seed": self.seed, "size": len(self.source), **source}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at the position of another cursor over the same source."""
         if (state["seed"], state["size"]) != (self.seed, len(self.source)):
             raise UsageError(
@@ -150,6 +313,8 @@ class TaskCursor:
                 expected=f"seed {self.seed}, {len(self.source)} tasks",
             )
         self.position = state["position"]
+        if self.proposed is not None and "source" in state:
+            self.proposed.load_state_dict(state["source"])
 
 
 @functools.lru_cache(maxsize=4)

@@ -61,6 +61,8 @@ REPAIRED_CALLS = "calls/repaired"
 """Metric of trajectories and steps: tool calls that were parsed although they deviate from the model's notation."""
 SOLE_ROLE = "assistant"
 """Role of every turn in an episode with one agent."""
+ATTEMPT = "#"
+"""Separator of a role's name and the number of its attempt, as in ``solver#2``."""
 
 
 class Source(enum.IntEnum):
@@ -409,6 +411,8 @@ class Trajectory:
     """Counts and measurements: invalid actions, parse errors, tool calls, seconds."""
     task_type: str | None = None
     """Kind of task, for tables per type."""
+    proposals: list[dict[str, Any]] = field(default_factory=list)
+    """Tasks that the episode proposed (``info["proposals"]``), as the environment's task source reads them."""
     log: str = ""
     """Output of the external program that played the episode."""
     transcript: Transcript = field(default_factory=list, repr=False)
@@ -543,3 +547,17 @@ class Trajectory:
                 adapter = sequence.turns[0].adapter if sequence.turns else None
                 ages.append((version if adapter is None else adapters[adapter]) - int(own.min()))
         return max(ages, default=None)
+
+
+def base_role(role: str) -> str:
+    """Return the name of a role without the number of its attempt.
+
+    >>> base_role("solver#2")
+    'solver'
+    """
+    return role.partition(ATTEMPT)[0]
+
+
+def role_of(member: Trajectory) -> str:
+    """Return the role of an episode with one role, such as the part of a role in an episode."""
+    return member.sequences[0].turns[0].role if member.sequences and member.sequences[0].turns else SOLE_ROLE

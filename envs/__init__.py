@@ -31,6 +31,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "openreward": "agentrl.envs.openreward:SPEC",
         "points24": "agentrl.envs.puzzles.points24:SPEC",
         "prompts": "agentrl.envs.prompts:SPEC",
+        "proposed_programs": "agentrl.envs.proposed_programs.spec:SPEC",
         "python_math": "agentrl.envs.python_math.environment:SPEC",
         "reasoning_gym": "agentrl.envs.adapters.reasoning_gym:SPEC",
         "repo_fix": "agentrl.envs.repo_fix.environment:SPEC",

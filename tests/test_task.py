@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import json
+from random import Random
+
 import pytest
 
-from agentrl.errors import UsageError
-from agentrl.task import SeedTasks, TaskCursor
+from agentrl.errors import EnvironmentFailure, UsageError
+from agentrl.task import SeedTasks, TaskBuffer, TaskCursor, checked_proposals
 
 
 def test_splits_of_seed_tasks_share_no_seed() -> None:
@@ -41,3 +44,56 @@ def test_a_cursor_of_other_tasks_is_refused() -> None:
 def test_an_empty_source_is_refused() -> None:
     with pytest.raises(UsageError, match="empty"):
         TaskCursor(SeedTasks("x", size=0), seed=1)
+
+
+def test_a_buffer_keeps_the_newest_tasks_of_each_kind_once() -> None:
+    buffer = TaskBuffer(3)
+    assert [buffer.add("a", {"n": n}) for n in (0, 1, 1, 2, 3)] == [True, True, False, True, True]
+    assert buffer.add("b", {"n": 0})
+    assert len(buffer) == 4
+    assert sorted(task["n"] for task in buffer.sample("a", 9, Random(0))) == [1, 2, 3]
+    assert buffer.add("a", {"n": 0}), "it was dropped and comes again"
+    with pytest.raises(UsageError, match="capacity of a task buffer"):
+        TaskBuffer(0)
+
+
+def test_new_tasks_come_first_and_then_random_ones() -> None:
+    buffer = TaskBuffer(10)
+    assert buffer.next("a", Random(0)) is None
+    for n in range(4):
+        buffer.add("a", {"n": n})
+    assert [buffer.next("a", Random(0)) for _ in range(4)] == [{"n": n} for n in (3, 2, 1, 0)]
+    assert {buffer.next("a", Random(seed))["n"] for seed in range(40)} == {0, 1, 2, 3}  # type: ignore[index]
+
+
+@pytest.mark.parametrize("drawn", range(5))
+def test_a_restored_buffer_goes_on_exactly(drawn: int) -> None:
+    buffer, rng = TaskBuffer(3), Random(7)
+    for n in range(5):
+        buffer.add("ab"[n % 2], {"n": n})
+    for _ in range(drawn):
+        buffer.next("a", rng)
+    other = TaskBuffer(3)
+    other.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    for n in range(5, 9):
+        assert buffer.add("a", {"n": n}) == other.add("a", {"n": n})
+        assert buffer.next("a", Random(n)) == other.next("a", Random(n))
+    assert buffer.state_dict() == other.state_dict()
+
+
+def test_a_smaller_buffer_keeps_the_newest_tasks() -> None:
+    buffer, smaller = TaskBuffer(3), TaskBuffer(2)
+    for n in range(3):
+        buffer.add("a", {"n": n})
+    buffer.next("a", Random(0))
+    smaller.load_state_dict(buffer.state_dict())
+    assert smaller.state_dict() == {"tasks": {"a": [{"n": 1}, {"n": 2}]}, "new": {"a": [0]}}
+
+
+@pytest.mark.parametrize(
+    "proposals",
+    ["text", {"a": 1}, [1], [{"a": object()}], [{"a": float("nan")}], [{1: 2}], [{"a": (1, 2)}], [{"a": {1}}], None],
+)
+def test_proposals_that_cannot_be_stored_are_refused(proposals: object) -> None:
+    with pytest.raises(EnvironmentFailure, match="of environment w cannot be stored"):
+        checked_proposals("w", proposals)

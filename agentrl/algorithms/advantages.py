@@ -180,6 +180,19 @@ def reinforce_plus_plus(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> tor
     return whiten(token_returns(episodes, episodes.token_rewards(), gamma))
 
 
+@needs(Input.ROLE_KIND)
+def trr_plus_plus(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Tensor:
+    """A = `reinforce++`, whitened over the tokens of each role and type of task: [tokens] (TRR++, arXiv 2505.03335).
+
+    Task-relative REINFORCE++ of Absolute Zero: a proposer of one kind of task is compared with the proposers of this
+    kind, and a solver with the solvers, so that easy kinds do not raise the baseline of hard ones. Groups of one
+    suffice.
+    """
+    role_kind = require(episodes.role_kind, Input.ROLE_KIND)
+    returns = token_returns(episodes, episodes.token_rewards(), gamma)
+    return standardize(returns, role_kind[episodes.token_episode], int(role_kind.max()) + 1)
+
+
 @needs(Input.GREEDY_RETURN)
 def remax(episodes: EpisodeBatch) -> torch.Tensor:
     """A = R - return of a greedy rollout of the same task: [tokens] (ReMax, arXiv 2310.10505)."""

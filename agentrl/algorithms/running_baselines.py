@@ -1,6 +1,6 @@
-"""Estimators with a baseline that is kept from step to step, for each role or each task; groups of one suffice.
+"""Estimators with a baseline that is kept from step to step, for roles, types of tasks or tasks; groups of one suffice.
 
-A tracker keeps the numbers of each role or task. An episode's baseline is read before its own return changes it, so it
+A tracker keeps the numbers of each of them. An episode's baseline is read before its own return changes it, so it
 does not depend on the episode.
 """
 
@@ -16,14 +16,15 @@ from agentrl.algorithms.segments import deviation, whiten
 from agentrl.algorithms.traits import Input, needs, tracks
 from agentrl.algorithms.types import EpisodeBatch, require
 
+Unit: TypeAlias = Literal["role", "kind", "task"]
+"""Owner of a baseline: a role in an environment, a role and type of task, or a role and task."""
 Decay: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 
 
 class BaselineTracker(Protocol):
-    """Rule for the numbers from which a role's or task's baseline is computed."""
+    """Rule for the numbers from which a baseline is computed."""
 
-    unit: Literal["role", "task"]
-    """Owner of a baseline: a role in an environment, or a task (and role)."""
+    unit: Unit
     start: Sequence[float]
     """Numbers before the first episode."""
 
@@ -35,12 +36,12 @@ class BaselineTracker(Protocol):
 
 
 class RoleMean:
-    """Moving average of a role's returns, from 0."""
+    """Moving average of the returns of a role, or of a role and type of task, from 0."""
 
-    unit: Literal["role", "task"] = "role"
     start = (0.0,)
 
-    def __init__(self, *, decay: Decay = 0.95) -> None:
+    def __init__(self, *, decay: Decay = 0.95, per: Literal["role", "kind"] = "role") -> None:
+        self.unit: Unit = per
         self._decay = decay
 
     def baseline(self, numbers: Sequence[float]) -> float:
@@ -55,7 +56,7 @@ class RoleMean:
 class TaskSuccess:
     """Discounted counts of a task's successes and failures, from 1/2 each (a Beta distribution)."""
 
-    unit: Literal["role", "task"] = "task"
+    unit: Unit = "task"
     start = (0.5, 0.5)
 
     def __init__(self, *, rho: Decay = 0.875) -> None:
@@ -72,13 +73,14 @@ class TaskSuccess:
 
 @tracks(RoleMean)
 @needs(Input.BASELINE)
-def rae(episodes: EpisodeBatch, *, decay: Decay = 0.95) -> torch.Tensor:
+def rae(episodes: EpisodeBatch, *, decay: Decay = 0.95, per: Literal["role", "kind"] = "role") -> torch.Tensor:
     """A = R - b, b = decay b + (1 - decay) R over the earlier episodes of the role: [tokens] (arXiv 2506.24119).
 
     Role-conditioned advantage estimation of SPIRAL, for self-play. The mean of a group says nothing in a zero-sum game;
-    b is the usual return of the role. Every role of every environment has its own b, which starts at 0.
+    b is the usual return of the role. Every role of every environment has its own b, which starts at 0; with ``per:
+    kind``, every role and type of task (`agentrl.task.Task.type`), for a role whose tasks differ in difficulty.
     """
-    del decay  # the tracker's
+    del decay, per  # the tracker's
     return episodes.to_tokens(_above_baseline(episodes))
 
 

@@ -17,6 +17,7 @@ class Input(enum.StrEnum):
     GREEDY_RETURN = "a greedy rollout of each task"
     BASELINE = "a running baseline"
     COMPONENTS = "named reward components"
+    ROLE_KIND = "the role and the type of task of each episode"
     PROCESS_REWARD = "the rewards of an implicit process reward model"
     SCORE_NORM = "the norm of the policy's score at each token"
     REFERENCE = "a reference policy"

@@ -67,6 +67,8 @@ class EpisodeBatch:
     """Implicit process reward of each token (`agentrl.algorithms.off_policy_losses`): [tokens]."""
     score_norm: torch.Tensor | None = None
     """Squared norm of the gradient of log pi by the logits, 1 - 2 pi + sum pi^2, at each token: [tokens]."""
+    role_kind: torch.Tensor | None = None
+    """Number of each episode's role and type of task in its environment: int64 [episodes], from 0."""
     tree: torch.Tensor | None = None
     """Number of each episode's tree: int64 [episodes]; episodes that share turns have the same one. ``None`` if no
     episode branches from another one."""
@@ -131,7 +133,7 @@ class EpisodeBatch:
         turn = episode[self.turn_episode]
         token = turn[self.token_turn]
         turns, tokens = {"turn_reward", "turn_state"}, {"token_reward", "values", "process_reward", "score_norm"}
-        episodes = {"returns", "tree", "branch_turn", "baseline"}
+        episodes = {"returns", "tree", "branch_turn", "baseline", "role_kind"}
         masks = dict.fromkeys(turns, turn) | dict.fromkeys(tokens, token) | dict.fromkeys(episodes, episode)
         parts = {name: part[mask] for name, mask in masks.items() if (part := getattr(self, name)) is not None}
         return dataclasses.replace(

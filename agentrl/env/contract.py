@@ -22,6 +22,9 @@ Several players: ``info["players"]`` of `reset` lists their names, in their orde
 player that acts next and reads the observation. A step's ``rewards`` holds rewards of single players, by name; its
 reward counts for all players.
 
+An episode may propose tasks for later episodes: ``proposals`` in an info is a list of objects in JSON types, which the
+environment's task source reads if it is an `agentrl.task.ProposedTasks`.
+
 Some of the players may be roles that the runtime plays for the environment, such as a simulated user: those named by
 `EnvironmentSpec.roles_of`. Agents see only what the environment shows of them. ``instructions`` in the info of `reset`
 holds, by name, the information that only such a role reads. See docs/roles.md.

@@ -22,7 +22,7 @@ from agentrl.reward import Score, Scorer, checked_score, rewards_differ
 from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_functions import find_reward
 from agentrl.rollout.task_source import task_source
-from agentrl.task import Task
+from agentrl.task import ProposedTasks, Task
 from agentrl.trajectory import Trajectory
 
 CONCURRENT = 64
@@ -196,6 +196,12 @@ def find_tasks(config: Config, wanted: Mapping[str, Iterable[str]]) -> Tasks:
         environment = part.config.sole_environment
         missing = set(wanted.get(environment.name, ()))
         source = task_source(resolve_environment(environment.name), environment)
+        if missing and isinstance(source, ProposedTasks):
+            raise UsageError(
+                f"the tasks of {environment.name} were proposed by episodes, and are not among its own tasks",
+                got=", ".join(sorted(missing)[:3]),
+                expected="episodes of another split, such as those of an evaluation",
+            )
         for index in range(len(source)):
             if not missing:
                 break

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.errors import Outcome
 from agentrl.observe.files import JsonLinesWriter, numbered_records, warn_damaged
-from agentrl.trajectory import REPAIRED_CALLS, SOLE_ROLE, Trajectory
+from agentrl.trajectory import REPAIRED_CALLS, SOLE_ROLE, Trajectory, base_role
 
 TIMING_PREFIX = "time/"
 """Prefix of measured times; two equal runs differ only there."""
@@ -168,13 +168,16 @@ def _means(records: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def _roles(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the returns and the numbers of turns of each role, in episodes with several agents."""
     spoken: dict[str, list[float]] = {}
+    returned: dict[str, list[float]] = {}
     for trajectory in trajectories:
-        for role, count in Counter(turn.role for turn in trajectory.turns).items():
+        for role, value in trajectory.role_returns.items():
+            returned.setdefault(base_role(role), []).append(value)
+        for role, count in Counter(base_role(turn.role) for turn in trajectory.turns).items():
             spoken.setdefault(role, []).append(float(count))
     metrics: dict[str, float] = {}
     for role in sorted(spoken) if spoken.keys() - {SOLE_ROLE} else ():
-        returns = [found[role] for t in trajectories if role in (found := t.role_returns)]
-        metrics |= {**_spread(f"role/{role}/return", returns), **mean_metric(f"role/{role}/turns/mean", spoken[role])}
+        returns = _spread(f"role/{role}/return", returned.get(role, []))
+        metrics |= {**returns, **mean_metric(f"role/{role}/turns/mean", spoken[role])}
     return metrics
 
 

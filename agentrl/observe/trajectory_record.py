@@ -16,7 +16,8 @@ _PLAIN_FIELDS = tuple(
     one.name
     for one in fields(Trajectory)
     if one.name
-    not in {"sequences", "outcome", "branches_from", "log", "transcript", "conversations", "answers", "completions"}
+    not in {"sequences", "outcome", "branches_from", "transcript", "conversations", "answers", "completions"}
+    and one.name not in ("proposals", "log")
 )
 _TURN_FIELDS = tuple(one.name for one in fields(Turn) if one.name != "timings")
 _TIMING_FIELDS = tuple(one.name for one in fields(TurnTimings))
@@ -39,6 +40,7 @@ def trajectory_record(trajectory: Trajectory) -> dict[str, Any]:
         **{name: getattr(trajectory, name) for name in _PLAIN_FIELDS},
         **({"images": images} if images else {}),
         **({"branches_from": asdict(trajectory.branches_from)} if trajectory.branches_from else {}),
+        **({"proposals": trajectory.proposals} if trajectory.proposals else {}),
         **({"log": trajectory.log} if trajectory.log else {}),
         **({"transcript": transcript_record(trajectory.transcript)} if trajectory.transcript else {}),
         "outcome": None if trajectory.outcome is None else trajectory.outcome.value,
@@ -85,7 +87,13 @@ def trajectory_from_record(record: Mapping[str, Any], *, read: ReadRecord | None
     text = transcript_from_record(record.get("transcript", ()))
     origin = BranchPoint(**record["branches_from"]) if "branches_from" in record else None
     return Trajectory(
-        **plain, outcome=outcome, sequences=sequences, branches_from=origin, log=record.get("log", ""), transcript=text
+        **plain,
+        outcome=outcome,
+        sequences=sequences,
+        branches_from=origin,
+        proposals=record.get("proposals", []),
+        log=record.get("log", ""),
+        transcript=text,
     )
 
 

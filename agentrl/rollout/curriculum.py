@@ -51,6 +51,8 @@ class GroupOutcome:
     tries: int
     """Number of episodes that report success or failure."""
     successes: int
+    proposals: Sequence[Mapping[str, Any]] = ()
+    """Tasks that the trainable episodes proposed, in their order."""
 
     def check_reported(self, setting: str) -> None:
         """Raise a `UsageError` if the environment does not report success, which `setting` needs."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.rollout.curriculum import GroupOutcome
-from agentrl.rollout.task_order import SampledTask
+from agentrl.rollout.task_order import SampledTask, task_record
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
@@ -96,16 +96,21 @@ class Group:
             episodes=len(self.trainable),
             tries=len(known),
             successes=sum(known),
+            proposals=[proposal for trajectory in self.trainable for proposal in trajectory.proposals],
         )
 
     def to_record(self) -> dict[str, Any]:
-        """Return the group in plain JSON types; `from_record` needs its task, which the sampler finds by its place."""
+        """Return the group in plain JSON types.
+
+        `from_record` needs its task, which the sampler finds by its place; a task of a `ProposedTasks` is stored.
+        """
         return {
             "position": self.position,
             "environment": self.draw.environment,
             "place": self.draw.place,
             "horizon": self.draw.horizon,
             "stage": self.draw.stage,
+            **({"task": task_record(self.task)} if self.draw.is_proposed else {}),
             "start_version": self.start_version,
             "members": [[member, trajectory_record(trajectory)] for member, trajectory in sorted(self.members.items())],
             "beside": {name: trajectory_record(trajectory) for name, trajectory in self.extra_rollouts.items()},

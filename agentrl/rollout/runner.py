@@ -61,7 +61,7 @@ from agentrl.rollout.tools import TOOLSET_S, EpisodeTools, ToolLimits, list_tool
 from agentrl.rollout.turns import TurnLog, derive_seed
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker, episode_counters
 from agentrl.sandbox import Sandbox
-from agentrl.task import Task
+from agentrl.task import Task, checked_proposals
 from agentrl.tool import Tool, Toolset
 from agentrl.trajectory import Trajectory
 
@@ -343,6 +343,8 @@ class EpisodeRunner:
         elif self.spec.success_threshold is not None:
             total = trajectory.environment_reward - episode.tool_reward
             trajectory.success = total >= self.spec.success_threshold
+        if "proposals" in episode.info:
+            trajectory.proposals = checked_proposals(self.spec.name, episode.info["proposals"])
 
     async def _score(self, trajectory: Trajectory, task: Task) -> None:
         what = f"scoring task {task.id}"

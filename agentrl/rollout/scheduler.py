@@ -500,5 +500,6 @@ class GroupScheduler:
         self.used = self.version * self.batch  # each version used one batch, whatever its size
 
     def _restore(self, record: Mapping[str, Any]) -> Group:
-        draw = self.tasks.redraw(record["environment"], record["place"], record["horizon"], record.get("stage", 0))
+        place = (record["environment"], record["place"], record["horizon"], record.get("stage", 0))
+        draw = self.tasks.redraw(*place, task=record.get("task"))
         return Group.from_record(record, draw=draw, size=self.group_size, extra_names=self._extra_names(draw))

@@ -35,6 +35,8 @@ class SampledTask:
     """Maximum number of turns of the curriculum; ``None`` without a horizon."""
     stage: int = 0
     """Stage of the environment's settings."""
+    is_proposed: bool = False
+    """True if a `ProposedTasks` drew the task, which its place does not determine."""
 
     @property
     def settings(self) -> str:
@@ -88,7 +90,8 @@ class TaskSampler:
     @property
     def wants_outcomes(self) -> bool:
         """True if `learn` uses its outcomes."""
-        return self._pools is not None or (self._horizon is not None and self._horizon.wants_outcomes)
+        grows = any(cursor.proposed is not None for cursor in self._cursors.values())
+        return grows or self._pools is not None or (self._horizon is not None and self._horizon.wants_outcomes)
 
     def next(self) -> SampledTask | None:
         """Return the next draw of the endless order; ``None`` if its task must be fetched first (`fetch`)."""
@@ -107,7 +110,7 @@ class TaskSampler:
             self._passed_over += 1
         self.position += 1
         horizon = None if self._horizon is None else self._horizon.turns(environment, self.step)
-        return _draw(environment, place, task, horizon, stage)
+        return _draw(environment, place, task, horizon, stage, is_proposed=cursor.proposed is not None)
 
     async def draw(self) -> SampledTask:
         """Return the next draw, after its task was fetched."""
@@ -130,11 +133,15 @@ class TaskSampler:
         for environment, cursor in self._cursors.items():
             await cursor.fetch([place for label, place in draws if label == environment])
 
-    def redraw(self, environment: str, place: int, horizon: int | None, stage: int = 0) -> SampledTask:
-        """Repeat an earlier draw."""
+    def redraw(
+        self, environment: str, place: int, horizon: int | None, stage: int = 0, task: Mapping[str, Any] | None = None
+    ) -> SampledTask:
+        """Repeat an earlier draw; `task` is the record of a proposed one."""
         label = stage_label(environment, stage)
         if label not in self._cursors:
             raise _other_environments([label], list(self._cursors))
+        if task is not None:
+            return _draw(environment, place, Task(**task), horizon, stage, is_proposed=True)
         return _draw(environment, place, self._cursors[label].at(place), horizon, stage)
 
     def _next_environment(self) -> str:
@@ -156,17 +163,29 @@ class TaskSampler:
     def learn(self, outcomes: Sequence[GroupOutcome]) -> None:
         """Learn from all groups that ended since the last training step, whether they were trained on or not."""
         self.step += 1
+        self._propose(outcomes)
         if self._horizon is not None:
             self._horizon.learn(outcomes)
         if self._pools is not None:
             self._pools.learn(outcomes)
             sizes = self._pools.sizes()
-            self._metrics = {f"curriculum/{pool}": float(sizes[pool]) for pool in Pool}
+            self._metrics |= {f"curriculum/{pool}": float(sizes[pool]) for pool in Pool}
             self._metrics["curriculum/passed_over"] = float(self._passed_over)
             self._passed_over = 0
 
+    def _propose(self, outcomes: Sequence[GroupOutcome]) -> None:
+        """Hand the proposals of a training step to the task sources of their environments."""
+        growing = {label: cursor.proposed for label, cursor in self._cursors.items() if cursor.proposed is not None}
+        valid = new = 0
+        for label, source in growing.items():
+            environment = label.partition(STAGE_MARK)[0]
+            found = [proposal for one in outcomes if one.environment == environment for proposal in one.proposals]
+            valid, new = valid + len(found), new + source.propose(found)
+        if growing:
+            self._metrics |= {"proposals/valid": float(valid), "proposals/new": float(new)}
+
     def metrics(self) -> dict[str, float]:
-        """Return the pools' sizes after the latest step and its number of skipped draws; empty without pools."""
+        """Return the pools' sizes after the latest step, its numbers of skipped draws and of proposals."""
         return self._metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -196,10 +215,19 @@ class TaskSampler:
             self._horizon.load_state_dict(state["horizon"])
 
 
-def _draw(environment: str, place: int, task: Task, horizon: int | None, stage: int) -> SampledTask:
+def _draw(
+    environment: str, place: int, task: Task, horizon: int | None, stage: int, *, is_proposed: bool = False
+) -> SampledTask:
     if horizon is not None:
         task = dataclasses.replace(task, max_turns=min(horizon, task.max_turns or horizon))
-    return SampledTask(environment=environment, place=place, task=task, horizon=horizon, stage=stage)
+    return SampledTask(
+        environment=environment, place=place, task=task, horizon=horizon, stage=stage, is_proposed=is_proposed
+    )
+
+
+def task_record(task: Task) -> dict[str, Any]:
+    """Return a proposed task, which has no messages, in plain JSON types."""
+    return {one.name: getattr(task, one.name) for one in dataclasses.fields(task) if one.name != "messages"}
 
 
 def _other_environments(saved: list[str], present: list[str]) -> UsageError:

@@ -34,7 +34,7 @@ SIGNALLED = frozenset(
     {Input.BASELINE, Input.SCORE_NORM, Input.GREEDY_RETURN, Input.TEACHER, Input.TEACHER_TOP, Input.EXPERT}
 )
 """Inputs that signals provide; each signal checks its own."""
-PROVIDED = frozenset({Input.COMPONENTS, Input.REFERENCE, Input.ENTROPY})
+PROVIDED = frozenset({Input.COMPONENTS, Input.ROLE_KIND, Input.REFERENCE, Input.ENTROPY})
 """Inputs that `agentrl.training.trainer.Trainer` can provide to estimators, losses and filters."""
 _WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 

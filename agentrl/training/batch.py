@@ -24,7 +24,7 @@ from agentrl.errors import A_REWARD, LedgerError, TrainingError, bounded_reward
 from agentrl.training.forward.logprobs import TeacherLogprobs
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
 from agentrl.training.rewards import RewardShaping, ShapedRewards
-from agentrl.trajectory import Source, TokenSequence, Trajectory
+from agentrl.trajectory import Source, TokenSequence, Trajectory, base_role, role_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +209,7 @@ def episode_batch(trajectories: Sequence[Trajectory], rewards: ShapedRewards, to
         turn_state=turn_states(trajectories),
         token_turn=token_turn,
         components=_components(trajectories),
+        role_kind=_role_kinds(trajectories),
         **_branches(trajectories),
     )
 
@@ -216,6 +217,13 @@ def episode_batch(trajectories: Sequence[Trajectory], rewards: ShapedRewards, to
 def _group_numbers(trajectories: Sequence[Trajectory]) -> torch.Tensor:
     groups = {group: i for i, group in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
     return torch.tensor([groups[t.group_id] for t in trajectories])
+
+
+def _role_kinds(trajectories: Sequence[Trajectory]) -> torch.Tensor:
+    """Number the roles and types of task of each environment: int64 [episodes]."""
+    numbers: dict[Hashable, int] = {}
+    kinds = [(t.environment, base_role(role_of(t)), t.task_type) for t in trajectories]
+    return torch.tensor([numbers.setdefault(kind, len(numbers)) for kind in kinds])
 
 
 def _branches(trajectories: Sequence[Trajectory]) -> dict[str, torch.Tensor]:

@@ -25,20 +25,7 @@ import torch
 from agentrl.algorithms.segments import differs
 from agentrl.errors import LedgerError
 from agentrl.training.batch import StepBatch, StepExtras
-from agentrl.trajectory import SOLE_ROLE, TokenSequence, Trajectory, Turn
-
-ATTEMPT = "#"
-"""Separator of a role's name and the number of its attempt."""
-
-
-def base_role(role: str) -> str:
-    """Return the name of a role without the number of its attempt."""
-    return role.partition(ATTEMPT)[0]
-
-
-def role_of(member: Trajectory) -> str:
-    """Return the role of a group member."""
-    return member.sequences[0].turns[0].role if member.sequences and member.sequences[0].turns else SOLE_ROLE
+from agentrl.trajectory import ATTEMPT, SOLE_ROLE, TokenSequence, Trajectory, Turn, base_role, role_of
 
 
 def has_roles(trajectory: Trajectory) -> bool:

@@ -19,8 +19,7 @@ from agentrl.observe.token_table import TokenColumns
 from agentrl.training.batch import StepBatch
 from agentrl.training.distributed import Ranks
 from agentrl.training.optimizer import Update
-from agentrl.training.roles import role_of
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory import Trajectory, role_of
 
 PRETRAINING = "pretraining"
 """Reason: the step trained only the signals' models."""

@@ -157,15 +157,38 @@ async def run_cases(
     sandbox: Sandbox, solution: Solution, cases: Sequence[Case], *, seconds: float = SECONDS
 ) -> Verdict:
     """Call a solution in a sandbox and compare its values here."""
-    problems: list[str] = []
+    answers: list[Mapping[str, Any]] = []
+    problem = ""
     try:
-        async with _process(sandbox, "solution", seconds) as pipe, Deadline(sandbox, seconds):
-            await _load(pipe, solution)
-            for number, case in enumerate(cases):
-                problems.append(_problem(await _call(pipe, number, case), case))
+        await _make_calls(sandbox, solution, cases, seconds, answers)
     except (ProgramFailure, DeadlineExceeded) as error:
-        problems += [str(error)] * (len(cases) - len(problems))
-    return Verdict(problems=tuple(problems))
+        problem = str(error)
+    problems = [_problem(answer, case) for answer, case in zip(answers, cases, strict=False)]
+    return Verdict(problems=(*problems, *[problem] * (len(cases) - len(problems))))
+
+
+async def call_solution(
+    sandbox: Sandbox, solution: Solution, calls: Sequence[Case], *, seconds: float = SECONDS
+) -> list[Mapping[str, Any]]:
+    """Make calls in a new process, whatever their right values are; return the encoded value or error of each.
+
+    Raises:
+        ProgramFailure: the code does not load, or ended its process.
+        DeadlineExceeded: the calls did not end within `seconds`.
+    """
+    answers: list[Mapping[str, Any]] = []
+    await _make_calls(sandbox, solution, calls, seconds, answers)
+    return answers
+
+
+async def _make_calls(
+    sandbox: Sandbox, solution: Solution, calls: Sequence[Case], seconds: float, answers: list[Mapping[str, Any]]
+) -> None:
+    """Make calls in a new process; append each answer, so that those before a failure are kept."""
+    async with _process(sandbox, "solution", seconds) as pipe, Deadline(sandbox, seconds):
+        await _load(pipe, solution)
+        for number, call in enumerate(calls):
+            answers.append(await _call(pipe, number, call))
 
 
 async def run_tests(
@@ -189,7 +212,7 @@ async def _load(pipe: Pipe, solution: Solution) -> None:
     request = {"source": solution.source, "folder": "..", "path": [*solution.path], "id": "load"}
     answer = await _ask(pipe, request)
     if "value" not in answer:
-        raise ProgramFailure(f"the code does not load: {_describe_error(answer)}")
+        raise ProgramFailure(f"the code does not load: {describe_error(answer)}")
 
 
 async def _call(pipe: Pipe, number: int, case: Case) -> Mapping[str, Any]:
@@ -207,13 +230,14 @@ async def _ask(pipe: Pipe, request: dict[str, Any]) -> Mapping[str, Any]:
 
 def _problem(answer: Mapping[str, Any], case: Case) -> str:
     if "value" not in answer:
-        return f"{case} raised {_describe_error(answer)}"
+        return f"{case} raised {describe_error(answer)}"
     if is_same(answer["value"], case.value):
         return ""
     return f"{case} returned {show(answer['value'])}, expected {case.value!r}"
 
 
-def _describe_error(answer: Mapping[str, Any]) -> str:
+def describe_error(answer: Mapping[str, Any]) -> str:
+    """Return the type and the text of the exception in an answer."""
     return f"{str(answer.get('raised'))[:80]}: {str(answer.get('said'))[:400]}"
 
 

@@ -53,6 +53,7 @@ class Played:
     greedy: float
     baseline: float
     failed: bool = False
+    kind: int = 0
 
     @property
     def returns(self):
@@ -126,6 +127,7 @@ def measured(step):
         values=numbers["values"],
         process_reward=numbers["process"],
         score_norm=numbers["norm"],
+        role_kind=torch.tensor([episode.kind for episode in step.played]),
         baseline=torch.tensor([episode.baseline for episode in step.played], dtype=torch.float64),
         greedy_return=torch.tensor([step.played[own[0]].greedy for own in step.members.values()], dtype=torch.float64),
     )
@@ -142,7 +144,9 @@ def random_episode(rng, group, *, penal, may_fail):
         turns[0] = random_turn(rng, penal, sequence=0, least=1)
     components = {"right": rng.choice([0.0, 1.0]), "short": rng.random()}
     failed = may_fail and rng.random() < 0.2
-    return Played(group=group, turns=turns, components=components, greedy=0.0, baseline=rng.random(), failed=failed)
+    played = Played(group=group, turns=turns, components=components, greedy=0.0, baseline=rng.random(), failed=failed)
+    played.kind = len(turns) % 3
+    return played
 
 
 def random_turn(rng, penal, *, sequence, least=0):

@@ -131,7 +131,8 @@ DEFAULTS = {
     (Kind.ADVANTAGE, "hgpo"): {"depth": 2, "alpha": 1.0, "gamma": 0.95, "normalize": True},
     (Kind.ADVANTAGE, "graphgpo"): {"omega": 1.0, "gamma": 0.1, "above": 0.0, "normalize": True},
     (Kind.ADVANTAGE, "otb"): {"zero_tail": True},
-    (Kind.ADVANTAGE, "rae"): {"decay": 0.95},
+    (Kind.ADVANTAGE, "rae"): {"decay": 0.95, "per": "role"},
+    (Kind.ADVANTAGE, "trr++"): {"gamma": 1.0},
     (Kind.ADVANTAGE, "spo"): {"rho": 0.875},
     (Kind.ADVANTAGE, "turn_rloo"): {"gamma": 1.0, "compare": "turn_index"},
     (Kind.ADVANTAGE, "turn_discounted"): {"gamma": 0.95, "normalize_over": "turn_index"},
@@ -169,7 +170,7 @@ def marked(kind, mark):
 
 
 def test_what_the_trainer_may_assume_of_each_function():
-    alone = {"prpo", "rae", "spo", "reinforce", "reinforce++", "remax", "gae", "gae_turn", "bi_level", "vapo"}
+    alone = {"prpo", "rae", "spo", "reinforce", "reinforce++", "trr++", "remax", "gae", "gae_turn", "bi_level", "vapo"}
     alone |= {"dqo"}
     assert marked(Kind.ADVANTAGE, compares_group.of) == set(names(Kind.ADVANTAGE)) - alone
     assert marked(Kind.LOSS, weighs_behaviour.of) == {"decoupled_ppo", "vespo"}
@@ -191,6 +192,7 @@ def test_what_the_trainer_may_assume_of_each_function():
         (Kind.ADVANTAGE, "otb"): {Input.SCORE_NORM},
         **{(Kind.ADVANTAGE, name): {Input.BASELINE} for name in ("rae", "spo")},
         (Kind.ADVANTAGE, "prime"): {Input.PROCESS_REWARD},
+        (Kind.ADVANTAGE, "trr++"): {Input.ROLE_KIND},
         (Kind.ADVANTAGE, "remax"): {Input.GREEDY_RETURN},
         **{(Kind.ADVANTAGE, name): {Input.VALUES} for name in ("gae", "gae_turn", "bi_level", "vapo", "dqo")},
         (Kind.LOSS, "distill"): {Input.TEACHER},

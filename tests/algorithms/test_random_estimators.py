@@ -17,6 +17,7 @@ WHOLE = {
     "prpo",
     "reinforce++",
     "reinforce++_baseline",
+    "trr++",
     "gdpo",
     "gpg",
     "gae",
@@ -52,6 +53,7 @@ def joined(random_steps):
                 "greedy_return",
                 "baseline",
                 "score_norm",
+                "role_kind",
             )
         },
     )
@@ -297,6 +299,17 @@ def reinforce_plus_plus(step, gamma=1.0):
     return whitened(per_token(step, lambda p: discounted(in_time(token_rewards(p)), gamma)))
 
 
+def trr_plus_plus(step, gamma=1.0):
+    """Each role and kind of task by itself."""
+    returns = [discounted(in_time(token_rewards(p)), gamma) for p in step.played]
+    white = {}
+    for kind in {p.kind for p in step.played}:
+        own = [e for e, p in enumerate(step.played) if p.kind == kind]
+        numbers = iter(whitened([x for e in own for x in returns[e]]))
+        white |= {e: [next(numbers) for _ in returns[e]] for e in own}
+    return step.flat([like([t.values for t in p.turns], white[e]) for e, p in enumerate(step.played)])
+
+
 def remax(step):
     return spread(step, lambda e: step.played[e].returns - step.played[e].greedy)
 
@@ -411,6 +424,7 @@ REFERENCES = {
     "reinforce": reinforce,
     "reinforce++": reinforce_plus_plus,
     "reinforce++_baseline": lambda step: whitened(dr_grpo(step)),
+    "trr++": trr_plus_plus,
     "remax": remax,
     "opo": opo,
     "gpg": gpg,
@@ -432,6 +446,7 @@ REFERENCES = {
 OPTIONS = {
     ("reinforce", "gamma"): (lambda step: reinforce(step, 0.5), {"gamma": 0.5}),
     ("reinforce++", "gamma"): (lambda step: reinforce_plus_plus(step, 0.5), {"gamma": 0.5}),
+    ("trr++", "gamma"): (lambda step: trr_plus_plus(step, 0.5), {"gamma": 0.5}),
     ("otb", "zero_tail"): (lambda step: otb(step, zero_tail=False), {"zero_tail": False}),
     ("turn_rloo", "compare"): (
         lambda step: turn_rloo(step, 0.5, lambda step, e, k: step.played[e].turns[k].state),

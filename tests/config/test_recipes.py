@@ -22,7 +22,7 @@ from agentrl.runs.start import start_run
 from agentrl.training.gradients import Objective
 
 ROOT = Path(__file__).parents[2]
-TRAINED = ("dapo", "tinyzero", "openmanus_rl")
+TRAINED = ("dapo", "tinyzero", "openmanus_rl", "absolute_zero")
 """Recipes whose small size the slow test trains."""
 NO_CLIP = 1e6
 """Upper bound of a ratio that never clips."""
@@ -92,8 +92,10 @@ COMPUTED: dict[str, Callable[[Config], Any]] = {
     "answer_tokens": lambda c: c.agent.max_answer_tokens,
     "ares": lambda c: [c.algorithm.shaping["ares"][name] for name in ("window", "percentile", "weight")],
     "bandit_reward": lambda c: c.sole_environment.options["reward"],
+    "attempts": lambda c: c.agent.options["attempts"],
     "beta": lambda c: c.algorithm.loss_options["beta"],
     "betas": lambda c: list(c.trainer.adam.betas),
+    "buffer": lambda c: c.sole_environment.options["buffer"],
     "chunk": lambda c: c.agent.options["part_tokens"],
     "clip": lambda c: clip(c.algorithm),
     "critic_learning_rate": lambda c: c.trainer.critic.learning_rate,
@@ -110,6 +112,7 @@ COMPUTED: dict[str, Callable[[Config], Any]] = {
     "gae": lambda c: [c.algorithm.advantage_options["gamma"], c.algorithm.advantage_options["gae_lambda"]],
     "gamma": lambda c: c.algorithm.advantage_options["gamma"],
     "group": lambda c: derive(c).episodes_per_step // derive(c).groups_per_step,
+    "inputs": lambda c: c.sole_environment.options["inputs"],
     "invalid": lambda c: c.algorithm.shaping["invalid"]["penalty"],
     "kl": lambda c: kl(c.algorithm),
     "kl_coef": lambda c: c.algorithm.kl_coef,
@@ -122,8 +125,10 @@ COMPUTED: dict[str, Callable[[Config], Any]] = {
     "passages": lambda c: c.sole_environment.options["topk"],
     "positive_weight": lambda c: c.algorithm.loss_options["positive_weight"],
     "pretrain_steps": lambda c: c.trainer.critic.pretrain_steps,
-    "process_reward": process_reward,
     "refresh_every": lambda c: c.algorithm.reference.refresh_every,
+    "penalties": lambda c: [c.agent.options["wrong"], c.agent.options["malformed"]],
+    "process_reward": process_reward,
+    "references": lambda c: c.sole_environment.options["references"],
     "resample": resampling,
     "resampling": lambda c: [c.algorithm.shaping["pf_ppo"]["power"], c.algorithm.shaping["pf_ppo"]["method"]],
     "rewards": reward_names,
@@ -180,7 +185,7 @@ def test_the_header_of_a_file_says_what_the_table_says(name):
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("simplevla_rl", "simulator LIBERO"), ("llasa-tts", "speech"), ("absolute_zero", "policy writes")],
+    [("simplevla_rl", "simulator LIBERO"), ("llasa-tts", "speech"), ("collabllm", "look ahead")],
 )
 def test_a_system_without_a_recipe_says_why(name, reason):
     with pytest.raises(ConfigError, match=f"there is no recipe for .*{reason}"):

@@ -51,6 +51,15 @@ def test_the_baseline_of_a_role_moves_with_its_returns(model, scored):
     assert found == pytest.approx(wanted)
 
 
+def test_every_type_of_task_has_its_own_baseline(model, scored):
+    """The role EMA baseline of a proposer and a solver of several kinds of tasks."""
+    typed = [dataclasses.replace(t, task_type="ab"[n % 2]) for n, t in enumerate(scored)]
+    found = compared(trainer_for(model, "rae", decay=0.5, per="kind"), typed)
+    wanted = expected(typed * 3, 0.0, lambda b: b, lambda b, r: 0.5 * b + 0.5 * r, lambda t: t.task_type)
+    assert found == pytest.approx(wanted)
+    assert found != pytest.approx(compared(trainer_for(model, "rae", decay=0.5), typed))
+
+
 def test_the_baseline_of_a_task_is_its_success_rate(model, scored):
     """As in verl-recipe's `spo` with a constant rho and no values from before the run."""
     found = compared(trainer_for(model, "spo", rho=0.75), scored)

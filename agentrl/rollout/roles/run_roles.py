@@ -27,7 +27,7 @@ from agentrl.rollout.roles.environment_roles import EnvironmentRoles
 from agentrl.rollout.roles.role_tools import RoleTool, ask_role
 from agentrl.rollout.tools import ToolCallResult, list_tools
 from agentrl.tool import Tool, Toolset
-from agentrl.trajectory import SOLE_ROLE, Turn
+from agentrl.trajectory import SOLE_ROLE, Turn, base_role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +189,7 @@ class RoleEpisode(RuntimeEpisode):
         if number is not None and not chosen:
             expected = ", ".join(str(turn.index) for turn in own) or "none: it has not answered yet"
             raise UsageError(f"turn {number} is not a turn of role {role.name}", got=number, expected=expected)
-        self.turns.add_metric(f"reward_of/{role.name}", value)
+        self.turns.add_metric(f"reward_of/{base_role(role.name)}", value)
         if role.trained and chosen:
             chosen[0].reward += value
             chosen[0].own_reward += value

@@ -1,4 +1,4 @@
-"""Running baselines: numbers of roles or tasks that an estimator compares with, kept from step to step."""
+"""Running baselines: numbers of roles, task types or tasks that an estimator compares with, kept over steps."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from agentrl.algorithms.running_baselines import BaselineTracker
 from agentrl.algorithms.traits import tracker_of
 from agentrl.registry import Kind, lookup
 from agentrl.training.batch import StepBatch
-from agentrl.training.roles import base_role, role_of
 from agentrl.training.signals.base import SignalSetup, TokenSignal
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory import Trajectory, base_role, role_of
 
 
 class RunningBaseline(TokenSignal):
@@ -49,7 +48,8 @@ class RunningBaseline(TokenSignal):
 
     def _key(self, trajectory: Trajectory) -> str:
         parts = [trajectory.environment, base_role(role_of(trajectory))]
-        return " ".join([*parts, trajectory.task_id] if self._tracker.unit == "task" else parts)
+        of_unit = {"role": [], "kind": [trajectory.task_type or ""], "task": [trajectory.task_id]}
+        return " ".join([*parts, *of_unit[self._tracker.unit]])
 
     def metrics(self) -> dict[str, float]:
         """Return the number of baselines."""

@@ -1,0 +1,1 @@
+"""Puzzles about programs that a role of the episode proposes and another one solves (Absolute Zero)."""

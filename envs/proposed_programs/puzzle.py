@@ -1,0 +1,207 @@
+"""Puzzles, and the texts that propose and solve them: parsing, and the rules that need no execution.
+
+A puzzle holds Python source and literals as text, so that it can be stored, shown and compared. Nothing of a policy's
+text is executed here.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .options import Kind
+
+FUNCTION = "f"
+LONGEST_PROGRAM = 8000
+LONGEST_LITERAL = 2000
+LONGEST_MESSAGE = 1000
+"""Maximum characters of a program, of a literal and of a message."""
+MODULES = frozenset(
+    (
+        *("bisect", "cmath", "collections", "copy", "dataclasses", "enum", "fractions", "functools", "heapq"),
+        *("itertools", "math", "operator", "re", "statistics", "string", "textwrap", "typing"),
+    )
+)
+"""Modules that a proposed program may import: deterministic, without files, clocks, processes and networks."""
+FORBIDDEN = frozenset(
+    (
+        *("__import__", "breakpoint", "compile", "delattr", "eval", "exec", "exit", "globals", "hash", "help", "id"),
+        *("input", "locals", "open", "print", "quit", "setattr", "vars", "__builtins__", "__globals__", "__loader__"),
+        *("__spec__", "__subclasses__", "__code__", "__closure__", "sys", "_sys", "os", "_os"),
+    )
+)
+"""Names and attributes that it may not use: they make it depend on more than its input."""
+_BLOCK = re.compile(r"```[ \t]*(\w+)[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
+_WORDS = {"py": "python", "python3": "python"}
+
+
+class Refused(Exception):
+    """The text is not a puzzle, or not an answer; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Puzzle:
+    """A program with inputs and its outputs; one of each unless the kind is induction."""
+
+    kind: Kind
+    program: str
+    inputs: tuple[str, ...]
+    """Arguments of each call, as literals separated by commas."""
+    outputs: tuple[str, ...]
+    """Return value of each call, as a literal."""
+    message: str = ""
+    """Message of the proposer to the solver, for induction."""
+
+    @property
+    def shown(self) -> int:
+        """Number of calls that the solver of an induction sees; it is judged by the others."""
+        return len(self.inputs) // 2
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the puzzle in plain JSON types."""
+        parts = {"program": self.program, "inputs": [*self.inputs], "outputs": [*self.outputs]}
+        return {"kind": self.kind.value, **parts, **({"message": self.message} if self.message else {})}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Puzzle:
+        """Restore a puzzle from `to_record`."""
+        return cls(
+            kind=Kind(record["kind"]),
+            program=record["program"],
+            inputs=tuple(record["inputs"]),
+            outputs=tuple(record["outputs"]),
+            message=record.get("message", ""),
+        )
+
+
+def blocks(text: str, name: str) -> list[str]:
+    r"""Return the fenced blocks of a text that have a name.
+
+    >>> blocks("so:\n```input\n3, 'a'\n```", "input")
+    ["3, 'a'"]
+    """
+    return [body for word, body in _BLOCK.findall(text) if _WORDS.get(word.lower(), word.lower()) == name]
+
+
+def only_block(text: str, name: str) -> str:
+    """Return the only block of a text with a name.
+
+    Raises:
+        Refused: there is none, or several.
+    """
+    found = blocks(text, name)
+    if len(found) != 1:
+        raise Refused(f"{len(found)} blocks of {name} instead of one")
+    return found[0].strip("\n")
+
+
+def last_block(text: str, name: str) -> str:
+    """Return the last block of a text with a name.
+
+    Raises:
+        Refused: there is none.
+    """
+    found = blocks(text, name)
+    if not found:
+        raise Refused(f"no block of {name}")
+    return found[-1].strip("\n")
+
+
+def read_literal(text: str) -> Any:
+    """Return the value of a Python literal.
+
+    Raises:
+        Refused: it is not one, or too long.
+    """
+    if len(text) > LONGEST_LITERAL:
+        raise Refused(f"a value of more than {LONGEST_LITERAL} characters")
+    try:
+        return _quietly(ast.literal_eval, text.strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise Refused(f"not a literal: {text[:80]!r}") from error
+
+
+def read_arguments(text: str) -> tuple[Any, ...]:
+    """Return the arguments of a call, given as literals separated by commas.
+
+    >>> read_arguments("'ab', [1, 2]")
+    ('ab', [1, 2])
+
+    Raises:
+        Refused: there are none, or they are not literals.
+    """
+    found = read_literal(f"({text.strip().rstrip(',')},)")
+    if not isinstance(found, tuple):
+        raise Refused(f"not a list of arguments: {text[:80]!r}")
+    return found
+
+
+def write_literal(value: Any) -> str:
+    """Return a value as a literal that `read_literal` reads.
+
+    Raises:
+        Refused: it has no literal, such as a NaN, or too long a one.
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError) as error:  # integers of thousands of digits
+        raise Refused("a value that cannot be written") from error
+    if read_literal(text) != value:
+        raise Refused("a value without a literal")
+    return text
+
+
+def check_program(program: str) -> str:
+    """Check the source of a proposed program without running it; return it without trailing spaces.
+
+    Raises:
+        Refused: it is too long, not Python, has no function f with arguments, or uses what it may not use.
+    """
+    if len(program) > LONGEST_PROGRAM:
+        raise Refused(f"a program of more than {LONGEST_PROGRAM} characters")
+    try:
+        tree = _quietly(ast.parse, program)
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        raise Refused("not a Python program") from error
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == FUNCTION]
+    if len(functions) != 1:
+        raise Refused(f"{len(functions)} functions {FUNCTION} instead of one")
+    given = functions[0].args
+    if not (given.args or given.posonlyargs or given.vararg):
+        raise Refused(f"a function {FUNCTION} without arguments")
+    for node in ast.walk(tree):
+        _check_node(node)
+    return program.rstrip()
+
+
+def _check_node(node: ast.AST) -> None:
+    names: Sequence[str] = ()
+    match node:
+        case ast.Import(names=aliases):
+            modules = [alias.name for alias in aliases]
+        case ast.ImportFrom(module=module, names=aliases, level=level):
+            modules = ["." * level + (module or "")]
+            names = [alias.name for alias in aliases]
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            modules, names = [], [name]
+        case ast.AsyncFunctionDef() | ast.Global():
+            raise Refused("a coroutine or a global variable")
+        case _:
+            return
+    for module in modules:
+        if module.partition(".")[0] not in MODULES:
+            raise Refused(f"the import of {module}")
+    for name in names:
+        if name in FORBIDDEN:
+            raise Refused(f"the name {name}")
+
+
+def _quietly(parse: Any, text: str) -> Any:
+    """Parse a text without warnings about it, such as those about escape sequences."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return parse(text)
