@@ -1,6 +1,6 @@
 """An environment in which a proposer writes the tasks: letters to repeat, with two attempts of a solver at each.
 
-    python examples/13_proposer.py
+    python examples/14_proposer.py
 
 The proposer is paid for tasks that some attempts solve, but not all. A valid task goes into a buffer, which poses it
 again in later steps; the buffer is part of a run's checkpoint.
