@@ -88,8 +88,19 @@ class RuntimeEpisode(Episode):
         """Reset the environment for the task."""
         observation = await self._reset_environment()
         self._check_instructions(self.info.get("instructions"))
-        prompt = self.task.messages[-1].text if self._history is not None else self.task.prompt
-        return _after_prompt(prompt, self._cut(observation))
+        return _after_prompt(self._prompt(), self._cut(observation))
+
+    def _prompt(self) -> Content | None:
+        """Return the task's prompt without the messages that begin the conversations."""
+        if self._history is not None:
+            return self.task.messages[-1].content
+        if any(not isinstance(message.content, str) for message in self.task.messages):
+            raise UsageError(
+                f"agent loop {type(self.loop).__name__} reads tasks as text only",
+                got=f"task {self.task.id}, which has images",
+                expected="an agent loop that opens the conversation itself, such as single_turn",
+            )
+        return self.task.prompt
 
     async def _reset_environment(self) -> Content:
         """Reset the environment, keep what it returns, and return the first observation that the agent reads."""
@@ -455,9 +466,10 @@ def with_history(messages: Sequence[Message], history: Sequence[Message] | None)
     return [*([system(text)] if text else []), *history[len(given) :], *messages[len(own) :]]
 
 
-def _after_prompt(prompt: str | None, observation: Content) -> Content:
-    if prompt is None:
-        return observation
-    if isinstance(observation, str):
-        return f"{prompt}\n\n{observation}" if observation else prompt
-    return (TextPart(text=f"{prompt}\n\n"), *observation)
+def _after_prompt(prompt: Content | None, observation: Content) -> Content:
+    if prompt is None or not observation:
+        return observation if prompt is None else prompt
+    if isinstance(prompt, str) and isinstance(observation, str):
+        return f"{prompt}\n\n{observation}"
+    first = (TextPart(text=f"{prompt}\n\n"),) if isinstance(prompt, str) else (*prompt, TextPart(text="\n\n"))
+    return (*first, *((TextPart(text=observation),) if isinstance(observation, str) else observation))
