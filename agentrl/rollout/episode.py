@@ -240,12 +240,13 @@ class RuntimeEpisode(Episode):
             raise EpisodeEnd(Outcome.STOPPED_BY_TOOL)
         self.turns.state_key = None  # a configured tool may lead to any state
         if call.name in self.tools and call.name not in self._configured:
-            self.observation = result.text
+            self.observation = result.content
             self.turns.state_key = await self.environment.call(STATE_KEY)
-        text = self._cut_text(result.text, None if called.tool is None else called.tool.rules.max_tokens)
-        if called.tool is not None and text != result.text:
+        whole = result.content if self._policy.reads_images else result.text
+        shown = self._cut(whole, None if called.tool is None else called.tool.rules.max_tokens)
+        if called.tool is not None and shown != whole:
             self.turns.add_metric(f"tool/{call.name}/cut", 1)
-        return tool_result(call, text)
+        return tool_result(call, shown)
 
     def _add_tool_metrics(self, name: str, called: ToolCallResult) -> None:
         counts = {"calls": 1.0, "errors": float(called.failed), "kept": float(called.was_cached)}
@@ -358,12 +359,12 @@ class RuntimeEpisode(Episode):
             )
         return own
 
-    def _cut(self, content: Content) -> Content:
+    def _cut(self, content: Content, max_tokens: int | None = None) -> Content:
         if isinstance(content, str):
-            return self._cut_text(content)
+            return self._cut_text(content, max_tokens)
         content = tuple(TextPart(text=encodable(p.text)) if isinstance(p, TextPart) else p for p in content)
         text = "".join(part.text for part in content if isinstance(part, TextPart))
-        shortened = self._cut_text(text)
+        shortened = self._cut_text(text, max_tokens)
         if shortened == text:
             return content
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, shortened, strict=False))
