@@ -168,7 +168,7 @@ class ToolCalling(AgentLoop):
             result = await episode.step(action)
             if result.done:
                 return True
-            conversation.add(_action_result(call, await self._show(episode, result.observation, goal)))
+            conversation.add(tool_result(call, await self._show(episode, result.observation, goal)))
         return False
 
     async def _show(self, episode: Episode, observation: Content, goal: str = "") -> Content:
@@ -224,7 +224,3 @@ def _helpers(episode: Episode) -> str:
         f" name. It sees nothing but your call, so write all that it needs to know. For example:\n{example}\n"
         "Its answer comes back as the result of the call."
     )
-
-
-def _action_result(call: ToolCall, observation: Content) -> Message:
-    return Message(role="tool", content=observation, tool_call_id=call.id, name=call.name)

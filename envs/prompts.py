@@ -1,22 +1,29 @@
 """Prompts of a file, each answered once, as in data sets for TRL or verl. Rewards come from `agent.reward`."""
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, overload
 
 import gymnasium
 
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
-from agentrl.message import Message
-from agentrl.message.data_file import Row, message_rows, read_messages, read_rows, refuse_media
+from agentrl.message import Message, text_of
+from agentrl.message.data_file import MEDIA_COLUMNS, Row, message_rows, read_messages, read_rows, refuse_media
 from agentrl.task import Task
 
+from .row_images import COLUMNS as IMAGE_COLUMNS
+from .row_images import has_images, messages_with_images
 from .split_files import files_by_split
 
 NAME = "prompts"
 SPLITS = ("train", "valid", "test")
-OWN_COLUMNS = ("prompt", "ground_truth")
+OWN_COLUMNS = ("prompt", "ground_truth", *IMAGE_COLUMNS)
+PROMPT_COLUMNS = ("prompt", "question", "problem")
+"""Columns with the prompt, in the order of preference: of TRL and verl, of verifiers, and of EasyR1."""
+_OTHER_MEDIA = tuple(name for name in MEDIA_COLUMNS if name not in IMAGE_COLUMNS)
 
 
 class Prompts(gymnasium.Env[str, str]):
@@ -62,18 +69,77 @@ def tasks(split: str, *, files: str | Mapping[str, str] | None = None) -> Sequen
             hint="to evaluate prompts of another file: agentrl eval --prompts FILE",
         )
     path = chosen[split]
-    found = [_task(row, split, number) for number, row in enumerate(read_rows(path, "file of prompts"), start=1)]
-    if not found:
+    found, ids = PromptTasks(split, Path(path).expanduser().parent), set()
+    for row in read_rows(path, "file of prompts"):
+        ids.add(found.add(row).id)
+    if not ids:
         raise UsageError(f"the file of prompts {path} is empty", expected="at least one row")
-    if len({task.id for task in found}) < len(found):
+    if len(ids) < len(found):
         raise UsageError(f"the file of prompts {path} has two rows with the same id", expected="unique ids")
     return found
 
 
-def _task(row: Row, split: str, number: int) -> Task:
-    refuse_media(row.values, row.location)
-    messages = _messages(row)
-    truths = [row.values.get("ground_truth"), _reward_model(row).get("ground_truth")]
+class PromptTasks(Sequence[Task]):
+    """Tasks of a file. Images are checked when a row is added, and read when its task is drawn: they may be large.
+
+    Args:
+        split: The split.
+        folder: Folder of the file, where relative paths of images begin.
+    """
+
+    def __init__(self, split: str, folder: Path) -> None:
+        self._split, self._folder = split, folder
+        self._found: list[Task | Row] = []
+
+    def add(self, row: Row) -> Task:
+        """Add the task of a row, and return it.
+
+        Raises:
+            UsageError: the row has no prompt, or an image cannot be read.
+        """
+        task = self._task(row, len(self._found))
+        self._found.append(row if has_images(row, _prompt(row)) else task)
+        return task
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+
+    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+        """Return a task, with its images."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        found = self._found[number]
+        return found if isinstance(found, Task) else self._task(found, number)
+
+    def _task(self, row: Row, index: int) -> Task:
+        return _task(row, self._split, index + 1, self._folder)
+
+
+def shows_images(*, files: str | Mapping[str, str] | None = None) -> bool:
+    """Return True if a row of the files has images; files that do not exist have none."""
+    paths = map(Path, files_by_split(files, SPLITS, "prompts").values() if files else ())
+    return any(
+        _shows_images(path.expanduser(), path.expanduser().stat().st_mtime_ns) for path in paths if path.exists()
+    )
+
+
+@functools.lru_cache
+def _shows_images(path: Path, _changed: int) -> bool:
+    return any(has_images(row, _prompt(row)) for row in read_rows(path, "file of prompts"))
+
+
+def _task(row: Row, split: str, number: int, folder: Path) -> Task:
+    refuse_media(row.values, row.location, _OTHER_MEDIA)
+    messages = _messages(row, folder)
+    answer = row.values.get("answer") if row.first("prompt", "question") is None else None  # beside a `problem`
+    truths = [row.values.get("ground_truth"), _reward_model(row).get("ground_truth"), answer]
     given, kind = row.values.get("id"), row.values.get("type")
     return Task(
         id=f"{split}-{number}" if given is None else str(given),
@@ -88,9 +154,8 @@ def _task(row: Row, split: str, number: int) -> Task:
 
 
 def _prompt(row: Row) -> Any:
-    """Return the prompt of a row; data sets for verifiers may have a ``question`` instead."""
-    prompt = row.values.get("prompt")
-    return message_rows(row.values.get("question") if prompt is None else prompt)
+    """Return the prompt of a row: text, or rows of messages."""
+    return message_rows(row.first(*PROMPT_COLUMNS))
 
 
 def _reward_model(row: Row) -> Mapping[str, Any]:
@@ -104,23 +169,26 @@ def _reward_model(row: Row) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _messages(row: Row) -> tuple[Message, ...]:
-    """Read the messages of a row whose prompt is a conversation; return none for a prompt of text.
+def _messages(row: Row, folder: Path) -> tuple[Message, ...]:
+    """Read the messages of a row whose prompt is a conversation or has images; return none for a prompt of text.
 
     Raises:
         UsageError: the prompt is missing, or the policy cannot answer it.
     """
-    found = _prompt(row)
+    found, with_images = _prompt(row), has_images(row, _prompt(row))
     if isinstance(found, str) and found.strip():
-        return ()
+        if not with_images:
+            return ()
+        found = [{"role": "user", "content": found}]
     expected = "text, or a list of messages that ends with the user's"
     if not isinstance(found, list) or not found or not all(isinstance(message, Mapping) for message in found):
         got = f"prompt: {found!r:.80}" if "prompt" in row.values else f"the columns {', '.join(row.columns)}"
         raise UsageError(f"{row.location} has no prompt", got=got, expected=f"prompt: {expected}")
-    messages = tuple(read_messages(found, row.location))
-    roles = [message.role for message in messages]
-    if roles[-1] != "user" or "system" in roles[1:] or not messages[-1].text.strip():
-        got = f"messages of {', '.join(roles)}" if messages[-1].text.strip() else "an empty last message"
+    read = messages_with_images(row, found, folder) if with_images else read_messages(found, row.location)
+    messages = tuple(read)
+    roles, last = [message.role for message in messages], text_of(messages[-1].content).strip()
+    if roles[-1] != "user" or "system" in roles[1:] or not last:
+        got = f"messages of {', '.join(roles)}" if last else "an empty last message"
         raise UsageError(f"the prompt of {row.location} cannot be answered", got=got, expected=expected)
     return messages
 
@@ -133,9 +201,10 @@ SPEC = EnvironmentSpec(
     description=(
         "Prompts of JSON-lines or Parquet files, each answered once and scored by reward functions (agent.reward), as"
         " data sets for TRL or verl are. Option: files (split to path). A row has a prompt (text or messages), and may"
-        " have ground_truth, id and type; reward functions find the columns in task.columns."
+        " have ground_truth, images, id and type; reward functions find the columns in task.columns."
     ),
     max_turns=1,
     reward_range=(0.0, 0.0),
     isolation=Isolation.INLINE,
+    images_of=shows_images,
 )

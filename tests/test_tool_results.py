@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import enum
 import functools
+import io
 import json
 import sqlite3
 import threading
@@ -30,7 +31,8 @@ from PIL import Image
 from pydantic import BaseModel, RootModel, SecretStr
 
 import agentrl
-from agentrl.message import ImagePart, TextPart, ToolCall
+from agentrl.message import Content, ImagePart, TextPart, ToolCall
+from agentrl.remote.wire import read_tool_result, write_tool_result
 from agentrl.rollout.tools import tool_session
 from agentrl.tool.results import CUT, LONGEST_TEXT, MOST_PARTS, as_json, as_text
 
@@ -229,6 +231,38 @@ def test_a_value_is_what_a_reader_expects(name: str) -> None:
     value, text = TEXTS[name]
     assert as_text(value) == text
     assert agentrl.ToolResult(text).text == text
+
+
+MAP = ImagePart(data=b"x", alternative="a map")
+
+
+@pytest.mark.parametrize(
+    ("value", "content", "text"),
+    [
+        (MAP, (MAP,), "[image: a map]"),
+        (["here:", MAP], (TextPart(text="here:"), MAP), "here:\n[image: a map]"),
+        (
+            ("a", TextPart(text="b"), MAP, MAP),
+            (TextPart(text="a\nb"), MAP, MAP),
+            "a\nb\n[image: a map]\n[image: a map]",
+        ),
+        (["a", "b"], '["a", "b"]', '["a", "b"]'),
+        ([MAP, 3], '["[image: a map]", 3]', '["[image: a map]", 3]'),
+        ([], "[]", "[]"),
+    ],
+)
+def test_images_are_kept_for_policies_that_read_them(value: object, content: Content, text: str) -> None:
+    result = agentrl.ToolResult(value)
+    for one in (result, result.normalize("camera"), read_tool_result(write_tool_result(result.normalize("camera")))):
+        assert (one.content, one.text) == (content, text)
+
+
+def test_an_image_of_pillow_becomes_png() -> None:
+    for mode in ("L", "RGBA", "CMYK", "F"):
+        (part,) = agentrl.ToolResult(Image.new(mode, (6, 4))).normalize("camera").content
+        assert isinstance(part, ImagePart)
+        assert Image.open(io.BytesIO(part.data)).size == (6, 4)
+        assert part.alternative == f"6 x 4, {mode}"
 
 
 def test_a_table_is_a_list_of_rows() -> None:

@@ -1,4 +1,4 @@
-"""Conversion of what MCP tools return, results and errors, to text for the policy."""
+"""Conversion of what MCP tools return, results and errors, to text and images for the policy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from agentrl.message import ImagePart
 from agentrl.tool.results import as_text
 
 from .mcp_arguments import EXTRA
@@ -26,12 +27,21 @@ def result_text(result: Any) -> str:
     Structured content is added as JSON unless the content repeats all of it. Servers should repeat it there, but many
     send a summary or nothing.
     """
-    parts = [_part_text(part) for part in result.content]
-    text = "\n".join(part for part in parts if part)
+    return "\n".join(map(as_text, _parts(result)))
+
+
+def result_value(result: Any) -> str | list[str | ImagePart]:
+    """Write the result of a call as text, or as a list of texts and images if it contains images."""
+    parts = _parts(result)
+    return parts if any(isinstance(part, ImagePart) for part in parts) else result_text(result)
+
+
+def _parts(result: Any) -> list[str | ImagePart]:
+    parts = [part for one in result.content if (part := _part(one))]
     structured = result.structured_content
-    if structured is not None and not _repeats([part for part in parts if part], structured):
-        text = "\n".join(filter(None, [text, json.dumps(structured, ensure_ascii=False)]))
-    return text
+    if structured is not None and not _repeats([part for part in parts if isinstance(part, str)], structured):
+        parts.append(json.dumps(structured, ensure_ascii=False))
+    return parts
 
 
 def error_text(error: Any) -> str:
@@ -56,14 +66,28 @@ def first_problem(error: Any) -> str:
     return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
 
 
-def _part_text(part: Any) -> str:
+def _part(part: Any) -> str | ImagePart:
+    if part.type == "image":
+        return _image(part)
     if part.type == "text":
         return str(part.text)
     if part.type == "resource":
         return _resource_text(part.resource)
     if part.type == "resource_link":
         return f"[{part.title or part.name}: {part.uri}]" + (f" {part.description}" if part.description else "")
+    return _notice(part)
+
+
+def _notice(part: Any) -> str:
     return f"[{part.type}: {getattr(part, 'mime_type', None) or 'unknown'}]"
+
+
+def _image(part: Any) -> str | ImagePart:
+    """Read an image; one that is not base64 becomes a notice."""
+    try:
+        return ImagePart(data=base64.b64decode(part.data, validate=True), media_type=part.mime_type)
+    except (binascii.Error, ValueError):
+        return _notice(part)
 
 
 def _resource_text(resource: Any) -> str:

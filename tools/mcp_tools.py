@@ -16,7 +16,7 @@ from agentrl.tool import TOOL_NAME, ForwardedTool, Tool, ToolDependencies, ToolR
 from agentrl.tool.schema import WrongArguments
 
 from .mcp_arguments import EXTRA, LONGEST_PROBLEM, Checker, InputSchema
-from .mcp_results import NOTHING, result_text
+from .mcp_results import NOTHING, result_value
 from .mcp_session import MCP_START_S, MCPConnection, Session
 
 LONGEST_CALL_S = 3600.0
@@ -201,7 +201,7 @@ class MCPTool(ForwardedTool):
         """Call the tool on the server."""
         result = await bound(self._own_name, checked)
         self._compare(result.structured_content)
-        return ToolResult(result_text(result) or NOTHING)
+        return ToolResult(result_value(result) or NOTHING)
 
     def _compare(self, structured: Any) -> None:
         """Warn once if structured content breaks the tool's own output schema; the policy still reads it."""

@@ -11,12 +11,12 @@ import codecs
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, get_args
 
 from agentrl.errors import UsageError
-from agentrl.message import Message, Role, ToolCall
+from agentrl.message import Content, Message, Role, ToolCall
 from agentrl.tool.json_schema import accepts_null
 
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
@@ -176,13 +176,13 @@ def _object(value: Any, location: str) -> Mapping[str, Any]:
     return value
 
 
-def refuse_media(values: Mapping[str, Any], location: str) -> None:
-    """Check that a row has no images, videos or sounds, which the model would not see.
+def refuse_media(values: Mapping[str, Any], location: str, columns: Sequence[str] = MEDIA_COLUMNS) -> None:
+    """Check that a row has no images, videos or sounds in `columns`, which the model would not see.
 
     Raises:
         UsageError: a column holds some.
     """
-    for name in MEDIA_COLUMNS:
+    for name in columns:
         if _is_filled(values.get(name)):
             raise UsageError(
                 f"{location} has a column {name}",
@@ -243,14 +243,27 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def read_messages(rows: Sequence[Any], location: str, *, tools: Sequence[ToolSchema] = ()) -> Iterator[Message]:
+def read_messages(
+    rows: Sequence[Any],
+    location: str,
+    *,
+    tools: Sequence[ToolSchema] = (),
+    read_content: Callable[[Any, str], Content] | None = None,
+) -> Iterator[Message]:
     """Read messages.
+
+    Args:
+        rows: The messages.
+        location: Location of the row, for messages.
+        tools: Schemas of the tools, which determine nulls in arguments.
+        read_content: Returns the content of a message; the default reads text only.
 
     Raises:
         UsageError: a message is not valid.
     """
     names: dict[str, str] = {}
     unanswered: list[str] = []
+    content_of = read_content or _text
     for row in rows:
         if not isinstance(row, dict) or row.get("role") not in get_args(Role):
             raise UsageError(f"{location}: a message has no known role", got=str(row)[:80], expected=get_args(Role))
@@ -271,7 +284,7 @@ def read_messages(rows: Sequence[Any], location: str, *, tools: Sequence[ToolSch
         thoughts = (_optional_text(row, name, location) for name in THINKING_KEYS)
         yield Message(
             role=row["role"],
-            content=_text(row.get("content"), location),
+            content=content_of(row.get("content"), location),
             tool_calls=calls,
             tool_call_id=answered,
             name=name if row["role"] == "tool" else None,
@@ -294,7 +307,7 @@ def _text(content: Any, location: str) -> str:
         raise UsageError(
             f"{location}: a message is not text",
             got=str(content)[:80],
-            expected="text, or parts with text: images in data files are not supported",
+            expected="text, or parts with text: conversations with images are not supported",
         )
     return "".join(part["text"] for part in parts)
 

@@ -184,9 +184,9 @@ def user(content: Content) -> Message:
     return Message(role="user", content=content)
 
 
-def tool_result(call: ToolCall, text: str) -> Message:
+def tool_result(call: ToolCall, content: Content) -> Message:
     """Return the message with the result of a tool call."""
-    return Message(role="tool", content=text, tool_call_id=call.id, name=call.name)
+    return Message(role="tool", content=content, tool_call_id=call.id, name=call.name)
 
 
 def broken_up_message(message: Message, break_up: Callable[[str], str] = broken_up) -> Message:

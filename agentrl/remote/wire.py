@@ -239,14 +239,16 @@ def read_task(data: Mapping[str, Any], environment: str) -> Task:
 
 def write_tool_result(result: ToolResult) -> dict[str, Any]:
     """Write the result of a tool; fields without a value are left out, except the text."""
-    more = {"reward": result.reward, "metrics": dict(result.metrics), "stop": result.stop}
+    content = result.content
+    parts = None if isinstance(content, str) else write_content(content)
+    more = {"content": parts, "reward": result.reward, "metrics": dict(result.metrics), "stop": result.stop}
     return {"text": result.text, **{name: value for name, value in more.items() if value}}
 
 
 def read_tool_result(plain: Mapping[str, Any]) -> ToolResult:
     """Read a result that `write_tool_result` wrote."""
     return ToolResult(
-        str(plain["text"]),
+        read_content(plain["content"]) if plain.get("content") else str(plain["text"]),
         reward=plain.get("reward", 0.0),
         metrics=plain.get("metrics", {}),
         stop=bool(plain.get("stop", False)),

@@ -89,8 +89,19 @@ class RuntimeEpisode(Episode):
         """Reset the environment for the task."""
         observation = await self._reset_environment()
         self._check_instructions(self.info.get("instructions"))
-        prompt = self.task.messages[-1].text if self._history is not None else self.task.prompt
-        return _after_prompt(prompt, self._cut(observation))
+        return _after_prompt(self._prompt(), self._cut(observation))
+
+    def _prompt(self) -> Content | None:
+        """Return the task's prompt without the messages that begin the conversations."""
+        if self._history is not None:
+            return self.task.messages[-1].content
+        if any(not isinstance(message.content, str) for message in self.task.messages):
+            raise UsageError(
+                f"agent loop {type(self.loop).__name__} reads tasks as text only",
+                got=f"task {self.task.id}, which has images",
+                expected="an agent loop that opens the conversation itself, such as single_turn",
+            )
+        return self.task.prompt
 
     async def _reset_environment(self) -> Content:
         """Reset the environment, keep what it returns, and return the first observation that the agent reads."""
@@ -231,13 +242,14 @@ class RuntimeEpisode(Episode):
             raise EpisodeEnd(Outcome.STOPPED_BY_TOOL)
         self.turns.state_key = None  # a configured tool may lead to any state
         if call.name in self.tools and call.name not in self._configured:
-            self.observation = result.text
+            self.observation = result.content
             if self._has_state_keys:
                 self.turns.state_key = await self.environment.call(STATE_KEY)
-        text = self._cut_text(result.text, None if called.tool is None else called.tool.rules.max_tokens)
-        if called.tool is not None and text != result.text:
+        whole = result.content if self._policy.reads_images else result.text
+        shown = self._cut(whole, None if called.tool is None else called.tool.rules.max_tokens)
+        if called.tool is not None and shown != whole:
             self.turns.add_metric(f"tool/{call.name}/cut", 1)
-        return tool_result(call, text)
+        return tool_result(call, shown)
 
     def _add_tool_metrics(self, name: str, called: ToolCallResult) -> None:
         counts = {"calls": 1.0, "errors": float(called.failed), "kept": float(called.was_cached)}
@@ -350,12 +362,12 @@ class RuntimeEpisode(Episode):
             )
         return own
 
-    def _cut(self, content: Content) -> Content:
+    def _cut(self, content: Content, max_tokens: int | None = None) -> Content:
         if isinstance(content, str):
-            return self._cut_text(content)
+            return self._cut_text(content, max_tokens)
         content = tuple(TextPart(text=encodable(p.text)) if isinstance(p, TextPart) else p for p in content)
         text = "".join(part.text for part in content if isinstance(part, TextPart))
-        shortened = self._cut_text(text)
+        shortened = self._cut_text(text, max_tokens)
         if shortened == text:
             return content
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, shortened, strict=False))
@@ -458,9 +470,10 @@ def with_history(messages: Sequence[Message], history: Sequence[Message] | None)
     return [*([system(text)] if text else []), *history[len(given) :], *messages[len(own) :]]
 
 
-def _after_prompt(prompt: str | None, observation: Content) -> Content:
-    if prompt is None:
-        return observation
-    if isinstance(observation, str):
-        return f"{prompt}\n\n{observation}" if observation else prompt
-    return (TextPart(text=f"{prompt}\n\n"), *observation)
+def _after_prompt(prompt: Content | None, observation: Content) -> Content:
+    if prompt is None or not observation:
+        return observation if prompt is None else prompt
+    if isinstance(prompt, str) and isinstance(observation, str):
+        return f"{prompt}\n\n{observation}"
+    first = (TextPart(text=f"{prompt}\n\n"),) if isinstance(prompt, str) else (*prompt, TextPart(text="\n\n"))
+    return (*first, *((TextPart(text=observation),) if isinstance(observation, str) else observation))

@@ -101,6 +101,11 @@ class FewShotPolicy(EpisodePolicy):
         opened = self._policy.open(episode, with_examples(messages, self._examples), tools)
         return FewShotConversation(opened, self._examples)
 
+    @property
+    def reads_images(self) -> bool:
+        """True if the policy does."""
+        return self._policy.reads_images
+
     def cut(self, text: str, max_tokens: int) -> str:
         """Cut as the policy does."""
         return self._policy.cut(text, max_tokens)

@@ -86,6 +86,11 @@ class EpisodePolicy(ABC):
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """Start a conversation of one episode; `tools` are offered to the policy."""
 
+    @property
+    def reads_images(self) -> bool:
+        """True if tool results may contain images; otherwise the policy reads a notice in their place."""
+        return False
+
     @abstractmethod
     def cut(self, text: str, max_tokens: int) -> str:
         """Cut `text` to at most `max_tokens` tokens, with a visible mark."""
@@ -181,6 +186,11 @@ class EngineEpisodePolicy(EpisodePolicy):
             repairs_calls=episode.loop.reads_repaired_calls,
         )
         return EngineConversation(self, ledger, episode.turns)
+
+    @property
+    def reads_images(self) -> bool:
+        """True if the model and the engine accept images."""
+        return self.renderer.images is not None and self.engine.capabilities.images
 
     def cut(self, text: str, max_tokens: int) -> str:
         """Cut by the model's own tokens."""

@@ -320,6 +320,6 @@ def check_columns(agent: AgentConfig, tasks: Callable[[], TaskSource]) -> None:
     if not asking:
         return
     source = tasks()
-    for task in source if isinstance(source, list) else [source[0]]:
+    for task in source if isinstance(source, Sequence) else [source[0]]:
         for function in asking:
             function.check_columns(task)

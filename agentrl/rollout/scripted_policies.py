@@ -74,6 +74,11 @@ class ScriptedEpisodePolicy(EpisodePolicy):
         """Return an answer as the chat template writes it, or as JSON without a renderer."""
         return super().write_answer(message) if self.renderer is None else write_answer(self.renderer, message)
 
+    @property
+    def reads_images(self) -> bool:
+        """True if the episodes are rendered for a model that accepts images."""
+        return self.renderer is not None and self.renderer.images is not None
+
     def cut(self, text: str, max_tokens: int) -> str:
         """Cut by the model's tokens, or by an estimate without a renderer."""
         return cut_characters(text, max_tokens) if self.renderer is None else self.renderer.cut(text, max_tokens)

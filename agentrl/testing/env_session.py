@@ -266,7 +266,7 @@ async def _call(tools: Sequence[Tool], action: str) -> StepResult:
         except AgentRLError as error:
             result = ToolResult(str(error))
     ended = result.stop or tool.stop
-    return StepResult(observation=result.text, reward=result.reward, terminated=ended, truncated=False, info={})
+    return StepResult(observation=result.content, reward=result.reward, terminated=ended, truncated=False, info={})
 
 
 def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> PlayedEpisode:

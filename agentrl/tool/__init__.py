@@ -41,7 +41,8 @@ from agentrl.errors import (
     did_you_mean,
     shorten,
 )
-from agentrl.tool.results import as_json, as_text, result_of, returns_awaitable
+from agentrl.message import Content
+from agentrl.tool.results import as_content, as_json, content_text, result_of, returns_awaitable
 from agentrl.tool.schema import Arguments, WrongArguments, documentation, inner_function
 
 __all__ = [
@@ -128,7 +129,7 @@ class ToolResult:
     """Result of a tool with more than a plain value: ``ToolResult("3 rows", reward=0.1, metrics={"rows": 3})``."""
 
     value: Any
-    """Value for the policy: text, or a value that is converted to JSON (see `agentrl.tool.results`)."""
+    """Value for the policy: text, images, or a value that is converted to JSON (see `agentrl.tool.results`)."""
     _: dataclasses.KW_ONLY
     reward: float = 0.0
     """Reward, which is added to the calling turn, and to the reward component ``tool/NAME``."""
@@ -139,11 +140,16 @@ class ToolResult:
 
     @property
     def text(self) -> str:
-        """Text of the value for the policy; lone surrogates are replaced."""
-        return as_text(self.value)
+        """Text of the value for a policy that reads no images; lone surrogates are replaced."""
+        return content_text(self.content)
+
+    @property
+    def content(self) -> Content:
+        """Value for a policy that reads images: parts if it is or contains one, else its text."""
+        return as_content(self.value)
 
     def normalize(self, tool: str) -> ToolResult:
-        """Return this result with a JSON value, and with numbers as floats.
+        """Return this result with images as parts or with a JSON value, and with numbers as floats.
 
         Raises:
             EnvironmentFailure: a number is not finite.
@@ -155,7 +161,9 @@ class ToolResult:
                 raise EnvironmentFailure(f"{name} of tool {tool} is {shorten(value)}", expected=A_REWARD)
             checked[name] = number
         reward = checked.pop("reward")
-        return dataclasses.replace(self, value=as_json(self.value), reward=reward, metrics=checked)
+        content = self.content
+        value = as_json(self.value) if isinstance(content, str) else content
+        return dataclasses.replace(self, value=value, reward=reward, metrics=checked)
 
 
 class ToolContext(ABC):

@@ -5,7 +5,7 @@
 
 Every value has a text form: values that JSON does not support become readable, and values that cannot be shown (an
 image, a circular or very deep part, an object that fails) become a short notice in brackets; `as_text` and `as_json`
-never raise.
+never raise. `as_content` keeps images, for policies that read them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import datetime
 import enum
 import functools
 import inspect
+import io
 import json
 import math
 import re
@@ -37,13 +38,14 @@ from collections.abc import (
 from collections.abc import Set as AbstractSet
 from decimal import Decimal
 from fractions import Fraction
+from itertools import groupby
 from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any, TypeVar, get_origin
 from uuid import UUID
 
 from agentrl.errors.foreign import DaemonThreads, call_in_thread
-from agentrl.message import ImagePart, TextPart
+from agentrl.message import Content, ContentPart, ImagePart, TextPart
 from agentrl.tool.schema import inner_function
 
 T = TypeVar("T")
@@ -66,6 +68,7 @@ _SHORT_FLOATS: Mapping[str, tuple[str, int]] = {"float32": (">f", 0), "float16":
 """Formats of floats of low precision for `struct`, and how many of the last bits they lack."""
 _LARGEST_WHOLE = 2.0**53
 CUT = "[more is left out]"
+_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
 
 
 def returns_awaitable(function: Callable[..., Any], result: Any) -> bool:
@@ -116,6 +119,42 @@ def as_text(value: Any) -> str:
     plain = as_json(value)
     text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
     return _HALF.sub("\ufffd", text)
+
+
+def as_content(value: Any) -> Content:
+    """Return an image, or a list or tuple of images and texts, as parts of a message; any other value as text.
+
+    Images are `ImagePart` or Pillow's, which become PNG. Adjacent texts become lines.
+    """
+    values = value if isinstance(value, list | tuple) else [value]
+    if not any(map(_is_image, values)) or not all(_is_image(v) or isinstance(v, str | TextPart) for v in values):
+        return as_text(value)
+    return tuple(part for is_image, found in groupby(values, _is_image) for part in _parts(is_image, found))
+
+
+def content_text(content: Content) -> str:
+    """Return content as text: its parts in lines, with a notice for each image."""
+    return content if isinstance(content, str) else "\n".join(map(as_text, content))
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, ImagePart) or _is_pillow_image(value)
+
+
+def _is_pillow_image(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "PIL" and hasattr(value, "mode")
+
+
+def _parts(are_images: bool, values: Iterable[Any]) -> Iterable[ContentPart]:
+    return map(_image_part, values) if are_images else [TextPart(text="\n".join(map(as_text, values)))]
+
+
+def _image_part(value: Any) -> ImagePart:
+    if isinstance(value, ImagePart):
+        return value
+    file, size = io.BytesIO(), f"{value.width} x {value.height}, {value.mode}"
+    (value if value.mode in _PNG_MODES else value.convert("RGB")).save(file, format="PNG")
+    return ImagePart(data=file.getvalue(), alternative=size)
 
 
 def as_json(value: Any) -> Any:
@@ -276,7 +315,7 @@ def _array(value: Any) -> Any:
     Images become a notice with their size, tables lists of rows, and arrays lists or numbers.
     """
     package = type(value).__module__.partition(".")[0]
-    if package == "PIL" and hasattr(value, "mode"):
+    if _is_pillow_image(value):
         return f"[image: {value.width} x {value.height}, {value.mode}]"
     if package == "pandas" and hasattr(value, "to_dict"):
         return _rows(value) if hasattr(value, "columns") else value.to_dict()

@@ -151,9 +151,9 @@ def test_columns_of_verl_and_verifiers_are_read(workplace: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"prompt": "a", "images": ["x.png"]}, "line 1 has a column images"),
-        ({"prompt": "a", "image": {"bytes": "x"}}, "line 1 has a column image"),
-        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "line 1: a message is not text"),
+        ({"prompt": "a", "videos": ["x.mp4"]}, "line 1 has a column videos"),
+        ({"prompt": "a", "multi_modal_data": {"image": ["x.png"]}}, "line 1 has a column multi_modal_data"),
+        ({"prompt": [{"role": "user", "content": [{"type": "video"}]}]}, "line 1: a message is not text"),
         ({"prompt": [{"role": "boss", "content": "x"}]}, "line 1: a message has no known role"),
         ({"prompt": [*ROWS[1]["prompt"], {"role": "system", "content": "Again."}]}, "messages of system, user, system"),
         ({"prompt": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"},

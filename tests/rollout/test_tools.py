@@ -12,7 +12,7 @@ import agentrl
 from agentrl.agent_loop import AgentLoop
 from agentrl.env import Isolation
 from agentrl.errors import EnvironmentFailure, Outcome, SandboxError, UsageError
-from agentrl.message import ToolCall, user
+from agentrl.message import ImagePart, ToolCall, user
 from agentrl.observe.metrics import trajectory_metrics
 from agentrl.remote.env_methods import RemoteTool
 from agentrl.remote.wire import read_tool_result, write_tool_result
@@ -54,6 +54,16 @@ async def test_parallel_calls_of_a_turn_run_at_the_same_time_and_answer_in_order
     trajectory = await play(runner)
     assert texts(trajectory)[:2] == ["Ann met", "Bob met"]
     assert trajectory.metrics["tool/meet/calls"] == 2
+
+
+async def test_a_policy_that_reads_only_text_reads_a_notice_for_an_image(make_runner, play, worlds, texts):
+    @agentrl.tool(inline=True)
+    def photograph() -> list[str | ImagePart]:
+        """Show a picture."""
+        return ["It is:", ImagePart(data=b"x", alternative="a moth")]
+
+    runner = make_runner(worlds.Corridor, call("photograph"), "x", loop="tool_calling", tools=[photograph])
+    assert texts(await play(runner))[0] == "It is:\n[image: a moth]"
 
 
 async def test_other_calls_wait_for_each_other(make_runner, play, worlds, texts):
