@@ -174,7 +174,8 @@ ALFWORLD_NEEDS := textworld==1.7.0 fast-downward-textworld==20.6.4 tatsu==5.8.3 
 	prompt_toolkit==3.0.53 wcwidth==0.9.4 termcolor==3.3.0 hashids==1.3.1 more-itertools==11.2.1
 
 # Libraries with adapters: folder names, and the packages of each.
-ADAPTED := minigrid-3.2.0 reasoning-gym-0.1.25 textarena-0.7.4 gem-llm-0.1.0 verifiers-0.3.1
+ADAPTED := minigrid-3.2.0 reasoning-gym-0.1.25 textarena-0.7.4 gem-llm-0.1.0 verifiers-0.3.1 \
+	skyrl-gym-0.4.0
 OPENAI := openai==3.54.0 distro==1.9.0 httpcore==1.0.9 httpx==0.28.1 jiter==0.19.0 sniffio==1.3.1 \
 	certifi==2026.10.18 charset-normalizer==3.5.2 requests==2.34.2 urllib3==2.8.0
 NEEDS_minigrid-3.2.0 := minigrid==3.2.0 pygame-ce==2.5.8
@@ -184,6 +185,7 @@ NEEDS_textarena-0.7.4 := textarena==0.7.4 chess==1.11.2 joblib==1.6.0 nltk==3.10
 	websockets==17.4 $(OPENAI)
 NEEDS_gem-llm-0.1.0 := gem-llm==0.1.0 antlr4-python3-runtime==4.13.2 latex2sympy2_extended==1.11.0 \
 	math-verify==0.9.0 msgspec==0.22.0 nltk==3.10.4 joblib==1.6.0
+NEEDS_skyrl-gym-0.4.0 := skyrl-gym==0.4.0 func-timeout==4.3.5 omegaconf==2.4.0 pandas==3.1.1
 # The last version of verifiers with v0 environments; 0.4 has only those of verifiers.v1, and its own tests. Both need
 # packages of the library's authors at import.
 VERIFIERS_NEEDS := renderers==0.1.12 aiofiles==25.1.0 connectrpc==0.11.1 gepa==0.1.4 loguru==0.7.3 msgpack==1.2.4 \

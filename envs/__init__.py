@@ -35,6 +35,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "retail": "agentrl.envs.retail.spec:SPEC",
         "search_qa": "agentrl.envs.search_qa.spec:SPEC",
         "search_react": "agentrl.envs.search_qa.spec:REACT_SPEC",
+        "skyrl_gym": "agentrl.envs.adapters.skyrl_gym:SPEC",
         "sokoban": "agentrl.envs.puzzles.sokoban:SPEC",
         "sudoku": "agentrl.envs.puzzles.sudoku:SPEC",
         "terminal": "agentrl.envs.terminal.environment:SPEC",

@@ -12,16 +12,13 @@ import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.errors import EnvironmentFailure, UsageError
 from agentrl.task import Task
 
 from .verifiers_data import EVERY, EXTRA, TEST, TRAIN
-
-if TYPE_CHECKING:
-    from agentrl.agent_loops.external import ExternalTask
 
 NAME = "verifiers_v1"
 FUNCTION = f"{__name__}:play"
@@ -33,6 +30,14 @@ FAULTS_OF_OTHERS = {"TaskError", "SandboxError", "ToolsetError", "EnvError", "Tu
 """Errors of the library that are neither the policy's nor the engine's."""
 UNSCORED = {"setup_timeout", "finalize_timeout", "scoring_timeout"}
 _numbers = itertools.count()
+
+
+class GatewayTask(Protocol):
+    """What `play` reads of the task that the loop `external` passes to it."""
+
+    openai_url: str
+    api_key: str
+    options: Mapping[str, Any]
 
 
 class TasksetTasks:
@@ -99,7 +104,7 @@ class TasksetEnv(AsyncEnv):
         raise UsageError("tasksets of verifiers are played by their harnesses", got="an action", expected=HOW)
 
 
-async def play(task: ExternalTask) -> dict[str, Any]:
+async def play(task: GatewayTask) -> dict[str, Any]:
     """Play a task by its harness, with the policy as its model; the function for the loop `external`.
 
     Returns:

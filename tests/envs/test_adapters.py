@@ -27,6 +27,7 @@ ADAPTERS = {
     "gem": "gem",
     "minigrid": "minigrid",
     "reasoning_gym": "reasoning_gym",
+    "skyrl_gym": "skyrl_gym",
     "textarena": "textarena",
     "verifiers": "verifiers",
     "verifiers_v1": "verifiers",
