@@ -195,7 +195,7 @@ VERIFIERS_NEEDS := renderers==0.1.12 aiofiles==25.1.0 connectrpc==0.11.1 gepa==0
 NEEDS_verifiers-0.3.1 := verifiers==0.3.1 aiolimiter==1.3.0 datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19 \
 	griffe==2.4.1 griffelib==2.4.1 openai-agents==0.24.0 pandas==3.1.1 setproctitle==1.3.8 xxhash==4.1.0 $(VERIFIERS_NEEDS)
 VERIFIERS_V1 := verifiers-0.4.0
-VERIFIERS_V1_TESTS := tests/originals/test_verifiers_v1.py
+VERIFIERS_V1_TESTS := $(addprefix tests/originals/test_verifiers_,v1.py export.py)
 NEEDS_verifiers-0.4.0 := verifiers==0.4.0 prime-runs==0.1.4 prime-traces==0.0.10 $(VERIFIERS_NEEDS)
 
 # OpenEnv's server runs in its own process and environment, without the web pages and model clients that it would install.

@@ -296,7 +296,12 @@ async def test_a_function_that_swallows_its_cancellation_is_left_running(run_loo
 
 @pytest.mark.parametrize(
     ("function", "answer", "reward"),
-    [("plays", "step", 1.0), ("plays_and_steps", "none", 1.0), ("judges_itself", "none", 1.5), ("judges_with_success", "none", 1.25)],
+    [
+        ("plays", "step", 1.0),
+        ("plays_and_steps", "none", 1.0),
+        ("judges_itself", "none", 1.5),
+        ("judges_with_success", "none", 1.25),
+    ],
 )
 async def test_a_function_plays(run_loop, function, answer, reward):
     trajectory, script = await run_loop(External(function=f"{__name__}:{function}", answer=answer), "it is 42")
