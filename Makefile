@@ -9,8 +9,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: setup demo demo-llm test test-slow prometheus bubblewrap docker-daemon test-docker lint docs engines engine-vllm \
 	engine-sglang engine-harmony real-model add-real-model instruct-model add-instruct-model test-real-model \
 	test-engines test-engines-cluster ray \
-	test-cluster originals original-alfworld original-openenv original-openreward test-originals agents add-agents \
-	test-agents \
+	test-cluster originals original-alfworld original-openenv original-openreward test-originals test-verifiers \
+	agents add-agents test-agents \
 	trackers add-trackers test-trackers \
 	bench-peers bench-check \
 	mutants viewer viewer-check browser test-browser clean
@@ -175,7 +175,8 @@ ALFWORLD_NEEDS := textworld==1.7.0 fast-downward-textworld==20.6.4 tatsu==5.8.3 
 	prompt_toolkit==3.0.53 wcwidth==0.9.4 termcolor==3.3.0 hashids==1.3.1 more-itertools==11.2.1
 
 # Libraries with adapters: folder names, and the packages of each.
-ADAPTED := minigrid-3.2.0 reasoning-gym-0.1.25 textarena-0.7.4 gem-llm-0.1.0 verifiers-0.2.1 inspect-ai-0.3.285
+ADAPTED := minigrid-3.2.0 reasoning-gym-0.1.25 textarena-0.7.4 gem-llm-0.1.0 verifiers-0.3.1 \
+	skyrl-gym-0.4.0 inspect-ai-0.3.285
 OPENAI := openai==3.54.0 distro==1.9.0 httpcore==1.0.9 httpx==0.28.1 jiter==0.19.0 sniffio==1.3.1 \
 	certifi==2026.10.18 charset-normalizer==3.5.2 requests==2.34.2 urllib3==2.8.0
 NEEDS_minigrid-3.2.0 := minigrid==3.2.0 pygame-ce==2.5.8
@@ -185,12 +186,18 @@ NEEDS_textarena-0.7.4 := textarena==0.7.4 chess==1.11.2 joblib==1.6.0 nltk==3.10
 	websockets==17.4 $(OPENAI)
 NEEDS_gem-llm-0.1.0 := gem-llm==0.1.0 antlr4-python3-runtime==4.13.2 latex2sympy2_extended==1.11.0 \
 	math-verify==0.9.0 msgspec==0.22.0 nltk==3.10.4 joblib==1.6.0
-NEEDS_verifiers-0.2.1 := verifiers==0.2.1 aiofiles==25.1.0 aiolimiter==1.3.0 anthropic==0.78.0 connect-python==0.9.0 \
-	datasets==5.2.0 dill==0.4.1 docstring_parser==0.18.0 griffe==2.4.1 griffelib==2.4.1 httpx-sse==0.4.3 \
-	jsonschema==4.26.0 jsonschema-specifications==2025.9.1 mcp==1.27.0 msgpack==1.2.4 multiprocess==0.70.19 \
-	openai-agents==0.24.0 pandas==3.1.1 prime-pydantic-config==0.4.3 prime-sandboxes==0.2.31 pydantic-settings==2.16.3 \
-	pyqwest==0.12.0 python-dotenv==1.2.4 pyzmq==27.3.0 referencing==0.37.0 renderers==0.1.10 rpds-py==2026.9.1 \
-	setproctitle==1.3.8 sse-starlette==3.7.0 starlette==1.10.0 tenacity==9.2.1 uvicorn==0.54.0 xxhash==4.1.0 $(OPENAI)
+NEEDS_skyrl-gym-0.4.0 := skyrl-gym==0.4.0 func-timeout==4.3.5 omegaconf==2.4.0 pandas==3.1.1
+# The last version of verifiers with v0 environments; 0.4 has only those of verifiers.v1, and its own tests. Both need
+# packages of the library's authors at import.
+VERIFIERS_NEEDS := renderers==0.1.12 aiofiles==25.1.0 connectrpc==0.11.1 gepa==0.1.4 loguru==0.7.3 msgpack==1.2.4 \
+	openai-harmony==0.0.8 prime-pydantic-config==0.4.3 prime-sandboxes==0.5.1 prime-tunnel==0.1.15 protobuf-py==0.1.1 \
+	pydantic-settings==2.16.3 python-dotenv==1.2.4 tenacity==9.2.1 tiktoken==0.14.0 tomli-w==1.2.0 \
+	math-verify==0.9.0 latex2sympy2_extended==1.11.0 antlr4-python3-runtime==4.13.2
+NEEDS_verifiers-0.3.1 := verifiers==0.3.1 aiolimiter==1.3.0 datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19 \
+	griffe==2.4.1 griffelib==2.4.1 openai-agents==0.24.0 pandas==3.1.1 setproctitle==1.3.8 xxhash==4.1.0 $(VERIFIERS_NEEDS)
+VERIFIERS_V1 := verifiers-0.4.0
+VERIFIERS_V1_TESTS := $(addprefix tests/originals/test_verifiers_,v1.py export.py)
+NEEDS_verifiers-0.4.0 := verifiers==0.4.0 prime-runs==0.1.4 prime-traces==0.0.10 $(VERIFIERS_NEEDS)
 
 NEEDS_inspect-ai-0.3.285 := inspect-ai==0.3.285 agent-client-protocol==0.12.1 aiobotocore==3.10.0 aioitertools==0.13.0 \
 	beautifulsoup4==4.15.0 boto3==1.43.117 botocore==1.43.117 fastapi==0.165.0 ijson==3.6.0 jmespath==1.1.0 \
@@ -214,7 +221,7 @@ originals:
 	@test -e $(ALFWORLD)/.installed || $(MAKE) --no-print-directory original-alfworld
 	@test -e $(OPENENV)/.installed || $(MAKE) --no-print-directory original-openenv
 	@test -e $(OPENREWARD)/.installed || $(MAKE) --no-print-directory original-openreward
-	@for name in $(ADAPTED); do test -e $(ORIGINALS)/$$name-$(PYTHON_TAG)/.installed || \
+	@for name in $(ADAPTED) $(VERIFIERS_V1); do test -e $(ORIGINALS)/$$name-$(PYTHON_TAG)/.installed || \
 		$(MAKE) --no-print-directory original-$$name || exit 1; done
 
 # fast-downward-textworld is built from source: its build needs `python` and a C++ compiler, and installs cmake itself.
@@ -245,7 +252,11 @@ original-%: setup
 test-originals: setup originals
 	PYTHONPATH=$(ALFWORLD)$$(printf ':$(ORIGINALS)/%s-$(PYTHON_TAG)' $(ADAPTED)) AGENTRL_OPENENV=$(OPENENV) \
 		AGENTRL_OPENREWARD=$(OPENREWARD) \
-		$(PYTEST) --durations=5 tests/originals
+		$(PYTEST) --durations=5 $(addprefix --ignore=,$(VERIFIERS_V1_TESTS)) tests/originals
+
+# verifiers 0.4 cannot be imported beside 0.3.1.
+test-verifiers: setup originals
+	PYTHONPATH=$(ORIGINALS)/$(VERIFIERS_V1)-$(PYTHON_TAG) $(PYTEST) --durations=5 $(VERIFIERS_V1_TESTS)
 
 # Agents from the package index, which play through the gateway as their users would write them (examples/agents). They
 # pin other libraries, so they have an environment outside the checkout, named after the checksum of its requirements and

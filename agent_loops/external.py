@@ -67,6 +67,8 @@ class ExternalTask:
     api_key: str
     step: Callable[[str], Any] = field(repr=False)
     """Function that takes an action in the environment and returns its `StepResult`; async functions await it."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the task, with which the environment was reset."""
 
     @property
     def openai_url(self) -> str:
@@ -122,7 +124,8 @@ class External(AgentLoop):
         command: The program and its arguments, as a shell command or a list; ``{python}`` stands for this Python (in a
             sandbox: for its ``python3``).
         function: ``module:name`` of a function, async or not, to call with an `ExternalTask` instead. It returns its
-            answer, a number as the reward, or nothing.
+            answer, a number or ``{"reward", "success"}`` as the reward, or nothing. An `EnvironmentFailure` that it
+            raises is not the policy's fault.
         answer: ``step`` passes the answer to the environment as an action; ``none`` ignores it, for programs that take
             actions themselves (``POST $AGENTRL_URL/step``) or post rewards (``POST $AGENTRL_URL/reward``), both with
             ``$AGENTRL_SECRET``.
@@ -308,6 +311,8 @@ class External(AgentLoop):
         session = play.session
         if session.failure is not None:
             raise session.failure
+        if play.failure is not None and session.outcome is None:
+            raise play.failure
         if not session.answers and session.outcome is None:
             raise EnvironmentFailure(
                 "the program never got an answer from the gateway",
@@ -337,6 +342,7 @@ class External(AgentLoop):
             base_url=play.url,
             api_key=play.session.key,
             step=step,
+            options=play.episode.task.options,
         )
         what, caller = "the external function", running_task()
         try:
@@ -344,6 +350,9 @@ class External(AgentLoop):
                 play.answer = await await_or_abandon(self._function(task), what)
             else:
                 play.answer = await call_in_thread(_THREADS, functools.partial(self._function, task), what)
+        except EnvironmentFailure as error:
+            play.failure = error
+            return str(error)
         except BaseException as error:
             if is_addressed_to(caller, error):
                 raise
@@ -371,12 +380,8 @@ class External(AgentLoop):
         if self._reward_file is None:
             return None
         try:
-            found = json.loads((await folder.read(self._reward_file)).decode())
-            reward, success = (found["reward"], found.get("success")) if isinstance(found, dict) else (found, None)
-            number = bounded_reward(reward)
-            if number is None or not isinstance(success, bool | None):
-                raise ValueError(f"{reward!r}, {success!r}")
-        except (OSError, ToolError, ValueError, KeyError) as error:
+            return _reward_in(json.loads((await folder.read(self._reward_file)).decode()))
+        except (OSError, ToolError, ValueError) as error:
             if play.session.outcome is not None or play.session.failure is not None:
                 return None
             raise EnvironmentFailure(
@@ -384,7 +389,6 @@ class External(AgentLoop):
                 got=str(error),
                 expected='a number, or {"reward": …}',
             ) from error
-        return number, success
 
     async def _judge(self, play: _Play, reward: tuple[float, bool | None] | None) -> None:
         """Give the episode its reward, once."""
@@ -394,10 +398,14 @@ class External(AgentLoop):
         elif isinstance(answer, str) or answer is None:
             if self._answers and answer is not None:
                 await play.episode.step(answer)
-        elif (number := bounded_reward(answer)) is not None:
-            play.episode.give_reward(number)
         else:
-            raise EnvironmentFailure("the function returned no reward", got=repr(answer)[:80], expected=A_REWARD)
+            try:
+                number, success = _reward_in(answer)
+            except ValueError as error:
+                raise EnvironmentFailure(
+                    "the function returned no reward", got=repr(answer)[:80], expected=A_REWARD
+                ) from error
+            play.episode.give_reward(number, success=success)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -412,6 +420,21 @@ class _Play:
     """The program's output, or the function's result."""
     is_late: bool = False
     """True if its time limit has passed."""
+    failure: EnvironmentFailure | None = None
+    """Failure of the environment that the function reported."""
+
+
+def _reward_in(found: Any) -> tuple[float, bool | None]:
+    """Return the reward and the success in a number or in ``{"reward": …, "success": …}``.
+
+    Raises:
+        ValueError: it is neither of them.
+    """
+    reward, success = (found.get("reward"), found.get("success")) if isinstance(found, dict) else (found, None)
+    number = bounded_reward(reward)
+    if number is None or not isinstance(success, bool | None):
+        raise ValueError(f"{reward!r}, {success!r}")
+    return number, success
 
 
 def variables_of(session: GatewaySession, url: str) -> dict[str, str]:

@@ -90,8 +90,8 @@ def _load(reference: str, arguments: str) -> Any:
         raise UsageError(
             "this version of verifiers has no v0 environments",
             got=getattr(verifiers, "__version__", "unknown"),
-            expected="0.2",
-            hint='install it: pip install "agentrl[verifiers]"',
+            expected="0.3.1 or earlier",
+            hint='install it: pip install "verifiers==0.3.1"; for tasksets of verifiers.v1, use verifiers_v1',
         )
     make = registry.load(reference) if ":" in reference else functools.partial(verifiers.load_environment, reference)
     with _signal_handlers_kept():

@@ -27,11 +27,14 @@ ADAPTERS = {
     "gem": "gem",
     "minigrid": "minigrid",
     "reasoning_gym": "reasoning_gym",
+    "skyrl_gym": "skyrl_gym",
     "textarena": "textarena",
     "verifiers": "verifiers",
+    "verifiers_v1": "verifiers",
 }
 """Registry name to the module that it needs."""
-NEEDED = [(name, {"environment": "some_env"} if name == "verifiers" else {}) for name in ADAPTERS]
+SELECTED = {"verifiers": {"environment": "some_env"}, "verifiers_v1": {"taskset": "some_taskset"}}
+NEEDED = [(name, SELECTED.get(name, {})) for name in ADAPTERS]
 
 
 @pytest.fixture

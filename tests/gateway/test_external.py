@@ -16,7 +16,7 @@ from support.tokenizers import build_tokenizer
 
 from agentrl.cli import main
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.errors import Outcome, UsageError
+from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.serving.scripted import Failure, ScriptedAnswer
@@ -243,6 +243,22 @@ def judges_itself(task):
     return 0.5
 
 
+def judges_with_success(task):
+    plays_and_steps(task)
+    return {"reward": 0.25, "success": True}
+
+
+async def finds_the_environment_broken(task):
+    await plays(task)
+    raise EnvironmentFailure("the disk of the task is full")
+
+
+async def test_a_function_says_what_is_not_the_policys_fault(run_loop):
+    trajectory, _ = await run_loop(External(function=f"{__name__}:finds_the_environment_broken"), "42")
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert "the disk of the task is full" in trajectory.error
+
+
 def exits(task):
     with openai.OpenAI(base_url=task.openai_url, api_key=task.api_key) as client:
         client.chat.completions.create(model="policy", messages=[{"role": "user", "content": task.prompt}])
@@ -280,7 +296,12 @@ async def test_a_function_that_swallows_its_cancellation_is_left_running(run_loo
 
 @pytest.mark.parametrize(
     ("function", "answer", "reward"),
-    [("plays", "step", 1.0), ("plays_and_steps", "none", 1.0), ("judges_itself", "none", 1.5)],
+    [
+        ("plays", "step", 1.0),
+        ("plays_and_steps", "none", 1.0),
+        ("judges_itself", "none", 1.5),
+        ("judges_with_success", "none", 1.25),
+    ],
 )
 async def test_a_function_plays(run_loop, function, answer, reward):
     trajectory, script = await run_loop(External(function=f"{__name__}:{function}", answer=answer), "it is 42")

@@ -160,7 +160,7 @@ _KIMI_MACROS = r"""
 {%- endif -%}
 {%- if messages|length == 0 or messages[0]['role'] != 'system' -%}
 <|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot AI.<|im_end|>
-{%- endif -%}
+{% endif -%}
 """
 
 KIMI_K2 = (
@@ -406,11 +406,11 @@ MINIMAX_M2 = r"""
 {{- '<invoke name="' + tool_call.name + '">' }}
 {% set _args = tool_call.arguments %}
 {%- for k, v in _args.items() %}
-{{- '\n<parameter name="' + k + '">' }}
+{{- '<parameter name="' + k + '">' }}
 {{- v | tojson(ensure_ascii=False) if v is not string else v }}
 {{- '</parameter>' }}
-{%- endfor %}
-{{- '\n</invoke>' ~ '\n' }}
+{% endfor %}
+{{- '</invoke>' ~ '\n' }}
 {%- endfor -%}
 {{- toolcall_end_token}}
 {%- set last_tool_call.name = message.tool_calls[-1].function.name -%}
