@@ -321,6 +321,14 @@ def code_identity(config: Config, outputs: Path) -> dict[str, str]:
     return {**found, "files and modules of the config": words.digest()}
 
 
+def environment_identity(name: str, options: Mapping[str, Any], outputs: Path) -> str:
+    """Return a digest of an environment's code, and of the data that its options name."""
+    words = CodeIdentity(outputs)
+    for text in _texts(options):
+        _add_word(words, text)
+    return f"{_environment(name, outputs)} {words.digest()}"
+
+
 def _environment(name: str, outputs: Path) -> str:
     spec = resolve_environment(name)
     if ADDRESS.fullmatch(name):
