@@ -1,6 +1,5 @@
 """Prompts of a file, each answered once, as in data sets for TRL or verl. Rewards come from `agent.reward`."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from agentrl.message.data_file import Row, message_rows, read_messages, read_row
 from agentrl.task import Task
 
 from .split_files import files_by_split
+from .verl_rows import column_object, row_type
 
 NAME = "prompts"
 SPLITS = ("train", "valid", "test")
@@ -42,7 +42,8 @@ def tasks(split: str, *, files: str | Mapping[str, str] | None = None) -> Sequen
 
     Args:
         split: The split.
-        files: A file for each split, or one name with ``{split}`` in it for all splits.
+        files: A file for each split, or one name with ``{split}`` in it for all splits; also a folder, a pattern, or an
+            ``hf://`` address.
 
     Raises:
         UsageError: the split has no file, or a row has no prompt.
@@ -73,8 +74,8 @@ def tasks(split: str, *, files: str | Mapping[str, str] | None = None) -> Sequen
 def _task(row: Row, split: str, number: int) -> Task:
     refuse_media(row.values, row.location)
     messages = _messages(row)
-    truths = [row.values.get("ground_truth"), _reward_model(row).get("ground_truth")]
-    given, kind = row.values.get("id"), row.values.get("type")
+    truths = [row.values.get("ground_truth"), column_object(row, "reward_model").get("ground_truth")]
+    given = row.values.get("id")
     return Task(
         id=f"{split}-{number}" if given is None else str(given),
         environment=NAME,
@@ -82,7 +83,7 @@ def _task(row: Row, split: str, number: int) -> Task:
         prompt="\n\n".join(message.text for message in messages) if messages else str(_prompt(row)),
         messages=messages,
         ground_truth=next((truth for truth in truths if truth is not None), None),
-        type=None if kind is None else str(kind),
+        type=row_type(row, "type"),
         columns={name: value for name, value in row.values.items() if name not in OWN_COLUMNS},
     )
 
@@ -91,17 +92,6 @@ def _prompt(row: Row) -> Any:
     """Return the prompt of a row; data sets for verifiers may have a ``question`` instead."""
     prompt = row.values.get("prompt")
     return message_rows(row.values.get("question") if prompt is None else prompt)
-
-
-def _reward_model(row: Row) -> Mapping[str, Any]:
-    """Return the column with the ground truth in data sets for verl: an object, or its JSON text."""
-    found = row.values.get("reward_model")
-    if isinstance(found, str):
-        try:
-            found = json.loads(found)
-        except (ValueError, RecursionError):
-            return {}
-    return found if isinstance(found, Mapping) else {}
 
 
 def _messages(row: Row) -> tuple[Message, ...]:
@@ -132,8 +122,9 @@ SPEC = EnvironmentSpec(
     splits=SPLITS,
     description=(
         "Prompts of JSON-lines or Parquet files, each answered once and scored by reward functions (agent.reward), as"
-        " data sets for TRL or verl are. Option: files (split to path). A row has a prompt (text or messages), and may"
-        " have ground_truth, id and type; reward functions find the columns in task.columns."
+        " data sets for TRL or verl are. Option: files (split to file, folder, pattern or hf:// address). A row has a"
+        " prompt (text or messages), and may have ground_truth, id and type; reward functions find the columns in"
+        " task.columns."
     ),
     max_turns=1,
     reward_range=(0.0, 0.0),
