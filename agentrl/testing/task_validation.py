@@ -34,7 +34,7 @@ from agentrl.testing.env_session import (
 
 CALL_S = 30.0
 """Default deadline in seconds of a call of the environment."""
-_POLL_S = 0.2
+_RESULT_POLL_S = 0.2
 _SHOWN = 80
 _THREADS = DaemonThreads("task validation")
 
@@ -112,7 +112,7 @@ def validate_tasks(
     try:
         while not (all(lane.done() for lane in running) and lanes.results.empty()):
             try:
-                yield lanes.results.get(timeout=_POLL_S)
+                yield lanes.results.get(timeout=_RESULT_POLL_S)
             except queue.Empty:
                 continue
         for lane in running:

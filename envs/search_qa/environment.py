@@ -121,7 +121,7 @@ class SearchQA(gymnasium.Env[str, str]):
 
     def expert(self) -> SearchExpert:
         """Return a policy that solves every generated question, and knows the answer to those of files."""
-        return _expert(self.episode, self.options, self.protocol)
+        return _expert(self._episode, self.options, self.protocol)
 
     def state_key(self) -> str:
         """Return a key of the question and of the queries."""
@@ -190,7 +190,7 @@ class RemoteSearchQA(AsyncEnv):
 
     def expert(self) -> SearchExpert:
         """Return a policy that solves generated questions, if the retriever finds their passages; see `SearchQA`."""
-        return _expert(_begun(self._episode), self.options, self.protocol)
+        return _expert(self._episode, self.options, self.protocol)
 
     def state_key(self) -> str:
         """Return a key of the question and of the queries."""
@@ -209,8 +209,8 @@ class RemoteSearchQA(AsyncEnv):
         await self.service.close()
 
 
-def _expert(episode: SearchEpisode, options: SearchOptions, protocol: Protocol) -> SearchExpert:
-    return SearchExpert(protocol, None if options.questions is None else episode.question.golden[0])
+def _expert(episode: SearchEpisode | None, options: SearchOptions, protocol: Protocol) -> SearchExpert:
+    return SearchExpert(protocol, None if options.questions is None else _begun(episode).question.golden[0])
 
 
 def _begun(episode: SearchEpisode | None) -> SearchEpisode:

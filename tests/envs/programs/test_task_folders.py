@@ -113,6 +113,20 @@ TASKS: dict[str, dict[str, str]] = {
         "solution/solve.sh": HELPED_SOLUTION,
         "solution/parts/answer.md": "```\ncode\n```\n",
     },
+    "steps": {
+        "task.toml": "[verifier]\ntimeout_sec = 30\n[environment]\nworkdir = '/app'\n[[steps]]\nname = 'one'\n"
+        "min_reward = 0.5\n[steps.agent]\ntimeout_sec = 20\n[[steps]]\nname = 'two'\n",
+        "tests/test.sh": f"set -- $(. $TEST_DIR/check.sh)\n{REWARD}",
+        "tests/check.sh": "echo 0",
+        "steps/one/instruction.md": "Make one.\n",
+        "steps/one/tests/check.sh": "test -f one && cat one || echo 0",
+        "steps/one/solution/solve.sh": "echo 1 > one\n",
+        "steps/two/instruction.md": "Make two.\n",
+        "steps/two/workdir/setup.sh": "cp given two\n",
+        "steps/two/workdir/given": "two\n",
+        "steps/two/tests/check.sh": "grep -q done two && test -f one -a ! -e setup.sh && echo 1 || echo 0",
+        "steps/two/solution/solve.sh": "echo done >> two\n",
+    },
     "parts": {
         "task.toml": "",
         "tests/test.sh": 'a=0; b=0; [ -f a ] && a=1; [ -f b ] && b=1; echo "{\\"a\\": $a, \\"b\\": $b}"'
@@ -189,6 +203,60 @@ async def test_a_partial_reward_is_paid_in_part(tmp_path: Path, sandbox: str, na
     step = await played(Terminal(folders=written(tmp_path, name), sandbox=sandbox), command)
     assert (step[1], step[4]["success"]) == (reward, False)
     assert step[4]["reward_components"] == {**parts, "checks": reward}
+
+
+@pytest.mark.parametrize(
+    ("commands", "reward", "components"),
+    [
+        (("echo 1 > one", "submit", "echo done >> two"), 1.0, {"step one": 1.0, "step two": 1.0}),
+        (("echo 0.5 > one", "submit", "true"), 0.25, {"step one": 0.5, "step two": 0.0}),
+        (("echo 0.25 > one",), 0.125, {"step one": 0.25}),
+    ],
+)
+async def test_steps_follow_one_another_while_they_earn_enough(
+    tmp_path: Path, sandbox: str, commands: tuple[str, ...], reward: float, components: dict[str, float]
+) -> None:
+    world = Terminal(folders=written(tmp_path, "steps"), sandbox=sandbox)
+    first, info = await world.reset(options={"task_id": "test-0"})
+    assert first == "Make one."
+    assert info["step_timeout_s"] > 600
+    texts = []
+    for command in (*commands, "submit"):
+        text, earned, ended, _, last = await world.step(command if command == "submit" else f"```bash\n{command}\n```")
+        texts.append(text)
+        assert ended == (len(texts) == len(commands) + 1)
+    await world.close()
+    assert (earned, last["success"]) == (reward, reward == 1)
+    assert last["reward_components"] == {**components, "checks": reward}
+    assert any("Step 1 of 2 has ended. The next one:\n\nMake two." in text for text in texts) == (len(commands) > 1)
+
+
+async def test_the_last_step_alone_may_be_paid_and_a_limit_ends_all_steps(tmp_path: Path) -> None:
+    toml = f"multi_step_reward_strategy = 'final'\n{TASKS['steps']['task.toml']}"
+    folders = written(tmp_path, "steps", **{"task.toml": toml})
+    world = Terminal(folders=folders, sandbox="plain", max_steps=1)
+    step = await played(world, "echo 0.5 > one")
+    assert (step[1], step[2], step[3]) == (0.0, False, True)
+    assert step[4]["reward_components"]["step one"] == 0.5
+    read_folder.cache_clear()
+    assert (await played(Terminal(folders=folders, sandbox="plain"), "true"))[1] == 0.0
+    read_folder.cache_clear()
+    assert (await played(Terminal(folders=folders, sandbox="plain")))[1] == 1.0
+
+
+def test_a_separate_verifier_has_its_own_image_and_variables(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    toml = (
+        "[environment]\ndocker_image = 'a'\nmcp_servers = [{name = 'x'}]\n[verifier.environment]\n"
+        "docker_image = 'b'\nenv = {MODE = 'strict'}\n[verifier]\nenv = {A = '1'}\n"
+    )
+    (task,) = read_folder(written(tmp_path, "partial", **{"task.toml": toml})["test"])
+    assert (task.image, task.verifier_image) == ("a", "b")
+    assert task.verifier_variables == {"MODE": "strict", "A": "1"}
+    assert "sets environment.mcp_servers, which sandboxes do not have" in caplog.text
+    read_folder.cache_clear()
+    shared = {"task.toml": toml.replace("[verifier]\n", "[verifier]\nenvironment_mode = 'shared'\n")}
+    (task,) = read_folder(written(tmp_path, "partial", **shared)["test"])
+    assert task.verifier_image is None
 
 
 async def test_the_parts_of_a_reward_are_components(tmp_path: Path, sandbox: str) -> None:
@@ -510,7 +578,17 @@ def test_variables_that_a_task_refers_to_come_from_the_sandboxs_settings() -> No
         ("partial", {"task.toml": "[environment]\nenv = 'A=1'\n"}, "env of .*task.toml is not a table"),
         ("partial", {"task.toml": "[verifier]\nenv = ['A=1']\n"}, "env of .*task.toml is not a table"),
         ("partial", {"task.toml": "[environment]\nmemory_mb = 'much'\n"}, "memory of .*task.toml cannot be used"),
-        ("partial", {"task.toml": "[[steps]]\nname = 'one'\n"}, "a task has several steps"),
+        ("partial", {"task.toml": "[[steps]]\nname = 'one'\n"}, "a task folder has no instruction"),
+        ("partial", {"task.toml": "[[steps]]\nname = '../one'\n"}, "a step of .*task.toml has no usable name"),
+        ("partial", {"task.toml": "steps = 3\n"}, "steps of .*task.toml are not tables"),
+        ("partial", {"task.toml": "multi_step_reward_strategy = 'best'\n[[steps]]\n"}, "unknown multi_step_reward_st"),
+        (
+            "steps",
+            {"steps/two/tests/test.sh": "", "task.toml": "[[steps]]\nname = 'two'\nmin_reward = 'much'\n"},
+            "min_rew",
+        ),
+        ("steps", {"task.toml": "[[steps]]\nname = 'one'\n[[steps]]\nname = 'one'\n"}, "two steps of .* have the same"),
+        ("partial", {"task.toml": "[verifier]\nenvironment_mode = 'own'\n"}, "unknown verifier.environment_mode"),
         ("partial", {"task.toml": "[\n"}, "a task.toml cannot be read"),
         ("bench", {"task.yaml": "instruction: [\n"}, "a task.yaml cannot be read"),
         ("bench", {"task.yaml": "instruction: x\nmax_agent_timeout_sec: soon\n"}, "a time limit of .*task.yaml"),
