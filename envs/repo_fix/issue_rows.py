@@ -54,7 +54,7 @@ class Issue:
 def patched_files(patch: str) -> tuple[str, ...]:
     r"""Return the paths of the files that a patch changes, without repetition.
 
-    >>> patched_files("diff --git a/x.py b/x.py\\n--- a/x.py\\n+++ b/x.py\\n")
+    >>> patched_files("diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n")
     ('x.py',)
     """
     return tuple(dict.fromkeys(found["new"] for found in _FILE.finditer(patch)))
@@ -129,14 +129,14 @@ def _command(row: Row, names: Sequence[str], tests: str) -> str:
     return shlex.join([*_PYTEST_COMMAND, *dict.fromkeys(files)])
 
 
-_PYTEST = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\s+(\S+(?:\[.*\])?)", re.MULTILINE)
+_PYTEST = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\s+([^\s\[]+(?:\[.*?\](?=\s-\s|\s*$))?)", re.MULTILINE)
 _UNITTEST = re.compile(r"^(\w+ \([\w.]+\))(?:\n.*)? \.\.\. (ok|FAIL|ERROR|skipped|expected failure)", re.MULTILINE)
 
 
 def passed_tests(output: str) -> set[str]:
     r"""Return the names of the passed tests in the output of pytest (``-rA``) or unittest (``-v``).
 
-    >>> sorted(passed_tests("PASSED a.py::b[1 2]\\nFAILED a.py::c - assert\\ntest_x (m.T) ... ok\\n"))
+    >>> sorted(passed_tests("PASSED a.py::b[1 2]\nFAILED a.py::c - assert\ntest_x (m.T) ... ok\n"))
     ['a.py::b[1 2]', 'test_x (m.T)']
     """
     found = {name: status in ("PASSED", "XFAIL") for status, name in _PYTEST.findall(output)}
