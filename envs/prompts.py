@@ -1,9 +1,8 @@
 """Prompts of a file, each answered once, as in data sets for TRL or verl. Rewards come from `agent.reward`."""
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, overload
 
 import gymnasium
@@ -12,11 +11,13 @@ from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
 from agentrl.message import Message, text_of
 from agentrl.message.data_file import MEDIA_COLUMNS, Row, message_rows, read_messages, read_rows, refuse_media
+from agentrl.message.data_source import data_files
 from agentrl.task import Task
 
 from .row_images import COLUMNS as IMAGE_COLUMNS
 from .row_images import has_images, messages_with_images
 from .split_files import files_by_split
+from .verl_rows import column_object, row_type
 
 NAME = "prompts"
 SPLITS = ("train", "valid", "test")
@@ -49,7 +50,8 @@ def tasks(split: str, *, files: str | Mapping[str, str] | None = None) -> Sequen
 
     Args:
         split: The split.
-        files: A file for each split, or one name with ``{split}`` in it for all splits.
+        files: A file for each split, or one name with ``{split}`` in it for all splits; also a folder, a pattern, or an
+            ``hf://`` address.
 
     Raises:
         UsageError: the split has no file, or a row has no prompt.
@@ -69,7 +71,7 @@ def tasks(split: str, *, files: str | Mapping[str, str] | None = None) -> Sequen
             hint="to evaluate prompts of another file: agentrl eval --prompts FILE",
         )
     path = chosen[split]
-    found, ids = PromptTasks(split, Path(path).expanduser().parent), set()
+    found, ids = PromptTasks(split), set()
     for row in read_rows(path, "file of prompts"):
         ids.add(found.add(row).id)
     if not ids:
@@ -84,11 +86,10 @@ class PromptTasks(Sequence[Task]):
 
     Args:
         split: The split.
-        folder: Folder of the file, where relative paths of images begin.
     """
 
-    def __init__(self, split: str, folder: Path) -> None:
-        self._split, self._folder = split, folder
+    def __init__(self, split: str) -> None:
+        self._split = split
         self._found: list[Task | Row] = []
 
     def add(self, row: Row) -> Task:
@@ -119,28 +120,29 @@ class PromptTasks(Sequence[Task]):
         return found if isinstance(found, Task) else self._task(found, number)
 
     def _task(self, row: Row, index: int) -> Task:
-        return _task(row, self._split, index + 1, self._folder)
+        return _task(row, self._split, index + 1)
 
 
 def shows_images(*, files: str | Mapping[str, str] | None = None) -> bool:
     """Return True if a row of the files has images; files that do not exist have none."""
-    paths = map(Path, files_by_split(files, SPLITS, "prompts").values() if files else ())
-    return any(
-        _shows_images(path.expanduser(), path.expanduser().stat().st_mtime_ns) for path in paths if path.exists()
-    )
+    for name in files_by_split(files, SPLITS, "prompts").values() if files else ():
+        with suppress(UsageError, OSError):
+            if _shows_images(name, tuple(path.stat().st_mtime_ns for path in data_files(name))):
+                return True
+    return False
 
 
 @functools.lru_cache
-def _shows_images(path: Path, _changed: int) -> bool:
-    return any(has_images(row, _prompt(row)) for row in read_rows(path, "file of prompts"))
+def _shows_images(files: str, _changed: tuple[int, ...]) -> bool:
+    return any(has_images(row, _prompt(row)) for row in read_rows(files, "file of prompts"))
 
 
-def _task(row: Row, split: str, number: int, folder: Path) -> Task:
+def _task(row: Row, split: str, number: int) -> Task:
     refuse_media(row.values, row.location, _OTHER_MEDIA)
-    messages = _messages(row, folder)
+    messages = _messages(row)
     answer = row.values.get("answer") if row.first("prompt", "question") is None else None  # beside a `problem`
-    truths = [row.values.get("ground_truth"), _reward_model(row).get("ground_truth"), answer]
-    given, kind = row.values.get("id"), row.values.get("type")
+    truths = [row.values.get("ground_truth"), column_object(row, "reward_model").get("ground_truth"), answer]
+    given = row.values.get("id")
     return Task(
         id=f"{split}-{number}" if given is None else str(given),
         environment=NAME,
@@ -148,7 +150,7 @@ def _task(row: Row, split: str, number: int, folder: Path) -> Task:
         prompt="\n\n".join(message.text for message in messages) if messages else str(_prompt(row)),
         messages=messages,
         ground_truth=next((truth for truth in truths if truth is not None), None),
-        type=None if kind is None else str(kind),
+        type=row_type(row, "type"),
         columns={name: value for name, value in row.values.items() if name not in OWN_COLUMNS},
     )
 
@@ -158,18 +160,7 @@ def _prompt(row: Row) -> Any:
     return message_rows(row.first(*PROMPT_COLUMNS))
 
 
-def _reward_model(row: Row) -> Mapping[str, Any]:
-    """Return the column with the ground truth in data sets for verl: an object, or its JSON text."""
-    found = row.values.get("reward_model")
-    if isinstance(found, str):
-        try:
-            found = json.loads(found)
-        except (ValueError, RecursionError):
-            return {}
-    return found if isinstance(found, Mapping) else {}
-
-
-def _messages(row: Row, folder: Path) -> tuple[Message, ...]:
+def _messages(row: Row) -> tuple[Message, ...]:
     """Read the messages of a row whose prompt is a conversation or has images; return none for a prompt of text.
 
     Raises:
@@ -184,7 +175,7 @@ def _messages(row: Row, folder: Path) -> tuple[Message, ...]:
     if not isinstance(found, list) or not found or not all(isinstance(message, Mapping) for message in found):
         got = f"prompt: {found!r:.80}" if "prompt" in row.values else f"the columns {', '.join(row.columns)}"
         raise UsageError(f"{row.location} has no prompt", got=got, expected=f"prompt: {expected}")
-    read = messages_with_images(row, found, folder) if with_images else read_messages(found, row.location)
+    read = messages_with_images(row, found, row.folder) if with_images else read_messages(found, row.location)
     messages = tuple(read)
     roles, last = [message.role for message in messages], text_of(messages[-1].content).strip()
     if roles[-1] != "user" or "system" in roles[1:] or not last:
@@ -200,8 +191,9 @@ SPEC = EnvironmentSpec(
     splits=SPLITS,
     description=(
         "Prompts of JSON-lines or Parquet files, each answered once and scored by reward functions (agent.reward), as"
-        " data sets for TRL or verl are. Option: files (split to path). A row has a prompt (text or messages), and may"
-        " have ground_truth, images, id and type; reward functions find the columns in task.columns."
+        " data sets for TRL or verl are. Option: files (split to file, folder, pattern or hf:// address). A row has a"
+        " prompt (text or messages), and may have ground_truth, images, id and type; reward functions find the columns"
+        " in task.columns."
     ),
     max_turns=1,
     reward_range=(0.0, 0.0),

@@ -110,7 +110,7 @@ def test_a_fault_is_named_with_its_line(tmp_path: Path, data: bytes, words: str)
 def test_an_absent_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read task file .*none.jsonl: got No such file"):
         list(read_rows(tmp_path / "none.jsonl", "task file"))
-    with pytest.raises(UsageError, match="Is a directory"):
+    with pytest.raises(UsageError, match="got an empty folder"):
         list(read_rows(tmp_path))
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from agentrl.builders.models import resolve_model
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.check import EnvironmentCheck, check_all, check_one
+from agentrl.cli.env_tasks import probe, validate
 from agentrl.cli.help_pages import examples
 from agentrl.cli.play import play_in_browser, play_in_terminal, tool_line
 from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_on_stdio, serve_until_stopped
@@ -246,6 +247,22 @@ def integrity(
     choose_rules(INTEGRITY, only=only or (), skip=skip or ())  # see check
     settings = {"episodes": episodes, "only": only or (), "skip": skip or (), "call_timeout_s": call_timeout_s}
     _run_check(reward_integrity, name, options, every, json_file, settings)
+
+
+app.command(
+    epilog=examples(
+        "agentrl env validate math_problems --limit 100",
+        'agentrl env validate terminal/test \'folders={"test": "tasks"}\' --concurrency 4 --records results.jsonl',
+        "agentrl env validate my_game:GuessNumber-v0 --tasks tasks.jsonl --json -",
+    )
+)(validate)
+app.command(
+    epilog=examples(
+        "agentrl env probe math_problems --model Qwen/Qwen2.5-0.5B-Instruct --attempts 8 --output tasks.jsonl",
+        "agentrl env probe household/train --model runs/latest --limit 200 --band 0.1:0.9 --output tasks.jsonl",
+        "agentrl train --env household --tasks tasks.jsonl",
+    )
+)(probe)
 
 
 def _run_check(

@@ -116,7 +116,7 @@ def evaluate(
     if policy is PolicyKind.ENGINE:
         note(evaluation_size(config, request.n_tasks, request.samples))
     note(describe_request(request))
-    finished = _play(request)
+    finished = play_request(request)
     _print_finished(finished)
     if json_file is not None:
         replace_file(json_file, (json.dumps(finished.result.to_json(), indent=2) + "\n").encode())
@@ -139,7 +139,8 @@ def _print_finished(finished: FinishedEvaluation) -> None:
     note(f"episodes are kept in {finished.folder}; read them: agentrl view {shlex.quote(str(finished.folder))}")
 
 
-def _play(request: EvaluationRequest) -> FinishedEvaluation:
+def play_request(request: EvaluationRequest) -> FinishedEvaluation:
+    """Play an evaluation with progress on standard error; Ctrl-C ends the program with a message."""
     counters = RolloutCounters()
     display = counting(request.n_tasks * request.samples, counters.progress)
     with display as counter, message_when_interrupted(lambda: _stop_message(counter)):

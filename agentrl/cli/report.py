@@ -12,7 +12,7 @@ from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import decoder, newest_examples, own_evaluations, read_evaluation, read_reported_run
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.evaluation.panel import EPISODES_FILE
-from agentrl.evaluation.report import write_report
+from agentrl.evaluation.report import panel_warnings, write_report
 from agentrl.evaluation.run_report import run_report
 from agentrl.observe.console import note
 from agentrl.observe.run_folder import RUN_OR_EVALUATION, require_run
@@ -61,6 +61,8 @@ def report(
         decode = decoder(model_of_run(runs[0].folder)) if shown else None
     made = run_report(runs, results=results, examples=shown, price_per_hour=price_per_hour)
     files = write_report(made, target, decode)
+    for warning in panel_warnings(results):
+        note(f"warning: {warning}")
     note(f"report: {files.html}\n        {files.markdown}")
 
 

@@ -138,7 +138,7 @@ def read_evaluation(folder: Path) -> EvaluationResult:
             hint="the same agentrl eval command finishes it",
         ) from error
     episodes = list(stored_episodes(folder / EPISODES_FILE).values())
-    return replace(summarise(panel, episodes, seconds), tokens_per_s=speed)
+    return replace(summarise(panel, episodes, seconds), tokens_per_s=speed, panel_hash=record.get("panel_hash"))
 
 
 def newest_examples(run: RunDirectory) -> list[Trajectory]:

@@ -28,6 +28,21 @@ class Verdict(enum.StrEnum):
     SAME = "same"
 
 
+class PanelMatch(enum.StrEnum):
+    """Whether two evaluations played the same tasks, samples and seeds."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    UNKNOWN = "unknown"
+
+
+def compare_panels(first: str | None, second: str | None) -> PanelMatch:
+    """Compare the panel hashes of two evaluations; ``None`` for runs, and results of earlier versions."""
+    if first is None or second is None:
+        return PanelMatch.UNKNOWN
+    return PanelMatch.SAME if first == second else PanelMatch.DIFFERENT
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskScore:
     """Episodes of one side for one task."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -138,6 +138,15 @@ class EvaluatedEpisode:
 def task_digest(task: Task) -> str:
     """Return a digest of a task's content, so that episodes of earlier versions of the task are not reused."""
     return hashlib.blake2b(repr(task).encode(errors="backslashreplace"), digest_size=8).hexdigest()
+
+
+def panel_hash(episodes: Iterable[EvaluatedEpisode], seed: int) -> str:
+    """Return a digest of exactly what was evaluated: the content and the samples of each task, and the panel's seed.
+
+    Two policies were measured on the same episodes if their hashes are equal; the order does not matter.
+    """
+    slots = sorted([one.task_id, one.task, one.sample] for one in episodes)
+    return hashlib.blake2b(orjson.dumps([seed, slots]), digest_size=8).hexdigest()
 
 
 class EpisodeStore:

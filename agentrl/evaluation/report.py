@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from agentrl.evaluation.comparison import Verdict, compare, evaluation_scores
+from agentrl.evaluation.comparison import PanelMatch, Verdict, compare, compare_panels, evaluation_scores
 from agentrl.evaluation.curves import NamedRuns, draw_curves
 from agentrl.evaluation.result import UNTYPED, EvaluationResult, estimate_text
 from agentrl.evaluation.token_view import LEGEND, Decode, template, trajectory_html
@@ -195,13 +195,29 @@ def _comparisons(results: Mapping[str, EvaluationResult]) -> list[ReportTable]:
         if result.panel.environment != base.panel.environment:
             continue
         found = compare(before, evaluation_scores(result.episodes))
+        same = compare_panels(base.panel_hash, result.panel_hash)
         if (test := found.test) is not None:
             counts = [str(found.count(verdict)) for verdict in (Verdict.WON, Verdict.LOST, Verdict.SAME)]
-            rows.append(
-                [f"{name} against {first}", test.measure, str(test), str(len(found.tasks)), *counts, f"{test.p:.2g}"]
-            )
-    header = ["", "measure", "difference (95 % interval)", "tasks", "won", "lost", "tied", "p"]
+            cells = [test.measure, str(test), str(len(found.tasks)), *counts, f"{test.p:.2g}"]
+            rows.append([f"{name} against {first}", same.value, *cells])
+        else:
+            rows.append([f"{name} against {first}", same.value, "none", "no common task", *["0"] * 4, "none"])
+    header = ["", "panel", "measure", "difference (95 % interval)", "tasks", "won", "lost", "tied", "p"]
     return [ReportTable(title="Paired comparison on common tasks", header=header, rows=rows)] if rows else []
+
+
+def panel_warnings(results: Mapping[str, EvaluationResult]) -> list[str]:
+    """Return a warning for each evaluation of the same environment, but of another panel than the first one's."""
+    if len(results) < 2:
+        return []
+    (first, base), *others = results.items()
+    return [
+        f"{name} was evaluated on another panel than {first} ({result.panel_hash} instead of {base.panel_hash}): other "
+        "tasks, samples or seeds. Only the paired comparison, over their common tasks, compares the two."
+        for name, result in others
+        if result.panel.environment == base.panel.environment
+        and compare_panels(base.panel_hash, result.panel_hash) is PanelMatch.DIFFERENT
+    ]
 
 
 def _overview(columns: Sequence[EvaluationResult]) -> list[list[str]]:
@@ -210,6 +226,7 @@ def _overview(columns: Sequence[EvaluationResult]) -> list[list[str]]:
         ["policy", *(r.panel.policy for r in columns)],
         ["model", *(r.panel.model or "none" for r in columns)],
         ["tasks x samples", *(f"{r.panel.n_tasks} x {r.panel.samples}" for r in columns)],
+        ["panel", *(r.panel_hash or "unknown" for r in columns)],
         ["success (95 % interval)", *("unknown" if r.success is None else estimate_text(r.success) for r in columns)],
         ["mean reward", *("none" if r.reward is None else f"{r.reward.mean:.3f}" for r in columns)],
     ]

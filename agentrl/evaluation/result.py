@@ -16,7 +16,7 @@ from agentrl.errors import Outcome, SourceLocation
 from agentrl.evaluation.diagnosis.finding import Finding, rank, top
 from agentrl.evaluation.diagnosis.rules import apply_rules
 from agentrl.evaluation.diagnosis.summary import EpisodeCounts, RunSummary
-from agentrl.evaluation.panel import EvaluatedEpisode, Panel
+from agentrl.evaluation.panel import EvaluatedEpisode, Panel, panel_hash
 from agentrl.observe.console import html_table
 from agentrl.observe.incidents import Incidents
 from agentrl.trajectory import Turn
@@ -159,6 +159,8 @@ class EvaluationResult:
     """Wall-clock time of this run; reused episodes take no time."""
     tokens_per_s: float
     """Tokens per second written in this run; 0 if all episodes were reused."""
+    panel_hash: str | None = None
+    """Digest of the tasks and seeds, see `panel_hash` in `agentrl.evaluation.panel`; ``None`` in older results."""
     problems: Sequence[Finding] = ()
     """At most three problems that need attention, the most severe one first."""
     reused: int = 0
@@ -190,6 +192,7 @@ class EvaluationResult:
             "n_tasks": self.panel.n_tasks,
             "samples": self.panel.samples,
             "seed": self.panel.seed,
+            "panel_hash": self.panel_hash,
             "success": _estimate_json(self.success),
             "reward": _estimate_json(self.reward),
             "by_task_type": {name: asdict(found) for name, found in self.by_task_type.items()},
@@ -227,6 +230,7 @@ class EvaluationResult:
             "success (95 % interval)": success,
             "mean reward": "none" if self.reward is None else f"{self.reward.mean:.3f}",
             "episodes": f"{len(self.episodes)}{f' ({self.reused_words})' if self.reused else ''}",
+            "panel": self.panel_hash or "unknown",
         }
         return html_table(rows)
 
@@ -272,6 +276,7 @@ def summarise(
         tokens=_mean([float(_tokens(turns[id(episode)])) for episode in measured]),
         seconds=seconds,
         tokens_per_s=played / seconds if seconds > 0 else 0.0,
+        panel_hash=panel_hash(episodes, panel.seed),
         reused=len(earlier),
         reused_since=min((episode.played_at for episode in earlier), default=None),
     )

@@ -13,7 +13,7 @@ from agentrl.config.load import load_config
 from agentrl.errors import AgentRLError
 from agentrl.evaluation.curves import NamedRuns
 from agentrl.evaluation.diagnosis.finding import Finding, top
-from agentrl.evaluation.report import Report, ReportTable
+from agentrl.evaluation.report import Report, ReportTable, panel_warnings
 from agentrl.evaluation.result import EvaluationResult, MeanInterval, estimate_text, wilson_interval
 from agentrl.observe.idle_steps import steps_without_learning
 from agentrl.observe.run_folder import RunDirectory
@@ -284,7 +284,10 @@ def run_report(
         results=results,
         metrics=runs[0].lines if len(runs) == 1 else (),
         examples=examples,
-        notes=[f"{f'{run.name}: ' if several else ''}{_run_note(run.lines)}" for run in runs],
+        notes=[
+            *(f"{f'{run.name}: ' if several else ''}{_run_note(run.lines)}" for run in runs),
+            *panel_warnings(results),
+        ],
         problems=[
             f"{f'{run.name}: ' if several else ''}{finding.text}" for run in runs for finding in top(run.findings)
         ],

@@ -37,6 +37,7 @@ from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, ignore, open
 from agentrl.evaluation.panel import EPISODES_FILE, FOLDER, RESULT_FILE, EpisodeStore, EvaluatedEpisode, Panel
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.evaluation.settings import DEFAULT_TASKS
+from agentrl.message.data_source import data_files, is_on_hub
 from agentrl.models.identity import model_files, weights
 from agentrl.observe.code_identity import CodeIdentity, is_own_module
 from agentrl.observe.files import replace_file, writing
@@ -322,6 +323,14 @@ def code_identity(config: Config, outputs: Path) -> dict[str, str]:
     return {**found, "files and modules of the config": words.digest()}
 
 
+def environment_identity(name: str, options: Mapping[str, Any], outputs: Path) -> str:
+    """Return a digest of an environment's code, and of the data that its options name."""
+    words = CodeIdentity(outputs)
+    for text in _texts(options):
+        _add_word(words, text)
+    return f"{_environment(name, outputs)} {words.digest()}"
+
+
 def _environment(name: str, outputs: Path) -> str:
     spec = resolve_environment(name)
     if ADDRESS.fullmatch(name):
@@ -401,6 +410,10 @@ def _lists(value: object) -> Iterator[list[str]]:
 def _add_word(code: CodeIdentity, text: str) -> None:
     """Add the code, file, folder or command files that a text of the config refers to."""
     if "\n" in text or len(text) > 4096 or not text.strip("./ "):
+        return
+    if is_on_hub(text):
+        for file in data_files(text):
+            code.add_data(str(file))
         return
     if REFERENCE.fullmatch(text):
         if is_own_module(text.partition(":")[0]):

@@ -1,4 +1,4 @@
-"""Users' data files (JSON Lines, a JSON array of objects, or Parquet): their rows, and the chat messages in a row.
+"""Users' data files (JSON Lines, a JSON array of objects, Parquet, or Arrow): their rows, and the messages in a row.
 
 Lines end only at line feeds: the separators U+2028, U+2029 and U+0085 may occur in a JSON text. Byte order marks,
 UTF-16 with its mark, and gzip are supported. Merged data sets fill missing columns and keys with nulls, so a null
@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, NoReturn, get_args
 
 from agentrl.errors import UsageError
 from agentrl.message import Content, Message, Role, ToolCall
+from agentrl.message.data_source import data_files
 from agentrl.tool.json_schema import accepts_null
 
-_GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
+_GZIP, _PARQUET, _ARROW = b"\x1f\x8b", b"PAR1", b"ARROW1"
 _WIDE = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -49,7 +50,9 @@ class Row(NamedTuple):
     values: Mapping[str, Any]
     """Values by column, nulls included."""
     number: int
-    """Number of the line, counted from 1; in Parquet and arrays, of the row."""
+    """Number of the line, counted from 1; in Parquet and arrays, of the row. Several files are counted through."""
+    folder: Path = Path()
+    """Folder of the file, where relative paths begin."""
 
     @property
     def columns(self) -> list[str]:
@@ -66,24 +69,38 @@ class Row(NamedTuple):
 
 
 def read_rows(path: str | Path, what: str = "file") -> Iterator[Row]:
-    """Read the rows of a file, in its order; empty lines are skipped.
+    """Read the rows of a file, or of several ones, in their order; empty lines are skipped.
 
-    The content of the file determines its format; `what` is its kind, for messages.
+    Args:
+        path: File, folder, pattern, or address of a data set; see `agentrl.message.data_source`. The content of a file
+            determines its format.
+        what: Kind of the file, for messages.
 
     Raises:
-        UsageError: the file cannot be read, or a row is not an object; the message names the line.
+        UsageError: a file cannot be read, or a row is not an object; the message names the line.
     """
-    file = Path(path).expanduser()
+    before = number = 0
+    for file in data_files(path, what):
+        for row in _rows_of(file, path, what):
+            number = before + row.number
+            yield row._replace(number=number, folder=file.parent)
+        before = number
+
+
+def _rows_of(file: Path, path: str | Path, what: str) -> Iterator[Row]:
     try:
         with file.open("rb") as opened:
-            head = opened.read(4)
-        if head == _PARQUET or file.suffix == ".parquet":
+            head = opened.read(6)
+        if head[:4] == _PARQUET or file.suffix == ".parquet":
             yield from _parquet_rows(file)
+        elif head == _ARROW or file.suffix == ".arrow":
+            yield from _arrow_rows(file, is_stream=head != _ARROW)
         else:
             yield from _json_rows(_lines(file, head), file)
     except (OSError, EOFError, zlib.error) as error:
         got = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot read {what} {path}", got=got, expected=_EXPECTED) from error
+        name = path if Path(path).expanduser() == file else f"{path} ({file.name})"
+        raise UsageError(f"cannot read {what} {name}", got=got, expected=_EXPECTED) from error
 
 
 def _json_rows(lines: Iterator[str], file: Path) -> Iterator[Row]:
@@ -132,6 +149,20 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
         rows = parquet.read_table(file).to_pylist()
     except (ArrowException, OSError, ValueError, OverflowError) as error:
         raise UsageError(f"{file} cannot be read as Parquet", got=error) from error
+    for number, row in enumerate(rows, start=1):
+        yield Row(f"{file} row {number}", row, number)
+
+
+def _arrow_rows(file: Path, *, is_stream: bool) -> Iterator[Row]:
+    """Read a file that the library datasets saved to disk."""
+    from pyarrow import ArrowException, ipc, memory_map  # slow to import, and rarely needed
+
+    try:
+        with memory_map(str(file)) as opened:
+            table = (ipc.open_stream(opened) if is_stream else ipc.open_file(opened)).read_all()
+            rows = table.to_pylist()
+    except (ArrowException, OSError, ValueError, OverflowError) as error:
+        raise UsageError(f"{file} cannot be read as Arrow", got=error) from error
     for number, row in enumerate(rows, start=1):
         yield Row(f"{file} row {number}", row, number)
 

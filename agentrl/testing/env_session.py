@@ -93,8 +93,10 @@ def watched_calls() -> WatchedCalls:
 
 
 @contextmanager
-def asking(name: str, times: int = 1) -> Iterator[None]:
-    """Watch a call of the environment; `name` is for messages, and `times` multiplies the deadline.
+def asking(name: str, times: int = 1, at_least_s: float = 0.0) -> Iterator[None]:
+    """Watch a call of the environment; `name` is for messages.
+
+    The deadline is `times` the one of the watch, but at least `at_least_s` seconds.
 
     Raises:
         CallFailed: the call tried to end the process.
@@ -102,7 +104,7 @@ def asking(name: str, times: int = 1) -> Iterator[None]:
     calls, key = watched_calls(), object()
     if calls.is_over:
         raise CallFailed("the check has ended")
-    limit_s = times * calls.limit_s
+    limit_s = max(times * calls.limit_s, at_least_s)
     calls.under_way[key] = (name, limit_s, time.monotonic() + limit_s)
     try:
         yield
@@ -195,6 +197,7 @@ class EnvSession:
     def __init__(self, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self.env = make_environment(make, options)
         self._runner = asyncio.Runner()
+        self._longest_step_s = 0.0
 
     def reset(self, task: Task) -> Content:
         """Start a task's episode, and return the first observation."""
@@ -202,13 +205,17 @@ class EnvSession:
 
     def start(self, task: Task) -> tuple[Content, Mapping[str, Any]]:
         """Start a task's episode, and return the first observation and the info."""
-        return unpack_reset(self.ask("reset", self.env.reset, seed=task.seed, options=dict(task.options)))
+        opening = unpack_reset(self.ask("reset", self.env.reset, seed=task.seed, options=dict(task.options)))
+        requested = opening[1].get("step_timeout_s", 0.0)
+        self._longest_step_s = float(requested) if isinstance(requested, int | float) else 0.0
+        return opening
 
     def step(self, action: str) -> StepResult:
         """Take an action: a text, or a tool call made by `call_action`."""
         if is_call(action):
-            return self._runner.run(_call(self.find("tools"), action))
-        return unpack_step(self.ask("step", self.env.step, action))
+            return self._runner.run(_call(self.find("tools"), action, self._longest_step_s))
+        with asking("step", at_least_s=self._longest_step_s):
+            return unpack_step(self._result_of(self.env.step(action)))
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call an optional method; return ``None`` if the environment does not have it."""
@@ -236,8 +243,10 @@ class EnvSession:
     def ask(self, name: str, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call a method, and await the result if it is a coroutine."""
         with asking(name):
-            value = method(*arguments, **named)
-            return self._runner.run(maybe_await(value)) if inspect.isawaitable(value) else value
+            return self._result_of(method(*arguments, **named))
+
+    def _result_of(self, value: Any) -> Any:
+        return self._runner.run(maybe_await(value)) if inspect.isawaitable(value) else value
 
 
 def make_environment(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
@@ -256,11 +265,11 @@ def is_call(action: str) -> bool:
     return action.startswith(_CALL)
 
 
-async def _call(tools: Sequence[Tool], action: str) -> StepResult:
+async def _call(tools: Sequence[Tool], action: str, at_least_s: float = 0.0) -> StepResult:
     """Call a tool, and return its answer or its error text as the result of a step."""
     name, arguments = json.loads(action.removeprefix(_CALL))
     tool = next(tool for tool in tools if tool.name == name)
-    with asking(f"tool {tool.name}"):
+    with asking(f"tool {tool.name}", at_least_s=at_least_s):
         try:
             result = await call_own_tool(tool, arguments)
         except AgentRLError as error:
@@ -383,16 +392,17 @@ def _random_value(kind: Any, generator: random.Random, words: Sequence[str]) -> 
     return generator.choice(words)
 
 
-def expert_policy(*, mistakes: float = 0.0, seed: int = 0) -> Policy:
+def expert_policy(*, mistakes: float = 0.0, seed: int = 0, through_tools: bool = False) -> Policy:
     """Return a policy that follows a new expert of the environment.
 
-    `mistakes` is the fraction of actions before which the expert makes a mistake.
+    `mistakes` is the fraction of actions before which the expert makes a mistake. With `through_tools`, the policy
+    calls the environment's tools for actions that `tool_message` turns into calls, as a run with tools does.
     """
     experts: list[Any] = []
     deferred: list[str] = []
     rng = random.Random(seed)
 
-    def choose(session: EnvSession, observation: Content) -> str:
+    def act(session: EnvSession, observation: Content) -> str:
         if not experts:
             experts.append(session.call("expert"))
         if deferred:
@@ -404,4 +414,28 @@ def expert_policy(*, mistakes: float = 0.0, seed: int = 0) -> Policy:
         deferred.append(action)
         return str(mistake)
 
+    calls: list[str] = []
+
+    def choose(session: EnvSession, observation: Content) -> str:
+        if not calls:
+            action = act(session, observation)
+            calls.extend(_calls_of(session, action) if through_tools else ())
+            if not calls:
+                return action
+        return calls.pop(0)
+
     return choose
+
+
+def _calls_of(session: EnvSession, action: str) -> list[str]:
+    """Return the calls that take an expert's action; none if it is text for `step`.
+
+    Raises:
+        Broken: the expert calls a tool that the environment does not have.
+    """
+    message = session.call("tool_message", action)
+    tools = {tool.name: tool for tool in session.find("tools") or ()}
+    found = () if message is None else message.tool_calls
+    if unknown := [call.name for call in found if call.name not in tools]:
+        raise Broken(f"tool_message() calls a tool that the environment does not have: {', '.join(unknown)}")
+    return [call_action(tools[call.name], call.arguments) for call in found]

@@ -243,6 +243,23 @@ class Subject:
         return self.play(lambda _task: expert_policy())
 
     @cached_property
+    def tool_episodes(self) -> list[PlayedEpisode]:
+        """Episodes of the expert through the environment's tools, as in a run; `expert_episodes` without tools.
+
+        Raises:
+            Missing: the environment has no expert.
+        """
+        if not self.has_tool_messages:
+            return self.expert_episodes
+        return self.play(lambda _task: expert_policy(through_tools=True))
+
+    @cached_property
+    def has_tool_messages(self) -> bool:
+        """True if the expert can act through the environment's tools."""
+        with self.session() as session:
+            return session.find("tool_message") is not None
+
+    @cached_property
     def transcript(self) -> list[StepSnapshot]:
         """Record of random play of all tasks, one after another."""
         return transcript(self.spec.make, self.options, self.tasks, self.limit)

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from agentrl.errors import UsageError
-from agentrl.evaluation.comparison import ComparedTask, TaskScore, Verdict, compare
+from agentrl.evaluation.comparison import ComparedTask, TaskScore, Verdict, compare, compare_panels
 from agentrl.evaluation.result import MeanInterval, wilson_interval
 from agentrl.observe.trajectory_index import (
     EpisodeFilter,
@@ -216,6 +216,7 @@ def _turn_at(trajectory: Trajectory, number: int, position: int) -> int | None:
 def comparison_document(a: OpenedSource, b: OpenedSource, where: EpisodeFilter) -> dict[str, Any]:
     """Return the comparison of two sources: won tasks are those at which the second one did better."""
     found = compare(_scores(a, where), _scores(b, where))
+    panels = a.panel_hash(), b.panel_hash()
     listed = sorted(found.tasks.items(), key=lambda item: _ORDER[item[1].verdict])[:MOST_TASKS]
     return {
         "tasks": [_task_document(key, task) for key, task in listed],
@@ -224,6 +225,7 @@ def comparison_document(a: OpenedSource, b: OpenedSource, where: EpisodeFilter) 
         "same": found.count(Verdict.SAME),
         "only_a": found.only_first,
         "only_b": found.only_second,
+        "panels": {"a": panels[0], "b": panels[1], "match": compare_panels(*panels).value},
         "test": None if found.test is None else asdict(found.test),
         "index": {"a": a.index_progress(), "b": b.index_progress()},
     }

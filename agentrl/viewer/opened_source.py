@@ -61,6 +61,15 @@ class OpenedSource:
         self.line: dict[str, Any] = {}
         """Its line on the first page, see `refresh`."""
 
+    def panel_hash(self) -> str | None:
+        """Return the digest of the tasks and seeds of an evaluation; ``None`` for runs and unfinished evaluations.
+
+        Raises:
+            UsageError: the result's file leads out of the opened folders.
+        """
+        found = self._result().get("panel_hash")
+        return found if isinstance(found, str) else None
+
     def refresh(self) -> dict[str, Any]:
         """Read the files again for the line on the first page, and return it.
 

@@ -1,4 +1,4 @@
-"""Problems of data files in the formats of GSM8K and MATH."""
+"""Problems of data files in the formats of GSM8K, MATH and verl."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from agentrl.errors import UsageError
 from agentrl.message.data_file import Row, read_rows
 from agentrl.task import Task
 
+from .. import verl_rows
 from .answers import stated_answer
 
 
@@ -65,20 +66,22 @@ def read_problems(path: str) -> list[Problem]:
 
 
 def _problem(row: Row, kind: str) -> Problem:
-    question, answer = row.first("question", "problem"), _answer(row)
+    question, answer = row.first("question", "problem") or verl_rows.question(row), _answer(row)
     if not question or not answer:
         raise UsageError(
             f"{row.location} is not a problem",
             got=f"the columns {', '.join(row.columns)}" if question is None else f"no answer to {str(question)[:60]!r}",
-            expected='"question" or "problem", and "answer" (GSM8K: after ####) or "solution" with \\boxed{}',
+            expected='"question" or "problem", and "answer" (GSM8K: after ####) or "solution" with \\boxed{}; or a row '
+            "for verl, with a prompt and a ground_truth in reward_model",
         )
-    given = row.first("type", "subject")
-    return Problem(question=str(question), answer=answer, kind=kind if given is None else str(given))
+    return Problem(question=str(question), answer=answer, kind=verl_rows.row_type(row, "type", "subject") or kind)
 
 
 def _answer(row: Row) -> str:
     """Return only the answer: solutions state it after ``####`` or in a box. 0 is an answer, too."""
     given = row.values.get("answer")
+    if given is None and row.first("solution") is None:
+        given = verl_rows.ground_truth(row)
     is_alone = given is not None and given != ""
     text = str(given if is_alone else row.first("solution") or "")
     if "####" in text or "\\boxed{" in text:

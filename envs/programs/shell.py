@@ -165,6 +165,9 @@ class ShellEnv(AsyncEnv):
     async def _end(self, observation: str, *, is_submitted: bool, valid: bool) -> Step:
         """Judge the work; without a submission, the last command's output is shown."""
         verdict = await self._judge(await self._acting.get())
+        return await self._finish(observation, verdict, is_submitted=is_submitted, valid=valid)
+
+    async def _finish(self, observation: str, verdict: Verdict, *, is_submitted: bool, valid: bool) -> Step:
         await self._acting.close()
         self._over = True
         right = "It is done." if verdict.is_right else "It is not done."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
@@ -14,6 +15,7 @@ from ..programs.judging import SECONDS, Solution, Verdict, judge
 from ..programs.shell import FENCED, ShellEnv
 from ..puzzles.rules import share_gained
 from ..task_ids import SPLITS, TRAIN
+from .issues import ISSUE_TEST_S, IssueFix, IssueTasks, issue_tasks
 from .mutations import with_mistakes
 from .tasks import ENVIRONMENT, SHOWN, Fault, RepoTasks, cases_of, fault_of, share_right
 
@@ -183,19 +185,54 @@ def check_mistakes(mistakes: int) -> int:
     return mistakes
 
 
-def tasks(split: str, *, mistakes: int = 0, **_options: Any) -> RepoTasks:
+def make_repo_fix(
+    *,
+    files: str | Mapping[str, str] | None = None,
+    repositories: str | None = None,
+    test_seconds: float | None = None,
+    mistakes: int = 0,
+    max_steps: int = MAX_STEPS,
+    seconds: float = 10.0,
+    sandbox: Any = "local",
+) -> RepoFix | IssueFix:
+    """Create the environment: with `files`, on issues of real repositories (`IssueFix`), else on generated ones.
+
+    Raises:
+        UsageError: an option is not valid, or has no effect.
+    """
+    if files is None:
+        unused = {"repositories": repositories, "test_seconds": test_seconds}
+        if given := [name for name, value in unused.items() if value is not None]:
+            raise UsageError("options of repo_fix have no effect without files", got=", ".join(given))
+        return RepoFix(mistakes=mistakes, max_steps=max_steps, seconds=seconds, sandbox=sandbox)
+    if mistakes:
+        raise UsageError("repo_fix has two kinds of tasks", got="files and mistakes", expected="only one of them")
+    return IssueFix(
+        files=files,
+        repositories=repositories,
+        max_steps=max_steps,
+        seconds=seconds,
+        test_seconds=ISSUE_TEST_S if test_seconds is None else test_seconds,
+        sandbox=sandbox,
+    )
+
+
+def tasks(
+    split: str, *, files: str | Mapping[str, str] | None = None, mistakes: int = 0, **_options: Any
+) -> RepoTasks | IssueTasks:
     """Return the task source of a split."""
-    return RepoTasks(split, check_mistakes(mistakes))
+    return RepoTasks(split, check_mistakes(mistakes)) if files is None else issue_tasks(split, files)
 
 
 SPEC = EnvironmentSpec(
     name=ENVIRONMENT,
-    make=RepoFix,
+    make=make_repo_fix,
     tasks=tasks,
     splits=SPLITS,
     description=(
         "Small git repositories with failing tests, made by mutating code: a shell in a sandbox, and hidden calls in a"
-        " second one. Each split has its own repositories."
+        " second one. Each split has its own repositories. Or issues of real repositories, from data files in"
+        " SWE-bench's form (options files and repositories)."
     ),
     instructions=(
         "You fix a small Python repository in a shell. "

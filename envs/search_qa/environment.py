@@ -120,8 +120,8 @@ class SearchQA(gymnasium.Env[str, str]):
         return index.search(query, self.options.topk)
 
     def expert(self) -> SearchExpert:
-        """Return a policy that solves every generated question."""
-        return SearchExpert(self.protocol)
+        """Return a policy that solves every generated question, and knows the answer to those of files."""
+        return _expert(self._episode, self.options, self.protocol)
 
     def state_key(self) -> str:
         """Return a key of the question and of the queries."""
@@ -189,8 +189,8 @@ class RemoteSearchQA(AsyncEnv):
         return list_passages(await self.service.search(query))
 
     def expert(self) -> SearchExpert:
-        """Return a policy that solves generated questions, if the retriever finds their passages."""
-        return SearchExpert(self.protocol)
+        """Return a policy that solves generated questions, if the retriever finds their passages; see `SearchQA`."""
+        return _expert(self._episode, self.options, self.protocol)
 
     def state_key(self) -> str:
         """Return a key of the question and of the queries."""
@@ -207,6 +207,10 @@ class RemoteSearchQA(AsyncEnv):
     async def close(self) -> None:
         """Close the connections."""
         await self.service.close()
+
+
+def _expert(episode: SearchEpisode | None, options: SearchOptions, protocol: Protocol) -> SearchExpert:
+    return SearchExpert(protocol, None if options.questions is None else _begun(episode).question.golden[0])
 
 
 def _begun(episode: SearchEpisode | None) -> SearchEpisode:

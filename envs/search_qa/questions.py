@@ -1,15 +1,16 @@
-"""Questions: drawn from a fact world, or read from a file such as NQ or HotpotQA."""
+"""Questions: drawn from a fact world, or read from a file such as NQ or HotpotQA, also in Search-R1's form."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agentrl.errors import UsageError
-from agentrl.message.data_file import read_rows
+from agentrl.message.data_file import Row, read_rows
 
+from .. import verl_rows
 from ..split_files import file_of
 from ..task_ids import TEST, TRAIN, VALID, check_split
 from .options import ENVIRONMENT, HOPS, SearchOptions
@@ -83,20 +84,22 @@ def _draw(world: World, random: Random, hops: int, count: int) -> list[Chain]:
 @functools.lru_cache(maxsize=8)
 def _load(path: str, split: str) -> tuple[Question, ...]:
     rows = read_rows(path, "question file")
-    questions = tuple(_read(row.values, f"{split}-{row.number - 1}", path) for row in rows)
+    questions = tuple(_read(row, f"{split}-{row.number - 1}") for row in rows)
     if not questions:
         raise UsageError(f"the question file {path} is empty", expected="one JSON object per line")
     return questions
 
 
-def _read(row: Mapping[str, Any], question_id: str, path: str) -> Question:
-    text, golden = row.get("question"), row.get("golden_answers")
-    golden = row.get("answer") if golden is None else golden
+def _read(row: Row, question_id: str) -> Question:
+    text = row.first("question") or verl_rows.question(row)
+    golden = row.first("golden_answers", "answer")
+    golden = verl_rows.ground_truth(row) if golden is None else golden
     answers = [golden] if isinstance(golden, str | int | float) else golden
     if not isinstance(text, str) or not isinstance(answers, list) or not answers or None in answers:
         raise UsageError(
-            f"question {question_id} of {path} cannot be read",
-            got=f"keys {', '.join(row)}",
-            expected='"question" and "golden_answers", a list of texts or numbers',
+            f"{row.location} is not a question",
+            got=f"the columns {', '.join(row.columns)}",
+            expected='"question" and "golden_answers", a list of texts or numbers; or a row for verl, as of Search-R1',
         )
-    return Question(question_id, text.strip(), tuple(map(str, answers)), str(row.get("type") or FROM_FILE))
+    kind = verl_rows.row_type(row, "type") or FROM_FILE
+    return Question(question_id, text.strip(), tuple(map(str, answers)), kind)

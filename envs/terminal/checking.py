@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import logging
@@ -17,9 +18,9 @@ from ..programs.acting import ACTION_GRACE_S, run_command
 from ..programs.judging import Verdict, fresh_sandbox
 from ..programs.pipes import Deadline, DeadlineExceeded
 from .dockerfile import filled_variables
-from .folders import FolderTask
 from .kinds import Check
 from .places import LOGS, TESTS, Places, hidden_folder
+from .task_folder import FolderTask
 
 MOST_BYTES = 256 * 1024
 LONGEST_REWARD = 64 * 1024
@@ -89,7 +90,8 @@ async def check_folder(places: Places, acted: Sandbox, task: FolderTask) -> Verd
         left = await acted.snapshot()
     except SandboxFileError as error:
         return Verdict(problems=(str(error),))
-    async with fresh_sandbox(places.spec, keeps_network=True) as fresh:
+    spec = places.spec if task.verifier_image is None else dataclasses.replace(places.spec, image=task.verifier_image)
+    async with fresh_sandbox(spec, keeps_network=True) as fresh:
         try:
             await fresh.restore(left)
         except SandboxFileError as error:
@@ -112,7 +114,9 @@ async def check_folder(places: Places, acted: Sandbox, task: FolderTask) -> Verd
 
 async def _run_script(sandbox: Sandbox, places: Places, task: FolderTask, hidden: str) -> ExecResult:
     tests, logs = f"{hidden}{TESTS}", f"{hidden}{LOGS}"
-    await write_folder(sandbox, task.tests, tests)
+    for folder in (task.shared_tests, task.tests):
+        if folder is not None:
+            await write_folder(sandbox, folder, tests)
     await sandbox.write(f"{logs}/verifier/.keep", b"")
     known = places.spec.env
     own = filled_variables(task.verifier_variables, known, f"the verifier of task {task.name}")

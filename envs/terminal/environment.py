@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
@@ -11,13 +12,14 @@ from agentrl.sandbox import Sandbox, read_spec
 
 from ..programs.acting import ActingSandbox, in_bash, run_command
 from ..programs.judging import Verdict
-from ..programs.shell import FENCED, ShellEnv
+from ..programs.shell import FENCED, SUBMIT, ShellEnv, Step
 from ..task_ids import SPLITS, TRAIN
 from .checking import check_errand, check_folder
-from .folders import FolderTask
+from .dockerfile import CopiedFile
 from .kinds import Errand
 from .places import Places, places_of
 from .solutions import solving_commands
+from .task_folder import FolderTask
 from .tasks import ENVIRONMENT, TerminalTasks, errand_of, folder_task_of
 
 MAX_STEPS = 12
@@ -36,7 +38,7 @@ class Terminal(ShellEnv):
 
     Args:
         folders: Split to a folder of task folders, in the format of Harbor or terminal-bench; tasks are generated if
-            left out.
+            left out. After the steps of a task but the last, `submit` leads to the next one.
         max_steps: Number of commands after which the work is checked.
         seconds: Time limit of a command; by default 10 seconds, or a task folder's limit for its agent.
         sandbox: Sandbox back end: its name, or its settings. A back end with images uses the task's image, if it names
@@ -60,6 +62,10 @@ class Terminal(ShellEnv):
         self.folders = dict(folders) if folders else None
         self._places: Places | None = None
         self._task: Errand | FolderTask | None = None
+        self._steps: tuple[FolderTask, ...] = ()
+        """Steps of the current task folder; a task without steps is its only one."""
+        self._earned: dict[str, float] = {}
+        """Rewards of the judged steps by name."""
 
     @property
     def task(self) -> Errand | FolderTask:
@@ -77,6 +83,7 @@ class Terminal(ShellEnv):
             self._task = errand_of(task_id)
         else:
             self._task = folder_task_of(task_id, self.folders)
+            self._steps, self._earned = (self._task, *self._task.following), {}
             self._places = places_of(self._spec, self._task, limits=self._own_limits)
             self._acting = ActingSandbox(self._places.spec, self._prepare)
         self._content = repr(self._task)
@@ -96,9 +103,16 @@ class Terminal(ShellEnv):
         if places.folder is not None:
             await sandbox.write(f"{places.folder}/{KEPT}", b"")
             await run_command(sandbox, ["rm", KEPT], seconds=self.seconds, cwd=places.folder)
-        for file in task.files:
+        await self._add(sandbox, task.files, task.setup, task, places)
+        await self._add(sandbox, task.step_files, task.step_setup, task, places)
+
+    async def _add(
+        self, sandbox: Sandbox, files: Sequence[CopiedFile], has_setup: bool, task: FolderTask, places: Places
+    ) -> None:
+        """Add files to the working sandbox, and run and remove their ``setup.sh``."""
+        for file in files:
             await sandbox.write(places.place_of(file.target, task), file.read(), executable=file.is_executable)
-        if task.setup:
+        if has_setup:
             command = in_bash(f"bash ./{SETUP} && rm {SETUP}")
             result = await run_command(sandbox, command, seconds=self.seconds, cwd=places.folder)
             if not result.is_success:
@@ -133,24 +147,57 @@ class Terminal(ShellEnv):
             return await check_errand(self._acting.spec, sandbox, self.task.checks)
         return await check_folder(self.places, sandbox, self.task)
 
+    async def _end(self, observation: str, *, is_submitted: bool, valid: bool) -> Step:
+        """Judge the work; if it is a step that may be followed by another one, begin that."""
+        task = self.task
+        if isinstance(task, Errand) or not task.step_name:
+            return await super()._end(observation, is_submitted=is_submitted, valid=valid)
+        sandbox, number = await self._acting.get(), len(self._earned) + 1
+        verdict = await self._judge(sandbox)
+        self._earned[task.step_name] = verdict.reward
+        is_last = number == len(self._steps) or len(self._done or ()) >= self.max_steps
+        if not is_submitted or is_last or not _may_go_on(verdict, task):
+            return await self._finish(observation, self._sum_up(), is_submitted=is_submitted, valid=valid)
+        self._task = following = self._steps[number]
+        await self.places.clean(sandbox)
+        await self._add(sandbox, following.step_files, following.step_setup, following, self.places)
+        text = f"Step {number} of {len(self._steps)} has ended. The next one:\n\n{following.instruction}"
+        return text, 0.0, False, False, {**self._info(), "valid": valid}
+
+    def _sum_up(self) -> Verdict:
+        """Return the verdict over all steps; those that were not reached count 0."""
+        rewards = [self._earned.get(step.step_name, 0.0) for step in self._steps]
+        total = rewards[-1] if self._steps[0].pays_last else math.fsum(rewards) / len(rewards)
+        problem = "" if total >= 1 else "the checking scripts do not agree"
+        parts = {f"step {name}": reward for name, reward in self._earned.items()}
+        return Verdict(problems=(problem,), given={**parts, "reward": total})
+
     def _expert_commands(self) -> list[str]:
         if isinstance(self.task, Errand):
             return list(self.task.commands)
-        return solving_commands(self.task, self.places)
+        first, *others = (solving_commands(step, self.places) for step in self._steps)
+        return [*first, *(command for commands in others for command in (SUBMIT, *commands))]
 
     def secrets(self) -> list[str]:
         """Return the solution, and the hidden tests."""
         if isinstance(self.task, Errand):
             return [*self.task.commands, *(check.stdin for check in self.task.checks if check.stdin)]
-        files = [path for path in (self.task.script, self.task.solution) if path is not None]
-        texts = [path.read_text(encoding="utf-8", errors="replace") for path in files]
+        files = [path for step in self._steps for path in (step.script, step.solution) if path is not None]
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in dict.fromkeys(files)]
         return [*texts, *([self.task.solution_commands] if self.task.solution_commands else [])]
 
     def _info(self) -> dict[str, Any]:
         if isinstance(self.task, Errand):
             return {"success": False, "task_type": self.task.kind}
-        longest = self.command_seconds + self.task.verifier_seconds + STARTS_S
+        seconds = (self.seconds if self._has_own_seconds else step.agent_seconds for step in self._steps)
+        longest = max(seconds) + max(step.verifier_seconds for step in self._steps) + STARTS_S
         return {"success": False, "task_type": self.task.name, "step_timeout_s": longest}
+
+
+def _may_go_on(verdict: Verdict, task: FolderTask) -> bool:
+    """Return True if the rewards of a step reach its minimum."""
+    earned = {**(verdict.given or {}), "reward": verdict.reward}
+    return all(earned.get(name, 0.0) >= least for name, least in task.least_reward.items())
 
 
 def tasks(split: str, *, folders: Mapping[str, str] | None = None, **_options: Any) -> TerminalTasks:

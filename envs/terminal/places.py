@@ -14,7 +14,7 @@ from agentrl.sandbox import Limits, Sandbox, SandboxSpec
 
 from ..programs.acting import run_command
 from .dockerfile import filled_variables
-from .folders import FolderTask
+from .task_folder import FolderTask
 
 TESTS, LOGS, SOLUTION = "/tests", "/logs", "/solution"
 """Folders that scripts of both formats use."""
@@ -57,6 +57,11 @@ class Places:
             names = [path.lstrip("/") for path in self.further]
             await run_command(sandbox, ["tar", "-C", "/", "-cf", _PACKED, *names], seconds=_PACK_S)
 
+    async def clean(self, sandbox: Sandbox) -> None:
+        """Remove what `pack` left in a sandbox that goes on."""
+        if self.further:
+            await run_command(sandbox, ["rm", "-f", _PACKED], seconds=_PACK_S)
+
     async def unpack(self, sandbox: Sandbox) -> None:
         """Unpack the further folders in a restored sandbox."""
         if self.further:
@@ -93,7 +98,7 @@ def places_of(spec: SandboxSpec, task: FolderTask, *, limits: Set[str] = frozens
 
 def _limits(given: Limits, task: FolderTask, own: Set[str]) -> Limits:
     """Raise the sandbox's limits to what the task needs."""
-    seconds = max(task.verifier_seconds, task.agent_seconds)
+    seconds = max(max(step.verifier_seconds, step.agent_seconds) for step in (task, *task.following))
     wanted: dict[str, Any] = {
         "seconds": max(given.seconds or 0.0, seconds),
         "cpu_seconds": max(given.cpu_seconds or 0.0, seconds),

@@ -12,8 +12,8 @@ from agentrl.errors import UsageError
 
 from ..programs.shell import MOST_COMMAND
 from .dockerfile import filled_variables
-from .folders import FolderTask
 from .places import SOLUTION, Places
+from .task_folder import FolderTask
 
 _SHELL_LINE = re.compile(rb"#!\s*(/usr/bin/env\s+|\S*/)?(ba)?sh\s*$")
 _OWN_PLACE = ("$0", "BASH_SOURCE", SOLUTION)

@@ -12,8 +12,9 @@ from agentrl.errors import UsageError
 
 from ..splits import split_of_text
 from ..task_ids import TEST, TRAIN, VALID, NumberedTasks, check_split, parse_task_id
-from .folders import FolderTask, read_folder
+from .folders import read_folder
 from .kinds import KINDS, Errand
+from .task_folder import FolderTask
 
 ENVIRONMENT = "terminal"
 SIZES = {TRAIN: 800, VALID: 80, TEST: 80}

@@ -411,7 +411,7 @@ def test_every_option_arrives_in_the_request(agentrl: Cli, workplace: Path, monk
         requests.append(request)
         raise UsageError("not played")
 
-    monkeypatch.setattr(evaluate, "_play", play)
+    monkeypatch.setattr(evaluate, "play_request", play)
     (workplace / "asked.jsonl").write_text('{"prompt": "one"}\n' * 5)
     agentrl("eval", "--prompts", "asked.jsonl", "--policy", "random", "--reward", "environment")
     words = ("--tasks", "4", "--samples", "3", "--seed", "9", "--concurrency", "7", "--fresh")

@@ -58,8 +58,8 @@ def test_markdown_compares_before_and_after() -> None:
     assert re.search(r"\| tokens/s \| [\d,]+ \| [\d,]+ \|", text)
     assert "m\\|1" in text
     widths = {line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("|")}
-    assert widths == {4, 9}, "the table of the comparison has eight columns"
-    assert "| after against before | success | +50.0 % " in text
+    assert widths == {4, 10}, "the table of the comparison has nine columns"
+    assert "| after against before | different | success | +50.0 % " in text
 
 
 def test_repaired_calls_are_shown_where_there_are_some() -> None:

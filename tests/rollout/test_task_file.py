@@ -1,7 +1,8 @@
 import pytest
 
 from agentrl.errors import UsageError
-from agentrl.rollout.task_source import read_tasks
+from agentrl.message import Message
+from agentrl.rollout.task_source import read_tasks, write_tasks
 from agentrl.task import Task
 
 
@@ -12,6 +13,18 @@ def test_json_lines(tmp_path):
         Task(id="a", environment="e", seed=3, ground_truth=42),
         Task(id="2", environment="e", prompt="Go.", options={"size": 2}),
     ]
+
+
+def test_written_tasks_are_read_again(tmp_path):
+    asked = (Message(role="system", content="Be short."), Message(role="user", content="Why?"))
+    tasks = [
+        Task(id="a", environment="e", seed=3, options={"size": [2]}, ground_truth=0, type="hard", max_turns=2),
+        Task(id="b", environment="f", prompt="Be short.\n\nWhy?", messages=asked, columns={"source": "x"}),
+    ]
+    write_tasks(tasks, tmp_path / "new" / "t.jsonl")
+    assert list(read_tasks(tmp_path / "new" / "t.jsonl", environment="e")) == tasks
+    with pytest.raises(UsageError, match="task c cannot be written"):
+        write_tasks([Task(id="c", environment="e", options={"at": object()})], tmp_path / "t.jsonl")
 
 
 def test_parquet(tmp_path):
@@ -45,7 +58,8 @@ def test_nulls_of_merged_task_files_are_columns_of_other_rows(tmp_path):
     ("text", "message"),
     [
         ("", "is empty"),
-        ('{"messages": []}', "line 1 has unknown columns: got messages"),
+        ('{"messages": []}', "messages of .* line 1 have the wrong type"),
+        ('{"messages": [{"role": "boss", "content": "Go."}]}', "line 1: a message has no known role"),
         ("{", "line 1 is not valid JSON"),
         ("3", "line 1 is not an object: got int"),
         ("[1]", "row 1 is not an object: got int"),

@@ -91,9 +91,9 @@ def tool_reports_errors(run: RunSummary) -> Iterator[Finding]:
 
 
 def tool_slow(run: RunSummary) -> Iterator[Finding]:
-    """Find the tool that takes most of the episodes' time."""
+    """Find the tool that takes most of the episodes' time, if an engine plays: a scripted policy takes none itself."""
     tools, whole = run.episodes.tools, run.episodes.turn_seconds
-    if not tools or not whole:
+    if not tools or not run.episodes.engine_seconds:
         return
     name, use = max(tools.items(), key=lambda item: item[1].seconds)
     share = use.seconds / whole

@@ -140,6 +140,8 @@ class EpisodeCounts:
     tools: dict[str, ToolUse] = field(default_factory=lambda: defaultdict(ToolUse))
     turn_seconds: float = 0.0
     """Seconds of all turns: engine, tools and environment."""
+    engine_seconds: float = 0.0
+    """Seconds of the engine in them; 0 for scripted policies."""
     length_and_reward: Covariance = field(default_factory=Covariance)
     """Sampled tokens and rewards of episodes, within groups."""
     examples: dict[str, ExampleEpisode] = field(default_factory=dict)
@@ -175,9 +177,9 @@ class EpisodeCounts:
         if len(self.different) < LEAST:
             self.different.add(hash((sampled_bytes(trajectory), repr(trajectory.transcript))))
         failing = self._add_tools(trajectory)
-        self.turn_seconds += sum(
-            t.timings.queue + t.timings.prefill + t.timings.decode + t.timings.tool + t.timings.env for t in turns
-        )
+        engine = sum(t.timings.queue + t.timings.prefill + t.timings.decode for t in turns)
+        self.engine_seconds += engine
+        self.turn_seconds += engine + sum(t.timings.tool + t.timings.env for t in turns)
         example = ExampleEpisode(id=trajectory.id, task_id=trajectory.task_id, step=step)
         kinds = {WHOLE: True, outcome: True, "unusable": unusable > 0, "cut": cut > 0, **failing}
         self.examples |= {kind: example for kind, shows in kinds.items() if shows}

@@ -59,12 +59,27 @@ _COMMAND = f"```bash\necho {_SUCCESS!r}; exit 0\n```"
 
 @rule("fix the expert, or state its success in `scores`")
 def is_solved_by_its_expert(subject: Subject) -> CheckFinding:
-    """The expert reaches the stated score."""
-    played = [*subject.expert_episodes, *_more(subject, lambda _task: expert_policy())]
+    """The expert reaches the stated score, with text actions and through the environment's tools."""
+    played = [*subject.tool_episodes, *_more(subject, lambda _task: expert_policy(through_tools=True))]
+    if subject.has_tool_messages:
+        _require_equal_scores(subject)
     found = _score(subject, "expert", played)
     if "expert" not in subject.spec.scores:
         _doubt_expert(found, _measure(subject, subject.random_episodes))
     return found
+
+
+def _require_equal_scores(subject: Subject) -> None:
+    """Check that the expert solves the same tasks with text actions and through tools.
+
+    Raises:
+        Broken: it does not.
+    """
+    for task, text, tools in zip(subject.tasks, subject.expert_episodes, subject.tool_episodes, strict=False):
+        verdicts = text.is_solved(subject.spec), tools.is_solved(subject.spec)
+        if verdicts[0] != verdicts[1]:
+            words = ["does not solve" if verdict is False else "solves" for verdict in verdicts]
+            raise Broken(f"the expert {words[1]} {task.id} through tools, and {words[0]} it with text actions")
 
 
 def _doubt_expert(expert: CheckFinding, chance: CheckFinding) -> None:

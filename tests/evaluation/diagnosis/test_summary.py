@@ -99,8 +99,8 @@ def test_findings_that_are_explained_come_last():
     assert len(top(rank(circle))) == 2
 
 
-def used(calls, errors, seconds, whole=10.0):
-    summary = EpisodeCounts(turn_seconds=whole)
+def used(calls, errors, seconds, engine_seconds=1.0):
+    summary = EpisodeCounts(turn_seconds=10.0, engine_seconds=engine_seconds)
     use = summary.tools["look"]
     use.calls, use.errors, use.seconds = calls, errors, seconds
     return RunSummary(episodes=summary)
@@ -126,6 +126,7 @@ def test_a_tool_that_mostly_reports_an_error(calls, errors, found):
 )
 def test_a_tool_that_takes_much_of_the_time(calls, seconds, slow):
     assert bool(kinds(tool_slow, used(calls, 0, seconds))) is slow
+    assert not kinds(tool_slow, used(calls, 0, seconds, engine_seconds=0.0)), "a scripted policy takes no time itself"
 
 
 def test_stale_groups_are_a_tenth():

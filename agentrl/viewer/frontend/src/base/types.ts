@@ -263,5 +263,6 @@ export interface Comparison {
   same: number;
   only_a: number | string[];
   only_b: number | string[];
+  panels: { a: string | null; b: string | null; match: "same" | "different" | "unknown" };
   test: { name: string; p: Num; difference: Num; low: Num; high: Num } | null;
 }

@@ -69,6 +69,17 @@ function Verdict({ data }: { data: Comparison }) {
           </>
         )}
       </div>
+      {data.panels.match === "different" && (
+        <p class="bad" role="note">
+          Different panels: A was evaluated on <code>{data.panels.a}</code>, B on <code>{data.panels.b}</code>. Their
+          tasks, samples or seeds differ, so only the common tasks below can be compared.
+        </p>
+      )}
+      {data.panels.match === "same" && (
+        <p class="muted">
+          Same panel: <code>{data.panels.a}</code>
+        </p>
+      )}
       {(countOf(data.only_a) > 0 || countOf(data.only_b) > 0) && (
         <p class="muted">
           Not compared: {countOf(data.only_a)} tasks that only A has, {countOf(data.only_b)} that only B has.

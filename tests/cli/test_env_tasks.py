@@ -1,0 +1,153 @@
+"""`agentrl env validate` and `agentrl env probe`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.env.lookup import resolve_environment
+from agentrl.rollout.task_source import read_tasks
+from agentrl.testing.task_validation import TaskStatus, validate_tasks
+
+Cli = Callable[..., Any]
+
+DOORS = """
+import time
+
+import gymnasium
+
+from agentrl.env import EnvironmentSpec
+from agentrl.task import Task
+
+PLAYS = []
+
+
+class Doors(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Text(20)
+
+    def reset(self, *, seed=None, options=None):
+        self.kind = (options or {}).get("kind", "good")
+        PLAYS.append(self.kind)
+        self.said = ""
+        if self.kind == "broken":
+            raise ValueError("the door is stuck")
+        number = len(PLAYS) if self.kind == "moving" else 1
+        return f"Door {number}", {}
+
+    def step(self, action):
+        if self.kind == "hanging":
+            time.sleep(60)
+        solved = action == {"wrong": "push"}.get(self.kind, "pull") or self.kind == "open"
+        solved = solved and not (self.kind == "flaky" and len(PLAYS) % 2)
+        return f"after {len(PLAYS)}" if self.kind == "noisy" else "", float(solved), True, False, {"success": solved}
+
+    def expert(self):
+        return self
+
+    def act(self, observation):
+        return "pull"
+
+
+def tasks(split, **_):
+    kinds = KINDS
+    return [Task(id=f"{split}-{kind}", environment="doors", seed=1, options={"kind": kind}) for kind in kinds]
+
+
+KINDS = ("good", "wrong", "open", "moving", "broken", "flaky", "noisy", "hanging", "fine")
+SPEC = EnvironmentSpec(name="doors", make=Doors, tasks=tasks, splits=("train",), max_turns=2, reward_range=(0.0, 1.0))
+"""
+FOUND = {
+    "good": "",
+    "wrong": "the solution does not solve it: return 0 after 1 steps",
+    "open": "doing nothing solves it: return 1",
+    "moving": "two resets give different observations",
+    "broken": "reset raised ValueError: the door is stuck",
+    "flaky": "the solution returns",
+    "noisy": "",
+    "hanging": "step did not return within 0.5 s",
+    "fine": "",
+}
+
+
+@pytest.fixture
+def doors(workplace: Path) -> Path:
+    file = workplace / "doors.py"
+    file.write_text(DOORS)
+    return file
+
+
+@pytest.mark.slow
+def test_each_fault_of_a_task_is_named_and_a_second_command_plays_only_what_changed(
+    agentrl: Cli, doors: Path, workplace: Path
+) -> None:
+    words = (
+        "env",
+        "validate",
+        "./doors.py:SPEC",
+        "--call-timeout",
+        "0.5",
+        "--records",
+        "r.jsonl",
+        "--json",
+        "out.json",
+    )
+    ended = agentrl(*words, "--limit", "4")
+    assert ended.code == 1
+    assert "4 tasks of doors are not valid: got train-wrong, train-open, train-moving" in ended.err.replace("\n", " ")
+    ended = agentrl(*words)
+    report = json.loads((workplace / "out.json").read_text())
+    assert (report["valid"], report["invalid"], report["unknown"], report["reused"]) == (3, 6, 0, 4)
+    for result in report["results"]:
+        kind = result["task_id"].partition("-")[2]
+        assert FOUND[kind] in "; ".join(result["problems"]), result
+        assert (result["status"] == "valid") == (not FOUND[kind])
+    assert report["results"][6]["remarks"] == ["1 of 1 observations differ the second time, the first one after step 1"]
+    doors.write_text(DOORS.replace('"wrong": "push"', '"wrong": "pull"'))
+    agentrl(*words)
+    report = json.loads((workplace / "out.json").read_text())
+    assert report["reused"] == 0, "the code changed"
+
+
+def test_tasks_are_validated_by_several_threads_and_only_once() -> None:
+    spec = resolve_environment("guess_number")
+    source = spec.tasks("train")
+    found = list(validate_tasks(spec, spec.options, [source[n] for n in range(20)], concurrency=3))
+    assert sorted(one.task_id for one in found) == sorted(source[n].id for n in range(20))
+    assert {one.status for one in found} == {TaskStatus.VALID}
+
+
+def test_an_answer_is_the_solution_without_an_expert_and_without_both_nothing_is_known(
+    agentrl: Cli, workplace: Path
+) -> None:
+    (workplace / "t.jsonl").write_text('{"id": "a", "prompt": "1 + 1?", "ground_truth": "2"}\n')
+    ended = agentrl("env", "validate", "prompts", "--tasks", "t.jsonl", "--json", "-")
+    assert ended.code == 1
+    assert json.loads(ended.out)["results"][0]["status"] == "unknown"
+    assert "no task of prompts can be validated" in ended.err
+    ended = agentrl("env", "validate", "guess_number/test", "--tasks", "t.jsonl")
+    assert ended.code == 2
+    assert "two sources of tasks" in ended.err
+
+
+def test_tasks_in_a_band_of_success_rates_become_a_task_file(agentrl: Cli, workplace: Path) -> None:
+    words = ("env", "probe", "guess_number/test", "--policy", "random", "--limit", "12", "--attempts", "6")
+    ended = agentrl(*words, "--band", "0.1:0.9", "--output", "t.jsonl", "--json", "rates.json")
+    assert ended.code == 0, ended.err
+    rates = json.loads((workplace / "rates.json").read_text())
+    inside = {row["id"] for row in rates["tasks"] if 0.1 <= row["success_rate"] <= 0.9}
+    assert 0 < len(inside) < 12
+    assert rates["in_band"] == len(inside)
+    assert {row["episodes"] for row in rates["tasks"]} == {6}
+    tasks = read_tasks(workplace / "t.jsonl", environment="guess_number")
+    assert {task.id for task in tasks} == inside
+    again = agentrl("env", "probe", "guess_number", "--policy", "expert", "--tasks", "t.jsonl", "--attempts", "1")
+    assert f"{len(inside)} tasks, 1 attempts each, panel" in again.out
+    assert "always solved" in again.out
+    nothing = agentrl(*words, "--band", "0.999:0.9999", "--output", "u.jsonl")
+    assert nothing.code == 1
+    assert "no task is in the band" in nothing.err
+    assert agentrl(*words, "--band", "0.9:0.1").code == 2
