@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agentrl.sandbox import Sandbox, SandboxSpec, open_sandbox
-from agentrl.sandbox.docker.container import DEFAULT_IMAGE, Image, Traits, plan, read_options
+from agentrl.sandbox.docker.container_plan import DEFAULT_IMAGE, Image, Traits, plan, read_options
 from agentrl.sandbox.docker.daemon import EXTRA
 from agentrl.sandbox.docker.sandbox import SUPPLY
 from agentrl.sandbox.isolation import arguments, find_bubblewrap

@@ -118,7 +118,7 @@ async def _syncs(
     pool: ServerPool, model: PreTrainedModel, section: ServerEngineConfig, folder: Path, repeats: int
 ) -> list[SyncReport]:
     vocab_size = model.config.get_text_config().vocab_size
-    probe = Probe.random(vocab_size, tolerance=TOLERANCE["float32"])
+    probe = Probe.random(vocab_size, **TOLERANCE["float32"])
     sync = RemoteSync(ModelWeights(model), pool.group, make_transport(section, folder), probe)
     reports = []
     try:

@@ -29,8 +29,8 @@ from agentrl.rollout.waits import WaitKind, WaitTracker
 from agentrl.sandbox.orphan_guard import OrphanGuard
 from agentrl.task import Task
 
-STARTS_PER_PASS = 128
-"""Maximum number of starts in one pass; each takes some tenths of a millisecond."""
+STARTS_PER_PASS = 32
+"""Maximum number of starts in one pass; each takes about a millisecond while there are thousands of episodes."""
 
 
 class StartPacer:

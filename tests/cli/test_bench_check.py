@@ -99,3 +99,14 @@ def test_the_guard_runs_benchmarks_and_prints_a_table(
         assert ended.value.exit_code == code, printed.err
         assert all(row in printed.out for row in rows), printed.out
         assert ("stored conditions of sleep: an idle core" in printed.err) == bool(code)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").rglob("*.py")), ids=lambda path: path.stem)
+def test_benchmarks_import_names_that_exist(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in {"agentrl", "envs"}:
+            name = str(node.module)
+            module = importlib.import_module(name if name.startswith("agentrl") else f"agentrl.{name}")
+            for alias in node.names:
+                if not hasattr(module, alias.name):
+                    importlib.import_module(f"{name}.{alias.name}")

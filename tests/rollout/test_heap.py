@@ -25,6 +25,10 @@ class Node:
         self.me = self
 
 
+class Observation:
+    pass
+
+
 def test_what_was_alive_before_is_left_alone_until_the_end():
     before = Node()
     gone = weakref.ref(before)
@@ -90,18 +94,18 @@ def test_the_collectors_settings_come_back():
     assert (gc.get_threshold(), gc.callbacks) == (before, callbacks)
 
 
-def test_young_objects_are_collected_before_they_are_many(monkeypatch):
+def test_objects_are_collected_before_they_are_many(monkeypatch):
     """Each turn replaces the objects of the turn before, so Python itself begins no collection."""
-    monkeypatch.setattr(heap, "MOST_YOUNG", 2000)
+    monkeypatch.setattr(heap, "MOST_OBJECTS", 2000)
     tracker = WaitTracker()
+    turns = [[Observation() for _ in range(4)] for _ in range(5000)]
     with settled_heap(tracker):
-        gc.collect()
-        young = []
-        turns = [[object() for _ in range(3)] for _ in range(500)]
-        for turn in range(10_000):
-            turns[turn % 500] = [[turn] for _ in range(3)]
+        counts = []
+        for turn in range(5000):
+            turns[turn] = [Observation() for _ in range(4)]
             with tracker.on(WaitKind.ENVIRONMENT, "episode", "step"):
                 pass
-            young.append(len(gc.get_objects(0)))
-        assert max(young) < 2000 + heap.CHECKED_WAITS * 10
+            if turn % 10 == 0:
+                counts.append(heap.count_objects())
+        assert max(counts) < 3000
     assert tracker.listeners == []
