@@ -30,13 +30,19 @@ pytest.importorskip("tinker")
 RANK = 4
 
 
-@pytest.fixture
-def address(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def service_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("service")
+
+
+@pytest.fixture(scope="module")
+def address(model_folder: Path, service_folder: Path) -> Iterator[str]:
     """The address of `agentrl serve-training` in another process."""
-    program = Program(tmp_path / "service", model_folder)
-    monkeypatch.setenv("TINKER_API_KEY", "tml-local")
-    monkeypatch.syspath_prepend(WORLDS)
-    yield program.url
+    program = Program(service_folder, model_folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINKER_API_KEY", "tml-local")
+        patch.syspath_prepend(WORLDS)
+        yield program.url
     program.end(signal.SIGTERM)
 
 
@@ -73,18 +79,19 @@ def episodes(seed: int) -> list[Trajectory]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     "options", [(), ("algorithm.aggregation=seq-mean-token-mean", "algorithm.correction={mode: sequence, cap: 3}")]
 )
 def test_updates_at_the_service_equal_local_ones(
-    address: str, model_folder: Path, tmp_path: Path, options: tuple[str, ...]
+    address: str, model_folder: Path, service_folder: Path, options: tuple[str, ...]
 ) -> None:
     config = load_config(None, [*words(model_folder, address), *options])
     client = TinkerClient(TinkerRun(url=address, base_model=str(model_folder), rank=RANK, seed=0))
     there = TinkerTrainer(client, config)
     _, _, path = client.save("start").partition("tinker://")
-    adapter = tmp_path / "service" / path / "model"
+    adapter = service_folder / path / "model"
     local = config.model_copy(update={"engine": load_config(None, [f"environment={LETTERS}"]).engine})
     parts = build_trainer(local, str(adapter), str(model_folder), ranks=Ranks())
     weights, here = TinkerWeights(client, str(model_folder)), ModelWeights(parts.trainer.model)
@@ -105,6 +112,7 @@ def test_updates_at_the_service_equal_local_ones(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_run_trains_at_the_service_and_resumes(address: str, model_folder: Path, tmp_path: Path) -> None:
     own = [f"run.directory={tmp_path / 'runs'}", "run.name=run", "rollout.max_staleness=1"]
