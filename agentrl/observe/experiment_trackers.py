@@ -163,6 +163,7 @@ class SwanLabTracker(EpisodeTableTracker):
         import swanlab
 
         super().__init__(folder, name, config)
+        self._end: dict[str, Any] = {}
         self._table = swanlab.echarts.Table
         self._run = swanlab.init(
             project=PROJECT,
@@ -183,9 +184,13 @@ class SwanLabTracker(EpisodeTableTracker):
             values["episodes"] = table
         self._run.log(values, step=step)
 
+    def fail(self, reason: str) -> None:
+        """Make `close` report a failure."""
+        self._end = {"state": "crashed", "error": reason}
+
     def close(self) -> None:
         """Finish the run."""
-        self._run.finish()
+        self._run.finish(**self._end)
 
 
 class TrackioTracker(EpisodeTableTracker):

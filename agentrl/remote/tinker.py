@@ -132,7 +132,7 @@ class TinkerClient:
         """Return a sampler of the current weights, which later updates do not change."""
         self.open()
         try:
-            return self._trainer.save_weights_and_get_sampling_client()
+            return self._trainer.save_weights_and_get_sampling_client().result(self._run.timeout_s)
         except Exception as error:
             raise TrainingError("the Tinker service failed: a sampler", got=described_error(error)) from error
 

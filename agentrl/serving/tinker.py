@@ -97,7 +97,7 @@ class TinkerEngine(PolicyEngine):
         )
         prompt = types.ModelInput.from_ints(list(request.prompt_ids))
         async with async_boundary(EngineError, f"request {request.request_id}", deadline_s=self._timeout_s):
-            found = await sampler.sample_async(prompt=prompt, num_samples=1, sampling_params=settings)
+            found = await sampler.sample(prompt, 1, settings)
             return found.sequences[0]
 
     def _check(self, request: GenerateRequest) -> None:

@@ -60,8 +60,8 @@ class TinkerTrainer:
         self._objective = Objective(config.algorithm)
         self._shaping.configure(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
         options = config.algorithm.loss_options
-        low, high = clip_range(options.get("clip"), options.get("clip_low"), options.get("clip_high"), default=PPO_CLIP)
-        self._clip = 1 - low, 1 + high
+        bounds = clip_range(options.get("clip"), options.get("clip_low"), options.get("clip_high"), default=PPO_CLIP)
+        self._clip = 1 - bounds.low, 1 + bounds.high
         trainer = config.trainer
         total = trainer.steps * trainer.epochs * trainer.mini_batches
         self._settings = OptimizerSettings.of(trainer, trainer, total_updates=total, min_lr_ratio=trainer.min_lr_ratio)
