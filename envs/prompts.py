@@ -1,8 +1,12 @@
-"""Prompts of a file, each answered once, as in data sets for TRL or verl. Rewards come from `agent.reward`."""
+"""Prompts of a file, as in data sets for TRL or verl, each answered once. Rewards come from `agent.reward`.
+
+With ``user: role``, a conversation takes the place of the prompt: a user who knows it, played by the runtime, begins.
+"""
 
 import functools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, overload
 
 import gymnasium
@@ -20,6 +24,17 @@ from .split_files import files_by_split
 from .verl_rows import column_object, row_type
 
 NAME = "prompts"
+AGENT, USER = "agent", "user"
+USER_TURNS = 3
+STOP = "#STOP#"
+INSTRUCTIONS = """\
+You are a user who talks to an assistant. This is what you need help with, in full:
+
+{prompt}
+
+Do not show it as it stands. Begin with a short message that leaves out details, and give them when they are asked for
+or when an answer needs them. Write only your next message, in a few words. When the assistant has given you what you
+need, write {stop}."""
 SPLITS = ("train", "valid", "test")
 OWN_COLUMNS = ("prompt", "ground_truth", *IMAGE_COLUMNS)
 PROMPT_COLUMNS = ("prompt", "question", "problem")
@@ -45,17 +60,82 @@ class Prompts(gymnasium.Env[str, str]):
         return "", 0.0, True, False, {}
 
 
-def tasks(split: str, *, files: str | Mapping[str, str] | None = None) -> Sequence[Task]:
+class PromptsWithUser(Prompts):
+    """Conversation with a user who knows the prompt and shows it piece by piece; a game of the players agent and user.
+
+    It ends after the agent's answer to `user_turns` messages, or when the user writes ``#STOP#``.
+    """
+
+    def __init__(self, files: object = None, user: str = USER, user_turns: int = USER_TURNS) -> None:
+        super().__init__(files)
+        self._limit = user_turns
+        self._answers, self._player = 0, AGENT
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Give the prompt to the user, who speaks first."""
+        gymnasium.Env.reset(self, seed=seed)
+        self._answers, self._player = 0, USER
+        secret = INSTRUCTIONS.format(prompt=(options or {}).get("prompt", ""), stop=STOP)
+        return "Write your first message.", {"players": [AGENT, USER], "player": USER, "instructions": {USER: secret}}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Pass a message on to the other player."""
+        if self._player == AGENT:
+            self._answers += 1
+            self._player = USER
+            over = self._answers >= self._limit
+            return action.replace(STOP, ""), 0.0, over, False, {"player": USER}
+        self._player = AGENT
+        words = action.replace(STOP, "").strip() or "(says nothing)"
+        return words, 0.0, self._answers > 0 and STOP in action, False, {"player": AGENT}
+
+
+def make(*, files: object = None, user: str | None = None, user_turns: int | None = None) -> Prompts:
+    """Create the environment.
+
+    Raises:
+        UsageError: an option is not valid.
+    """
+    _check_user(user, user_turns)
+    if user is None:
+        return Prompts(files)
+    return PromptsWithUser(files, user_turns=USER_TURNS if user_turns is None else user_turns)
+
+
+def roles_of(*, user: str | None = None, **_options: Any) -> tuple[str, ...]:
+    """Return the roles that the runtime plays for the environment."""
+    return () if user is None else (USER,)
+
+
+def _check_user(user: str | None, user_turns: int | None) -> None:
+    if user not in (None, "role"):
+        raise UsageError("unknown user of prompts", got=repr(user), expected="role, or no user")
+    if user is None and user_turns is not None:
+        raise UsageError("the option user_turns of prompts is ignored without user=role", got=user_turns)
+    if user_turns is not None and user_turns < 1:
+        raise UsageError("the option user_turns of prompts is too small", got=user_turns, expected="at least 1")
+
+
+def tasks(
+    split: str,
+    *,
+    files: str | Mapping[str, str] | None = None,
+    user: str | None = None,
+    user_turns: int | None = None,
+) -> Sequence[Task]:
     """Return the tasks of a split's file: JSON lines or Parquet, one prompt per row.
 
     Args:
         split: The split.
         files: A file for each split, or one name with ``{split}`` in it for all splits; also a folder, a pattern, or an
             ``hf://`` address.
+        user: ``role`` for a conversation with a user who knows the prompt.
+        user_turns: Maximum number of the user's messages; 3 by default.
 
     Raises:
-        UsageError: the split has no file, or a row has no prompt.
+        UsageError: the split has no file, a row has no prompt, or an option is not valid.
     """
+    _check_user(user, user_turns)
     if not files:
         raise UsageError(
             f"the prompts of split {split} are not set",
@@ -78,7 +158,12 @@ def tasks(split: str, *, files: str | Mapping[str, str] | None = None) -> Sequen
         raise UsageError(f"the file of prompts {path} is empty", expected="at least one row")
     if len(ids) < len(found):
         raise UsageError(f"the file of prompts {path} has two rows with the same id", expected="unique ids")
-    return found
+    return found if user is None else [_hidden(task) for task in found]
+
+
+def _hidden(task: Task) -> Task:
+    """Return a task whose prompt only the user knows."""
+    return replace(task, prompt=None, messages=(), options={"prompt": task.prompt})
 
 
 class PromptTasks(Sequence[Task]):
@@ -123,7 +208,7 @@ class PromptTasks(Sequence[Task]):
         return _task(row, self._split, index + 1)
 
 
-def shows_images(*, files: str | Mapping[str, str] | None = None) -> bool:
+def shows_images(*, files: str | Mapping[str, str] | None = None, **_: Any) -> bool:
     """Return True if a row of the files has images; files that do not exist have none."""
     for name in files_by_split(files, SPLITS, "prompts").values() if files else ():
         with suppress(UsageError, OSError):
@@ -186,14 +271,15 @@ def _messages(row: Row) -> tuple[Message, ...]:
 
 SPEC = EnvironmentSpec(
     name=NAME,
-    make=Prompts,
+    make=make,
     tasks=tasks,
+    roles_of=roles_of,
     splits=SPLITS,
     description=(
         "Prompts of JSON-lines or Parquet files, each answered once and scored by reward functions (agent.reward), as"
-        " data sets for TRL or verl are. Option: files (split to file, folder, pattern or hf:// address). A row has a"
-        " prompt (text or messages), and may have ground_truth, images, id and type; reward functions find the columns"
-        " in task.columns."
+        " data sets for TRL or verl are. Options: files (split to file, folder, pattern or hf:// address); user: role and"
+        " user_turns for a simulated user who knows the prompt. A row has a prompt (text or messages), and may have"
+        " ground_truth, images, id and type; reward functions find the columns in task.columns."
     ),
     max_turns=1,
     reward_range=(0.0, 0.0),

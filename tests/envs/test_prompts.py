@@ -264,3 +264,29 @@ def test_tasks_of_a_named_environment_stay_a_task_file(workplace: Path) -> None:
     assert agentrl("train", "--env", "guess_number", "--tasks", "none.jsonl", *SMALL) == 2
     with pytest.raises(UsageError, match="two sources of tasks"):
         evaluation_config(env="guess_number", prompts="a.jsonl", model="m")
+
+
+def test_a_user_who_knows_the_prompt_shows_it_in_a_conversation(workplace: Path) -> None:
+    spec = resolve_environment("prompts")
+    options = {"files": {"train": written(workplace, *ROWS)}, "user": "role", "user_turns": 2}
+    task = spec.tasks("train", **options)[0]
+    assert (task.prompt, task.messages, task.ground_truth) == (None, (), "4")
+    assert spec.roles_of(**options) == ("user",)
+    env = spec.make(**options)
+    _, info = env.reset(options=dict(task.options))
+    assert (info["player"], info["players"]) == ("user", ["agent", "user"])
+    assert "2 + 2?" in info["instructions"]["user"]
+    assert env.step("A sum, please. #STOP#")[:3] == ("A sum, please.", 0.0, False)
+    assert env.step("Which one? #STOP#")[:3] == ("Which one? ", 0.0, False)
+    assert env.step("")[:3] == ("(says nothing)", 0.0, False)
+    assert env.step("4")[2] is True
+    env.reset(options=dict(task.options))
+    env.step("2 + 2?")
+    env.step("4")
+    assert env.step("Thanks #STOP#")[:3] == ("Thanks", 0.0, True)
+
+
+@pytest.mark.parametrize("options", [{"user": "me"}, {"user_turns": 2}, {"user": "role", "user_turns": 0}])
+def test_options_of_the_user_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="user"):
+        resolve_environment("prompts").make(**options)
