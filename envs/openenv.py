@@ -1,4 +1,4 @@
-"""Environments behind OpenEnv servers (https://github.com/huggingface/OpenEnv, the package ``openenv``, 0.3 to 0.10).
+"""Environments behind OpenEnv servers (https://github.com/huggingface/OpenEnv, the package ``openenv`` 0.10).
 
 This module implements the protocol of the package's generic client, so the package need not be installed. A WebSocket
 is a session: ``{"type": "reset", "data": {…}}`` and ``{"type": "step", "data": ACTION}`` are answered by ``{"type":

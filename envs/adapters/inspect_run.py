@@ -64,12 +64,14 @@ class InspectRun:
 
     Args:
         name: Name of the task, for messages.
+        key: Name of the task with its arguments.
         task: The task.
     """
 
-    def __init__(self, name: str, task: Any) -> None:
+    def __init__(self, name: str, key: str, task: Any) -> None:
         self._inspect = INSPECT.load()
         self.name = name
+        self._key, self._loop = key, asyncio.get_running_loop()
         self.users = 0
         """Environments that play this task."""
         self._dataset = task.dataset
@@ -83,6 +85,15 @@ class InspectRun:
         self._is_ending = False
         self._task = self._make_task(task)
         self._running = asyncio.create_task(self._run(), name=f"inspect {name}")
+
+    @property
+    def has_ended(self) -> bool:
+        """True if no sample can be added any more."""
+        return self._is_ending or self._running.done() or self._loop.is_closed()
+
+    def is_usable(self, key: str) -> bool:
+        """Return True if the evaluation is of the task with this key, and of this event loop."""
+        return key == self._key and self._loop is asyncio.get_running_loop()
 
     def begin(self, index: int) -> SampleEpisode:
         """Start a sample of the dataset.
@@ -235,8 +246,8 @@ def _policy_model(answer: Any) -> Any:
     return model.get_model(f"{PROVIDER}/policy", memoize=False)
 
 
-_runs: dict[tuple[int, str], InspectRun] = {}
-"""The evaluation of each event loop and task."""
+_current: InspectRun | None = None
+"""The evaluation of this process."""
 
 
 def shared_run(name: str, key: str, task: Any) -> InspectRun:
@@ -245,21 +256,17 @@ def shared_run(name: str, key: str, task: Any) -> InspectRun:
     Raises:
         UsageError: an evaluation of another task is running.
     """
-    loop = id(asyncio.get_running_loop())
-    for (owner, other), run in list(_runs.items()):
-        if run._running.done():
-            del _runs[owner, other]
-        elif (owner, other) != (loop, key):
-            raise UsageError(
-                "a process can play one task of Inspect at a time",
-                got=f"{name} while {run.name} is being played",
-                hint="play the tasks in separate runs",
-            )
-    if (loop, key) not in _runs:
-        _runs[loop, key] = InspectRun(name, task)
-    run = _runs[loop, key]
-    run.users += 1
-    return run
+    global _current
+    if _current is None or _current.has_ended:
+        _current = InspectRun(name, key, task)
+    if not _current.is_usable(key):
+        raise UsageError(
+            "a process can play one task of Inspect at a time",
+            got=f"{name} while {_current.name} is being played",
+            hint="play the tasks in separate runs",
+        )
+    _current.users += 1
+    return _current
 
 
 async def leave(run: InspectRun) -> None:

@@ -70,7 +70,7 @@ def episode_state() -> None:
     """Return the state of the episode as JSON: its task, the steps taken, and whether it is over."""
 
 
-_CONTROLS = {tool.name: tool for tool in map(Tool, (start_episode, act, episode_state))}
+_CONTROLS = {function.__name__: Tool(function) for function in (start_episode, act, episode_state)}
 
 
 class MCPServer:
@@ -169,10 +169,11 @@ class MCPServer:
         self._http = uvicorn.Server(config)
         self._http.capture_signals = contextlib.nullcontext  # the command stops the server
         self._running = asyncio.create_task(self._http.serve(sockets=[listening]))
-        async with asyncio.timeout(UVICORN_START_S):
-            ready = asyncio.create_task(self._ready.wait())
-            await asyncio.wait({ready, self._running}, return_when=asyncio.FIRST_COMPLETED)
+        ready = asyncio.create_task(self._ready.wait())
+        await asyncio.wait({ready, self._running}, timeout=UVICORN_START_S, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
+        if not self._ready.is_set():
+            raise UsageError(f"the MCP server at {self.url} does not start", got=f"nothing in {UVICORN_START_S:g} s")
 
     def _guard(self, application: Asgi) -> Asgi:
         """Admit requests as `agentrl.remote.listening.guard` does, and close the episode of a deleted session."""
