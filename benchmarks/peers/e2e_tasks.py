@@ -159,6 +159,8 @@ async def _play_fixed(
         text = f'<tool_call>\n{{"name": "act", "arguments": {{"action": "{action}"}}}}\n</tool_call>'
         return [*renderer.encoder.encode(text), renderer.boundary.end_id]
 
+    few_turns = config.agent.model_copy(update={"max_turns": len(learning.actions) + 1})
+    config = config.model_copy(update={"agent": few_turns})
     engine = ScriptedEngine(script=script, vocab_size=len(renderer.tokenizer), max_context=16_384)
     async with AsyncExitStack() as stack:
         pool = build_env_pool(config, spec=resolve_environment(config.sole_environment.name))
