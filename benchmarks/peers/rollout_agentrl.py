@@ -31,7 +31,6 @@ from agentrl.task import SeedTasks, Task
 from agentrl.testing import ServerEngine
 from agentrl.tool import tool
 
-
 LOOK = tool(look, inline=True)
 
 
