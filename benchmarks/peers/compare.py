@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent
 LONGEST_LINE = 1 << 20
 WARM = 8
 """Number of episodes before the first measurement."""
-SLOWEST_START_S, SLOWEST_PLAY_S = 300.0, 3600.0
+SLOWEST_START_S, SLOWEST_PLAY_S, SLOWEST_END_S = 900.0, 3600.0, 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +123,10 @@ async def open_side(name: str, url: str, folder: Path) -> AsyncIterator[Side]:
     try:
         yield Side(name, process)
     except BaseException:
-        text = (folder / f"{name}.log").read_text(errors="replace")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), SLOWEST_END_S)
         if process.returncode:
-            note(f"{name}: {text[-3000:]}")
+            note(f"{name}: {(folder / f'{name}.log').read_text(errors='replace')[-3000:]}")
         raise
     finally:
         for pid in (*children_of(process.pid), process.pid):

@@ -86,11 +86,12 @@ def write_settings(config: Config, learning: Learning, model: str, folder: Path,
         steps: Steps of agentrl's side.
     """
     section = config.sole_environment
-    renderer = build_renderer(config, model, load_tokenizer(model))
+    tokenizer = load_tokenizer(model)
+    renderer = build_renderer(config, model, tokenizer)
     cursor = TaskCursor(task_source(resolve_environment(section.name), section), seed=config.run.seed)
     tasks = [cursor.next() for _ in range(steps * config.trainer.tasks_per_step)]
     unique = list({task.id: task for task in tasks}.values())
-    played = asyncio.run(_play_fixed(config, learning, renderer, unique))
+    played = asyncio.run(_play_fixed(config, learning, renderer, unique, len(tokenizer)))
     rows = [_row(task, played[task.id], renderer) for task in unique]
     checks = [
         {
@@ -149,7 +150,7 @@ def check_same_reading(settings: Mapping[str, Any], found: list[list[int]]) -> N
 
 
 async def _play_fixed(
-    config: Config, learning: Learning, renderer: Renderer, tasks: list[Task]
+    config: Config, learning: Learning, renderer: Renderer, tasks: list[Task], vocab_size: int
 ) -> dict[str, Trajectory]:
     """Play the fixed actions in each task."""
 
@@ -159,7 +160,9 @@ async def _play_fixed(
         text = f'<tool_call>\n{{"name": "act", "arguments": {{"action": "{action}"}}}}\n</tool_call>'
         return [*renderer.encoder.encode(text), renderer.boundary.end_id]
 
-    engine = ScriptedEngine(script=script, vocab_size=len(renderer.tokenizer), max_context=16_384)
+    few_turns = config.agent.model_copy(update={"max_turns": len(learning.actions) + 1})
+    config = config.model_copy(update={"agent": few_turns})
+    engine = ScriptedEngine(script=script, vocab_size=vocab_size, max_context=16_384)
     async with AsyncExitStack() as stack:
         pool = build_env_pool(config, spec=resolve_environment(config.sole_environment.name))
         stack.push_async_callback(pool.close)

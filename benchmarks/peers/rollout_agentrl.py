@@ -31,6 +31,8 @@ from agentrl.task import SeedTasks, Task
 from agentrl.testing import ServerEngine
 from agentrl.tool import tool
 
+LOOK = tool(look, inline=True)
+
 
 class Rooms(gymnasium.Env[str, str]):
     """Environment with one tool; the answer without a call ends the episode."""
@@ -38,7 +40,7 @@ class Rooms(gymnasium.Env[str, str]):
     observation_space = action_space = gymnasium.spaces.Text(1000)
 
     def __init__(self) -> None:
-        self.tools = [tool(look, inline=True)]
+        self.tools = [LOOK]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start an episode."""
