@@ -182,8 +182,20 @@ class ProposedTasks(ABC):
         return self.request(kind, rng, buffer)
 
     def propose(self, proposals: Sequence[Mapping[str, Any]]) -> int:
-        """Add ``info["proposals"]`` of the episodes of a training step; return how many are new."""
-        return sum([self._buffer.add(proposal.get("kind", self._kinds[0]), proposal) for proposal in proposals])
+        """Add ``info["proposals"]`` of the episodes of a training step; return how many are new.
+
+        Raises:
+            UsageError: one of them has an unknown kind.
+        """
+        return sum([self._buffer.add(self._kind_of(proposal), proposal) for proposal in proposals])
+
+    def _kind_of(self, proposal: Mapping[str, Any]) -> str:
+        kind = proposal.get("kind", self._kinds[0])
+        if kind not in self._kinds:
+            raise UsageError(
+                'a task in info["proposals"] has an unknown kind', got=repr(kind), expected=", ".join(self._kinds)
+            )
+        return str(kind)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict` in plain JSON types."""

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from random import Random
+from typing import Any
 
 import pytest
 
 from agentrl.errors import EnvironmentFailure, UsageError
-from agentrl.task import SeedTasks, TaskBuffer, TaskCursor, checked_proposals
+from agentrl.task import ProposedTasks, SeedTasks, Task, TaskBuffer, TaskCursor, checked_proposals
 
 
 def test_splits_of_seed_tasks_share_no_seed() -> None:
@@ -97,3 +99,29 @@ def test_a_smaller_buffer_keeps_the_newest_tasks() -> None:
 def test_proposals_that_cannot_be_stored_are_refused(proposals: object) -> None:
     with pytest.raises(EnvironmentFailure, match="of environment w cannot be stored"):
         checked_proposals("w", proposals)
+
+
+class Words(ProposedTasks):
+    """Words to repeat, long and short ones."""
+
+    def __init__(self) -> None:
+        super().__init__(capacity=5, kinds=("long", "short"), size=9)
+
+    def request(self, kind: str, rng: Random, buffer: TaskBuffer) -> Task:
+        return Task(id=f"request {kind} {len(buffer)}", environment="w")
+
+    def pose(self, proposal: Mapping[str, Any], rng: Random) -> Task:
+        return Task(id=f"repeat {proposal['word']}", environment="w")
+
+
+def test_requests_and_proposed_tasks_take_turns() -> None:
+    words = Words()
+    assert [words.draw(n).id for n in range(4)] == [f"request {kind} 0" for kind in ("long", "long", "short", "short")]
+    assert words.propose([{"kind": "long", "word": "longer"}, {"kind": "short", "word": "a"}]) == 2
+    drawn = [words.draw(n).id for n in range(4)]
+    assert drawn == ["request long 2", "repeat longer", "request short 2", "repeat a"]
+    assert [words[n].id for n in range(2)] == ["request long 0"] * 2, "an index does not depend on proposals"
+    with pytest.raises(UsageError, match="unknown kind: got 'middle', expected long, short"):
+        words.propose([{"kind": "middle", "word": "x"}])
+    with pytest.raises(IndexError):
+        words[9]
