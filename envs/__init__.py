@@ -41,6 +41,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "textarena": "agentrl.envs.adapters.textarena:SPEC",
         "tic_tac_toe": "agentrl.envs.puzzles.tic_tac_toe:SPEC",
         "verifiers": "agentrl.envs.adapters.verifiers:SPEC",
+        "web_clicks": "agentrl.envs.web_clicks.environment:SPEC",
         "webshop": "agentrl.envs.webshop.spec:SPEC",
         "wordle": "agentrl.envs.puzzles.wordle:SPEC",
     }

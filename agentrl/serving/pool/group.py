@@ -415,4 +415,5 @@ def common_capabilities(found: Sequence[Capabilities]) -> Capabilities:
         seeded=all(capabilities.seeded for capabilities in found),
         routed_experts=all(capabilities.routed_experts for capabilities in found),
         structures=all(capabilities.structures for capabilities in found),
+        images=all(capabilities.images for capabilities in found),
     )

@@ -35,6 +35,7 @@ from agentrl.serving.vllm.wire import (
     LogprobConvention,
     adapter_name,
     check_convention,
+    check_expansion,
     convention_of,
     decode_adapters,
     decode_answer,
@@ -45,6 +46,7 @@ from agentrl.serving.vllm.wire import (
     encode_run,
     is_pre_truncation,
     join_events,
+    reads_images,
 )
 
 EXCHANGE = "exchange_adapter"
@@ -298,6 +300,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             vocab_size=self._vocab_size,
             structures=True,
             routed_experts=bool((settings.get("aux_output_config") or {}).get("enable_return_routed_experts")),
+            images=reads_images(info),
         )
         is_truncated = convention is LogprobConvention.PRE_TRUNCATION and not is_pre_truncation(logprob)
         self._convention = LogprobConvention.POST_TRUNCATION if is_truncated else convention
@@ -330,6 +333,8 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             del self._running[request.request_id]
             running.over.set()
         seconds = time.perf_counter() - began  # vLLM does not separate queueing from prefill
+        if request.images:
+            check_expansion(request, answer, self.url)
         return decode_answer(answer, request.params.stop_token_ids, request.params.stop, decode_s=seconds)
 
     async def _ask(self, request: GenerateRequest, body: dict[str, Any]) -> Any:
