@@ -60,6 +60,8 @@ PROGRAM = f"{THOUGHT}<answer>\n```python\npass\n```\n</answer>"
     ("name", "trajectory", "truth", "options", "expected"),
     [
         ("boxed", episode(r"so \boxed{\frac{1}{2}}"), None, {}, 1.0),
+        ("gui_r1", episode(f"{THOUGHT}<answer>[{{'action': 'enter'}}]</answer>"), {"action": "enter"}, {}, 1.0),
+        ("vision_sr1", episode(r"\boxed{2}", r"\boxed{2}"), "2", {}, 1.9),
         ("boxed", episode(r"so \boxed{\frac{1}{2}"), None, {}, 0.0),
         ("boxed", episode(r"\boxed{1}", "no"), None, {}, 0.0),
         ("boxed", episode(), None, {}, 0.0),

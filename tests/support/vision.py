@@ -107,9 +107,10 @@ def vision_model(
     return model.eval()
 
 
-def save_vision_model(family: str, folder: Path, *, max_context: int = 1024, seed: int = 0) -> None:
+def save_vision_model(family: str, folder: Path, *, max_context: int = 1024, head_size: int = 8, seed: int = 0) -> None:
     """Write model, tokenizer and image processor into a folder."""
     tokenizer = vision_tokenizer()
-    vision_model(family, tokenizer, max_context=max_context, seed=seed).save_pretrained(folder)
+    model = vision_model(family, tokenizer, max_context=max_context, head_size=head_size, seed=seed)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     vision_processor(family, tokenizer).processor.save_pretrained(folder)
