@@ -34,6 +34,7 @@ class SelfDescribed(AgentLoop):
         observation = await episode.reset()
         instructions = [episode.spec.instructions, FORM]
         answer = await episode.open(opening(instructions, observation)).generate()
+        result = await episode.step(answer.text)
         description = tagged_answer(answer.text, DESCRIPTION)
         if description:
             told = FROM_DESCRIPTION.format(description=description)
@@ -41,7 +42,6 @@ class SelfDescribed(AgentLoop):
             await second.generate(
                 options=TurnOptions(trained=False, demonstration=lambda: _answer(episode.action_hint).text)
             )
-        result = await episode.step(answer.text)
         if not result.done:
             raise EpisodeEnd(Outcome.TRUNCATED_TURNS)
 
