@@ -33,7 +33,7 @@ _FAMILIES: dict[str, _Make] = {
         Qwen3VLConfig,
         Qwen3VLForConditionalGeneration,
         16,
-        {"mrope_section": [2, 1, 1]},
+        {"mrope_section": [2, 1, 1], "mrope_interleaved": True},
         {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
     ),
 }
@@ -71,7 +71,7 @@ def vision_model(
     """
     config_type, model_type, patch, rope, vision = _FAMILIES[family]
     width = {"hidden_size": 32, "intermediate_size": 64, "initializer_range": 0.2}
-    rope = {"mrope_section": [head_size // 8 * part for part in rope["mrope_section"]]}
+    rope = rope | {"mrope_section": [head_size // 8 * part for part in rope["mrope_section"]]}
     text: dict[str, Any] = {
         **width,
         "hidden_size": 4 * head_size,
