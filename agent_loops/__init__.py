@@ -13,6 +13,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "planner_worker": "agentrl.agent_loops.planner_worker:PlannerWorker",
         "propose_solve": "agentrl.agent_loops.propose_solve:ProposeSolve",
         "react_text": "agentrl.agent_loops.react_text:ReactText",
+        "self_described": "agentrl.agent_loops.self_described:SelfDescribed",
         "self_play": "agentrl.agent_loops.self_play:SelfPlay",
         "single_turn": "agentrl.agent_loops.single_turn:SingleTurn",
         "step_independent": "agentrl.agent_loops.step_independent:StepIndependent",

@@ -46,6 +46,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "tic_tac_toe": "agentrl.envs.puzzles.tic_tac_toe:SPEC",
         "verifiers": "agentrl.envs.adapters.verifiers:SPEC",
         "verifiers_v1": "agentrl.envs.adapters.verifiers_v1:SPEC",
+        "web_clicks": "agentrl.envs.web_clicks.environment:SPEC",
         "webshop": "agentrl.envs.webshop.spec:SPEC",
         "wordle": "agentrl.envs.puzzles.wordle:SPEC",
     }

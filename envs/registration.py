@@ -42,6 +42,7 @@ ENTRY_POINTS = {
     "agentrl/Sudoku-v0": "agentrl.envs.puzzles.sudoku:make",
     "agentrl/TextArena-v0": "agentrl.envs.adapters.textarena:TextArena",
     "agentrl/TicTacToe-v1": "agentrl.envs.puzzles.tic_tac_toe:make",
+    "agentrl/WebClicks-v0": "agentrl.envs.web_clicks.environment:WebClicks",
     "agentrl/WebShop-v0": "agentrl.envs.webshop.environment:WebShopEnv",
     "agentrl/Wordle-v0": "agentrl.envs.puzzles.wordle:make",
 }

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from agentrl.builders.models import load_images
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import InferenceServer
 from agentrl.errors import EngineError, TrainingError, UsageError
@@ -240,6 +241,8 @@ def untie_embeddings(found: str, copy: Path, *, dtype: Dtype) -> Path:
     if is_whole and not model.config.get_text_config().tie_word_embeddings:
         return Path(found)
     write_served_model(model, load_tokenizer(found), copy)
+    if (images := load_images(found)) is not None:
+        images.processor.save_pretrained(copy)
     return copy
 
 

@@ -6,7 +6,7 @@ import os
 
 from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
-from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ServerEngineConfig
+from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ServerEngineConfig, VLLMEngineConfig
 from agentrl.engine import PolicyEngine
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
@@ -54,7 +54,7 @@ def check_images(config: Config) -> None:
     Raises:
         ConfigError: the engine does not accept images.
     """
-    if isinstance(config.engine, LocalEngineConfig | OpenAIEngineConfig):
+    if isinstance(config.engine, LocalEngineConfig | OpenAIEngineConfig | VLLMEngineConfig):
         return
     for environment in (part.config.sole_environment for part in per_environment_configs(config)):
         spec = resolve_environment(environment.name)
@@ -62,6 +62,6 @@ def check_images(config: Config) -> None:
             raise ConfigError(
                 f"engine {config.engine.type} does not accept images",
                 got=f"environment {spec.name}, which shows images under its options",
-                expected="engine=local (or, to evaluate, engine=openai)",
+                expected="engine=local or engine=vllm (or, to evaluate, engine=openai)",
                 hint="or let the environment show text",
             )

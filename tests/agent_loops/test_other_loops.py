@@ -137,3 +137,22 @@ def test_a_loop_without_demonstrate_says_so():
 
     with pytest.raises(UsageError, match="Mute cannot play"):
         Mute().demonstrate("look")
+
+
+async def test_an_answer_is_given_again_from_the_policys_own_description(play):
+    first = "<description>four dots</description><think>4</think>\\boxed{4}"
+    played = await play(lambda: Question(), "self_described", first, "\\boxed{5}", max_turns=2, untrained=(1,))
+    assert played.trajectory.outcome is Outcome.FINISHED
+    seeing, reading = played.trajectory.sequences
+    assert (len(seeing.turns), len(reading.turns)) == (1, 1)
+    assert seeing.loss_mask.any()
+    assert not reading.loss_mask.any()
+    assert "What is 2 + 2?" in played.texts[1]
+    assert "this description of it:\nfour dots" in played.texts[1]
+    assert "<description>" not in played.texts[1]
+
+
+async def test_there_is_no_second_answer_without_a_description(play):
+    played = await play(lambda: Question(ends=False), "self_described", "4", max_turns=2)
+    assert (len(played.trajectory.turns), played.trajectory.reward) == (1, 1.0)
+    assert played.trajectory.outcome is Outcome.TRUNCATED_TURNS

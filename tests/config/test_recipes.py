@@ -103,6 +103,7 @@ COMPUTED: dict[str, Callable[[Config], Any]] = {
     "depth": lambda c: c.algorithm.advantage_options["depth"],
     "dual_clip": lambda c: c.algorithm.loss_options["dual_clip"],
     "entropy": lambda c: c.algorithm.entropy_coef,
+    "entropy_factor": lambda c: round(entropy_schedule(c).factor ** (1 / derive(c).updates_per_step), 3),
     "entropy_max": lambda c: entropy_schedule(c).max,
     "entropy_step": lambda c: entropy_schedule(c).step,
     "eta": lambda c: c.algorithm.loss_options["eta"],

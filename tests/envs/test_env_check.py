@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import shutil
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import pytest
+from agentrl.envs.web_clicks.chromium import NAMES as CHROMIUM_NAMES
 
 from agentrl import registry
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
@@ -29,8 +31,8 @@ LEAKS = {"resets completely", "restores snapshots"}
 EXPLAINED = {"alfworld": {"keeps splits apart"}}
 """Warnings that have a reason, by shipped environment. The games that the tests write are the same in each split."""
 FEW = 3
-IN_SANDBOXES = {"code", "python_math", "repo_fix", "terminal"}
-"""Each of their episodes takes a tenth of a second; `FEW` of them are enough for every rule."""
+IN_SANDBOXES = {"code", "python_math", "repo_fix", "terminal", "web_clicks"}
+"""Each of their episodes takes a tenth of a second or more; `FEW` of them are enough for every rule."""
 PAYS_WITHOUT_WORK: dict[str, set[str]] = {}
 """Rules about lazy play that a shipped environment breaks for a reason, by its name; the reason stands beside it."""
 WITHOUT_DEFAULT = {"agentgym", "inspect", "openenv", "openreward", "prompts", "verifiers"}
@@ -289,6 +291,8 @@ def test_every_shipped_environment_passes(name: str) -> None:
     extra = resolve_environment(name).extra
     if name in WITHOUT_DEFAULT or (extra is not None and not extra.is_installed):
         pytest.skip("needs a package, or options; see tests/originals")
+    if name == "web_clicks" and not any(map(shutil.which, CHROMIUM_NAMES)):
+        pytest.skip("Chromium is not installed")
     episodes = FEW if name in IN_SANDBOXES else 8
     report = check_env(name, episodes=episodes, call_timeout_s=60)  # tests may run beside others
     assert report.passed, str(report)

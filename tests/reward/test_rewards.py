@@ -1,5 +1,6 @@
 """Shipped reward functions: each on a table of cases, computed by hand or by its source's rule."""
 
+import json
 import math
 
 import pytest
@@ -59,6 +60,8 @@ PROGRAM = f"{THOUGHT}<answer>\n```python\npass\n```\n</answer>"
     ("name", "trajectory", "truth", "options", "expected"),
     [
         ("boxed", episode(r"so \boxed{\frac{1}{2}}"), None, {}, 1.0),
+        ("gui_r1", episode(f"{THOUGHT}<answer>[{{'action': 'enter'}}]</answer>"), {"action": "enter"}, {}, 1.0),
+        ("vision_sr1", episode(r"\boxed{2}", r"\boxed{2}"), "2", {}, 1.9),
         ("boxed", episode(r"so \boxed{\frac{1}{2}"), None, {}, 0.0),
         ("boxed", episode(r"\boxed{1}", "no"), None, {}, 0.0),
         ("boxed", episode(), None, {}, 0.0),
@@ -157,3 +160,60 @@ async def test_shipped_functions_are_added_and_recorded_as_components():
     score = await scorer.score(episode(GOOD), Task(id="t", environment="e", ground_truth="2"))
     assert score.reward == pytest.approx(1.1)
     assert score.components == {"think_answer_format": 1.0, "solved": 1.0, "answer_tag_ratio": 0.0}
+
+
+BOX = {"action": "click", "gt_bbox": [10, 20, 50, 40], "input_text": "no input text"}
+POINT = {"action": "click", "gt_bbox": [100, 30]}
+TYPED = {"action": "type", "gt_bbox": [0, 0], "input_text": "red shoes"}
+
+
+def acted(action, **fields):
+    return episode(f"{THOUGHT}<answer>[{ ({'action': action} | fields)!r}]</answer>")
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "truth", "expected"),
+    [
+        (acted("click", point=[12, 30]), BOX, 1.0),
+        (acted("click", point=[12, 30]), json.dumps(BOX), 1.0),
+        (acted("click", point=[51, 30]), BOX, 0.2),
+        (acted("click", point=[239, 30]), POINT, 1.0),
+        (acted("click", point=[240, 30]), POINT, 0.2),
+        (acted("click"), BOX, 0.0),
+        (acted("click", point=["12", 30]), BOX, 0.0),
+        (acted("scroll", input_text="up"), BOX, 0.2),
+        (acted("type", input_text="red boots"), TYPED, 1.0),
+        (acted("type", input_text="blue boots"), TYPED, 0.2),
+        (acted("press_back"), {"action": "press_back"}, 1.0),
+        (episode("<answer>[{'action': 'click', 'point': [12, 30]}]</answer>"), BOX, 0.0),
+        (episode(f"{THOUGHT}<answer>click(12, 30)</answer>"), BOX, 0.0),
+        (episode(f"{THOUGHT}<answer>{'[' * 9999}</answer>"), BOX, 0.0),
+        (episode(), BOX, 0.0),
+    ],
+)
+def test_actions_on_screens_are_compared_with_boxes_points_and_texts(trajectory, truth, expected):
+    assert value("gui_r1", trajectory, truth) == pytest.approx(expected)
+
+
+def test_a_ground_truth_that_is_no_action_is_an_error():
+    with pytest.raises(ValueError, match="ground truth of task t is no action"):
+        value("gui_r1", acted("press_back"), {"answer": 3})
+
+
+SEEN = rf"<description>a square</description>{THOUGHT}\boxed{{4}}"
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "expected"),
+    [
+        (episode(SEEN, r"\boxed{4}"), 2.0),
+        (episode(SEEN, r"\boxed{5}"), 1.0),
+        (episode(SEEN), 1.0),
+        (episode(rf"{THOUGHT}\boxed{{4}}"), 0.9),
+        (episode(SEEN.replace("4", "5"), r"so \boxed{4}"), 1.1),
+        (episode("4", "4"), 0.0),
+        (episode(), 0.0),
+    ],
+)
+def test_an_answer_from_the_policys_own_description_counts_in_full(trajectory, expected):
+    assert value("vision_sr1", trajectory, "4") == pytest.approx(expected)

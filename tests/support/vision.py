@@ -33,7 +33,7 @@ _FAMILIES: dict[str, _Make] = {
         Qwen3VLConfig,
         Qwen3VLForConditionalGeneration,
         16,
-        {"mrope_section": [2, 1, 1]},
+        {"mrope_section": [2, 1, 1], "mrope_interleaved": True},
         {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
     ),
 }
@@ -58,7 +58,7 @@ def vision_processor(family: str, tokenizer: PreTrainedTokenizerFast) -> ImagePr
 
 
 def vision_model(
-    family: str, tokenizer: PreTrainedTokenizerFast, *, max_context: int = 1024, seed: int = 0
+    family: str, tokenizer: PreTrainedTokenizerFast, *, max_context: int = 1024, head_size: int = 8, seed: int = 0
 ) -> PreTrainedModel:
     """A model of a family with random weights, float32, in evaluation mode.
 
@@ -66,12 +66,15 @@ def vision_model(
         family: One of `FAMILIES`.
         tokenizer: Of `vision_tokenizer`.
         max_context: Longest sequence.
+        head_size: Width of an attention head, a multiple of 8; vLLM's kernels for CPUs need at least 32.
         seed: Decides the weights; torch's global generator is left as it was.
     """
     config_type, model_type, patch, rope, vision = _FAMILIES[family]
     width = {"hidden_size": 32, "intermediate_size": 64, "initializer_range": 0.2}
+    rope = rope | {"mrope_section": [head_size // 8 * part for part in rope["mrope_section"]]}
     text: dict[str, Any] = {
         **width,
+        "hidden_size": 4 * head_size,
         "vocab_size": len(tokenizer),
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
@@ -80,11 +83,18 @@ def vision_model(
         "bos_token_id": None,
         "eos_token_id": None,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **rope},
-        **({"head_dim": 8} if family == "qwen3_vl" else {}),
+        **({"head_dim": head_size} if family == "qwen3_vl" else {}),
     }
     config = config_type(
         text_config=text,
-        vision_config={**width, "depth": 2, "num_heads": 2, "patch_size": patch, "out_hidden_size": 32, **vision},
+        vision_config={
+            **width,
+            "depth": 2,
+            "num_heads": 2,
+            "patch_size": patch,
+            "out_hidden_size": 4 * head_size,
+            **vision,
+        },
         image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
         video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
         vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),
@@ -97,9 +107,10 @@ def vision_model(
     return model.eval()
 
 
-def save_vision_model(family: str, folder: Path, *, max_context: int = 1024, seed: int = 0) -> None:
+def save_vision_model(family: str, folder: Path, *, max_context: int = 1024, head_size: int = 8, seed: int = 0) -> None:
     """Write model, tokenizer and image processor into a folder."""
     tokenizer = vision_tokenizer()
-    vision_model(family, tokenizer, max_context=max_context, seed=seed).save_pretrained(folder)
+    model = vision_model(family, tokenizer, max_context=max_context, head_size=head_size, seed=seed)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     vision_processor(family, tokenizer).processor.save_pretrained(folder)

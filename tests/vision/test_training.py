@@ -156,13 +156,12 @@ def test_a_warm_start_learns_from_pictures(start: StartRun) -> None:
     assert 0 < result.metrics["sft/loss"] < 20
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.capability(["{engine}", "attached {engine}"], "images", refused=True)
-def test_engines_that_take_no_images_are_refused_before_a_run(engine: str) -> None:
-    config = load_config(None, [*SETTINGS[:2], f"engine={engine}"])
-    with pytest.raises(ConfigError, match=f"engine {engine} does not accept images"):
+@pytest.mark.capability(["sglang", "attached sglang"], "images", refused=True)
+def test_an_engine_that_takes_no_images_is_refused_before_a_run() -> None:
+    config = load_config(None, [*SETTINGS[:2], "engine=sglang"])
+    with pytest.raises(ConfigError, match="engine sglang does not accept images"):
         check_training(config)
-    check_training(load_config(None, [SETTINGS[0], f"engine={engine}"]))
+    check_training(load_config(None, [SETTINGS[0], "engine=sglang"]))
 
 
 def test_a_model_that_reads_text_only_is_refused_before_a_run(tmp_path: Path) -> None:

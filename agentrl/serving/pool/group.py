@@ -416,4 +416,5 @@ def common_capabilities(found: Sequence[Capabilities]) -> Capabilities:
         routed_experts=all(capabilities.routed_experts for capabilities in found),
         structures=all(capabilities.structures for capabilities in found),
         first_tokens=all(capabilities.first_tokens for capabilities in found),
+        images=all(capabilities.images for capabilities in found),
     )

@@ -36,6 +36,7 @@ from agentrl.serving.vllm.wire import (
     LogprobConvention,
     adapter_name,
     check_convention,
+    check_expansion,
     convention_of,
     decode_adapters,
     decode_answer,
@@ -47,6 +48,7 @@ from agentrl.serving.vllm.wire import (
     encode_run,
     is_pre_truncation,
     join_events,
+    reads_images,
 )
 
 EXCHANGE = "exchange_adapter"
@@ -301,6 +303,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             structures=True,
             first_tokens=True,
             routed_experts=bool((settings.get("aux_output_config") or {}).get("enable_return_routed_experts")),
+            images=reads_images(info),
         )
         is_truncated = convention is LogprobConvention.PRE_TRUNCATION and not is_pre_truncation(logprob)
         self._convention = LogprobConvention.POST_TRUNCATION if is_truncated else convention
@@ -340,6 +343,8 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         seconds = time.perf_counter() - began  # vLLM does not separate queueing from prefill
         if tops is not None:
             tops.update(decode_top_logprobs(answer))
+        if request.images:
+            check_expansion(request, answer, self.url)
         return decode_answer(answer, request.params.stop_token_ids, request.params.stop, decode_s=seconds)
 
     async def _ask(self, request: GenerateRequest, body: dict[str, Any]) -> Any:

@@ -73,7 +73,56 @@ def encode_request(
     if request.routed_experts_from is not None:
         sampling["routed_experts_prompt_start"] = request.routed_experts_from
     body = {"token_ids": list(request.prompt_ids), "request_id": wire_id, "sampling_params": sampling}
+    if request.images:
+        body |= _encode_images(request)
     return body if adapter is None else body | {"model": adapter}
+
+
+def _encode_images(request: GenerateRequest) -> dict[str, Any]:
+    """Return the images and the prompt with one placeholder each, which vLLM repeats for the tokens of its image.
+
+    Raises:
+        EngineError: a placeholder does not belong to an image, because the policy sampled it.
+    """
+    ids = list(request.prompt_ids)
+    placeholder = ids[request.images[0].start]
+    for image in reversed(request.images):
+        del ids[image.start + 1 : image.end]
+    if ids.count(placeholder) != len(request.images):
+        raise EngineError(
+            f"vLLM cannot serve request {request.request_id}",
+            got=f"{ids.count(placeholder)} placeholders of images, some of them sampled by the policy",
+            expected=f"{len(request.images)}, one for each image",
+        )
+    parts = [{"type": "image_url", "url": image.image.data_url} for image in request.images]
+    return {"token_ids": ids, "content_parts": parts, "return_token_ids": True}
+
+
+def check_expansion(request: GenerateRequest, body: Any, url: str) -> None:
+    """Check that vLLM's prompt, in which it repeated the placeholders, is the request's.
+
+    Raises:
+        UsageError: vLLM prepares an image differently, so that its log-probabilities belong to another prompt.
+        EngineError: vLLM does not report its prompt.
+    """
+    with decoding(f"{url} does not report the places of images", body):
+        places = [(int(place["offset"]), int(place["length"])) for place in body["mm_placeholders"]["image"]]
+        ids = [int(token) for token in body["prompt_token_ids"]]
+    wanted = [(image.start, image.tokens) for image in request.images]
+    if places != wanted or ids != list(request.prompt_ids):
+        raise UsageError(
+            f"vLLM at {url} prepares images differently from the image processor of the model's folder",
+            got=f"places and lengths {places}, {len(ids)} tokens in all",
+            expected=f"{wanted}, {len(request.prompt_ids)} tokens in all",
+            hint="start it with the same model folder, and without --mm-processor-kwargs",
+        )
+
+
+def reads_images(server_info: Any) -> bool:
+    """Return True if the answer of ``/server_info?config_format=json`` describes a model that accepts images."""
+    model = server_info["vllm_config"]["model_config"]
+    section = model.get("multimodal_config")
+    return section is not None and not section.get("language_model_only")
 
 
 def adapter_name(adapter: str) -> str:
@@ -159,7 +208,9 @@ def join_events(events: Sequence[Any]) -> dict[str, Any]:
             "token_ids": [token for choice in choices for token in choice["token_ids"] or ()],
             "logprobs": {"content": rows},
         }
-        return {"choices": [whole], "usage": events[-1].get("usage")}
+        prompts = (event for event in events if event.get("prompt_token_ids") is not None)
+        expansion = {name: event[name] for event in prompts for name in ("prompt_token_ids", "mm_placeholders")}
+        return {"choices": [whole], "usage": events[-1].get("usage"), **expansion}
 
 
 def _decode_routed_experts(encoded: str | None) -> RoutedExperts | None:

@@ -1,0 +1,1 @@
+"""Tasks on web pages: a screenshot of a page in Chromium in, a click out."""
