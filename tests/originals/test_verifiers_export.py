@@ -8,11 +8,11 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 import agentrl
 
@@ -39,40 +39,35 @@ def guess(messages: list[dict[str, Any]]) -> str:
     return f"<action>{number if number % 3 else 0}</action>"
 
 
+class Handler(BaseHTTPRequestHandler):
+    """Chat service that guesses."""
+
+    def do_POST(self) -> None:
+        """Answer a conversation."""
+        messages = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"]
+        choice = {"index": 0, "message": {"role": "assistant", "content": guess(messages)}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        fields = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"}
+        data = json.dumps({**fields, "choices": [choice], "usage": usage}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_arguments: Any) -> None:
+        """Say nothing."""
+
+
 @pytest.fixture
 def service() -> Iterator[str]:
-    """Return the address of a chat service that guesses."""
-    loop, ready, where = asyncio.new_event_loop(), threading.Event(), []
-
-    async def answer(request: web.Request) -> web.Response:
-        body = await request.json()
-        message = {"role": "assistant", "content": guess(body["messages"])}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return web.json_response(
-            {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
-        )
-
-    async def serve() -> None:
-        application = web.Application()
-        application.router.add_post("/v1/chat/completions", answer)
-        runner = web.AppRunner(application)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        where.append(runner.addresses[0][1])
-        ready.set()
-
-    def work() -> None:
-        loop.run_until_complete(serve())
-        loop.run_forever()
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    assert ready.wait(60)
-    yield f"http://127.0.0.1:{where[0]}/v1"
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(60)
+    """Return the address of the service."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+        thread.join()
 
 
 async def test_their_evaluation_gives_our_rewards(service: str, tmp_path: Path) -> None:
@@ -90,11 +85,11 @@ async def test_their_evaluation_gives_our_rewards(service: str, tmp_path: Path) 
     output, _ = await process.communicate()
     assert process.returncode == 0, output.decode()[-3000:]
     (stored,) = (tmp_path / "out").rglob("traces.jsonl")
-    traces = [json.loads(line) for line in stored.read_text().splitlines()]
-    theirs = {
-        trace["task"]["data"]["id"]: (trace["rewards"]["environment_reward"]["score"], trace["metrics"]["success"])
-        for trace in traces
-    }
+    theirs = {}
+    for line in stored.read_text().splitlines():
+        (trace,) = json.loads(line)["traces"]
+        found = trace["rewards"]["environment_reward"]["score"], trace["metrics"]["success"]
+        theirs[trace["task"]["data"]["id"]] = found
     ours = await asyncio.to_thread(
         agentrl.evaluate,
         "guess_number/test",
