@@ -97,7 +97,7 @@ async def test_their_evaluation_gives_our_rewards(service: str, tmp_path: Path) 
         url=service,
         loop="react_text",
         tasks=6,
-        overrides={"run.output_dir": str(tmp_path / "ours")},
+        overrides={"run.directory": str(tmp_path / "ours")},
         progress=False,
     )
     expected = {one.task_id: (one.trajectory.reward, float(bool(one.trajectory.success))) for one in ours.episodes}
