@@ -15,13 +15,13 @@ from agentrl.builders.episodes import build_env_pool, build_runner, sampling_par
 from agentrl.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.env.lookup import resolve_environment
-from agentrl.errors import UsageError
+from agentrl.evaluation.panel import assignments, choose_tasks
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.registry import Extra
 from agentrl.rollout.policies import ChatEpisodePolicy
+from agentrl.rollout.runner import Assignment
 from agentrl.rollout.task_source import task_source
 from agentrl.serving.openai import OpenAIEngine
-from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
 EXTRA = Extra(name="verifiers", module="verifiers")
@@ -35,21 +35,20 @@ def verifiers_taskset(env: str, *, tasks: int = 100, overrides: Sequence[str] = 
 
     Args:
         env: Environment as ``name`` or ``name/split``; by default the first split that is not for training.
-        tasks: Maximum number of tasks: the first of the split.
+        tasks: Maximum number of tasks: those that `agentrl eval --tasks` plays.
         overrides: Config keys, such as ``agent.loop=tool_calling`` or ``environment.options.size=4``.
 
     Returns:
         A class derived from `verifiers.v1.Taskset`, and one derived from `verifiers.v1.Harness`.
 
     Raises:
-        UsageError: verifiers 0.4 is not installed, there is no such environment, or a key is not valid.
+        UsageError: verifiers 0.4 is not installed, there is no such environment, it has no tasks, or a key is not
+            valid.
     """
     vf = EXTRA.load("verifiers.v1")
     environment = _config(env, overrides).sole_environment
     source = task_source(resolve_environment(environment.name), environment)
-    rows = [source[index] for index in range(min(tasks, len(source)))]
-    if not rows:
-        raise UsageError(f"the environment {env} has no tasks", got=f"tasks={tasks}", expected="at least 1")
+    rows = {one.task.id: one for one in assignments(choose_tasks(source, min(tasks, len(source)), seed=0), 1, seed=0)}
 
     class AgentRLTask(vf.Task[vf.TaskData]):  # type: ignore[misc, name-defined]
         """Task that the environment itself judges."""
@@ -66,8 +65,9 @@ def verifiers_taskset(env: str, *, tasks: int = 100, overrides: Sequence[str] = 
         """Tasks of the environment."""
 
         def load(self) -> Iterator[Any]:
-            for task in rows:
-                data = vf.TaskData(id=task.id, name=task.id, prompt=task.prompt or f"The task {task.id} of {env}.")
+            for name, one in rows.items():
+                prompt = one.task.prompt or f"The task {name} of {env}."
+                data = vf.TaskData(id=name, name=name, prompt=prompt)
                 yield AgentRLTask(data, self.config.task)
 
     class AgentRLHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc, name-defined]
@@ -79,17 +79,18 @@ def verifiers_taskset(env: str, *, tasks: int = 100, overrides: Sequence[str] = 
         async def launch(
             self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Any, data: Any
         ) -> Any:
-            task = next(one for one in rows if one.id == data.id)
-            played = await _play(_config(env, overrides, url=endpoint, model=ctx.model), task, secret)
-            if played.outcome.is_infrastructure:
-                return vf.ProgramResult(exit_code=1, stdout="", stderr=f"{played.outcome.value}: {played.error}")
-            trace.info[RESULT] = {"reward": played.reward, "success": played.success, "outcome": played.outcome.value}
+            config = _config(env, overrides, url=endpoint, model=ctx.model)
+            played = await _play(config, rows[data.id], secret)
+            outcome = played.outcome
+            if outcome is None or outcome.is_infrastructure:
+                return vf.ProgramResult(exit_code=1, stdout="", stderr=f"{outcome}: {played.error}")
+            trace.info[RESULT] = {"reward": played.reward, "success": played.success, "outcome": outcome.value}
             return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
     return AgentRLTaskset, AgentRLHarness
 
 
-async def _play(config: Config, task: Task, key: str) -> Trajectory:
+async def _play(config: Config, one: Assignment, key: str) -> Trajectory:
     """Play one episode with a chat service that takes a key."""
     variable = f"AGENTRL_VERIFIERS_API_KEY_{next(_numbers)}"
     assert isinstance(config.engine, OpenAIEngineConfig)
@@ -99,7 +100,7 @@ async def _play(config: Config, task: Task, key: str) -> Trajectory:
     try:
         await engine.start()
         runner = build_runner(config, pool, ChatEpisodePolicy(engine, sampling_params(config.sampling)), retries=0)
-        return await runner.run(task, group_id=task.id, member=0, seed=config.run.seed)
+        return await runner.run(one.task, group_id=one.group_id, member=one.member, seed=one.seed)
     finally:
         del os.environ[variable]
         await engine.close()
