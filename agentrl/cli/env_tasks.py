@@ -82,7 +82,7 @@ def validate(
     if not chosen:
         raise UsageError(f"split {split} of {spec.name} has no tasks", expected="at least one task to validate")
     store = _Records(records, environment_identity(named.name, given, records or Path.cwd()) if records else "")
-    known = {task.id: found for task in chosen if (found := store.find(task)) is not None}
+    known = {task.id: result for task in chosen if (result := store.find(task)) is not None}
     if known:
         note(f"{records} has the results of {len(known):,} of these tasks")
     counter = _Counter(spec.name, len(chosen))
@@ -93,12 +93,12 @@ def validate(
         found = dict(known)
         left = {task.id: task for task in chosen if task.id not in known}
         with counter.shown(found.values()), discard_standard_output():
-            for result in validate_tasks(
+            for new in validate_tasks(
                 spec, {**spec.options, **given}, left.values(), concurrency=concurrency, call_timeout_s=call_timeout_s
             ):
-                found[result.task_id] = result
-                store.add(left[result.task_id], result)
-                counter.add(result)
+                found[new.task_id] = new
+                store.add(left[new.task_id], new)
+                counter.add(new)
         return found
 
     found = play_unknown()
