@@ -106,7 +106,7 @@ class _Maker:
     def _user(self, number: int) -> Row:
         person = self._person()
         name = f"{person['first_name']}_{person['last_name']}".lower()
-        methods = [
+        methods: list[Row] = [
             {"source": CREDIT_CARD, "brand": brand, "last_four": f"{self._random.randint(1000, 9999)}"}
             for brand in self._random.sample(("visa", "mastercard"), self._random.randint(1, 2))
         ]

@@ -172,6 +172,10 @@ class PublishedCustomer(RoleCustomer):
         """No question: the outputs are texts."""
         return ()
 
+    def answer(self, text: str, database: Any) -> str:
+        """Return the agent's words, which the customer reads, or the last words of one who cannot answer any more."""
+        return super().answer(text, database)
+
     def briefing(self) -> dict[str, Any]:
         """Return the players and the customer's instructions, for the info of `reset`."""
         template = importlib.resources.files(__package__).joinpath("data/customer.md").read_text(encoding="utf-8")

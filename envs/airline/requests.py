@@ -228,7 +228,7 @@ class _Writer:
         flights: list[dict[str, Any]],
         *,
         max_price: int,
-    ) -> Scenario:
+    ) -> Scenario | None:
         payment_id, payment = self._payment(max_price)
         arguments = {
             "reservation_id": reservation["reservation_id"],
