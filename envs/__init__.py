@@ -6,6 +6,7 @@ if __name__ != "agentrl.envs":
 PLUGINS: dict[str, dict[str, str]] = {
     "environment": {
         "agentgym": "agentrl.envs.agentgym:SPEC",
+        "airline": "agentrl.envs.airline.spec:SPEC",
         "alfworld": "agentrl.envs.household.alfworld.spec:SPEC",
         "bandit": "agentrl.envs.puzzles.bandit:SPEC",
         "blackjack": "agentrl.envs.puzzles.blackjack:SPEC",

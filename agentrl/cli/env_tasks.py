@@ -7,7 +7,7 @@ import json
 import shlex
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,8 +81,8 @@ def validate(
     chosen = [source[index] for index in range(min(len(source), limit or len(source)))]
     if not chosen:
         raise UsageError(f"split {split} of {spec.name} has no tasks", expected="at least one task to validate")
-    store = _Records(records, environment_identity(named.name, given, records or Path.cwd()) if records else "")
-    known = {task.id: found for task in chosen if (found := store.find(task)) is not None}
+    store = _Records(records, "" if records is None else environment_identity(named.name, given, records))
+    known = {task.id: result for task in chosen if (result := store.find(task)) is not None}
     if known:
         note(f"{records} has the results of {len(known):,} of these tasks")
     counter = _Counter(spec.name, len(chosen))
@@ -93,12 +93,12 @@ def validate(
         found = dict(known)
         left = {task.id: task for task in chosen if task.id not in known}
         with counter.shown(found.values()), discard_standard_output():
-            for result in validate_tasks(
+            for new in validate_tasks(
                 spec, {**spec.options, **given}, left.values(), concurrency=concurrency, call_timeout_s=call_timeout_s
             ):
-                found[result.task_id] = result
-                store.add(left[result.task_id], result)
-                counter.add(result)
+                found[new.task_id] = new
+                store.add(left[new.task_id], new)
+                counter.add(new)
         return found
 
     found = play_unknown()
@@ -181,7 +181,7 @@ class _Counter:
         return ", ".join([f"{self.counts.total()}/{self.total} tasks", *bad])
 
     @contextmanager
-    def shown(self, known: Sequence[TaskValidation] | Any) -> Iterator[None]:
+    def shown(self, known: Iterable[TaskValidation]) -> Iterator[None]:
         """Show the progress, which begins with the results that are known already."""
         self.counts.update(result.status for result in known)
         if not err.is_terminal:

@@ -130,18 +130,40 @@ def _command(row: Row, names: Sequence[str], tests: str) -> str:
 
 
 _PYTEST = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\s+([^\s\[]+(?:\[.*?\](?=\s-\s|\s*$))?)", re.MULTILINE)
-_UNITTEST = re.compile(r"^(\w+ \([\w.]+\))(?:\n.*)? \.\.\. (ok|FAIL|ERROR|skipped|expected failure)", re.MULTILINE)
+_UNITTEST = re.compile(
+    r"^(?:(?P<name>\w+ \([\w.]+\))\n)?(?P<line>.*\S) \.\.\. (?P<status>ok|FAIL|ERROR|skipped|expected failure)",
+    re.MULTILINE,
+)
+_WITH_METHOD = re.compile(r"(\w+) \(([\w.]+)\.\1\)")
+"""A test's name as Python 3.11 and later print it; data sets have the name without the method in parentheses."""
 
 
-def passed_tests(output: str) -> set[str]:
-    r"""Return the names of the passed tests in the output of pytest (``-rA``) or unittest (``-v``).
+def test_results(output: str) -> dict[str, bool]:
+    r"""Return whether each test passed, by its names in the output of pytest (``-rA``) or unittest (``-v``).
 
-    >>> sorted(passed_tests("PASSED a.py::b[1 2]\nFAILED a.py::c - assert\ntest_x (m.T) ... ok\n"))
-    ['a.py::b[1 2]', 'test_x (m.T)']
+    >>> test_results("PASSED a.py::b[1 2]\nFAILED a.py::c - assert\ntest_x (m.T.test_x) ... ok\n")
+    {'a.py::b[1 2]': True, 'a.py::c': False, 'test_x (m.T.test_x)': True, 'test_x (m.T)': True}
     """
     found = {name: status in ("PASSED", "XFAIL") for status, name in _PYTEST.findall(output)}
-    found |= {name: status in ("ok", "expected failure") for name, status in _UNITTEST.findall(output)}
-    return {name for name, passed in found.items() if passed}
+    for match in _UNITTEST.finditer(output):
+        passed = match["status"] in ("ok", "expected failure")
+        for name in filter(None, (match["name"], match["line"])):
+            found |= {name: passed, _WITH_METHOD.sub(r"\1 (\2)", name): passed}
+    return found
+
+
+def has_passed(name: str, results: Mapping[str, bool]) -> bool:
+    """Return True if a test passed.
+
+    SWE-bench has names that end at a space in the parameters; such a name stands for all tests that begin with it.
+
+    >>> has_passed("a.py::b[1", {"a.py::b[1 2]": True, "a.py::b[1 3]": False}), has_passed("c", {"c": True})
+    (False, True)
+    """
+    if name not in results and "[" in name and not name.endswith("]"):
+        meant = [passed for other, passed in results.items() if other.startswith(name)]
+        return bool(meant) and all(meant)
+    return results.get(name, False)
 
 
 def find_repository(folder: str, repository: str) -> Path:

@@ -18,7 +18,7 @@ from ..programs.judging import Verdict, fresh_sandbox
 from ..programs.shell import MOST_COMMAND, ShellEnv
 from ..split_files import file_of, files_by_split
 from ..task_ids import SPLITS, TRAIN, NumberedTasks, check_split, parse_task_id
-from .issue_rows import IMAGE_FOLDER, Issue, find_repository, passed_tests, read_issues
+from .issue_rows import IMAGE_FOLDER, Issue, find_repository, has_passed, read_issues, test_results
 from .tasks import ENVIRONMENT
 
 ISSUE_TEST_S = 600.0
@@ -166,8 +166,8 @@ class IssueFix(ShellEnv):
             result = await run_command(
                 fresh, ["sh", "-c", self.issue.command], seconds=self.test_seconds, cwd=self.working_folder
             )
-        passed = passed_tests(result.stdout.decode(errors="replace") + result.stderr.decode(errors="replace"))
-        return Verdict(problems=tuple("" if name in passed else f"{name} does not pass" for name in names))
+        results = test_results(result.stdout.decode(errors="replace") + result.stderr.decode(errors="replace"))
+        return Verdict(problems=tuple("" if has_passed(name, results) else f"{name} does not pass" for name in names))
 
     async def _changes(self, sandbox: Sandbox) -> bytes | None:
         """Return the policy's changes as a patch; ``None`` if it cannot be made."""

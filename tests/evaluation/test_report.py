@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -9,7 +10,14 @@ import pytest
 
 from agentrl.errors import Outcome
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
-from agentrl.evaluation.report import Report, choose_examples, draw_learning_curve, markdown, write_report
+from agentrl.evaluation.report import (
+    Report,
+    choose_examples,
+    draw_learning_curve,
+    markdown,
+    panel_warnings,
+    write_report,
+)
 from agentrl.evaluation.result import EvaluationResult, summarise
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
@@ -138,3 +146,18 @@ def test_any_and_all_of_the_samples_are_different_rows() -> None:
     assert "| pass@2 | 100.0 % |" in text
     assert "| pass^2 | 50.0 % |" in text
     assert ("pass@1" in text, "pass^1" in text) == (False, False), "both are the success"
+
+
+def test_another_panel_is_named_and_the_policy_is_not_part_of_it(tmp_path: Path) -> None:
+    base, same, more = result(True, False), result(False, False), result(True, False, True)
+    assert base.panel_hash == same.panel_hash == base.to_json()["panel_hash"]
+    assert panel_warnings({"a": base, "b": same}) == []
+    other_seed = summarise(dataclasses.replace(base.panel, seed=1), base.episodes, 1.0)
+    changed = [dataclasses.replace(episode, task="other content") for episode in base.episodes]
+    for other in (more, other_seed, summarise(base.panel, changed, 1.0)):
+        (warning,) = panel_warnings({"a": base, "b": other})
+        assert warning.startswith(f"b was evaluated on another panel than a ({other.panel_hash} instead of")
+    unknown = dataclasses.replace(base, panel_hash=None)
+    assert panel_warnings({"a": base, "b": unknown}) == panel_warnings({}) == []
+    report = write_report(Report(title="T", results={"a": base, "b": more}), tmp_path, None)
+    assert f"| panel | {base.panel_hash} | {more.panel_hash} |" in report.markdown.read_text()

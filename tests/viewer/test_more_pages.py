@@ -158,6 +158,7 @@ async def test_two_runs_are_compared_task_by_task(runs: Path) -> None:
         assert found["test"]["difference"] >= 0
         assert 0 < found["test"]["p"] <= 1
         assert found["only_a"] == found["only_b"] == 0
+        assert found["panels"] == {"a": None, "b": None, "match": "unknown"}, "runs have no panel"
         assert {task["b"]["success"] for task in found["tasks"]} == {1.0}
         back = await viewer.get("/api/compare?a=second&b=first")
         assert (back["won"], back["lost"]) == (found["lost"], found["won"])

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agentrl.envs.repo_fix import issue_rows
 from agentrl.envs.repo_fix.environment import make_repo_fix, tasks
-from agentrl.envs.repo_fix.issue_rows import passed_tests, read_issues
+from agentrl.envs.repo_fix.issue_rows import read_issues
 from agentrl.envs.repo_fix.issues import IssueFix
 
 from agentrl.errors import UsageError
@@ -107,7 +108,19 @@ def test_only_a_solution_of_the_issue_is_paid(tmp_path: Path, row: dict[str, Any
 
 def test_pytest_and_unittest_are_read() -> None:
     text = "PASSED a.py::b\nXFAIL a.py::e\nFAILED a.py::c - x\nSKIPPED [1] a.py:3: no\ntest_d (m.T) ... FAIL\n"
-    assert passed_tests(text + "test_e (m.T)\nIt works. ... ok\n") == {"a.py::b", "a.py::e", "test_e (m.T)"}
+    results = issue_rows.test_results(text + "test_e (m.T)\nIt works. ... ok\ntest_f (m.T.test_f) ... ok\n")
+    passed = {name for name, value in results.items() if value}
+    assert passed == {"a.py::b", "a.py::e", "test_e (m.T)", "It works.", "test_f (m.T.test_f)", "test_f (m.T)"}
+
+
+def test_names_that_the_data_set_cut_at_a_space_stand_for_all_tests_that_begin_with_them() -> None:
+    # SWE-bench#290: 662 names of SWE-bench Verified are cut
+    results = issue_rows.test_results(
+        "PASSED a.py::b[x y]\nPASSED a.py::b[x z]\nFAILED a.py::c[x y] - E\nPASSED a.py::c[x]\n"
+    )
+    assert issue_rows.has_passed("a.py::b[x", results)
+    assert not issue_rows.has_passed("a.py::c[x", results)
+    assert not issue_rows.has_passed("a.py::d[x", results)
 
 
 def test_rows_say_how_their_tests_are_run(tmp_path: Path, row: dict[str, Any]) -> None:

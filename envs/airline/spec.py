@@ -1,0 +1,58 @@
+"""The airline's entry in the registry."""
+
+from __future__ import annotations
+
+import importlib.resources
+from typing import Any
+
+from agentrl.env import EnvironmentSpec, Isolation
+
+from ..retail.role_customer import roles_of
+from ..retail.tools import call_text
+from ..task_ids import SPLITS
+from .environment import AirlineDesk, describe_tools
+from .tasks import ENVIRONMENT, MAX_STEPS, AirlineTasks, parse_options
+
+POLICY = importlib.resources.files(__package__).joinpath("data/policy.md").read_text(encoding="utf-8")
+INSTRUCTIONS = f"""\
+{POLICY}
+# How to act
+Each turn, either talk to the customer in plain words, or call one of these tools:
+
+{describe_tools()}
+
+To call a tool, write one JSON object and nothing else, for example:
+{call_text("get_reservation_details", {"reservation_id": "1ABC23"})}"""
+TOOL_INSTRUCTIONS = f"""\
+{POLICY}
+# How to act
+Each turn, either call one tool, or talk to the customer in plain words. The customer reads every answer that calls no
+tool."""
+
+
+def tasks(split: str, **options: Any) -> AirlineTasks:
+    """Return the task source of a split, under the environment's options."""
+    return AirlineTasks(split, parse_options(**options))
+
+
+SPEC = EnvironmentSpec(
+    name=ENVIRONMENT,
+    make=AirlineDesk,
+    tasks=tasks,
+    splits=SPLITS,
+    description=(
+        "The service desk of an airline, similar to tau-bench: fifteen tools over flights and reservations, a policy,"
+        " and a scripted customer. Or the published tasks of tau-bench and tau2-bench (option data), with a customer"
+        " that a language model plays. Solved if the database ends in the right state and the customer's question was"
+        " answered."
+    ),
+    instructions=INSTRUCTIONS,
+    answer_format="free",
+    tool_instructions=TOOL_INSTRUCTIONS,
+    max_turns=MAX_STEPS,
+    roles_of=roles_of,
+    reward_range=(0.0, 1.0),
+    success_threshold=1.0,
+    isolation=Isolation.INLINE,
+    scores={"random": 0.0, "expert": 1.0},
+)
