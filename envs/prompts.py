@@ -277,8 +277,8 @@ SPEC = EnvironmentSpec(
     splits=SPLITS,
     description=(
         "Prompts of JSON-lines or Parquet files, each answered once and scored by reward functions (agent.reward), as"
-        " data sets for TRL or verl are. Options: files (split to file, folder, pattern or hf:// address); user: role and"
-        " user_turns for a simulated user who knows the prompt. A row has a prompt (text or messages), and may have"
+        " data sets for TRL or verl are. Options: files (split to file, folder, pattern or hf:// address); user: role"
+        " and user_turns for a simulated user who knows the prompt. A row has a prompt (text or messages), and may have"
         " ground_truth, images, id and type; reward functions find the columns in task.columns."
     ),
     max_turns=1,
