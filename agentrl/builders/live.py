@@ -55,7 +55,9 @@ def _misfits(config: Config) -> Iterator[tuple[str, object, str]]:
         )
     estimator = lookup(Kind.ADVANTAGE, algorithm.advantage)
     tracker = tracker_of(estimator)
-    if Input.GREEDY_RETURN in needed_inputs(estimator) or (tracker is not None and tracker.unit == "task"):
+    if Input.GREEDY_RETURN in needed_inputs(estimator) or (
+        tracker is not None and tracker(**algorithm.advantage_options).unit == "task"
+    ):
         yield (
             "algorithm.advantage",
             f"{algorithm.advantage}, which needs tasks that can be played again",

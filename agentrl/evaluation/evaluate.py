@@ -24,7 +24,13 @@ from agentrl.builders.episodes import sampling_params
 from agentrl.builders.models import build_renderer, prepare_model
 from agentrl.builders.servers import ServedModel, check_served, open_pool
 from agentrl.config.config import Config
-from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ScriptedEngineConfig, ServerEngineConfig
+from agentrl.config.engines import (
+    LocalEngineConfig,
+    OpenAIEngineConfig,
+    ScriptedEngineConfig,
+    ServerEngineConfig,
+    TinkerEngineConfig,
+)
 from agentrl.engine import ChatAnswer, PolicyEngine, SamplingParams
 from agentrl.errors import EngineError, UsageError
 from agentrl.evaluation.diagnosis.read import INCIDENTS_FILE
@@ -271,7 +277,7 @@ async def open_policy(
 
 @asynccontextmanager
 async def _open_engine(
-    section: LocalEngineConfig | ScriptedEngineConfig | ServerEngineConfig,
+    section: LocalEngineConfig | ScriptedEngineConfig | ServerEngineConfig | TinkerEngineConfig,
     config: Config,
     path: str,
     folder: Path,
@@ -279,6 +285,12 @@ async def _open_engine(
     *,
     routed_experts: bool,
 ) -> AsyncIterator[PolicyEngine]:
+    if isinstance(section, TinkerEngineConfig):
+        raise UsageError(
+            "engine tinker samples only in the run that it trains",
+            got="engine=tinker",
+            expected="engine=local, vllm or sglang, and the adapter that the run has saved as the model",
+        )
     if isinstance(section, ServerEngineConfig):
         served = ServedModel(path=path, dtype=config.model.dtype, vocab_size=embedding_rows(path))
         async with open_pool(section, served, folder, say=_log.warning) as pool:

@@ -24,7 +24,8 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from agentrl.algorithms.correction import mismatch
-from agentrl.algorithms.policy_losses import PPO_CLIP, clip_range
+from agentrl.algorithms.options import clip_range
+from agentrl.algorithms.policy_losses import PPO_CLIP
 from agentrl.config.config import Config
 from agentrl.errors import TrainingError
 from agentrl.remote.tinker import TinkerClient
