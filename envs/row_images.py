@@ -165,7 +165,7 @@ def _column(row: Row) -> list[Any]:
     """Return the values of the column of images; a null or an empty text is no image."""
     if all(_is_filled(row.values.get(name)) for name in COLUMNS):
         raise UsageError(f"{row.location} has images in two columns", got=" and ".join(COLUMNS), expected="one of them")
-    found = next((row.values[name] for name in COLUMNS if _is_filled(row.values.get(name))), [])
+    found: Any = next((row.values[name] for name in COLUMNS if _is_filled(row.values.get(name))), [])
     values = found if isinstance(found, list) else [found]
     return [value for value in values if _is_filled(value)]
 

@@ -162,8 +162,8 @@ class ToolResult:
             checked[name] = number
         reward = checked.pop("reward")
         content = self.content
-        value = as_json(self.value) if isinstance(content, str) else content
-        return dataclasses.replace(self, value=value, reward=reward, metrics=checked)
+        plain = as_json(self.value) if isinstance(content, str) else content
+        return dataclasses.replace(self, value=plain, reward=reward, metrics=checked)
 
 
 class ToolContext(ABC):

@@ -72,9 +72,7 @@ class WebClicks(gymnasium.Env[Content, str]):
         self.form = observation_form(observation, of="web_clicks")
         if not (SMALLEST[0] <= width <= LARGEST and SMALLEST[1] <= height <= LARGEST):
             expected = f"{SMALLEST[0]} x {SMALLEST[1]} to {LARGEST} x {LARGEST}"
-            raise UsageError(
-                "the size of web_clicks' page is not valid", got=f"{width} x {height}", expected=expected
-            )
+            raise UsageError("the size of web_clicks' page is not valid", got=f"{width} x {height}", expected=expected)
         chromium_program()
         self.width, self.height, self.max_steps = width, height, max_steps
         self.observation_space = ContentSpace(8192)
