@@ -238,7 +238,8 @@ def untie_embeddings(found: str, copy: Path, *, dtype: Dtype) -> Path:
     ):
         return Path(found)
     model = load_model(found, dtype=dtype, device="cpu")
-    if is_whole and not model.config.get_text_config().tie_word_embeddings:
+    text = model.config.get_text_config()  # which may leave this to the whole model's section
+    if is_whole and not getattr(text, "tie_word_embeddings", model.config.tie_word_embeddings):
         return Path(found)
     write_served_model(model, load_tokenizer(found), copy)
     if (images := load_images(found)) is not None:

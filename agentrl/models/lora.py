@@ -374,7 +374,7 @@ def merge_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel
     Raises:
         UsageError: the adapter does not fit the model.
     """
-    was_tied = model.config.get_text_config().tie_word_embeddings
+    was_tied = getattr(model.config.get_text_config(), "tie_word_embeddings", model.config.tie_word_embeddings)
     if was_tied and _adapts_head(model, folder):  # the head's adapter must not change the embedding
         head = model.get_output_embeddings()
         head.weight = nn.Parameter(head.weight.detach().clone())

@@ -162,8 +162,8 @@ class ToolResult:
             checked[name] = number
         reward = checked.pop("reward")
         content = self.content
-        shown = as_json(self.value) if isinstance(content, str) else content
-        return dataclasses.replace(self, value=shown, reward=reward, metrics=checked)
+        plain = as_json(self.value) if isinstance(content, str) else content
+        return dataclasses.replace(self, value=plain, reward=reward, metrics=checked)
 
 
 class ToolContext(ABC):
