@@ -32,15 +32,16 @@ def talk(client: openai.OpenAI, address: str) -> bool:
     return is_good
 
 
-def keep_talking(address: str) -> None:
-    """Let eight users talk until the run ends."""
-    with openai.OpenAI(base_url=address, api_key="any", max_retries=8) as client, ThreadPoolExecutor(8) as users:
-        while True:
+def keep_talking(address: str, ended: threading.Event) -> None:
+    """Let eight users talk until the run has ended."""
+    with openai.OpenAI(base_url=address, api_key="any", max_retries=0) as client, ThreadPoolExecutor(8) as users:
+        while not ended.is_set():
             try:
                 good = sum(users.map(talk, [client] * 100, [address] * 100))
-            except openai.APIError:
-                return  # the run has ended
-            print(f"good answers: {good} %", flush=True)
+            except openai.APIError:  # the run does not serve yet, or no more
+                ended.wait(0.5)
+            else:
+                print(f"good answers: {good} %", flush=True)
 
 
 def main() -> None:
@@ -49,10 +50,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("overrides", nargs="*", help="further config keys, key=value")
     given = parser.parse_args()
-    users = threading.Thread(target=keep_talking, args=[f"http://127.0.0.1:{given.port}"], daemon=True)
+    ended = threading.Event()
+    users = threading.Thread(target=keep_talking, args=[f"http://127.0.0.1:{given.port}", ended])
     users.start()
     overrides = [*SMALL, f"agent.options.port={given.port}", *given.overrides]
-    run = agentrl.train("live", model="scratch", steps=given.steps, overrides=overrides)
+    try:
+        run = agentrl.train("live", model="scratch", steps=given.steps, overrides=overrides)
+    finally:
+        ended.set()
+        users.join()
     print(f"trained on {run.metrics['live/rewarded']:.0f} sessions in the last step: {run.folder}")
 
 

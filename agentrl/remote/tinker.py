@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import TrainingError, UsageError, described_error
+from agentrl.errors.foreign import DaemonThreads
 from agentrl.registry import Extra
 
 TINKER = Extra(name="training-service", module="tinker")
@@ -31,7 +32,7 @@ class TinkerRun:
 
 
 class TinkerClient:
-    """Client of one training run; `open` starts it.
+    """Client of one training run; the first call starts it.
 
     Raises:
         UsageError: the package tinker is missing.
@@ -42,15 +43,26 @@ class TinkerClient:
         self._run = run
         self._service: Any = None
         self._trainer: Any = None
+        self._saved: str | None = None
+        self._threads = DaemonThreads("agentrl-tinker", limit=1)
+        """Makes the calls, because the package warns about those of a thread with an event loop."""
+
+    def resume_from(self, path: str) -> None:
+        """Start the run with the weights and optimizer that `save` stored there."""
+        self._saved = path
 
     def open(self) -> None:
-        """Start the run, with new adapters; idempotent.
+        """Start the run, with new adapters unless it resumes; idempotent.
 
         Raises:
             UsageError: the key is not set, or the service refuses the run.
         """
+        self._threads.submit(self._open).result()
+
+    def _open(self) -> Any:
+        """Return the trainer, after its start."""
         if self._trainer is not None:
-            return
+            return self._trainer
         key = os.environ.get(self._run.api_key_variable)
         if not key:
             raise UsageError(
@@ -59,28 +71,42 @@ class TinkerClient:
             )
         try:
             self._service = self.tinker.ServiceClient(base_url=self._run.url, api_key=key)
-            made = self._service.create_lora_training_client(
-                base_model=self._run.base_model, rank=self._run.rank, seed=self._run.seed, train_unembed=False
-            )
+            if self._saved is not None:
+                made = self._service.create_training_client_from_state_with_optimizer(self._saved)
+            else:
+                made = self._service.create_lora_training_client(
+                    base_model=self._run.base_model, rank=self._run.rank, seed=self._run.seed, train_unembed=False
+                )
             self._trainer = made.result(self._run.timeout_s)
         except Exception as error:
             raise UsageError(
-                f"the Tinker service at {self._run.url} does not start a run of {self._run.base_model}",
+                f"the Tinker service at {self._run.url} does not start a run of {self._saved or self._run.base_model}",
                 got=described_error(error),
                 expected="a service that trains this model (engine.url, engine.base_model)",
             ) from error
+        return self._trainer
 
     def _call(self, what: str, start: Callable[[Any], Any]) -> Any:
-        """Make a call of the trainer and wait for its result.
+        """Make a call of the trainer and wait for its result; see `_started`."""
+        return self._started(what, start)()
 
-        Raises:
-            TrainingError: it failed, or took longer than the time limit.
+    def _started(self, what: str, start: Callable[[Any], Any]) -> Callable[[], Any]:
+        """Make a call of the trainer, after the earlier ones; return a function that waits for its result.
+
+        That function raises:
+            TrainingError: the call failed, or took longer than the time limit.
         """
-        self.open()
-        try:
-            return start(self._trainer).result(self._run.timeout_s)
-        except Exception as error:
-            raise TrainingError(f"the Tinker service failed: {what}", got=described_error(error)) from error
+        running = self._threads.submit(lambda: start(self._open()))
+
+        def wait() -> Any:
+            try:
+                return self._threads.submit(lambda: running.result().result(self._run.timeout_s)).result()
+            except UsageError:
+                raise
+            except Exception as error:
+                raise TrainingError(f"the Tinker service failed: {what}", got=described_error(error)) from error
+
+        return wait
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log-probability of each token but the first, given the tokens before it."""
@@ -120,27 +146,20 @@ class TinkerClient:
         updated = self._call("an update", lambda trainer: trainer.optim_step(adam))
         return float((updated.metrics or {}).get("grad_norm", float("nan")))
 
-    def save(self, name: str) -> str:
-        """Save weights and optimizer at the service; return the path."""
-        return str(self._call("a checkpoint", lambda trainer: trainer.save_state(name)).path)
-
-    def load(self, path: str) -> None:
-        """Restore weights and optimizer from a path that `save` returned."""
-        self._call(f"loading {path}", lambda trainer: trainer.load_state_with_optimizer(path))
+    def save(self, name: str) -> Callable[[], str]:
+        """Begin to save weights and optimizer at the service; return a function that waits for the path."""
+        wait = self._started("a checkpoint", lambda trainer: trainer.save_state(name))
+        return lambda: str(wait().path)
 
     def sampler(self) -> Any:
         """Return a sampler of the current weights, which later updates do not change."""
-        self.open()
-        try:
-            return self._trainer.save_weights_and_get_sampling_client().result(self._run.timeout_s)
-        except Exception as error:
-            raise TrainingError("the Tinker service failed: a sampler", got=described_error(error)) from error
+        return self._call("a sampler", lambda trainer: trainer.save_weights_and_get_sampling_client())
 
     def close(self) -> None:
         """End the run at the service; its checkpoints remain."""
         service, self._service, self._trainer = self._service, None, None
         if service is not None:
-            service.close("success").result(self._run.timeout_s)
+            self._threads.submit(lambda: service.close("success").result(self._run.timeout_s)).result()
 
     def _datum(self, ids: Sequence[int], inputs: Mapping[str, Sequence[float]]) -> Any:
         types = self.tinker.types

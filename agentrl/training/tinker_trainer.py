@@ -178,20 +178,20 @@ class TinkerTrainer:
         self.copy()(folder)
 
     def copy(self) -> Callable[[Path], None]:
-        """Save the state at the service; return a function that writes its path to a folder."""
-        path = self.client.save(f"step-{self.steps:06d}-{uuid.uuid4().hex[:8]}")
+        """Begin to save the state at the service; return a function that writes its path to a folder."""
+        saved = self.client.save(f"step-{self.steps:06d}-{uuid.uuid4().hex[:8]}")
         generator = self._generator.get_state().tolist()
-        state = {"path": path, "steps": self.steps, "updates": self.updates, "generator": generator}
+        state = {"steps": self.steps, "updates": self.updates, "generator": generator}
 
         def write(folder: Path) -> None:
-            (folder / STATE).write_text(json.dumps(state))
+            (folder / STATE).write_text(json.dumps({**state, "path": saved()}))
 
         return write
 
     def load(self, folder: Path) -> None:
         """Restore the state whose path is in the folder."""
         state = json.loads((folder / STATE).read_text())
-        self.client.load(state["path"])
+        self.client.resume_from(state["path"])
         self.steps, self.updates = int(state["steps"]), int(state["updates"])
         self._generator.set_state(torch.tensor(state["generator"], dtype=torch.uint8))
 

@@ -90,7 +90,7 @@ def test_updates_at_the_service_equal_local_ones(
     config = load_config(None, [*words(model_folder, address), *options])
     client = TinkerClient(TinkerRun(url=address, base_model=str(model_folder), rank=RANK, seed=0))
     there = TinkerTrainer(client, config)
-    _, _, path = client.save("start").partition("tinker://")
+    _, _, path = client.save("start")().partition("tinker://")
     adapter = service_folder / path / "model"
     local = config.model_copy(update={"engine": load_config(None, [f"environment={LETTERS}"]).engine})
     parts = build_trainer(local, str(adapter), str(model_folder), ranks=Ranks())
