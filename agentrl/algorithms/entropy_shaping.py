@@ -78,7 +78,7 @@ class EntropyShaping:
         starts = episode[: -self._window]
         whole = turn[: -self._window] == turn[self._window :]
         passages, owner = passages[whole], starts[whole]
-        own = [passages[owner == number].quantile(self._percentile) for number in owner.unique().tolist()]
+        own = [passages[owner == number].quantile(self._percentile) for number in sorted(set(owner.tolist()))]
         if not own:
             return UncertainTokens(counts=counts, threshold=float("inf"))
         threshold = torch.stack(own).quantile(0.5)
