@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from fractions import Fraction
+from random import Random
 from typing import Any
 
 import pytest
@@ -351,3 +352,20 @@ def test_experts_say_what_they_cannot_read() -> None:
             PuzzleEnv(rules).expert().act("Good morning.")
     with pytest.raises(UsageError, match="read text only"):
         PuzzleEnv(Wordle).expert().act(())
+
+
+@pytest.mark.parametrize("reward", ["regret", "ucb"])
+def test_a_bandit_may_pay_for_the_choice_instead_of_the_luck(reward: str) -> None:
+    game = Bandit(arms=3, pulls=6, reward=reward)
+    game.start(Random(4))
+    best, found, expected = max(game.chances), [], []
+    for arm in (0, 1, 2, 0, 1, 2):
+        advised = game.expert().act(game.text())
+        expected.append(
+            1 - (best - game.chances[arm]) / 100 if reward == "regret" else float(game.names[arm] == advised)
+        )
+        found.append(6 * game.play(game.names[arm]).reward)
+    assert found == pytest.approx(expected)
+    assert len(set(expected)) > 1
+    with pytest.raises(UsageError, match="unknown reward of bandit"):
+        Bandit(reward="luck")
