@@ -82,10 +82,12 @@ ELSEWHERE = {
     "time/extras/judge_s",
     "groups/left_out",
     "trajectories/left_out",
+    "proposals/new",
+    "proposals/valid",
     "train/running_baselines",
     "settings/KEY",
 }
-"""Metrics of servers, of judges outside training, of selections and of schedules, which have tests of their own."""
+"""Metrics of servers, judges outside training, selections, proposals and schedules, which have tests of their own."""
 
 
 def written(run, start=train):
