@@ -70,7 +70,8 @@ def episode_state() -> None:
     """Return the state of the episode as JSON: its task, the steps taken, and whether it is over."""
 
 
-_CONTROLS = {function.__name__: Tool(function) for function in (start_episode, act, episode_state)}
+_FUNCTIONS: tuple[Callable[..., None], ...] = (start_episode, act, episode_state)
+_CONTROLS = {tool.name: tool for tool in map(Tool, _FUNCTIONS)}
 
 
 class MCPServer:
