@@ -173,6 +173,9 @@ class PromptTasks(Sequence[Task]):
         split: The split.
     """
 
+    has_rows = True
+    """Each task is a row of a file, with its own columns; generated tasks are alike."""
+
     def __init__(self, split: str) -> None:
         self._split = split
         self._found: list[Task | Row] = []

@@ -13,6 +13,7 @@ from agentrl.registry import load
 from . import PLUGINS
 
 ENTRY_POINTS = {
+    "agentrl/Airline-v0": "agentrl.envs.airline.environment:AirlineDesk",
     "agentrl/Alfworld-v0": "agentrl.envs.household.alfworld.environment:make_alfworld",
     "agentrl/Bandit-v1": "agentrl.envs.puzzles.bandit:make",
     "agentrl/Blackjack-v1": "agentrl.envs.puzzles.blackjack:make",
@@ -34,6 +35,7 @@ ENTRY_POINTS = {
     "agentrl/MiniGrid-v0": "agentrl.envs.adapters.minigrid:MiniGrid",
     "agentrl/Points24-v0": "agentrl.envs.puzzles.points24:make",
     "agentrl/Prompts-v0": "agentrl.envs.prompts:Prompts",
+    "agentrl/ProposedPrograms-v0": "agentrl.envs.proposed_programs.environment:ProposedPrograms",
     "agentrl/ReasoningGym-v0": "agentrl.envs.adapters.reasoning_gym:ReasoningGym",
     "agentrl/Retail-v0": "agentrl.envs.retail.environment:RetailDesk",
     "agentrl/SearchQa-v0": "agentrl.envs.search_qa.environment:SearchQA",

@@ -320,6 +320,7 @@ def check_columns(agent: AgentConfig, tasks: Callable[[], TaskSource]) -> None:
     if not asking:
         return
     source = tasks()
-    for task in source if isinstance(source, Sequence) else [source[0]]:
+    has_rows = isinstance(source, list) or getattr(source, "has_rows", False)
+    for task in source if has_rows else [source[0]]:
         for function in asking:
             function.check_columns(task)

@@ -24,7 +24,7 @@ from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import Assignment, EpisodeRunner, make_agent_loop, play_all
-from agentrl.rollout.waits import settled_heap
+from agentrl.rollout.heap import settled_heap
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.serving.vllm import VLLMServer
 from agentrl.task import SeedTasks, Task
@@ -88,7 +88,7 @@ async def make(url: str, folder: str) -> Play:
         limits=EpisodeLimits(max_turns=100),
     )
 
-    settled_heap().__enter__()  # until the process ends; a run does it once
+    settled_heap(runner.pool.waits).__enter__()  # until the process ends; a run does it once
 
     async def play(episodes: int, at_once: int) -> int:
         tasks = [Task(id=str(n), environment="rooms", seed=n) for n in range(episodes)]

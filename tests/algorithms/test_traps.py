@@ -250,6 +250,7 @@ def test_equal_returns_have_no_advantage(name, members):
             process_reward=torch.zeros(int((torch.arange(members) % 3 + 1).sum()), dtype=torch.float64),
             score_norm=torch.ones(int((torch.arange(members) % 3 + 1).sum()), dtype=torch.float64),
             baseline=torch.full((members,), constant, dtype=torch.float64),
+            role_kind=torch.zeros(members, dtype=torch.int64),
         )
         assert not lookup(Kind.ADVANTAGE, name)(batch).any(), constant
         assert not groups_with_advantages(lookup(Kind.ADVANTAGE, name), batch).any()

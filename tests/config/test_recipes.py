@@ -186,7 +186,7 @@ def test_the_header_of_a_file_says_what_the_table_says(name):
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("simplevla_rl", "simulator LIBERO"), ("llasa-tts", "speech"), ("collabllm", "look ahead")],
+    [("simplevla_rl", "simulator LIBERO"), ("llasa-tts", "speech")],
 )
 def test_a_system_without_a_recipe_says_why(name, reason):
     with pytest.raises(ConfigError, match=f"there is no recipe for .*{reason}"):
