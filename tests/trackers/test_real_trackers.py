@@ -105,14 +105,18 @@ def test_mlflow_shows_a_failed_run_as_failed(tracked_run, read_with):
 WANDB_EXIT = """
 import sys
 from wandb.proto.wandb_internal_pb2 import Record
-from wandb.sdk.internal.datastore import DataStore
-store = DataStore()
-store.open_for_scan(sys.argv[1])
-while (data := store.scan_data()) is not None:
-    record = Record.FromString(data)
-    if record.WhichOneof("record_type") == "exit":
+data, at, part = open(sys.argv[1], "rb").read(), 7, b""
+while at + 7 <= len(data):
+    if (left := 32768 - at % 32768) < 7:
+        at += left
+        continue
+    size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+    part = (part if kind in (3, 4) else b"") + data[at + 7 : at + 7 + size]
+    at += 7 + size
+    if kind in (1, 4) and (record := Record.FromString(part)).WhichOneof("record_type") == "exit":
         print("exit code", record.exit.exit_code)
 """
+"""Reads the file of an offline run, whose records are framed as in LevelDB's log."""
 
 
 @pytest.mark.parametrize(("program", "code"), [(FAILING, 1), ("train_tiny.py", 0)])
