@@ -40,7 +40,7 @@ def test_gymnasium_accepts_it() -> None:
 
 def test_every_shipped_environment_has_an_id_in_gymnasium() -> None:
     services = {"agentgym", "inspect", "openenv", "openreward", "verifiers", "verifiers_v1"}
-    asynchronous = services | {"code", "python_math", "repo_fix", "terminal"}
+    asynchronous = services | {"code", "proposed_programs", "python_math", "repo_fix", "terminal"}
     from_table = {name.replace("_", "") for name in agentrl.envs.PLUGINS["environment"] if name not in asynchronous}
     ids = agentrl.envs.registration.ENTRY_POINTS
     assert {env_id.removeprefix("agentrl/").rpartition("-v")[0].lower() for env_id in ids} == from_table

@@ -312,7 +312,11 @@ def test_an_estimator_without_targets_is_an_error(model, trajectories, monkeypat
             None,
             r"estimator gae needs a critic: got no trainer\.critic, expected trainer\.critic=",
         ),
-        ({}, {}, r"trainer\.critic is ignored: the advantage estimator grpo reads no values.*bi_level or dqo or gae or"),
+        (
+            {},
+            {},
+            r"trainer\.critic is ignored: the advantage estimator grpo reads no values.*bi_level or dqo or gae or",
+        ),
     ],
 )
 def test_a_critic_and_who_reads_it_belong_together(model, algorithm, critic, message):
