@@ -22,9 +22,9 @@ from agentrl.errors import Outcome
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.heap import settled_heap
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import Assignment, EpisodeRunner, make_agent_loop, play_all
-from agentrl.rollout.heap import settled_heap
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.serving.vllm import VLLMServer
 from agentrl.task import SeedTasks, Task
