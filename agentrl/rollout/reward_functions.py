@@ -321,6 +321,6 @@ def check_columns(agent: AgentConfig, tasks: Callable[[], TaskSource]) -> None:
         return
     source = tasks()
     has_rows = isinstance(source, list) or getattr(source, "has_rows", False)
-    for task in source if has_rows else [source[0]]:
+    for number in range(len(source) if has_rows else 1):
         for function in asking:
-            function.check_columns(task)
+            function.check_columns(source[number])
