@@ -29,7 +29,7 @@ class Verdict(enum.StrEnum):
 
 
 class PanelMatch(enum.StrEnum):
-    """Whether two evaluations played the same tasks, samples and seeds."""
+    """Comparison of the tasks, samples and seeds of two evaluations."""
 
     SAME = "same"
     DIFFERENT = "different"

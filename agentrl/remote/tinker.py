@@ -21,7 +21,7 @@ ADAM_EPS = 1e-8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinkerRun:
-    """What a training run at a service is started with."""
+    """Settings with which a training run at a service is started."""
 
     url: str
     base_model: str

@@ -29,7 +29,7 @@ from agentrl.tool import Tool, ToolResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskChoice:
-    """What a client chose to play."""
+    """Task that a client chose to play."""
 
     split: str | None = None
     """``None``: the first split of the environment."""
@@ -74,7 +74,7 @@ class ServedTasks:
 
 
 @dataclass(slots=True)
-class EpisodeState:
+class ServedEpisode:
     """State of an episode that clients may read."""
 
     task: Task | None = None
@@ -86,7 +86,7 @@ class EpisodeState:
     terminated: bool = False
     truncated: bool = False
     success: bool | None = None
-    """As the environment's last info says; ``None`` if it does not."""
+    """Success according to the environment's last info; ``None`` if it has none."""
 
     @property
     def is_over(self) -> bool:
@@ -139,7 +139,7 @@ class ServedEpisode:
         self._is_closed = False
         self.tools: Mapping[str, Tool] = {}
         """Tools of the current episode."""
-        self.state = EpisodeState()
+        self.state = ServedEpisode()
 
     @property
     def idle_s(self) -> float:
@@ -164,7 +164,7 @@ class ServedEpisode:
             finally:
                 self._used_at = self._clock()
             self._default += choice.index is None and choice.seed is None
-            self.state = EpisodeState(task=task, success=_success(result.info))
+            self.state = ServedEpisode(task=task, success=_success(result.info))
             self.tools = {tool.name: tool for tool in result.tools}
             return result
 
@@ -240,7 +240,7 @@ class ServedEpisode:
         It is broken, too, if the client cancelled the call: nobody knows what it has done.
         """
         if not isinstance(error, Exception) or is_fatal(error):
-            self.state, self.tools = EpisodeState(), {}
+            self.state, self.tools = ServedEpisode(), {}
             await self._give_back(error)
 
     async def _give_back(self, failure: BaseException | None) -> None:
