@@ -35,7 +35,7 @@ def gui_r1(trajectory: Trajectory, task: Task, *, accuracy: float = 0.8, near: f
     action = _read_action(tagged_answer(last) or "")
     if action is None:
         return 0.0
-    return accuracy * _is_right(action, _read_action(task), near) + (1 - accuracy)
+    return accuracy * _is_right(action, _read_truth(task), near) + (1 - accuracy)
 
 
 def _read_action(text: str) -> Mapping[str, Any] | None:
@@ -50,11 +50,11 @@ def _read_action(text: str) -> Mapping[str, Any] | None:
     return first if first["action"] not in _POINTING or _numbers(first.get("point"), 2) else None
 
 
-def _read_action(task: Task) -> Mapping[str, Any]:
+def _read_truth(task: Task) -> Mapping[str, Any]:
     truth = task.ground_truth
     found = json.loads(truth) if isinstance(truth, str) else truth
     if not isinstance(found, Mapping) or "action" not in found:
-        raise ValueError(f"the ground truth of task {task.id} is not an action: expected action, gt_bbox and input_text")
+        raise ValueError(f"the ground truth of task {task.id} has no action: expected action, gt_bbox, input_text")
     return found
 
 

@@ -74,7 +74,7 @@ class ServedTasks:
 
 
 @dataclass(slots=True)
-class ServedEpisode:
+class ClientEpisode:
     """State of an episode that clients may read."""
 
     task: Task | None = None
@@ -139,7 +139,7 @@ class ServedEpisode:
         self._is_closed = False
         self.tools: Mapping[str, Tool] = {}
         """Tools of the current episode."""
-        self.state = ServedEpisode()
+        self.state = ClientEpisode()
 
     @property
     def idle_s(self) -> float:
@@ -164,7 +164,7 @@ class ServedEpisode:
             finally:
                 self._used_at = self._clock()
             self._default += choice.index is None and choice.seed is None
-            self.state = ServedEpisode(task=task, success=_success(result.info))
+            self.state = ClientEpisode(task=task, success=_success(result.info))
             self.tools = {tool.name: tool for tool in result.tools}
             return result
 
@@ -240,7 +240,7 @@ class ServedEpisode:
         It is broken, too, if the client cancelled the call: nobody knows what it has done.
         """
         if not isinstance(error, Exception) or is_fatal(error):
-            self.state, self.tools = ServedEpisode(), {}
+            self.state, self.tools = ClientEpisode(), {}
             await self._give_back(error)
 
     async def _give_back(self, failure: BaseException | None) -> None:
