@@ -196,7 +196,7 @@ def test_actions_on_screens_are_compared_with_boxes_points_and_texts(trajectory,
 
 
 def test_a_ground_truth_that_is_no_action_is_an_error():
-    with pytest.raises(ValueError, match="ground truth of task t is no action"):
+    with pytest.raises(ValueError, match="ground truth of task t has no action"):
         value("gui_r1", acted("press_back"), {"answer": 3})
 
 
