@@ -148,9 +148,7 @@ def _refuse_unknown(message: Any, where: str) -> None:
 
 
 def _read_datum(message: Any, where: str) -> Datum:
-    _refuse_unknown(message, where)
-    if message.model_input_spans or message.loss_fn_input_spans:
-        raise UsageError(f"{where} has provenance spans, which are not supported", hint="leave with_provenance out")
+    _refuse_unknown(message, where)  # provenance spans say who sampled which token; only stable_reinforce reads them
     tokens = [_read_tokens(chunk, f"{where}.model_input[{k}]") for k, chunk in enumerate(message.model_input)]
     inputs = {name: _read_tensor(tensor, f"{where}.{name}") for name, tensor in message.loss_fn_inputs.items()}
     ids = np.concatenate(tokens) if tokens else np.zeros(0, dtype=np.int64)

@@ -191,7 +191,8 @@ def test_the_rl_loop_trains(service: Served, model: str, tmp_path: Path, options
     rewards = metrics_of(folder, "env/all/reward/total")
     assert len(rewards) == 3
     assert all(math.isfinite(value) for value in metrics_of(folder, "optim/kl_sample_train_v1"))
-    assert abs(metrics_of(folder, "optim/kl_sample_train_v1")[0]) < 1e-3, "sampler and trainer agree"
+    if "num_substeps" not in options:  # with several, later ones follow an update
+        assert abs(metrics_of(folder, "optim/kl_sample_train_v1")[0]) < 1e-3, "sampler and trainer agree"
     found = checkpoint_utils.get_last_checkpoint(str(folder))
     assert found is not None
     assert found.state_path.startswith("tinker://")

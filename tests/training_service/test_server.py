@@ -201,10 +201,6 @@ BROKEN: dict[str, tuple[Callable[[str], bytes], str]] = {
         lambda model: pass_body(model, 1, loss_fn_config_v2={"a": proto.LossConfigValue(text="x")}),
         "loss_fn_config.a is not a number",
     ),
-    "spans": (
-        lambda model: pass_body(model, 1, proto.Datum(model_input_spans=[proto.ProvenanceSpan()])),
-        "provenance spans",
-    ),
 }
 
 
