@@ -70,6 +70,7 @@ RUNS = {
         "algorithm={advantage: prime, group_size: 3, kl_coef: 0.1, reference: {refresh_every: 2}}",
         "trainer.process_reward={learning_rate: 1e-2, beta: 0.2}",
     ),
+    "entropy shaping": ("algorithm={shaping: {ares: {window: 2, percentile: 0.5, weight: 0.5}}, group_size: 3}",),
 }
 ELSEWHERE = {
     "episode/resubmissions",
@@ -86,8 +87,11 @@ ELSEWHERE = {
     "proposals/valid",
     "train/running_baselines",
     "settings/KEY",
+    *(f"live/{name}" for name in ("open", "waiting", "opened", "answers", "rewarded", "expired", "stale", "dropped")),
+    *(f"live/feedback_{name}" for name in ("late", "duplicate", "unknown", "refused")),
 }
-"""Metrics of servers, judges outside training, selections, proposals and schedules, which have tests of their own."""
+"""Metrics of servers, judges outside training, selections, proposals, schedules and live traffic, which have tests of
+their own."""
 
 
 def written(run, start=train):

@@ -138,10 +138,10 @@ def test_a_judge_that_always_agrees_is_named_first(diagnose):
 def test_an_engine_that_disagrees_is_named_first(diagnose, monkeypatch):
     sound = local_engine.sample
 
-    def sharpened(logits, params, uniforms):
+    def sharpened(logits, params, *rest):
         """Sample at another temperature than the trainer is told; greedy probes do not notice."""
         sampled = [p.temperature != 0 for p in params]
-        return sound(logits * 1.3 if all(sampled) else logits, params, uniforms)
+        return sound(logits * 1.3 if all(sampled) else logits, params, *rest)
 
     monkeypatch.setattr(local_engine, "sample", sharpened)
     first = diagnose().findings[0]
