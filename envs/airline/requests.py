@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple
 
+from ..retail.requests import Action
 from . import phrases
 from .records import (
     AVAILABLE,
@@ -88,13 +89,6 @@ class Fact(NamedTuple):
     text: str
     at_first: str | None = None
     """First version of the fact, from a customer that changes its mind."""
-
-
-class Action(NamedTuple):
-    """A call that the agent has to make."""
-
-    name: str
-    arguments: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
