@@ -19,11 +19,11 @@ from typing import Any
 from agentrl.errors import ToolError, UsageError
 
 from ..retail.briefing import GREETING
+from ..retail.requests import Action
 from ..retail.role_customer import AGENT, USER, RoleCustomer
 from .desk import Desk
 from .phrases import STOP
 from .records import Database, Store
-from .requests import Action
 
 TASK_FILES = ("tasks.json", "tasks_test.py", "tasks.py")
 _TABLES = ("users", "flights", "reservations")
