@@ -13,7 +13,8 @@ import orjson
 
 from agentrl.errors import ToolError
 
-from ..retail import arithmetic
+from ..desks import arithmetic
+from ..desks.records import Row
 from .records import (
     AVAILABLE,
     BAG_PRICE,
@@ -25,7 +26,6 @@ from .records import (
     INSURANCE_PRICE,
     NOW,
     Database,
-    Row,
     passengers_of,
 )
 

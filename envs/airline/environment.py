@@ -17,8 +17,8 @@ from agentrl.errors import ToolError, UsageError
 from agentrl.message import Message, ToolCall
 from agentrl.tool import Tool
 
+from ..desks.calls import RESPOND, DeskTool, parse_call, tool_message
 from ..retail.hearing import figures_in
-from ..retail.tools import RESPOND, DeskTool, parse_call, tool_message
 from ..task_ids import TEST, TRAIN, asked_task
 from .customer import Customer
 from .desk import Desk

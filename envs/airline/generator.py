@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping
 from random import Random
 
+from ..desks.records import Row
 from ..task_ids import TEST, TRAIN, VALID, check_split
 from .desk import AIRPORTS
 from .records import (
@@ -21,7 +22,6 @@ from .records import (
     GIFT_CARD,
     INSURANCE_PRICE,
     MEMBERSHIPS,
-    Row,
     Store,
     paid_bags,
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from .records import BASIC, BUSINESS, CREDIT_CARD, ECONOMY, Row
+from ..desks.records import Row
+from .records import BASIC, BUSINESS, CREDIT_CARD, ECONOMY
 
 STOP = "###STOP###"
 """Mark at the end of the customer's last words."""

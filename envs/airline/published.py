@@ -18,8 +18,8 @@ from typing import Any
 
 from agentrl.errors import ToolError, UsageError
 
+from ..desks.records import Action
 from ..retail.briefing import GREETING
-from ..retail.requests import Action
 from ..retail.role_customer import AGENT, USER, RoleCustomer
 from .desk import Desk
 from .phrases import STOP

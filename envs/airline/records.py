@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-import orjson
-
-Row: TypeAlias = dict[str, Any]
+from ..desks.records import EditedTable, Row, hash_records
 
 NOW = "2024-05-15T15:00:00"
 """Time of every conversation; published data has the same."""
@@ -48,9 +45,9 @@ class Database:
 
     def __init__(self, store: Store, changes: Mapping[str, Any] | None = None) -> None:
         self.store = store
-        kept = copy.deepcopy(dict(changes or {}))
-        self._users: dict[str, Row] = kept.get("users", {})
-        self._reservations: dict[str, Row] = kept.get("reservations", {})
+        kept = dict(changes or {})
+        self._users = EditedTable(store.users, kept.get("users"))
+        self._reservations = EditedTable(store.reservations, kept.get("reservations"))
         self.transfers: int = kept.get("transfers", 0)
         """Number of transfers of the customer to a human agent."""
         self.seen: set[str] = set(kept.get("seen", ()))
@@ -58,39 +55,33 @@ class Database:
 
     def user(self, user_id: str) -> Row | None:
         """Return a user for reading."""
-        return self._users.get(user_id) or self.store.users.get(user_id)
+        return self._users.get(user_id)
 
     def reservation(self, reservation_id: str) -> Row | None:
         """Return a reservation for reading."""
-        return self._reservations.get(reservation_id) or self.store.reservations.get(reservation_id)
+        return self._reservations.get(reservation_id)
 
     def edit_user(self, user_id: str) -> Row:
         """Return a user for changing."""
-        if user_id not in self._users:
-            self._users[user_id] = copy.deepcopy(self.store.users[user_id])
-        return self._users[user_id]
+        return self._users.edit(user_id)
 
     def edit_reservation(self, reservation_id: str) -> Row:
         """Return a reservation for changing."""
-        if reservation_id not in self._reservations:
-            self._reservations[reservation_id] = copy.deepcopy(self.store.reservations[reservation_id])
-        return self._reservations[reservation_id]
+        return self._reservations.edit(reservation_id)
 
     def add_reservation(self, row: Row) -> None:
         """Add a new reservation, also to those of its user."""
-        self._reservations[row["reservation_id"]] = row
+        self._reservations.add(row["reservation_id"], row)
         self.edit_user(row["user_id"])["reservations"].append(row["reservation_id"])
 
     def key(self, *, with_transfers: bool = True) -> str:
         """Return a hash of the changed rows; equal databases have equal keys."""
-        users = {key: row for key, row in self._users.items() if row != self.store.users.get(key)}
-        reservations = {key: row for key, row in self._reservations.items() if row != self.store.reservations.get(key)}
-        rows = [users, reservations, self.transfers if with_transfers else 0]
-        return hashlib.blake2b(orjson.dumps(rows, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
+        rows = [self._users.differences(), self._reservations.differences()]
+        return hash_records([*rows, self.transfers if with_transfers else 0])
 
     def changes(self) -> dict[str, Any]:
         """Return the changes of the episode as JSON types."""
-        rows = {"users": self._users, "reservations": self._reservations}
+        rows = {"users": self._users.rows, "reservations": self._reservations.rows}
         return copy.deepcopy({**rows, "transfers": self.transfers, "seen": sorted(self.seen)})
 
 

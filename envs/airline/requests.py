@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple
 
-from ..retail.requests import Action
+from ..desks.records import Action, Row
 from . import phrases
 from .records import (
     AVAILABLE,
@@ -22,7 +22,6 @@ from .records import (
     INSURANCE_PRICE,
     REGULAR,
     TODAY,
-    Row,
     Store,
     paid_bags,
     passengers_of,

@@ -7,8 +7,8 @@ from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
 
+from ..desks.calls import call_text
 from ..retail.role_customer import roles_of
-from ..retail.tools import call_text
 from ..task_ids import SPLITS
 from .environment import AirlineDesk, describe_tools
 from .tasks import ENVIRONMENT, MAX_STEPS, AirlineTasks, parse_options

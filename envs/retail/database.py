@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-import orjson
-
-Row: TypeAlias = dict[str, Any]
+from ..desks.records import EditedTable, Row, hash_records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +29,9 @@ class Database:
 
     def __init__(self, store: Store, changes: Mapping[str, Any] | None = None) -> None:
         self.store = store
-        kept = copy.deepcopy(dict(changes or {}))
-        self._users: dict[str, Row] = kept.get("users", {})
-        self._orders: dict[str, Row] = kept.get("orders", {})
+        kept = dict(changes or {})
+        self._users = EditedTable(store.users, kept.get("users"))
+        self._orders = EditedTable(store.orders, kept.get("orders"))
         self.transfers: int = kept.get("transfers", 0)
         """Number of transfers of the customer to a human agent."""
         self.identified: set[str] = set(kept.get("identified", ()))
@@ -42,23 +39,19 @@ class Database:
 
     def user(self, user_id: str) -> Row | None:
         """Return a user for reading."""
-        return self._users.get(user_id) or self.store.users.get(user_id)
+        return self._users.get(user_id)
 
     def order(self, order_id: str) -> Row | None:
         """Return an order for reading."""
-        return self._orders.get(order_id) or self.store.orders.get(order_id)
+        return self._orders.get(order_id)
 
     def edit_user(self, user_id: str) -> Row:
         """Return a user for changing."""
-        if user_id not in self._users:
-            self._users[user_id] = copy.deepcopy(self.store.users[user_id])
-        return self._users[user_id]
+        return self._users.edit(user_id)
 
     def edit_order(self, order_id: str) -> Row:
         """Return an order for changing."""
-        if order_id not in self._orders:
-            self._orders[order_id] = copy.deepcopy(self.store.orders[order_id])
-        return self._orders[order_id]
+        return self._orders.edit(order_id)
 
     def changes(self) -> dict[str, Any]:
         """Return the differences from the store and the identified users as JSON types; undone changes are omitted."""
@@ -66,10 +59,8 @@ class Database:
 
     def key(self) -> str:
         """Return a hash of the records, equal for two databases over one store if and only if their records are."""
-        changes = orjson.dumps(self._differences(), option=orjson.OPT_SORT_KEYS)
-        return hashlib.blake2b(changes, digest_size=16).hexdigest()
+        return hash_records(self._differences())
 
     def _differences(self) -> dict[str, Any]:
-        users = {key: row for key, row in self._users.items() if row != self.store.users[key]}
-        orders = {key: row for key, row in self._orders.items() if row != self.store.orders[key]}
-        return {"users": users, "orders": orders, "transfers": self.transfers}
+        rows = {"users": self._users.differences(), "orders": self._orders.differences()}
+        return {**rows, "transfers": self.transfers}

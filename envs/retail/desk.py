@@ -6,8 +6,9 @@ import orjson
 
 from agentrl.errors import ToolError
 
-from . import arithmetic
-from .database import Database, Row
+from ..desks import arithmetic
+from ..desks.records import Row
+from .database import Database
 from .ledger import DELIVERED, MODIFIED, PENDING, REASONS, Swap, items_of, method_of, require_status, settle
 
 _IDENTIFY = (

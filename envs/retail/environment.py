@@ -12,13 +12,14 @@ from gymnasium.spaces import Text
 from agentrl.errors import UsageError
 from agentrl.message import Content, Message
 
+from ..desks.calls import tool_message
 from .customer import Customer
 from .episode import RetailEpisode, Step, begin
 from .expert import RetailExpert
 from .options import parse_options
 from .role_customer import RoleCustomer
 from .tasks import Case
-from .tools import Toolbox, tool_message
+from .tools import Toolbox
 
 
 class RetailDesk(gymnasium.Env[str, str]):

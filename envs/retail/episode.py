@@ -13,13 +13,14 @@ import orjson
 
 from agentrl.errors import ToolError, UsageError
 
+from ..desks.calls import RESPOND, parse_call
 from ..task_ids import TRAIN, asked_task
 from .database import Database
 from .hearing import figures_in
 from .options import RetailOptions
 from .phrases import STOP
 from .tasks import ENVIRONMENT, Case, RetailTasks, case_of
-from .tools import RESPOND, Toolbox, parse_call
+from .tools import Toolbox
 
 Step: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
 

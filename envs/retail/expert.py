@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from agentrl.errors import UsageError
-from agentrl.message import Content
 
+from ..desks.calls import call_text
+from ..desks.expert import COLLEAGUE, DONE, Conversation, DeskExpert, Reading, Steps
 from . import phrases
 from .ledger import DELIVERED
 from .requests import RequestKind, Topic
-from .tools import call_text
-
-_Steps = Generator[str, str, None]
-_Reading = Generator[str, str, Any]
 
 _QUESTIONS = {
     Topic.ORDER: "What is the order number?",
@@ -46,40 +41,15 @@ _NEEDED: Mapping[RequestKind, tuple[Topic, ...]] = {
 }
 
 
-class RetailExpert:
-    """Expert for one episode. The first observation is the customer's first message."""
-
-    def __init__(self) -> None:
-        self._steps: _Steps | None = None
-
-    def act(self, observation: Content) -> str:
-        """Return the next action.
-
-        Raises:
-            UsageError: the customer's request is unknown to the expert.
-        """
-        text = observation if isinstance(observation, str) else ""
-        try:
-            if self._steps is None:
-                self._steps = _Conversation(text).steps()
-                return next(self._steps)
-            return self._steps.send(text)
-        except StopIteration as stop:
-            raise UsageError("the retail expert has nothing left to do", got=repr(text[-120:])) from stop
-
-
-class _Conversation:
-    """The expert's knowledge and its plan: a generator of actions that receives the result of each of them."""
-
+class _Conversation(Conversation):
     def __init__(self, opening: str) -> None:
-        self.heard = opening
-        """All words of the customer about the current request."""
+        super().__init__(opening)
         self.user_id = ""
         self.user: dict[str, Any] = {}
         """Record of the customer, read on first use."""
         self.order: dict[str, Any] = {}
 
-    def steps(self) -> _Steps:
+    def steps(self) -> Steps:
         """Identify the customer, then serve one request after the other."""
         yield from self._identify()
         while True:
@@ -88,13 +58,13 @@ class _Conversation:
                 yield from self._tell()
             elif kind is RequestKind.TRANSFER:
                 yield call_text("transfer_to_human_agents", {"summary": self.heard[:200]})
-                yield "A colleague of mine will take over."
+                yield COLLEAGUE
             else:
                 yield from self._change(kind)
 
-    def _identify(self) -> _Steps:
+    def _identify(self) -> Steps:
         while not (found := phrases.EMAIL.search(self.heard) or phrases.NAME_AND_ZIP.search(self.heard)):
-            yield from self._ask("Please tell me your email address, or your name and zip code.")
+            yield from self.ask("Please tell me your email address, or your name and zip code.")
         if found.re is phrases.EMAIL:
             self.user_id = yield call_text("find_user_id_by_email", {"email": found[0]})
         else:
@@ -112,18 +82,18 @@ class _Conversation:
             return RequestKind.QUESTION
         raise UsageError("the retail expert does not know this request", got=repr(self.heard))
 
-    def _tell(self) -> _Steps:
+    def _tell(self) -> Steps:
         """Look up the answer to the customer's question, and say it."""
         if phrases.HOW_MUCH in self.heard:
             yield from self._find_order()
             amount = f"{self.order['payment_history'][0]['amount']:.2f} dollars"
         else:
-            product = yield from self._product(str(self._last(phrases.PRODUCT_ASKED)[1]))
+            product = yield from self._product(str(self.last(phrases.PRODUCT_ASKED)[1]))
             prices = [variant["price"] for variant in product["variants"].values() if variant["available"]]
             amount = f"{len(prices)}, and {min(prices):.2f} dollars"
         self.heard = yield f"It is {amount}. Is there anything else?"
 
-    def _change(self, kind: RequestKind) -> _Steps:
+    def _change(self, kind: RequestKind) -> Steps:
         """Collect the facts, let the customer confirm until nothing changes, and make the change."""
         yield from self._find_order()
         if kind is RequestKind.CANCEL and self.order["status"] == DELIVERED:
@@ -134,27 +104,19 @@ class _Conversation:
         returns_all = phrases.INSTEAD_RETURN in self.heard
         for topic in _NEEDED[kind]:
             while not (_ANSWERS[topic].search(self.heard) or (topic is Topic.ITEM and returns_all)):
-                yield from self._ask(_QUESTIONS[topic])
-        action = yield from self._action(kind)
-        while True:
-            reply = yield "I will do as you said. Do you confirm it?"
-            self.heard += f" {reply}"
-            again = yield from self._action(kind)
-            if again == action:
-                break
-            action = again
-        yield action
-        self.heard = yield "It is done. Is there anything else?"
+                yield from self.ask(_QUESTIONS[topic])
+        yield (yield from self.confirm(lambda: self._action(kind)))
+        self.heard = yield DONE
 
-    def _action(self, kind: RequestKind) -> _Reading:
+    def _action(self, kind: RequestKind) -> Reading:
         """Return the call that fulfils the customer's request, by what the customer has said so far."""
         order_id = self.order["order_id"]
         if kind is RequestKind.CANCEL:
-            wanted = str(self._last(_ANSWERS[Topic.REASON])[0])
+            wanted = str(self.last(_ANSWERS[Topic.REASON])[0])
             reason = "ordered by mistake" if wanted == "by mistake" else "no longer needed"
             return call_text("cancel_pending_order", {"order_id": order_id, "reason": reason})
         if kind is RequestKind.ADDRESS:
-            address1, address2, city, state, zip_code = self._last(phrases.ADDRESS_LINE).groups()
+            address1, address2, city, state, zip_code = self.last(phrases.ADDRESS_LINE).groups()
             place = {"address1": address1, "address2": address2 or "", "city": city, "state": state}
             arguments = {"order_id": order_id, **place, "country": "USA", "zip": zip_code}
             return call_text("modify_pending_order_address", arguments)
@@ -172,21 +134,21 @@ class _Conversation:
         arguments = {"order_id": order_id, "item_ids": item_ids, "new_item_ids": new_item_ids}
         return call_text(tool, {**arguments, "payment_method_id": method})
 
-    def _find_order(self) -> _Steps:
+    def _find_order(self) -> Steps:
         """Find the order by its number, or by searching the customer's orders for a product."""
         while not _ANSWERS[Topic.ORDER].search(self.heard):
-            yield from self._ask(_QUESTIONS[Topic.ORDER])
+            yield from self.ask(_QUESTIONS[Topic.ORDER])
         named = phrases.ORDER_NUMBER.search(self.heard)
-        product = None if named else str(self._last(phrases.FORGOTTEN)[1])
+        product = None if named else str(self.last(phrases.FORGOTTEN)[1])
         for order_id in [named[0]] if named else (yield from self._user())["orders"]:
-            self.order = yield from self._look("get_order_details", order_id=order_id)
+            self.order = yield from self.look("get_order_details", order_id=order_id)
             if product is None or any(item["name"] == product for item in self.order["items"]):
                 return
         raise UsageError("the retail expert cannot find the order", got=repr(self.heard))
 
-    def _user(self) -> _Reading:
+    def _user(self) -> Reading:
         if not self.user:
-            self.user = yield from self._look("get_user_details", user_id=self.user_id)
+            self.user = yield from self.look("get_user_details", user_id=self.user_id)
         return self.user
 
     def _items(self) -> list[dict[str, Any]]:
@@ -197,33 +159,28 @@ class _Conversation:
         described = [(name, phrases.read_options(options)) for name, options in phrases.DESCRIBED.findall(self.heard)]
         return [item for item in items if (item["name"], item["options"]) in described]
 
-    def _new_items(self, items: list[dict[str, Any]]) -> _Reading:
+    def _new_items(self, items: list[dict[str, Any]]) -> Reading:
         """Return the ids of the new items, by the options that the customer asked for."""
-        wished, found = phrases.read_options(str(self._last(phrases.WISHED)[1])), []
+        wished, found = phrases.read_options(str(self.last(phrases.WISHED)[1])), []
         for item in items:
-            product = yield from self._look("get_product_details", product_id=item["product_id"])
+            product = yield from self.look("get_product_details", product_id=item["product_id"])
             variants = product["variants"].values()
             found += [variant["item_id"] for variant in variants if variant["options"] == wished]
         return found
 
-    def _method(self) -> _Reading:
+    def _method(self) -> Reading:
         source = {"PayPal account": "paypal", "credit card": "credit_card", "gift card": "gift_card"}
-        wanted = source[str(self._last(phrases.METHOD)[1])]
+        wanted = source[str(self.last(phrases.METHOD)[1])]
         methods = (yield from self._user())["payment_methods"].values()
         return str(next(method["id"] for method in methods if method["source"] == wanted))
 
-    def _product(self, name: str) -> _Reading:
-        products = yield from self._look("list_all_product_types")
-        return (yield from self._look("get_product_details", product_id=products[name]))
+    def _product(self, name: str) -> Reading:
+        products = yield from self.look("list_all_product_types")
+        return (yield from self.look("get_product_details", product_id=products[name]))
 
-    def _look(self, tool: str, **arguments: str) -> _Reading:
-        text = yield call_text(tool, arguments)
-        return orjson.loads(text)
 
-    def _ask(self, question: str) -> _Steps:
-        reply = yield question
-        self.heard += f" {reply}"
+class RetailExpert(DeskExpert):
+    """Expert of the retail desk for one episode."""
 
-    def _last(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        """Return the last match in the customer's words, because customers change their minds."""
-        return list(pattern.finditer(self.heard))[-1]
+    desk = "retail"
+    conversation = _Conversation

@@ -9,8 +9,9 @@ import json
 from random import Random
 from typing import Any
 
+from ..desks.records import Row
 from ..task_ids import TEST, TRAIN, VALID, check_split
-from .database import Row, Store
+from .database import Store
 
 USERS = {TRAIN: 500, VALID: 100, TEST: 100}
 FIRST_NUMBER = {TRAIN: 1, VALID: 5, TEST: 7}

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from agentrl.errors import ToolError
 
-from .database import Database, Row
+from ..desks.records import Row
+from .database import Database
 from .generator import GIFT_CARD
 
 PENDING, DELIVERED, PROCESSED = "pending", "delivered", "processed"

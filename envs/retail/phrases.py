@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from .database import Row
+from ..desks.records import Row
 from .requests import RequestKind
 
 STOP = "###STOP###"

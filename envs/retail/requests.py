@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from ..desks.records import Action
 
 
 class RequestKind(enum.StrEnum):
@@ -56,13 +57,6 @@ class Fact(NamedTuple):
     text: str
     at_first: str | None = None
     """First version of the fact, from a customer that changes its mind."""
-
-
-class Action(NamedTuple):
-    """A call that the agent has to make."""
-
-    name: str
-    arguments: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
+from ..desks.records import Action, Row
 from . import phrases
-from .database import Row, Store
+from .database import Store
 from .generator import GIFT_CARD, new_address
 from .ledger import DELIVERED, PENDING, REASONS, total_of
-from .requests import Action, Fact, Persona, Request, RequestKind, Scenario, Topic
+from .requests import Fact, Persona, Request, RequestKind, Scenario, Topic
 
 _SHARE_OF_TWO = 0.3
 """Share of scenarios with a second request."""

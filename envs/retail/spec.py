@@ -7,12 +7,13 @@ from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
 
+from ..desks.calls import call_text
 from ..task_ids import SPLITS
 from .environment import RetailDesk
 from .options import MAX_STEPS, parse_options
 from .role_customer import roles_of
 from .tasks import ENVIRONMENT, RetailTasks
-from .tools import call_text, describe_tools
+from .tools import describe_tools
 
 POLICY = importlib.resources.files(__package__).joinpath("data/policy.md").read_text(encoding="utf-8")
 INSTRUCTIONS = f"""\

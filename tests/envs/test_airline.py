@@ -15,7 +15,7 @@ from agentrl.envs.airline.published import read_published
 from agentrl.envs.airline.records import Database, paid_bags
 from agentrl.envs.airline.requests import Persona, RequestKind
 from agentrl.envs.airline.tasks import SIZES, AirlineTasks, case_of, parse_options
-from agentrl.envs.retail.tools import call_text
+from agentrl.envs.desks.calls import call_text
 from agentrl.envs.task_ids import SPLITS
 
 from agentrl.errors import ToolError, UsageError

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import orjson
 import pytest
+from agentrl.envs.desks.calls import call_text, parse_call
 from agentrl.envs.retail import phrases
 from agentrl.envs.retail.database import Database
 from agentrl.envs.retail.desk import Desk
@@ -23,7 +24,7 @@ from agentrl.envs.retail.phrases import STOP
 from agentrl.envs.retail.requests import Persona, RequestKind, TaskType
 from agentrl.envs.retail.spec import SPEC
 from agentrl.envs.retail.tasks import Case, case_of
-from agentrl.envs.retail.tools import Toolbox, call_text, declared_tools, parse_call
+from agentrl.envs.retail.tools import Toolbox, declared_tools
 from agentrl.envs.task_ids import SPLITS
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from agentrl.envs.retail.arithmetic import calculate
+from agentrl.envs.desks.arithmetic import calculate
 from agentrl.envs.retail.customer import PATIENCE, Customer
 from agentrl.envs.retail.database import Database, Store
 from agentrl.envs.retail.desk import Desk

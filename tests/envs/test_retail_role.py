@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from agentrl.envs.desks.calls import call_text
 from agentrl.envs.retail.briefing import GREETING, brief
 from agentrl.envs.retail.customer import Customer
 from agentrl.envs.retail.database import Database
@@ -16,7 +17,6 @@ from agentrl.envs.retail.requests import Persona, RequestKind
 from agentrl.envs.retail.role_customer import AGAIN, LONGEST_HEARD, NOT_YET, agent_words, customer_words
 from agentrl.envs.retail.spec import SPEC
 from agentrl.envs.retail.tasks import Case, case_of
-from agentrl.envs.retail.tools import call_text
 
 from agentrl.errors import EnvironmentFailure, UsageError
 
