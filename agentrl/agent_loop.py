@@ -196,7 +196,7 @@ class Conversation(ABC):
 
     @abstractmethod
     def add(self, *messages: Message) -> None:
-        """Append messages of the environment, tools or user; they are tokenised by the next `generate`."""
+        """Append messages of the environment, tools or user; they are tokenized by the next `generate`."""
 
     @abstractmethod
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:

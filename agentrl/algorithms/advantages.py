@@ -149,7 +149,7 @@ def _check_components(given: Mapping[str, torch.Tensor], weights: Mapping[str, f
     if given and not unknown and not partial:
         return
     raise TrainingError(
-        "gdpo normalises every component of the reward",
+        "gdpo normalizes every component of the reward",
         got=f"episodes without {partial[0]!r}" if partial else f"the components {', '.join(given) or '(none)'}",
         expected=f"one named {unknown[0]!r}" if unknown else "the same components in every episode, at least one",
         hint="list several reward functions in agent.reward, or return reward_components from the environment",

@@ -36,7 +36,7 @@ def groups_with_advantages(
     """Mark the groups in which an estimator gives any token an advantage: bool [groups].
 
     Each group is estimated separately, so that whitening over the batch does not create advantages. An advantage counts
-    if it is not the rounding error of the returns or, where rewards differ, of numbers of size 1: normalised advantages
+    if it is not the rounding error of the returns or, where rewards differ, of numbers of size 1: normalized advantages
     are that large, however large the rewards are.
     """
     found = []

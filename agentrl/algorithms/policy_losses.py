@@ -117,7 +117,7 @@ def vespo(
     """-sg(W^k exp(lambda (1 - W))) A log pi, W = prod_t pi / mu of each sequence (VESPO, arXiv 2602.10693).
 
     k and lambda depend on the sign of A, where 0 counts as positive. The weight is 1 at W = 1 and falls to 0 for small
-    and large W, so that nothing is clipped; the sequence is not normalised by its length.
+    and large W, so that nothing is clipped; the sequence is not normalized by its length.
     """
     distance = log_ratio(tokens.logp, tokens.old_logp) + log_ratio(tokens.old_logp, tokens.behaviour_logp)
     total = segment_sum(distance.detach(), tokens.sequence, tokens.sequences)[tokens.sequence]

@@ -236,7 +236,7 @@ class TokenLoss:
     """Loss of each token, before correction weights and aggregation."""
 
     values: torch.Tensor
-    """Values to be minimised: [tokens]."""
+    """Values to be minimized: [tokens]."""
     clipped: torch.Tensor
     """Mask of tokens whose gradient a clip removed or whose weight it bounded: bool [tokens]."""
 

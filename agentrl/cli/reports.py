@@ -24,7 +24,7 @@ from agentrl.evaluation.report import (
     draw_learning_curve,
     write_report,
 )
-from agentrl.evaluation.result import EvaluationResult, summarise
+from agentrl.evaluation.result import EvaluationResult, summarize
 from agentrl.evaluation.run_report import ReportedRun, config_of, run_report
 from agentrl.evaluation.session import FinishedEvaluation
 from agentrl.observe.console import note, out
@@ -138,7 +138,7 @@ def read_evaluation(folder: Path) -> EvaluationResult:
             hint="the same agentrl eval command finishes it",
         ) from error
     episodes = list(stored_episodes(folder / EPISODES_FILE).values())
-    return replace(summarise(panel, episodes, seconds), tokens_per_s=speed, panel_hash=record.get("panel_hash"))
+    return replace(summarize(panel, episodes, seconds), tokens_per_s=speed, panel_hash=record.get("panel_hash"))
 
 
 def newest_examples(run: RunDirectory) -> list[Trajectory]:

@@ -42,7 +42,7 @@ class RunConfig(Section):
     directory: str = "runs"
     """Folder that holds the run folders."""
     seed: int = 0
-    """Seed of task order, sampling and initialisation."""
+    """Seed of task order, sampling and initialization."""
     price_per_hour: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Price of an hour of all machines of the run, in any currency, for the metrics ``time/cost/…``."""
 
@@ -238,7 +238,7 @@ class TrainerConfig(Section):
     episodes: str | None = None
     """Stored episodes to train on, without an engine: a run, its folder `trajectories` or a file of that folder."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """``muon`` orthogonalises the updates of the blocks' matrices, scales them to AdamW's size, and leaves the other
+    """``muon`` orthogonalizes the updates of the blocks' matrices, scales them to AdamW's size, and leaves the other
     parameters to AdamW; small models then learn from scratch with far fewer examples. Also used by `agentrl sft`."""
     learning_rate: LearningRate = 1e-6
     """Peak learning rate."""

@@ -43,7 +43,7 @@ from agentrl.evaluation.panel import (
     choose_tasks,
     task_digest,
 )
-from agentrl.evaluation.result import EvaluationResult, find_problems, summarise
+from agentrl.evaluation.result import EvaluationResult, find_problems, summarize
 from agentrl.message import Message
 from agentrl.models.load import embedding_rows, load_model
 from agentrl.observe.files import replace_file
@@ -110,7 +110,7 @@ async def evaluate_panel(
     played = [episodes[assignment.id] for assignment in chosen]
     incidents = _all_incidents(runner.counters.incidents, store, whole=not on_disk)
     problems = find_problems(played, incidents, runner.scorer.definitions)
-    result = summarise(panel, played, seconds, found=on_disk, others=runner.pool.roles)
+    result = summarize(panel, played, seconds, found=on_disk, others=runner.pool.roles)
     return replace(result, problems=problems)
 
 

@@ -56,7 +56,7 @@ class TemplateFacts:
     """Properties of a chat template."""
 
     family: str
-    """Recognised family of models."""
+    """Recognized family of models."""
     tool_parser: str | None
     """Notation of tool calls; ``None`` if the template has none."""
     end_of_turn: list[str]

@@ -243,7 +243,7 @@ class EvaluationResult:
         return f"{since}; some changes cannot be detected: --fresh plays all episodes again"
 
 
-def summarise(
+def summarize(
     panel: Panel,
     episodes: Sequence[EvaluatedEpisode],
     seconds: float,

@@ -1,4 +1,4 @@
-"""Messages of agent loops, tools and environments, before they are tokenised."""
+"""Messages of agent loops, tools and environments, before they are tokenized."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _warn_of_slow_products() -> None:
 
 
 def make_model(path: str | Path) -> PreTrainedModel:
-    """Make the model that `load_model` loads, in float32 and with newly initialised parameters."""
+    """Make the model that `load_model` loads, in float32 and with newly initialized parameters."""
     with _loading(path):
         config = _config(path)
         model: PreTrainedModel = model_class(config).from_config(

@@ -125,7 +125,7 @@ def _check_layers(model: PreTrainedModel, *, head: bool) -> None:
 
 
 def _fill(layer: Any, generator: torch.Generator, device: torch.device) -> None:
-    """Initialise A with random values that do not depend on the device, and B with zeros, in float32."""
+    """Initialize A with random values that do not depend on the device, and B with zeros, in float32."""
     down, up = layer.lora_A[_NAME], layer.lora_B[_NAME]
     bound = 1 / math.sqrt(down.weight.shape[1])  # the default of torch's linear layers
     values = torch.empty(down.weight.shape).uniform_(-bound, bound, generator=generator)

@@ -344,7 +344,7 @@ class TrajectoryIndex:
         sort = f"{condition} ORDER BY {self._sort(order, descending)}"
         return array("q", [row[0] for row in self._query(f"SELECT number FROM episodes WHERE {sort}", values)])
 
-    def summarise(self, by: Sequence[EpisodeColumn], where: EpisodeFilter = ALL) -> list[EpisodeSummary]:
+    def summarize(self, by: Sequence[EpisodeColumn], where: EpisodeFilter = ALL) -> list[EpisodeSummary]:
         """Count the matching episodes by the values of columns, in the order of these values; a text is ignored."""
         condition, values = self._condition(replace(where, text=None))
         columns = ", ".join(by)

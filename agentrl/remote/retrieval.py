@@ -22,7 +22,7 @@ _PATH = "/retrieve"
 _HINT = "the retriever must answer POST /retrieve {queries, topk, return_scores}"
 K1 = 0.9
 B = 0.4
-"""Saturation (`K1`) and length normalisation (`B`): Anserini's defaults, which Search-R1 uses."""
+"""Saturation (`K1`) and length normalization (`B`): Anserini's defaults, which Search-R1 uses."""
 _WORD = re.compile(r"\w+")
 
 

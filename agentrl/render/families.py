@@ -1,6 +1,6 @@
 """Data of model families: their ends of turns, thinking and tool calls.
 
-A family is recognised by its chat template. The text after an answer always comes from the template itself (see
+A family is recognized by its chat template. The text after an answer always comes from the template itself (see
 `agentrl.render.renderer`); these data define which tokens count as an end of turn when the *model* writes them, and the
 notations of thinking and tool calls. `tests/render` has golden renderings of each family; the table in
 ``docs/concepts/model-families.md`` describes them.

@@ -64,14 +64,14 @@ def golden_answers(task: Task) -> list[str]:
     return [str(one) for one in truth] if isinstance(truth, list | tuple) else [str(truth)]
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Return a text in lower case without punctuation and articles (SQuAD, arXiv 1606.05250)."""
     return " ".join(_ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def word_f1(answer: str, golden: Sequence[str]) -> float:
     """Return the best harmonic mean of precision and recall over words."""
-    return max((_word_f1(normalise(answer).split(), normalise(text).split()) for text in golden), default=0.0)
+    return max((_word_f1(normalize(answer).split(), normalize(text).split()) for text in golden), default=0.0)
 
 
 def _word_f1(answer: list[str], golden: list[str]) -> float:
@@ -84,7 +84,7 @@ def is_solved(trajectory: Trajectory, task: Task) -> bool:
     """Return True if the task is solved.
 
     The environment decides, by its success or else by a reward that is not 0; without these, the answer must equal one
-    of the task's correct ones after `normalise`.
+    of the task's correct ones after `normalize`.
     """
     if trajectory.success is not None:
         return trajectory.success
@@ -92,7 +92,7 @@ def is_solved(trajectory: Trajectory, task: Task) -> bool:
         return trajectory.environment_reward > 0
     golden = {answer.strip() for answer in golden_answers(task)}
     answer = given_answer(trajectory).strip()
-    return answer in golden or (normalise(answer) != "" and normalise(answer) in set(map(normalise, golden)))
+    return answer in golden or (normalize(answer) != "" and normalize(answer) in set(map(normalize, golden)))
 
 
 def solved(trajectory: Trajectory, task: Task) -> float:

@@ -330,7 +330,7 @@ class EngineConversation(Conversation):
 
         Raises:
             UnsupportedOption: the form cannot be checked either, or the answer is trained. The log-probabilities of a
-                constrained answer are normalised over the allowed tokens, and the trainer cannot compute them.
+                constrained answer are normalized over the allowed tokens, and the trainer cannot compute them.
         """
         if options.seed is not None and not self._policy.engine.capabilities.seeded:
             _warn_of_seed(type(self._policy.engine).__name__)

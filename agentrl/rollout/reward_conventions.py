@@ -1,6 +1,6 @@
 """Calling conventions of reward functions: agentrl's own, and those of TRL, verl and verifiers.
 
-The library that a function was written for is recognised by the names of its parameters:
+The library that a function was written for is recognized by the names of its parameters:
 
 ========== ======================================================================================================
 TRL        ``f(prompts, completions, **columns)`` with lists of one item; returns a list of one number. Prompts and

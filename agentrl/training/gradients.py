@@ -61,7 +61,7 @@ DUMPED_STEP = ("version", "step_version", "sample_counts", "seed")
 
 
 class Objective:
-    """Estimator, loss, correction, filters and regularisers of a config, with their options checked.
+    """Estimator, loss, correction, filters and regularizers of a config, with their options checked.
 
     With `joint_loss`, the policy's passes also compute the loss of a signal.
 
@@ -104,8 +104,8 @@ class Objective:
         self.chooses_tokens = self._choice is not None and not self._choice.drops
         """True if the loss chooses among all tokens of an update, under the current policy, before it is computed."""
         self.uses_entropy = config.entropy_coef != 0
-        regularised = config.kl_coef != 0 or self.uses_entropy or joint_loss
-        self.zero_advantage_is_idle = advantage_weighted.of(loss) and not regularised
+        regularized = config.kl_coef != 0 or self.uses_entropy or joint_loss
+        self.zero_advantage_is_idle = advantage_weighted.of(loss) and not regularized
         """True if a sequence whose advantages are exactly 0 has no gradient."""
 
     @property

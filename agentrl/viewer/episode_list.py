@@ -87,7 +87,7 @@ def _search(
 
 def _facets(index: TrajectoryIndex) -> dict[str, list[str]]:
     """Return the values that occur, for each field of a filter."""
-    found = index.summarise(["environment", "task_type", "outcome", "roles"])
+    found = index.summarize(["environment", "task_type", "outcome", "roles"])
     environments = sorted({row.values[0] for row in found})
     return {
         "environments": environments,
@@ -110,7 +110,7 @@ def outcomes_document(opened: OpenedSource, query: Query) -> dict[str, Any]:
 
 
 def _outcomes(index: TrajectoryIndex, where: EpisodeFilter) -> dict[str, Any]:
-    counted = index.summarise(["step", "outcome"], where)
+    counted = index.summarize(["step", "outcome"], where)
     steps = sorted({row.values[0] for row in counted})
     place = {step: number for number, step in enumerate(steps)}
     outcomes: dict[str, list[int]] = {}
@@ -122,7 +122,7 @@ def _outcomes(index: TrajectoryIndex, where: EpisodeFilter) -> dict[str, Any]:
 
 def _by_task_type(index: TrajectoryIndex, where: EpisodeFilter) -> list[dict[str, Any]]:
     """Return success by environment and type of task, without infrastructure failures."""
-    counted = index.summarise(["environment", "task_type"], replace(where, is_infrastructure=False))
+    counted = index.summarize(["environment", "task_type"], replace(where, is_infrastructure=False))
     return [
         {
             "environment": row.values[0],
@@ -241,7 +241,7 @@ def _score_tasks(index: TrajectoryIndex, where: EpisodeFilter) -> dict[Hashable,
         row.values: TaskScore(
             episodes=row.episodes, success=row.solved / row.judged if row.judged else None, reward=row.reward
         )
-        for row in index.summarise(["environment", "task_id"], where)
+        for row in index.summarize(["environment", "task_id"], where)
     }
 
 

@@ -1,4 +1,4 @@
-"""Whole training steps: tokens per second, model-FLOP utilisation, and peak memory compared with `agentrl plan`.
+"""Whole training steps: tokens per second, model-FLOP utilization, and peak memory compared with `agentrl plan`.
 
 agentrl bench steps --folder benchmarks/gpu size=8B checkpointing=true
 """
@@ -58,7 +58,7 @@ def run(
         prompt: Tokens of each prompt.
         answer: Maximum number of tokens of an answer; the minimum is half of it.
         budget: Tokens of a micro-batch.
-        checkpointing: True to recompute activations in the backward pass; utilisation does not count recomputation.
+        checkpointing: True to recompute activations in the backward pass; utilization does not count recomputation.
         rounds: Timed steps, after one warm-up step.
     """
     size = choose_size(size)
@@ -96,7 +96,7 @@ def run(
         "tokens": sum(lengths),
         "seconds": median(taken),
         "tokens_per_s": sum(lengths) / median(taken),
-        "utilisation": None if fastest is None else useful / median(taken) / fastest,
+        "utilization": None if fastest is None else useful / median(taken) / fastest,
         "peak_bytes": peak,
         "planned_bytes": planned.total,
         "planned_over_measured": planned.total / peak,

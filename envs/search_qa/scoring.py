@@ -11,10 +11,10 @@ _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Return a text in lower case, without punctuation and articles, with single spaces.
 
-    >>> normalise("  The  Old-Man, and a sea! ")
+    >>> normalize("  The  Old-Man, and a sea! ")
     'oldman and sea'
     """
     return " ".join(_ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
@@ -22,18 +22,18 @@ def normalise(text: str) -> str:
 
 def exact_match(answer: str, golden: Sequence[str]) -> float:
     """Return 1 if the answer equals one of the golden answers, else 0."""
-    return float(normalise(answer) in {normalise(text) for text in golden})
+    return float(normalize(answer) in {normalize(text) for text in golden})
 
 
 def contains(text: str, golden: Sequence[str]) -> bool:
     """Return True if a text contains one of the golden answers as whole words."""
-    words = f" {normalise(text)} "
-    return any(f" {own} " in words for own in map(normalise, golden) if own)
+    words = f" {normalize(text)} "
+    return any(f" {own} " in words for own in map(normalize, golden) if own)
 
 
 def f1(answer: str, golden: Sequence[str]) -> float:
     """Return the best harmonic mean of precision and recall over words, 0 to 1."""
-    return max((_f1(normalise(answer).split(), normalise(text).split()) for text in golden), default=0.0)
+    return max((_f1(normalize(answer).split(), normalize(text).split()) for text in golden), default=0.0)
 
 
 def _f1(answer: list[str], golden: list[str]) -> float:

@@ -146,10 +146,10 @@ def parse_prices(text: str | None) -> tuple[float, ...]:
     return prices[:2] if prices and all(map(math.isfinite, prices)) else (DEFAULT_PRICE,)
 
 
-def _options(customisation: Mapping[str, Sequence[Mapping[str, Any]] | None]) -> dict[str, tuple[str, ...]]:
+def _options(customization: Mapping[str, Sequence[Mapping[str, Any]] | None]) -> dict[str, tuple[str, ...]]:
     return {
         name.lower(): tuple(content["value"].strip().replace("/", " | ").lower() for content in contents)
-        for name, contents in customisation.items()
+        for name, contents in customization.items()
         if contents is not None
     }
 

@@ -69,7 +69,7 @@ def returns_to_go(gamma, *, over_tokens):
 
 
 def against_state(gamma):
-    """Per token: the discounted return from its turn on, standardised among the turns taken in the same state."""
+    """Per token: the discounted return from its turn on, standardized among the turns taken in the same state."""
     returns, tokens = [], []
     for _, turns in EPISODES:
         running, own = 0.0, []

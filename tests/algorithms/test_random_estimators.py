@@ -184,7 +184,7 @@ def reinforce(step, gamma=1.0):
 
 
 def among(step, returns, key):
-    """Returns of turns, standardised among those with the same key(episode, turn)."""
+    """Returns of turns, standardized among those with the same key(episode, turn)."""
     pools = {}
     for e, own in enumerate(returns):
         for k, number in enumerate(own):

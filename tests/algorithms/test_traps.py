@@ -194,7 +194,7 @@ def test_lambda_of_vapo_grows_with_the_length():
 
 @pytest.mark.parametrize("name", ["gae", "remax", "prime", "gdpo"])
 def test_what_nobody_gave_is_an_error(name):
-    with pytest.raises(TrainingError, match=r"lacks an input of the algorithm|normalises every component"):
+    with pytest.raises(TrainingError, match=r"lacks an input of the algorithm|normalizes every component"):
         lookup(Kind.ADVANTAGE, name)(episodes())
 
 

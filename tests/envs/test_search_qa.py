@@ -14,7 +14,7 @@ from agentrl.envs.search_qa.environment import SearchQA, make_search_qa
 from agentrl.envs.search_qa.expert import SearchExpert
 from agentrl.envs.search_qa.protocol import TAGS
 from agentrl.envs.search_qa.relations import RELATIONS, parse_chain
-from agentrl.envs.search_qa.scoring import f1, normalise
+from agentrl.envs.search_qa.scoring import f1, normalize
 from agentrl.envs.search_qa.spec import REACT_SPEC, SPEC
 from agentrl.envs.search_qa.vocabulary import Kind, names
 from agentrl.envs.search_qa.world import world_of
@@ -51,12 +51,12 @@ def test_gymnasium_accepts_it() -> None:
 def test_names_are_unique_and_belong_to_one_split(kind: Kind) -> None:
     of_splits = [names(kind, split) for split in SPLITS]
     everything = [name for of_split in of_splits for name in of_split]
-    assert len(set(map(normalise, everything))) == len(everything)
+    assert len(set(map(normalize, everything))) == len(everything)
     assert all(of_splits)
 
 
 def test_no_name_stands_for_two_kinds() -> None:
-    seen = Counter(normalise(name) for kind in Kind for split in SPLITS for name in names(kind, split))
+    seen = Counter(normalize(name) for kind in Kind for split in SPLITS for name in names(kind, split))
     assert set(seen.values()) == {1}
 
 
@@ -286,7 +286,7 @@ def test_a_query_is_worth_the_rank_of_the_first_passage_with_an_answer() -> None
     env.reset(options={"task_id": "train-0"})
     question = env.episode.question
     found = env._find(question.text)
-    rank = next(number for number, one in enumerate(found, 1) if normalise(question.golden[0]) in normalise(one.text))
+    rank = next(number for number, one in enumerate(found, 1) if normalize(question.golden[0]) in normalize(one.text))
     _, reward, terminated, _, info = env.step(f"<search>{question.text}</search>")
     assert (reward, terminated, info["success"]) == (1 / rank, True, rank == 1)
     env.reset(options={"task_id": "train-0"})

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from agentrl.envs.search_qa.environment import RemoteSearchQA, SearchQA, make_search_qa
 from agentrl.envs.search_qa.protocol import BRACKETS, TAGS, MoveKind, Protocol, read_passages
-from agentrl.envs.search_qa.scoring import exact_match, f1, normalise
+from agentrl.envs.search_qa.scoring import exact_match, f1, normalize
 from agentrl.envs.search_qa.spec import SPEC
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -65,8 +65,8 @@ def test_equal_passages_keep_their_order_and_strangers_stay_out() -> None:
     ("text", "normal"),
     [("The  Beatles!", "beatles"), ("an U.S. Navy", "us navy"), ("a-b", "ab"), ("theatre", "theatre"), ("", "")],
 )
-def test_answers_are_normalised(text: str, normal: str) -> None:
-    assert normalise(text) == normal
+def test_answers_are_normalized(text: str, normal: str) -> None:
+    assert normalize(text) == normal
 
 
 @pytest.mark.parametrize(

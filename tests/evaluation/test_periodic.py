@@ -12,7 +12,7 @@ from agentrl.config import load_config
 from agentrl.errors import ConfigError, Outcome
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
 from agentrl.evaluation.periodic import _means, _metrics, check_panels
-from agentrl.evaluation.result import EvaluationResult, summarise
+from agentrl.evaluation.result import EvaluationResult, summarize
 from agentrl.observe.metrics import read_metrics
 from agentrl.runs.rl import train
 from agentrl.runs.start import Run
@@ -68,7 +68,7 @@ def result(*successes: bool | None) -> EvaluationResult:
         for number, success in enumerate(successes)
     ]
     panel = Panel(environment="world/test", policy="engine", model="m", n_tasks=len(episodes), samples=1, seed=0)
-    return summarise(panel, episodes, seconds=1.0)
+    return summarize(panel, episodes, seconds=1.0)
 
 
 def test_success_is_measured_by_task_type() -> None:

@@ -18,7 +18,7 @@ from agentrl.evaluation.report import (
     panel_warnings,
     write_report,
 )
-from agentrl.evaluation.result import EvaluationResult, summarise
+from agentrl.evaluation.result import EvaluationResult, summarize
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -51,7 +51,7 @@ def result(*solved: bool, samples: int = 1) -> EvaluationResult:
         for i, won in enumerate(solved)
         for s in range(samples)
     ]
-    return summarise(panel, episodes, seconds=2.0)
+    return summarize(panel, episodes, seconds=2.0)
 
 
 def test_markdown_compares_before_and_after() -> None:
@@ -90,7 +90,7 @@ def test_problems_are_numbered_after_the_notes_each_on_one_line() -> None:
 def test_there_is_no_heading_without_types_of_tasks() -> None:
     failed = EvaluatedEpisode(task_id="t", sample=0, trajectory=trajectory("t", success=False))
     failed.trajectory.outcome = Outcome.ENGINE_ERROR
-    nothing = summarise(result(True).panel, [failed], 1.0)
+    nothing = summarize(result(True).panel, [failed], 1.0)
     assert "by type of task" not in markdown(Report(title="Run", results={"now": nothing}))
 
 
@@ -142,7 +142,7 @@ def test_any_and_all_of_the_samples_are_different_rows() -> None:
         EvaluatedEpisode(task_id=task, sample=sample, trajectory=trajectory(task, success=success))
         for (task, sample), success in won.items()
     ]
-    text = markdown(Report(title="Run", results={"now": summarise(panel, episodes, 1.0)}))
+    text = markdown(Report(title="Run", results={"now": summarize(panel, episodes, 1.0)}))
     assert "| pass@2 | 100.0 % |" in text
     assert "| pass^2 | 50.0 % |" in text
     assert ("pass@1" in text, "pass^1" in text) == (False, False), "both are the success"
@@ -152,9 +152,9 @@ def test_another_panel_is_named_and_the_policy_is_not_part_of_it(tmp_path: Path)
     base, same, more = result(True, False), result(False, False), result(True, False, True)
     assert base.panel_hash == same.panel_hash == base.to_json()["panel_hash"]
     assert panel_warnings({"a": base, "b": same}) == []
-    other_seed = summarise(dataclasses.replace(base.panel, seed=1), base.episodes, 1.0)
+    other_seed = summarize(dataclasses.replace(base.panel, seed=1), base.episodes, 1.0)
     changed = [dataclasses.replace(episode, task="other content") for episode in base.episodes]
-    for other in (more, other_seed, summarise(base.panel, changed, 1.0)):
+    for other in (more, other_seed, summarize(base.panel, changed, 1.0)):
         (warning,) = panel_warnings({"a": base, "b": other})
         assert warning.startswith(f"b was evaluated on another panel than a ({other.panel_hash} instead of")
     unknown = dataclasses.replace(base, panel_hash=None)

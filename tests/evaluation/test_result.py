@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.errors import Outcome
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
-from agentrl.evaluation.result import summarise
+from agentrl.evaluation.result import summarize
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 PANEL = Panel(environment="world/test", policy="engine", model="m", n_tasks=2, samples=2, seed=0)
@@ -49,7 +49,7 @@ def episode(
 
 
 def test_estimates_by_hand() -> None:
-    result = summarise(
+    result = summarize(
         PANEL,
         [
             episode("a", 0, success=True, reward=1.0, task_type="clean", turn_tokens=(2, 4)),
@@ -76,7 +76,7 @@ def test_each_task_counts_once_in_the_mean_reward_whatever_its_samples() -> None
     """Three samples of one task and one of another: the mean over samples would be 0.75."""
     panel = dataclasses.replace(PANEL, samples=3)
     found = [episode("a", sample, success=True, reward=1.0) for sample in range(3)]
-    result = summarise(panel, [*found, episode("b", 0, success=False, reward=0.0)], seconds=1.0)
+    result = summarize(panel, [*found, episode("b", 0, success=False, reward=0.0)], seconds=1.0)
     assert result.reward is not None
     assert (result.reward.mean, result.reward.low, result.reward.high) == (0.5, 0.0, 1.0)
     assert result.pass_at_k == {1: 0.5, 2: 1.0, 3: 1.0}
@@ -90,7 +90,7 @@ def test_reused_episodes_are_counted_with_the_time_of_the_first() -> None:
         for task, time in (("a", 3000.0), ("b", 1000.0), ("c", 2000.0), ("d", 500.0))
     ]
     earlier = {one.trajectory.id for one in found[:3]}
-    result = summarise(dataclasses.replace(PANEL, n_tasks=4), found, seconds=1.0, found=earlier)
+    result = summarize(dataclasses.replace(PANEL, n_tasks=4), found, seconds=1.0, found=earlier)
     assert (result.reused, result.reused_since) == (3, 1000.0)
     assert result.reused_words.startswith("3 of 4 reused, played since ")
 
@@ -99,25 +99,25 @@ def test_tokens_that_a_service_counted_are_tokens() -> None:
     """Turns in text have no tokens in the ledger."""
     played = episode("a", 0, turn_tokens=(2, 0))
     played.trajectory.sequences[0].turns[1].counted_tokens = 5
-    assert summarise(PANEL, [played], seconds=2.0).tokens == 7.0
+    assert summarize(PANEL, [played], seconds=2.0).tokens == 7.0
 
 
 def test_tokens_per_second_are_those_of_episodes_that_this_run_played() -> None:
     episodes = [episode("a", 0, turn_tokens=(2, 4)), episode("b", 0, turn_tokens=(3,))]
-    assert summarise(PANEL, episodes, seconds=3.0).tokens_per_s == 3.0
-    assert summarise(PANEL, episodes, seconds=3.0, found={episodes[0].trajectory.id}).tokens_per_s == 1.0
+    assert summarize(PANEL, episodes, seconds=3.0).tokens_per_s == 3.0
+    assert summarize(PANEL, episodes, seconds=3.0, found={episodes[0].trajectory.id}).tokens_per_s == 1.0
 
 
 def test_turns_and_tokens_of_the_environment_s_roles_are_not_the_agent_s() -> None:
     played = episode("a", 0, turn_tokens=(2, 4))
     played.trajectory.sequences[0].turns[1].role = "user"
-    result = summarise(PANEL, [played], seconds=1.0, others=("user",))
+    result = summarize(PANEL, [played], seconds=1.0, others=("user",))
     assert (result.turns, result.tokens, result.tokens_per_s) == (1.0, 2.0, 2.0)
 
 
 def test_failures_of_the_machinery_count_in_no_estimate() -> None:
     broken = episode("b", 0, outcome=Outcome.ENGINE_ERROR, attempt=2)
-    result = summarise(PANEL, [episode("a", 0, success=True, reward=1.0), broken], seconds=1.0)
+    result = summarize(PANEL, [episode("a", 0, success=True, reward=1.0), broken], seconds=1.0)
     assert result.success is not None
     assert (result.success.mean, result.reward and result.reward.mean) == (1.0, 1.0)
     assert (result.failures, result.retries) == (1, 2)
@@ -130,12 +130,12 @@ def test_repaired_calls_of_measured_episodes_are_counted() -> None:
     for one, counts in ((first, (2, 0, 1)), (second, (4,)), (broken, (8,))):
         for turn, count in zip(one.trajectory.turns, counts, strict=True):
             turn.repaired_calls = count
-    result = summarise(PANEL, [first, second, broken], seconds=1.0)
+    result = summarize(PANEL, [first, second, broken], seconds=1.0)
     assert (result.repaired_calls, result.to_json()["repaired_calls"]) == (7, 7)
 
 
 def test_nothing_known_is_null_and_not_zero() -> None:
-    result = summarise(PANEL, [episode("a", 0), episode("b", 0, outcome=Outcome.ENGINE_ERROR)], seconds=1.0)
+    result = summarize(PANEL, [episode("a", 0), episode("b", 0, outcome=Outcome.ENGINE_ERROR)], seconds=1.0)
     assert (result.success, result.reward, result.pass_at_k) == (None, None, {})
     content = json.loads(json.dumps(result.to_json()))
     assert content["success"] is None
@@ -143,13 +143,13 @@ def test_nothing_known_is_null_and_not_zero() -> None:
 
 
 def test_an_episode_that_cannot_tell_counts_as_unsolved_where_others_can() -> None:
-    result = summarise(PANEL, [episode("a", 0, success=True), episode("b", 0)], seconds=1.0)
+    result = summarize(PANEL, [episode("a", 0, success=True), episode("b", 0)], seconds=1.0)
     assert result.success is not None
     assert result.success.mean == 0.5
 
 
 def test_json_has_every_promised_key() -> None:
-    content = summarise(PANEL, [episode("a", 0, success=True, reward=1.0)], seconds=1.0).to_json()
+    content = summarize(PANEL, [episode("a", 0, success=True, reward=1.0)], seconds=1.0).to_json()
     promised = "env policy model n_tasks samples success reward by_task_type outcomes seconds"
     assert set(promised.split()) | {"pass_at_k", "pass_hat_k", "turns", "tokens"} <= set(content)
     assert set(content["success"]) == {"mean", "low", "high"}
@@ -157,7 +157,7 @@ def test_json_has_every_promised_key() -> None:
 
 
 def test_text_for_people() -> None:
-    result = summarise(PANEL, [episode("a", 0, success=True, reward=1.0)], seconds=1.0)
+    result = summarize(PANEL, [episode("a", 0, success=True, reward=1.0)], seconds=1.0)
     assert str(result) == "m on world/test: success 100.0 % (20.7 to 100.0), reward 1.000, 1 episodes"
 
 

@@ -1,4 +1,4 @@
-"""Reward functions of TRL, verl and verifiers: how they are recognised, and what they are called with."""
+"""Reward functions of TRL, verl and verifiers: how they are recognized, and what they are called with."""
 
 import copy
 import re

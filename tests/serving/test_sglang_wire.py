@@ -372,7 +372,7 @@ def test_times_that_are_missing_or_run_backwards_count_as_none(times, seconds):
 
 
 @pytest.mark.capability("sglang", "stop strings")
-def test_stop_texts_are_asked_for_and_recognised(request_of):
+def test_stop_texts_are_asked_for_and_recognized(request_of):
     sampling = encode_request(request_of([4], stop=("</a>",)), wire_id="a-1", max_context=20)["sampling_params"]
     assert (sampling["stop"], sampling["no_stop_trim"], sampling["skip_special_tokens"]) == (["</a>"], True, False)
     body = _answer(finish_reason={"type": "stop", "matched": "</a>"})

@@ -250,7 +250,7 @@ def test_only_servers_on_gpus_can_sleep(tmp_path, gpus):
 
 
 @pytest.mark.capability("vllm", "stop strings")
-def test_stop_texts_are_asked_for_and_recognised(request_of):
+def test_stop_texts_are_asked_for_and_recognized(request_of):
     sampling = encode_request(request_of([4], stop=("</a>",)), wire_id="a-1", max_context=20)["sampling_params"]
     assert (sampling["stop"], sampling["include_stop_str_in_output"]) == (["</a>"], True)
     assert (sampling["detokenize"], sampling["skip_special_tokens"]) == (True, False)

@@ -45,7 +45,7 @@ def test_attention_back_ends_are_equal(results):
 
 def test_steps_take_about_what_was_planned(results):
     assert 0.9 < results["steps"]["planned_over_measured"] < 1.5
-    assert results["steps"]["utilisation"] is None
+    assert results["steps"]["utilization"] is None
 
 
 def test_what_is_sent_arrives(results):

@@ -55,7 +55,7 @@ def by_hand(model, family, part):
     """Log-probabilities sequence by sequence in float64, with routers whose choice is written in."""
     model = copy.deepcopy(model).double()
     model.set_experts_implementation("eager")  # the grouped one takes no float64
-    scoring, normalised = GATES[family]
+    scoring, normalized = GATES[family]
     found = []
     for sequence in part:
         for number, router in enumerate(routers(model)):
@@ -65,7 +65,7 @@ def by_hand(model, family, part):
             def forward(self, hidden, own=own, fixed=fixed):
                 logits, gates, chosen = own(hidden)
                 scores = scoring(logits, -1)[: len(fixed)].gather(1, fixed)
-                scores = scores / scores.sum(1, keepdim=True) if normalised else scores
+                scores = scores / scores.sum(1, keepdim=True) if normalized else scores
                 scores = scores * getattr(self, "routed_scaling_factor", 1.0)
                 rest = len(fixed)
                 return logits, torch.cat([scores, gates[rest:]]), torch.cat([fixed, chosen[rest:]])

@@ -101,7 +101,7 @@ def test_large_rewards_of_turns_leave_no_rounding_error_in_the_scorers_rewards(g
     assert RewardShaping({"format": {"bonus": 0.0}}, max_tokens=100)(members).returns.tolist() == [0.3, 0.3]
 
 
-def test_invalid_turns_are_penalised(group):
+def test_invalid_turns_are_penalized(group):
     members = group("a", [0.0, 1.0], turns=2)
     members[1].turns[0].valid = False
     found = RewardShaping({"invalid": {"penalty": -0.1}}, max_tokens=100)(members)
@@ -109,14 +109,14 @@ def test_invalid_turns_are_penalised(group):
     assert found.returns.tolist() == [0.0, 0.9]
 
 
-def test_turns_with_repaired_calls_are_penalised(group):
+def test_turns_with_repaired_calls_are_penalized(group):
     members = group("a", [0.0, 1.0], turns=2)
     members[0].turns[1].repaired_calls = 2
     found = RewardShaping({"repaired": {"penalty": -0.1}}, max_tokens=100)(members)
     assert found.turn_reward.tolist() == [0.0, -0.1, 0.0, 1.0]
 
 
-def test_long_trajectories_are_penalised(group):
+def test_long_trajectories_are_penalized(group):
     members = group("a", [0.0, 1.0], turns=2)
     longest = max(len(s) for t in members for s in t.sequences)
     found = RewardShaping({"overlong": {"buffer": 10, "factor": 0.5}}, max_tokens=longest)(members)

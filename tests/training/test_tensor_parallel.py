@@ -162,7 +162,7 @@ def test_other_models_are_refused():
 
 
 def test_muon_makes_the_updates_of_one_rank(path_of, module_trajectories):
-    """To what bfloat16, in which matrices are orthogonalised, makes of a gradient's last digits."""
+    """To what bfloat16, in which matrices are orthogonalized, makes of a gradient's last digits."""
     path, trainer = path_of("llama"), {"tensor_parallel": 2, "optimizer": "muon", "learning_rate": 0.01}
     with group_of(1) as group:
         parts = group.build(settings(path, 1, trainer))

@@ -76,7 +76,7 @@ class Whole(Letters):
         return observation, 1.0 if solved else -0.1, *rest, {"success": solved}
 
 
-class Memorised(Letters):
+class Memorized(Letters):
     """Vowels are right in training, digits in tests."""
 
     def reset(self, *, seed=None, options=None):

@@ -126,7 +126,7 @@ class VerdictField:
         if not fits[self.kind]:
             raise UnreadableAnswer(f"{json.dumps(value)[:80]} is not a valid value for {self.words}.")
 
-    def normalise(self, value: Any) -> float:
+    def normalize(self, value: Any) -> float:
         """Scale a value to between 0 and 1."""
         return float(value) if self.kind == "boolean" else (value - self.low) / (self.high - self.low)
 
@@ -287,7 +287,7 @@ class FieldWeights:
 
     def parts(self, values: Mapping[str, Any]) -> dict[str, float]:
         """Return the values of the fields with weights, between 0 and 1."""
-        return {name: self.fields[name].normalise(values[name]) for name in self.weights}
+        return {name: self.fields[name].normalize(values[name]) for name in self.weights}
 
     def reward(self, parts: Mapping[str, float]) -> float:
         """Return the reward of values from `parts`."""

@@ -9,7 +9,7 @@ transcripts get equal rewards and are not compared with each other.
 - Pairwise, every pair: the win rate, r_i = mean over j != i of s_ij, where s_ij is the mean of both orders' results, 1
   for a win, 0.5 for a tie, 0 for a loss.
 - Pairwise, some pairs: strengths p_i of the Bradley-Terry model, P(i beats j) = p_i / (p_i + p_j), fitted to the pairs
-  by Hunter's minorisation (2004, equation 3) with a weak prior; r_i = mean over j != i of p_i / (p_i + p_j).
+  by Hunter's minorization (2004, equation 3) with a weak prior; r_i = mean over j != i of p_i / (p_i + p_j).
 - Listwise: r_i = mean over rounds of (n - place_i) / (n - 1), with place 1 for the best of n different episodes.
 """
 

@@ -378,15 +378,15 @@ def telling(played: Sequence[PlayedEpisode]) -> list[str]:
     words = sorted({word for bag in bags for word in bag if any(word not in other for other in bags)})
     if not words or np.ptp(returns) == 0:
         return []
-    presence = _standardise(np.array([[word in bag for word in words] for bag in bags], dtype=np.float64))
+    presence = _standardize(np.array([[word in bag for word in words] for bag in bags], dtype=np.float64))
     generator = np.random.default_rng(0)
     shuffled = np.stack([returns, *(generator.permutation(returns) for _ in range(SHUFFLES))])
-    strength = np.abs(_standardise(shuffled.T).T @ presence)
+    strength = np.abs(_standardize(shuffled.T).T @ presence)
     accident = strength[1:].max() + 1e-9
     return [word for word, found in zip(words, strength[0], strict=True) if found > accident]
 
 
-def _standardise(columns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _standardize(columns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Scale columns to mean 0 and length 1, so that their products are correlations."""
     centred = columns - columns.mean(axis=0)
     return np.asarray(centred / np.linalg.norm(centred, axis=0))

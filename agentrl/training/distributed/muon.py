@@ -1,4 +1,4 @@
-"""Muon for sharded models: momentum stays sharded, and each matrix is orthogonalised by one rank, its owner.
+"""Muon for sharded models: momentum stays sharded, and each matrix is orthogonalized by one rank, its owner.
 
     shards of matrices 0 1 2 … ─► all-to-all ─► rank i has matrix i whole ─► Newton-Schulz ─► all-to-all ─► shards
 
@@ -57,7 +57,7 @@ class ShardedMuon(torch.optim.Optimizer):
             local.add_(change)
 
     def _direction(self, matrix: DTensor, momentum: float) -> Tensor:
-        """Update the momentum; return this rank's rows of the matrix to orthogonalise."""
+        """Update the momentum; return this rank's rows of the matrix to orthogonalize."""
         state, gradient = self.state[matrix], matrix.grad
         if _MOMENTUM not in state:
             state[_MOMENTUM] = torch.zeros_like(matrix)

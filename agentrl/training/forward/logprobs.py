@@ -185,7 +185,7 @@ def _dot(left: Tensor, right: Tensor) -> Tensor:
 
 
 class ValueHead(nn.Module):
-    """A linear map in float32, initialised to 0, so that a new critic predicts 0."""
+    """A linear map in float32, initialized to 0, so that a new critic predicts 0."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

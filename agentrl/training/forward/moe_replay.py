@@ -39,7 +39,7 @@ class GateFormula:
     """Formula from a router's logits to the gates of the chosen experts."""
 
     sigmoid: bool
-    normalised: bool
+    normalized: bool
     scale: float
 
     def gates(self, logits: Tensor, chosen: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class GateFormula:
         """
         scores = logits.float().sigmoid() if self.sigmoid else logits.float().softmax(-1)
         gates = scores.gather(-1, chosen)
-        if self.normalised:
+        if self.normalized:
             gates = gates / gates.sum(-1, keepdim=True)
         return gates * self.scale
 
@@ -169,9 +169,9 @@ def gate_formula(router: nn.Module, logits: Tensor, gates: Tensor, chosen: Tenso
     likely = hasattr(router, "e_score_correction_bias")
     scale = float(getattr(router, "routed_scaling_factor", 1.0))
     known = [
-        GateFormula(sigmoid=sigmoid, normalised=normalised, scale=scale)
+        GateFormula(sigmoid=sigmoid, normalized=normalized, scale=scale)
         for sigmoid in (likely, not likely)
-        for normalised in (False, True)
+        for normalized in (False, True)
     ]
     apart = [float((formula.gates(logits, chosen) - gates.float()).abs().max()) for formula in known]
     best = min(range(len(known)), key=apart.__getitem__)

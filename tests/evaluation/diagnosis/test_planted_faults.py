@@ -91,7 +91,7 @@ PLANTED = {
     ),
     "overfitting": (
         "overfitting",
-        [world("Memorised"), "evaluation={every: 3, tasks: 24, split: test}", *LONG],
+        [world("Memorized"), "evaluation={every: 3, tasks: 24, split: test}", *LONG],
         MORE,
     ),
 }
