@@ -36,7 +36,8 @@ IDLE_CONNECTION_S = 30.0
 """Seconds in which a request's headers must arrive, counted from the connection or the previous answer; clients keep
 idle connections half as long."""
 BODY_S = 30.0
-"""Seconds in which a request's body must arrive, plus one for every `SLOWEST` bytes of its maximum size."""
+"""Seconds in which the next piece of a request's body must arrive; for the whole body, one second is added for every
+`SLOWEST` bytes of its maximum size."""
 SLOWEST = 256 * 1024
 BODY_LINGER_S = 2.0
 """Seconds for which the rest of a refused body is discarded, so that the client reads the answer."""
@@ -276,10 +277,12 @@ async def read_bytes_of(request: web.Request, largest: int) -> bytes:
     stated = request.content_length or 0
     if stated > largest:
         raise web.HTTPRequestEntityTooLarge(max_size=largest, actual_size=stated)
-    data = bytearray()
+    data, loop = bytearray(), asyncio.get_running_loop()
+    last = loop.time() + BODY_S + largest / SLOWEST
     try:
-        async with asyncio.timeout(BODY_S + largest / SLOWEST):
+        async with asyncio.timeout(BODY_S) as limit:  # aiohttp tells of a broken chunk only if it came with the headers
             async for piece in request.content.iter_any():
+                limit.reschedule(min(last, loop.time() + BODY_S))
                 data += piece
                 if len(data) > largest:
                     raise web.HTTPRequestEntityTooLarge(max_size=largest, actual_size=len(data))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import select
 import socket
+import time
 import urllib.error
 from contextlib import ExitStack
 from typing import Any
@@ -219,8 +221,7 @@ def _is_dropped(connection: socket.socket) -> bool:
 
 def test_half_requests_and_slow_bodies_are_closed(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "IDLE_CONNECTION_S", 0.05)
-    monkeypatch.setattr(listening, "BODY_S", 0.0)
-    monkeypatch.setattr(listening, "SLOWEST", 20 * LARGEST_CALL)
+    monkeypatch.setattr(listening, "BODY_S", 0.05)
     url = serve(STAIRS).url
     for sent in (b"", b"GET /v1/info HT", b"GET /v1/info HTTP/1.1\r\nX-Slow: "):
         with connect(url) as connection:
@@ -228,6 +229,32 @@ def test_half_requests_and_slow_bodies_are_closed(serve: Any, monkeypatch: pytes
             assert connection.recv(10) == b"", "the server closes it"
     answer = say(url, head("PUT", SESSION, JSON, b"Content-Length: 1000\r\n") + b"{")
     assert status(answer) == 408
+
+
+def test_a_body_that_drips_is_closed_in_time(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "BODY_S", 0.4)
+    monkeypatch.setattr(listening, "SLOWEST", 5 * LARGEST_CALL)  # 0.6 s in all
+    with connect(serve(STAIRS).url) as connection:
+        connection.sendall(head("PUT", SESSION, JSON, b"Content-Length: 1000\r\n"))
+        answer = b""
+        for _ in range(100):
+            connection.sendall(b" ")
+            if select.select([connection], [], [], 0.05)[0]:
+                answer = connection.recv(1000)
+                break
+        assert status(answer) == 408
+
+
+def test_a_broken_chunk_after_the_headers_is_not_waited_for_as_long_as_a_large_body(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "BODY_S", 0.2)
+    with connect(serve(STAIRS).url) as connection:
+        connection.settimeout(LARGEST_CALL / listening.SLOWEST - 2)
+        connection.sendall(head("PUT", SESSION, JSON, b"Transfer-Encoding: chunked\r\n"))
+        time.sleep(0.05)
+        connection.sendall(b"xyz\r\n")
+        assert status(connection.recv(1000)) in (400, 408)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1e30, 2**61, float("nan"), float("inf"), True, "5", None, [], 1.5])
