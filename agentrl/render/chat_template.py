@@ -17,6 +17,7 @@ from agentrl.message import ImagePart, Message, TextPart, user
 from agentrl.render.call_form import with_json_arguments
 from agentrl.render.content_guard import BREAK, ContentGuard
 from agentrl.render.named_templates import choose_chat_template
+from agentrl.render.skeleton import Skeleton, SkeletonFinder
 from agentrl.render.trial import EndlessTemplate, render_in_time
 from agentrl.trajectory import Source, TokenSequence
 
@@ -307,16 +308,41 @@ class ChatTemplate:
             messages = fold_system(messages)
         return self._apply(messages, tools, generation_prompt)
 
-    def _apply(self, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool) -> str:
+    def find_skeleton(self, messages: Sequence[Message], first: int) -> Skeleton | None:
+        """Return the text around the contents of the messages from index `first` on, up to the next answer's header.
+
+        The first message must not be the system's. ``None`` if the text depends on the contents in other ways than a
+        skeleton can express.
+        """
+        variables = {**self._tokenizer.special_tokens_map, **self._options}
+        return self._skeletons.find(
+            self._rows(messages),
+            range(first, len(messages)),
+            tools=self._no_tools,
+            documents=None,
+            add_generation_prompt=True,
+            **variables,
+        )
+
+    @functools.cached_property
+    def _skeletons(self) -> SkeletonFinder:
+        return SkeletonFinder(self._whole)
+
+    def _rows(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         rows = [_row(message, images=self._images) for message in messages]
-        schemas = [dict(tool) for tool in tools]
         if self.guard is not None:
-            rows, schemas = [*map(self.guard.message, rows)], [*map(self.guard.texts, schemas)]
+            rows = [*map(self.guard.message, rows)]
         if self.json_arguments:
             rows = [*map(with_json_arguments, rows)]
         for row in rows:
             if "reasoning_content" in row:
                 row[self._reasoning_key] = row.pop("reasoning_content")
+        return rows
+
+    def _apply(self, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool) -> str:
+        rows, schemas = self._rows(messages), [dict(tool) for tool in tools]
+        if self.guard is not None:
+            schemas = [*map(self.guard.texts, schemas)]
         render = functools.partial(
             self._tokenizer.apply_chat_template,
             rows,

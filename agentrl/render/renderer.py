@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat, takewhile
 from typing import TYPE_CHECKING, TypeVar
@@ -30,6 +31,7 @@ from agentrl.render.families import Family, ThinkingMarks, detect_family
 from agentrl.render.forms import structure_of
 from agentrl.render.images import ImageProcessor, counts, images_of, place_images
 from agentrl.render.named_templates import choose_chat_template
+from agentrl.render.skeleton import Skeleton
 from agentrl.render.tool_parsers.values import first_of
 from agentrl.trajectory import Source
 
@@ -72,17 +74,20 @@ class ContentSpans:
 
     def find(self, text: str, messages: Sequence[Message]) -> list[Span]:
         """Return the spans of the messages' contents in `text`, in order."""
-        shape = tuple(_shape(message) for message in messages)
-        pieces = self._pieces(shape)
+        pieces = self._pieces(tuple(map(_shape, messages)))
         if len(pieces) != len(messages) + 1 or not text.startswith(pieces[0]):
             return [Span(0, len(text), Source.OBSERVATION)]
         spans: list[Span] = []
         cursor = len(pieces[0])
         for message, after in zip(messages, pieces[1:], strict=True):
             end = _content_end(text, cursor, self._shown(message.text), after)
-            spans.append(Span(cursor, end, _source(message)))
+            spans.append(Span(cursor, end, source_of(message)))
             cursor = end + len(after)
         return spans
+
+    def around(self, shape: tuple[Message, ...]) -> list[str]:
+        """Return the template's texts before, between and after the contents of messages of a shape."""
+        return self._pieces(shape)
 
     def _split_by_marks(self, shape: tuple[Message, ...]) -> list[str]:
         marked = [replace(message, content=_MARK.format(i)) for i, message in enumerate(shape)]
@@ -93,7 +98,8 @@ def _shape(message: Message) -> Message:
     return replace(message, content="", tool_calls=(), reasoning=None)
 
 
-def _source(message: Message) -> Source:
+def source_of(message: Message) -> Source:
+    """Return the source of the tokens of a message's content."""
     return Source.FORCED if message.role == "assistant" else Source.OBSERVATION
 
 
@@ -155,6 +161,7 @@ def _ids(encoder: TextEncoder, tokens: tuple[str, ...]) -> frozenset[int]:
 
 
 STAND_IN = "@@STAND-IN@@"
+"""Text of an answer whose messages are rendered; with a number if a message contains it."""
 KNOWN_SUFFIXES = 4096
 """Maximum number of cached renderings of new messages; the members of a group often get the same messages."""
 LONGEST_KNOWN = 500
@@ -222,6 +229,7 @@ class Renderer:
         eos = tokenizer.eos_token_id
         self.stop_token_ids: frozenset[int] = self.boundary.stop_ids | ({eos} if isinstance(eos, int) else set())
         self._before_ids = self.encoder.encode(_BEFORE)
+        self._skeletons = functools.lru_cache(_SHAPES)(self._find_skeleton)
         self._known_suffix = functools.lru_cache(KNOWN_SUFFIXES)(self._suffix)
         self._markup = _ids(self.encoder, family.markup)
         self.header: str = self.template.render([user("x")], generation_prompt=True)
@@ -326,7 +334,7 @@ class Renderer:
 
     def _suffix(self, messages: tuple[Message, ...]) -> RenderedTokens:
         """Render the text after an answer that lacks only the end of its turn."""
-        text = self.after_answer(messages)
+        text, spans = self._write_after_answer(messages)
         encoded = self.encoder.encode_with_offsets(_BEFORE + text)
         known = len(self._before_ids)
         if encoded.ids[:known] != self._before_ids:
@@ -336,10 +344,35 @@ class Renderer:
                 expected="an end of turn that is a separate token",
             )
         sources = [Source.TEMPLATE] * len(encoded.ids)
-        for span in self._spans.find(text, messages):
+        for span in spans:
             first, after = encoded.token_span(span.start + len(_BEFORE), span.end + len(_BEFORE))
             sources[first:after] = [span.source] * (after - first)
         return self._with_images(RenderedTokens(encoded.ids[known:], sources[known:]), messages)
+
+    def _write_after_answer(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
+        """Return the text that follows an answer, with the ranges of the messages' contents."""
+        contents = [message.content for message in messages if isinstance(message.content, str)]
+        if len(contents) == len(messages) and not any(message.tool_calls for message in messages):
+            skeleton = self._skeletons(tuple(map(_shape, messages)))
+            filled = None if skeleton is None else skeleton.fill([*map(self.guard.text, contents)])
+            if filled is not None:
+                text, ranges = filled
+                return text, [Span(*part, source_of(one)) for part, one in zip(ranges, messages, strict=True)]
+        text = self.after_answer(messages)
+        return text, self._spans.find(text, messages)
+
+    def _find_skeleton(self, shape: tuple[Message, ...]) -> Skeleton | None:
+        """Return the text around the contents of messages after an answer; ``None`` if it depends on the contents."""
+        answer = self._stand_in_answer(shape, STAND_IN, calls=self.results_follow_calls)
+        found = self.template.find_skeleton([user(_BEFORE), answer, *shape], first=2)
+        if found is None or not isinstance(found.parts[0], str):
+            return None
+        before = self._after_stand_in(found.parts[0], answer)
+        skeleton = Skeleton((before, *found.parts[1:]), found.conditions)
+        with contextlib.suppress(TemplateError):
+            if [part for part in skeleton.parts if isinstance(part, str)] == self._spans.around(shape):
+                return skeleton
+        return None
 
     def _with_images(self, rendered: RenderedTokens, messages: Sequence[Message]) -> RenderedTokens:
         """Expand the placeholders of the messages' images."""
@@ -366,21 +399,33 @@ class Renderer:
 
     def _after_answer(self, messages: Sequence[Message], *, calls: bool) -> str:
         """Render the text after an answer; with `calls`, the answer made the calls of the leading tool results."""
-        answer = Message(role="assistant", content=STAND_IN)
-        if calls:
-            answer = replace(answer, tool_calls=tuple(self._answered_calls(messages)))
+        numbers = itertools.count(1)
+        stand_in = STAND_IN
+        while any(stand_in in message.text for message in messages):
+            stand_in = f"@@STAND-IN-{next(numbers)}@@"
+        answer = self._stand_in_answer(messages, stand_in, calls=calls)
         text = self.template.render([user(_BEFORE), answer, *messages], generation_prompt=True)
-        _, found, after = text.rpartition(STAND_IN)
+        return self._after_stand_in(text, answer)
+
+    def _stand_in_answer(self, messages: Sequence[Message], stand_in: str, *, calls: bool) -> Message:
+        """Return an answer; with `calls`, one that made the calls of the leading tool results in `messages`."""
+        answered = takewhile(lambda message: message.role == "tool", messages if calls else ())
+        made = [
+            ToolCall(
+                name=message.name or "tool",
+                arguments={"value": stand_in},
+                id=message.tool_call_id or self.call_id(message.name or "tool", index),
+            )
+            for index, message in enumerate(answered)
+        ]
+        return Message(role="assistant", content=stand_in, tool_calls=tuple(made))
+
+    def _after_stand_in(self, text: str, answer: Message) -> str:
+        """Return the text after an answer from `_stand_in_answer`."""
+        _, found, after = text.rpartition(answer.text)
         if not found:
             raise TemplateError("the chat template omits the assistant's content", got=text)
         return after[first_of(after, self._ends()) :] if answer.tool_calls else after
-
-    def _answered_calls(self, messages: Sequence[Message]) -> Iterator[ToolCall]:
-        """Yield stand-ins for the calls of the leading tool results in `messages`."""
-        for index, message in enumerate(takewhile(lambda message: message.role == "tool", messages)):
-            name = message.name or "tool"
-            call_id = message.tool_call_id or self.call_id(name, index)
-            yield ToolCall(name=name, arguments={"value": STAND_IN}, id=call_id)
 
     def call_id(self, name: str, index: int) -> str:
         """Return the id of a conversation's call with number `index`, from 0 on, in the family's format."""
