@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,22 +37,6 @@ ToolSchema = Mapping[str, Any]
 """Schema of a tool for chat templates: ``{"type": "function", "function": {...}}``."""
 CHAT_TEMPLATES = Path(__file__).parent / "chat_templates"
 _NEIGHBOURS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizedText:
-    """Token ids of a text with the mapping from characters to tokens."""
-
-    ids: list[int]
-    backend: Any
-
-    def token_span(self, start: int, end: int) -> tuple[int, int]:
-        """Return the range of tokens (start, end) of the characters `start` to `end`."""
-        first = next((t for i in range(start, end) if (t := self.backend.char_to_token(i)) is not None), None)
-        if first is None:
-            return 0, 0
-        last = next(t for i in range(end - 1, start - 1, -1) if (t := self.backend.char_to_token(i)) is not None)
-        return first, last + 1
 
 
 class TextEncoder:
@@ -102,10 +86,44 @@ class TextEncoder:
                 ids.extend(self._segment(piece))
         return ids
 
-    def encode_with_offsets(self, text: str) -> TokenizedText:
-        """Return the token ids of `text` with the mapping from characters to tokens."""
-        encoding = self._backend_for(text).encode(text, add_special_tokens=False)
-        return TokenizedText(encoding.ids, encoding)
+    def encode_with_ranges(
+        self, text: str, ranges: Sequence[tuple[int, int]]
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the token ids of `text`, and the range of tokens (start, end) for each range of characters.
+
+        The ranges of characters are in order and do not overlap; one without a token gets an empty range.
+        """
+        ids: list[int] = []
+        found: list[tuple[int, int] | None] = [None] * len(ranges)
+        start, number = 0, 0
+        for piece in [text] if self._split is None else self._split.split(text):
+            while number < len(ranges) and ranges[number][1] <= start:
+                number += 1
+            before, end = len(ids), start + len(piece)
+            touched = [at for at in range(number, len(ranges)) if max(start, ranges[at][0]) < min(end, ranges[at][1])]
+            token_at = self._extend(ids, piece, with_offsets=bool(touched))
+            for at in touched:
+                low, high = (min(max(place - start, 0), len(piece)) for place in ranges[at])
+                first = next((t for i in range(low, high) if (t := token_at(i)) is not None), None)
+                if first is not None:
+                    last = next(t for i in range(high - 1, low - 1, -1) if (t := token_at(i)) is not None)
+                    known = found[at]
+                    found[at] = (before + first if known is None else known[0], before + last + 1)
+            start = end
+        return ids, [(0, 0) if one is None else one for one in found]
+
+    def _extend(self, ids: list[int], piece: str, *, with_offsets: bool) -> Callable[[int], int | None]:
+        """Append the tokens of a piece, and return the mapping from its characters to them if it is asked for."""
+        if self._split is not None and piece in self._added:
+            ids.append(self._added[piece])
+        elif not with_offsets:
+            ids += self._segment(piece) if piece else ()
+        else:
+            encoding = self._backend_for(piece).encode(piece, add_special_tokens=False)
+            ids += encoding.ids
+            token_at: Callable[[int], int | None] = encoding.char_to_token
+            return token_at
+        return lambda _character: 0
 
     def added_id(self, token: str) -> int | None:
         """Return the id of an added token; ``None`` if the vocabulary does not have it."""

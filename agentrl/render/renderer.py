@@ -335,19 +335,20 @@ class Renderer:
     def _suffix(self, messages: tuple[Message, ...]) -> RenderedTokens:
         """Render the text after an answer that lacks only the end of its turn."""
         text, spans = self._write_after_answer(messages)
-        encoded = self.encoder.encode_with_offsets(_BEFORE + text)
-        known = len(self._before_ids)
-        if encoded.ids[:known] != self._before_ids:
+        shift, known = len(_BEFORE), len(self._before_ids)
+        ids, ranges = self.encoder.encode_with_ranges(
+            _BEFORE + text, [(span.start + shift, span.end + shift) for span in spans]
+        )
+        if ids[:known] != self._before_ids:
             raise LedgerError(
                 "the tokens of new messages merge with the answer before them",
-                got=self.encoder.decode(encoded.ids[: known + 4]),
+                got=self.encoder.decode(ids[: known + 4]),
                 expected="an end of turn that is a separate token",
             )
-        sources = [Source.TEMPLATE] * len(encoded.ids)
-        for span in spans:
-            first, after = encoded.token_span(span.start + len(_BEFORE), span.end + len(_BEFORE))
+        sources = [Source.TEMPLATE] * len(ids)
+        for span, (first, after) in zip(spans, ranges, strict=True):
             sources[first:after] = [span.source] * (after - first)
-        return self._with_images(RenderedTokens(encoded.ids[known:], sources[known:]), messages)
+        return self._with_images(RenderedTokens(ids[known:], sources[known:]), messages)
 
     def _write_after_answer(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
         """Return the text that follows an answer, with the ranges of the messages' contents."""

@@ -99,7 +99,16 @@ def test_cached_pieces_encode_like_the_whole(family: str, text: str, seed: int, 
     encoder = random_renderer(family, seed, words).encoder
     added = TOKENIZER_FAMILIES[family].special[0]
     for probe in (text, f"{text}{added}{text}", f"{added}{added} {text}"):
-        assert encoder.encode(probe) == encoder.encode_with_offsets(probe).ids
+        whole = encoder._backend_for(probe).encode(probe, add_special_tokens=False)
+        ranges = [(0, len(text)), (len(probe) - len(text) // 2, len(probe))] if len(probe) > len(text) else [(1, 3)]
+        expected = [tokens_of(whole, start, min(end, len(probe))) for start, end in ranges]
+        assert encoder.encode(probe) == whole.ids
+        assert encoder.encode_with_ranges(probe, ranges) == (whole.ids, expected)
+
+
+def tokens_of(encoding, start: int, end: int) -> tuple[int, int]:
+    found = [token for at in range(start, end) if (token := encoding.char_to_token(at)) is not None]
+    return (found[0], found[-1] + 1) if found else (0, 0)
 
 
 def test_text_parts_are_rendered_as_their_text(renderer_of) -> None:
