@@ -53,7 +53,7 @@ from agentrl.reward import (
     no_group,
 )
 from agentrl.rollout.budget import EpisodeLimits
-from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.env_pool import TASKS_PER_PASS, EnvPool
 from agentrl.rollout.episode import RuntimeEpisode, outcome_of
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.roles.run_roles import RoleSetup, RunRoles
@@ -470,12 +470,16 @@ async def play_all(
 
     try:
         while True:
-            for one in itertools.islice(remaining, concurrency - len(running)):
+            starting = [*itertools.islice(remaining, min(TASKS_PER_PASS, concurrency - len(running)))]
+            for one in starting:
                 episode = asyncio.create_task(groups.play(one))
                 running.add(episode)
                 episode.add_done_callback(on_end)
             if not running and ended.empty():
                 return
+            if starting and ended.empty():  # there may be more to start
+                await asyncio.sleep(0)
+                continue
             for trajectory in (await ended.get()).result():
                 yield trajectory
     finally:

@@ -34,6 +34,7 @@ from agentrl.errors.deadlines import async_boundary
 from agentrl.observe.progress import LiveStatus
 from agentrl.observe.trajectory_store import GroupEnd
 from agentrl.rollout.curriculum import GroupOutcome
+from agentrl.rollout.env_pool import TASKS_PER_PASS
 from agentrl.rollout.finished_episodes import RecoveredEpisodes
 from agentrl.rollout.group_metrics import BiasMeter
 from agentrl.rollout.groups import Group
@@ -120,6 +121,8 @@ class GroupScheduler:
         self._episodes: set[asyncio.Task[None]] = set()
         self._fetching: asyncio.Task[None] | None = None
         self._misses_task = False
+        self._continues = False
+        """True while more episodes are going to start in the next pass of the event loop."""
         self._failure: BaseException | None = None
         self._failed_in_a_row = 0
         self._filtered_in_a_row = 0
@@ -159,7 +162,7 @@ class GroupScheduler:
                 self.start_episodes()
                 if self._failure is not None:
                     raise self._failure
-                if self._is_ready() and not self._misses_task:
+                if self._is_ready() and not (self._misses_task or self._continues):
                     break
                 await self._changed.wait()
         taken, self._finished = self._finished[:batch], self._finished[batch:]
@@ -199,7 +202,7 @@ class GroupScheduler:
 
     def start_episodes(self) -> None:
         """Start as many groups as staleness and capacity allow; `next_batch` does this too, and raises its errors."""
-        if self._closed or self._failure is not None:
+        if self._closed or self._failure is not None or self._continues:
             return
         try:
             self._start_groups()
@@ -208,7 +211,11 @@ class GroupScheduler:
 
     def _start_groups(self) -> None:
         self._misses_task = False
+        before = self._unfinished
         while self._unfinished - self._idle < self.max_concurrent and self._may_start():
+            if self._unfinished - before >= TASKS_PER_PASS:
+                self._continue_starting()
+                break
             group = self._to_restart.popleft() if self._to_restart else self._next_group()
             if group is None:
                 self._misses_task = True
@@ -224,6 +231,17 @@ class GroupScheduler:
                 self._start(self._finish(group), f"scoring group {group.id}")
         if self._fetching is None and self.tasks.misses_tasks:
             self._fetching = asyncio.create_task(self._fetch_tasks(), name="fetching tasks")
+
+    def _continue_starting(self) -> None:
+        """Start more episodes in the next pass of the event loop."""
+
+        def go_on() -> None:
+            self._continues = False
+            self.start_episodes()
+            self._changed.set()
+
+        self._continues = True
+        asyncio.get_running_loop().call_soon(go_on)
 
     async def _fetch_tasks(self) -> None:
         """Fetch the next tasks of remote sources; a failure ends the run, as no other task may be drawn instead."""

@@ -1,10 +1,12 @@
 """Lists of episodes with bounded concurrency."""
 
 import asyncio
+import itertools
 
 import pytest
 
 from agentrl.errors import Outcome, UsageError
+from agentrl.rollout import runner as runner_module
 from agentrl.rollout.runner import Assignment, play_all
 from agentrl.rollout.turns import derive_seed
 from agentrl.serving.scripted import Failure, ScriptedAnswer
@@ -28,6 +30,21 @@ async def test_all_are_played_and_no_more_at_once_than_allowed(make_runner, worl
         assert trajectory.outcome is Outcome.FINISHED
     assert sorted(seen) == [f"{n}/0.0" for n in range(count)]
     assert max(running, default=0) <= most
+
+
+async def test_episodes_start_in_several_passes(make_runner, worlds, make_engine, monkeypatch):
+    monkeypatch.setattr(runner_module, "TASKS_PER_PASS", 3)
+    runner = make_runner(worlds.Corridor, engine=make_engine(ScriptedAnswer(token_ids=[1], failure=Failure.HANG)))
+    episodes = play_all(runner, assignments(8), concurrency=7)
+    first = asyncio.ensure_future(anext(episodes))
+    counts = [0]
+    while counts[-1] < 7:
+        await asyncio.sleep(0)
+        counts.append(sum(task.get_coro().__name__ == "play" for task in asyncio.all_tasks()))
+    assert max(after - before for before, after in itertools.pairwise(counts)) == 3
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await episodes.aclose()
 
 
 async def test_leaving_early_cancels_the_rest(make_runner, worlds, make_engine):

@@ -1,6 +1,7 @@
 """Groups: admission by staleness, batches in a fixed order, filters, failures, saving and going on."""
 
 import asyncio
+import itertools
 import json
 import random
 from collections import Counter
@@ -10,6 +11,7 @@ from groups_here import Player, make, positions
 
 from agentrl.errors import EnvironmentFailure, Outcome, TrainingError, UsageError
 from agentrl.observe.trajectory_store import GroupEnd
+from agentrl.rollout import scheduler as scheduler_module
 from agentrl.rollout.group_metrics import environment_metrics
 from agentrl.rollout.groups import Group
 from agentrl.rollout.scheduler import LEAST_FAILED_GROUPS, MAX_WASTED_BATCHES
@@ -36,6 +38,32 @@ async def test_only_as_much_starts_as_staleness_allows(make, staleness, started)
     scheduler.start_episodes()
     await asyncio.sleep(0)
     assert player.running == started + 3
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+async def test_episodes_start_in_several_passes_with_the_same_result(make, monkeypatch, staleness):
+    async def play(scheduler, player):
+        batches = []
+        for version in range(1, 4):
+            batches.append([(g.position, g.start_version) for g in await scheduler.next_batch()])
+            player.version = version
+            scheduler.set_version(version)
+        return batches
+
+    player = Player()
+    expected = await play(make(player, max_staleness=staleness, batch=5), player)
+    monkeypatch.setattr(scheduler_module, "TASKS_PER_PASS", 4)
+    player = Player()
+    player.blocked = asyncio.Event()
+    scheduler = make(player, max_staleness=staleness, batch=5)
+    playing = asyncio.create_task(play(scheduler, player))
+    counts = [0]
+    while counts[-1] < (1 + staleness) * 10:
+        await asyncio.sleep(0)
+        counts.append(player.running)
+    assert max(after - before for before, after in itertools.pairwise(counts)) == 4
+    player.blocked.set()
+    assert await playing == expected
 
 
 async def test_an_error_of_the_task_source_is_raised_by_the_next_batch_only(make, monkeypatch):
