@@ -40,7 +40,7 @@ async def test_episodes_start_in_several_passes(make_runner, worlds, make_engine
     counts = [0]
     while counts[-1] < 7:
         await asyncio.sleep(0)
-        counts.append(sum(task.get_coro().__name__ == "play" for task in asyncio.all_tasks()))
+        counts.append(sum(getattr(task.get_coro(), "__name__", "") == "play" for task in asyncio.all_tasks()))
     assert max(after - before for before, after in itertools.pairwise(counts)) == 3
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
