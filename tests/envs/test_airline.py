@@ -149,7 +149,7 @@ def test_the_tools_check_records_and_payments() -> None:
     (paid,) = arguments["payment_methods"]
     desk.get_user_details(arguments["user_id"])
     for wrong in ({**paid, "amount": "12"}, {"payment_id": paid["payment_id"]}, {**paid, "amount": 10**30}):
-        with pytest.raises(ToolError, match="amount of credit_card_.* is not valid"):
+        with pytest.raises(ToolError, match=r"amount of credit_card_.* is not valid"):
             desk.book_reservation(**{**arguments, "payment_methods": [wrong]})
     with pytest.raises(ToolError, match="total_baggages is not valid"):
         desk.book_reservation(**{**arguments, "total_baggages": 10**30})
