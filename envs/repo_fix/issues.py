@@ -41,12 +41,14 @@ _BEGIN = (
     f"{_GIT} commit -q -m Begin"
 )
 FORGET = (
-    f'{_DATES} && base=$({_GIT} commit-tree "HEAD^{{tree}}" -m Begin) && {_GIT} update-ref --no-deref HEAD "$base" && '
+    f'{_DATES} && {_GIT} add -A && base=$({_GIT} commit-tree "$({_GIT} write-tree)" -m Begin) && '
+    f'{_GIT} update-ref --no-deref HEAD "$base" && '
     f"{_GIT} for-each-ref --format='delete %(refname)' | {_GIT} update-ref --stdin && "
     f"{_GIT} reflog expire --expire=now --all && rm -f .git/FETCH_HEAD .git/ORIG_HEAD && "
     f"{_GIT} repack -adq && {_GIT} prune --expire=now"
 )
-"""Command that leaves one commit of an image's repository: later commits and branches may contain the solution."""
+"""Command that leaves one commit of an image's repository, with the present files: later commits and branches may
+contain the solution, and files that were never committed are no changes of the policy."""
 
 
 class IssueFix(ShellEnv):

@@ -143,9 +143,12 @@ def test_an_images_repository_keeps_one_commit(tmp_path: Path, row: dict[str, An
     for start in (["checkout", "-q", base], ["checkout", "-q", "-B", branch, base]):
         shutil.copytree(clone, folder := tmp_path / start[-2])
         git(folder, *start)
+        (folder / "new.py").write_text("made with the image")
+        (folder / "sums.py").write_text("changed with the image")
         subprocess.run(["sh", "-c", FORGET], cwd=folder, check=True)
         assert git(folder, "status", "--short") == ""
         assert git(folder, "show", "HEAD:kept.log") == "tracked"
+        assert git(folder, "show", "HEAD:new.py") == "made with the image"
         assert git(folder, "log", "--all", "--format=%s") == "Begin\n"
         for commit in (begin, base, later):
             with pytest.raises(subprocess.CalledProcessError):
