@@ -64,6 +64,9 @@ STATIC = {
     "code as input": (proposal(DOUBLE, "__import__('os').getpid()"), "not a literal"),
     "a calculation as input": (proposal(DOUBLE, "9**9**9"), "not a literal"),
     "nothing as input": (proposal(DOUBLE, " "), "not a literal"),
+    "an ellipsis as input": (proposal(DOUBLE, "..."), "not a literal"),
+    "a deep input": (proposal(DOUBLE, "[" * 70 + "]" * 70), "not a literal"),
+    "blanks without an end": (f"```python\n{' ' * 200_000}", "0 blocks of python"),
 }
 
 
@@ -131,6 +134,8 @@ ANSWERS: list[tuple[Kind, str, bool | None]] = [
     (Kind.ABDUCTION, block("input", "4"), False),
     (Kind.ABDUCTION, block("input", "'x'"), False),
     (Kind.ABDUCTION, block("input", "f(3)"), None),
+    (Kind.ABDUCTION, block("input", "..."), None),
+    (Kind.ABDUCTION, block("input", "[" * 70 + "]" * 70), None),
     (Kind.INDUCTION, block("python", "def f(a):\n    return a + a"), True),
     (Kind.INDUCTION, block("python", "def f(a):\n    return {0: 0, 1: 2}[a]"), False),
     (Kind.INDUCTION, block("python", "import os\nos._exit(0)"), False),
