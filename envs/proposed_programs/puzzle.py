@@ -159,6 +159,12 @@ def write_literal(value: Any) -> str:
     return text
 
 
+def is_copy(puzzle: Puzzle, other: Puzzle) -> bool:
+    """Return True if two puzzles have the same inputs, and programs that differ at most in comments and layout."""
+    trees = [ast.dump(_quietly(ast.parse, one.program)) for one in (puzzle, other)]
+    return trees[0] == trees[1] and [*map(read_arguments, puzzle.inputs)] == [*map(read_arguments, other.inputs)]
+
+
 def check_program(program: str) -> str:
     """Check the source of a proposed program without running it; return it without trailing spaces.
 

@@ -191,6 +191,15 @@ async def test_an_episode_has_a_proposal_and_attempts_at_it() -> None:
     assert text == "Your puzzle was refused: 0 blocks of python instead of one."
 
 
+async def test_a_copy_of_a_puzzle_that_the_proposer_reads_is_refused() -> None:
+    environment = ProposedPrograms(kinds=["deduction"], sandbox="plain")
+    request = {"propose": "deduction", "references": [PUZZLES[Kind.DEDUCTION].to_record()]}
+    for program, given, refused in ((f"# mine\n{DOUBLE}\n", '"ab"', True), (DOUBLE, "'abc'", False)):
+        await environment.reset(seed=1, options=request)
+        text, _, done, _, info = await environment.step(proposal(program, given))
+        assert (done, info["valid"]) == (refused, not refused), text
+
+
 def test_requests_and_puzzles_take_turns_and_the_newest_proposals_come_first() -> None:
     source = tasks("train", references=2)
     assert isinstance(source, ProposedTasks)
