@@ -142,9 +142,10 @@ def _check_complete(files: Sequence[Path], name: str, pattern: str) -> None:
     """Check that no numbered file is missing: without the hub, the cache may hold some of them only."""
     names = {file.name for file in files}
     wanted = set[str]()
-    for part in filter(None, map(_PART.fullmatch, names)):
-        count = min(int(part[4]), _MOST_PARTS)
-        numbered = [f"{part[1]}{n:0{len(part[2])}}{part[3]}{part[4]}{part[5]}" for n in range(count + 1)]
+    parts = filter(None, map(_PART.fullmatch, names))
+    for start, digits, of, total, end in {(one[1], len(one[2]), one[3], one[4], one[5]) for one in parts}:
+        count = min(int(total), _MOST_PARTS)
+        numbered = [f"{start}{number:0{digits}}{of}{total}{end}" for number in range(count + 1)]
         wanted |= {*(numbered[1:] if numbered[-1] in names else numbered[:-1])}  # from 0, or rarely from 1
     missing = sorted(one for one in wanted - names if fnmatch.fnmatchcase(one, pattern))
     if missing:
