@@ -18,6 +18,7 @@ from PIL import Image
 from agentrl.errors import UsageError
 from agentrl.message import Content, ContentPart, ImagePart, Message, TextPart
 from agentrl.message.data_file import TEXT_TYPES, Row, read_messages
+from agentrl.message.image import IMAGE_FORMATS
 
 COLUMNS = ("images", "image")
 PLACEHOLDER = "<image>"
@@ -221,7 +222,7 @@ def _check(data: bytes, location: str) -> str:
         UsageError: the image is broken or incomplete.
     """
     try:
-        with Image.open(io.BytesIO(data)) as opened:
+        with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as opened:
             kind = opened.format or ""
             if kind == "PNG":
                 opened.verify()  # checksums of all chunks

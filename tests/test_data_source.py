@@ -108,6 +108,21 @@ def test_mistakes_in_an_address_are_named(cache: Path, name: str, message: str) 
         names(name)
 
 
+def test_a_data_set_of_which_the_cache_has_a_part_is_not_read_in_part(cache: Path) -> None:
+    folder = cache / "snapshots" / COMMIT / "parts"
+    for number in (0, 2):
+        write_parquet(folder / f"train-0000{number}-of-00003.parquet", str(number))
+    for name in ("parts", "parts/train-*", "parts/*.parquet"):
+        with pytest.raises(UsageError, match=r"only a part of .*without train-00001-of-00003\.parquet"):
+            names(f"hf://datasets/my/sums/{name}")
+    assert names("hf://datasets/my/sums/parts/train-0000[02]-*") == ["0", "2"]
+    assert names("hf://datasets/my/sums/parts/train-00002-of-00003.parquet") == ["2"]
+    write_parquet(cache / "snapshots" / COMMIT / "from1" / "train-1-of-1.parquet", "a")
+    assert names("hf://datasets/my/sums/from1") == ["a"]
+    write_parquet(folder / "train-00001-of-00003.parquet", "1")
+    assert names("hf://datasets/my/sums/parts/train-*") == ["0", "1", "2"]
+
+
 class Hub(http.server.BaseHTTPRequestHandler):
     """The three requests of the hub's client that read a data set of one file."""
 

@@ -13,6 +13,7 @@ another hub, and ``HF_TOKEN`` gives access to private data sets. Only files are 
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import re
 from collections.abc import Sequence
@@ -31,8 +32,11 @@ _DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json",
 """Files that describe a data set."""
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|test|validation|valid|val|dev|eval)(?:[^a-z]|$)", re.IGNORECASE)
 _SAME_SPLIT = {"validation": "valid", "val": "valid", "dev": "valid", "eval": "valid"}
+_PART = re.compile(r"(.*-)(\d+)(-of-)(\d+)(\..*)")
+"""Name of one of several files, such as ``train-00000-of-00002.parquet``."""
 _PATTERN = re.compile(r"[*?\[]")
 _SHOWN = 8
+_MOST_PARTS = 100_000
 _EXPECTED = "a file, a folder, or a pattern such as data/train-*.parquet"
 
 
@@ -130,7 +134,27 @@ def _hub_files(name: str, what: str) -> tuple[Path, ...]:
     if not found[0].exists():
         cached = sorted(str(file.relative_to(folder)) for file in Path(folder).rglob("*") if _is_data(file))
         raise _without_files(name, cached)
+    _check_complete(found, name, "*" if (Path(folder) / path).is_dir() else Path(path).name)
     return tuple(found)
+
+
+def _check_complete(files: Sequence[Path], name: str, pattern: str) -> None:
+    """Check that no numbered file is missing: without the hub, the cache may hold some of them only."""
+    names = {file.name for file in files}
+    wanted = set[str]()
+    parts = filter(None, map(_PART.fullmatch, names))
+    for start, digits, of, total, end in {(one[1], len(one[2]), one[3], one[4], one[5]) for one in parts}:
+        count = min(int(total), _MOST_PARTS)
+        numbered = [f"{start}{number:0{digits}}{of}{total}{end}" for number in range(count + 1)]
+        wanted |= {*(numbered[1:] if numbered[-1] in names else numbered[:-1])}  # from 0, or rarely from 1
+    missing = sorted(one for one in wanted - names if fnmatch.fnmatchcase(one, pattern))
+    if missing:
+        raise UsageError(
+            f"only a part of {name} is in the cache of the hub",
+            got=f"{len(names)} files, without {', '.join(missing[:_SHOWN])}",
+            expected="all of its files",
+            hint="read it once with a connection to the hub",
+        )
 
 
 def _without_files(name: str, files: Sequence[str]) -> UsageError:

@@ -24,6 +24,9 @@ import numpy.typing as npt
 
 from agentrl.message.message import ImagePart
 
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+"""Formats that are read, by Pillow's names. Others are refused: reading EPS would run its program with Ghostscript."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patches:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from agentrl.errors import EnvironmentFailure, LedgerError, boundary
 from agentrl.message import ImagePart, Message
-from agentrl.message.image import Patches, PlacedImage
+from agentrl.message.image import IMAGE_FORMATS, Patches, PlacedImage
 
 if TYPE_CHECKING:
     from transformers.image_processing_utils import BaseImageProcessor
@@ -53,7 +53,7 @@ class ImageProcessor:
 
     def _read(self, image: ImagePart) -> Patches:
         with boundary(EnvironmentFailure, f"reading an image of {len(image.data)} bytes ({image.media_type})"):
-            opened = Image.open(io.BytesIO(image.data)).convert("RGB")
+            opened = Image.open(io.BytesIO(image.data), formats=IMAGE_FORMATS).convert("RGB")
             found = self.processor(images=[opened], return_tensors="pt")
         _, rows, columns = (int(size) for size in found["image_grid_thw"][0])
         merge = int(self.processor.merge_size)

@@ -47,7 +47,8 @@ def _read_action(text: str) -> Mapping[str, Any] | None:
     first = found[0] if isinstance(found, list) and found else found
     if not isinstance(first, dict) or not isinstance(first.get("action"), str):
         return None
-    return first if first["action"] not in _POINTING or _numbers(first.get("point"), 2) else None
+    action = {**first, "action": first["action"].strip().lower()}
+    return action if action["action"] not in _POINTING or _numbers(action.get("point"), 2) else None
 
 
 def _read_truth(task: Task) -> Mapping[str, Any]:
@@ -59,7 +60,7 @@ def _read_truth(task: Task) -> Mapping[str, Any]:
 
 
 def _is_right(action: Mapping[str, Any], wanted: Mapping[str, Any], near: float) -> bool:
-    kind = action["action"].strip().lower()
+    kind = action["action"]
     if kind != str(wanted["action"]).strip().lower():
         return False
     if kind in _FREE:
@@ -79,7 +80,10 @@ def _numbers(value: Any, count: int) -> Sequence[float]:
     """Return a list of that many numbers; an empty one for other values."""
     if not isinstance(value, list | tuple) or len(value) != count:
         return ()
-    return [float(one) for one in value] if all(isinstance(one, int | float) for one in value) else ()
+    try:
+        return [float(one) for one in value] if all(isinstance(one, int | float) for one in value) else ()
+    except OverflowError:  # a whole number of hundreds of digits
+        return ()
 
 
 def vision_sr1(trajectory: Trajectory, task: Task, *, form: float = 0.1) -> float:

@@ -42,6 +42,8 @@ class Mood:
     changed_mind: bool = False
     spent: int = 0
     """Number of replies without anything new."""
+    refusals: int = 0
+    """Number of refusals by an agent that has looked at what it refuses."""
 
 
 class Customer:
@@ -72,21 +74,21 @@ class Customer:
         if database.transfers:
             return phrases.HANDED_OVER
         heard, figures, outputs = hear(text), figures_in(text), self.scenario.outputs
-        if self.scenario.kind.is_refused:
-            if heard.refuses and self._is_known(database):
-                return phrases.REFUSED
-        elif outputs:
+        if outputs:
             if figures.answers(outputs):
                 return phrases.DONE
             if len(figures.amounts) > 1 or figures.is_record:
                 return self._spend(phrases.WHICH_AMOUNT)
-        elif database.key() == self._gold_key:
+        elif not self.scenario.kind.is_refused and database.key() == self._gold_key:
             return phrases.DONE
+        if heard.refuses and not heard.wants_confirmation and self.scenario.reservation_id in database.seen:
+            return self._hear_refusal()
         return self._reply(text, wants_confirmation=heard.wants_confirmation)
 
-    def _is_known(self, database: Database) -> bool:
-        """Return True if the agent has looked at what it refuses."""
-        return self.scenario.reservation_id in database.seen
+    def _hear_refusal(self) -> str:
+        """Doubt the first refusal and accept the second one, right or wrong: the reply does not show which it is."""
+        self.mood.refusals += 1
+        return phrases.DOUBTS if self.mood.refusals == 1 else phrases.REFUSED
 
     def _reply(self, text: str, *, wants_confirmation: bool) -> str:
         left = [fact for fact in self.scenario.facts if fact.topic.value not in self.mood.told]

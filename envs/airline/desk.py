@@ -6,6 +6,7 @@ The tools check records, not the policy: what the policy forbids is up to the ag
 from __future__ import annotations
 
 import copy
+import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -53,6 +54,10 @@ AIRPORTS: Mapping[str, str] = {
 }
 _MOST_SAME = {CERTIFICATE: 1, CREDIT_CARD: 1, GIFT_CARD: 3}
 """Maximum number of payment methods of each kind in a booking."""
+_NEXT_DAY = "+1"
+"""End of an arrival time on the day after the departure, in published data."""
+_LARGEST = 1_000_000
+"""Largest count and amount of dollars."""
 _LOOK_UP = "ask the customer for the user id, and call get_user_details first"
 
 
@@ -121,10 +126,12 @@ class Desk:
         """
         found = []
         for first in self._direct(origin, None, date):
+            arrival = first["scheduled_arrival_time_est"]
+            onward = _next_day(date) if arrival.endswith(_NEXT_DAY) else date
             found += [
-                [_offer(first, date), _offer(second, date)]
-                for second in self._direct(first["destination"], destination, date)
-                if first["scheduled_arrival_time_est"] <= second["scheduled_departure_time_est"]
+                [_offer(first, date), _offer(second, onward)]
+                for second in self._direct(first["destination"], destination, onward)
+                if arrival.removesuffix(_NEXT_DAY) <= second["scheduled_departure_time_est"]
             ]
         return _to_json(found)
 
@@ -162,6 +169,8 @@ class Desk:
             raise ToolError("a reservation is for one to five passengers", got=len(passengers))
         _check(flight_type, ("one_way", "round_trip"), "flight_type")
         _check(insurance, ("yes", "no"), "insurance")
+        _check_number(total_baggages, "total_baggages")
+        _check_number(nonfree_baggages, "nonfree_baggages")
         taken = self._priced(flights, cabin, len(passengers), {})
         price = sum(flight["price"] for flight in taken) * len(passengers) + BAG_PRICE * nonfree_baggages
         price += INSURANCE_PRICE * len(passengers) if insurance == "yes" else 0
@@ -233,6 +242,8 @@ class Desk:
             payment_id: Pays for them; no certificate.
         """
         reservation = self._reservation(reservation_id)
+        _check_number(total_baggages, "total_baggages")
+        _check_number(nonfree_baggages, "nonfree_baggages")
         price = BAG_PRICE * max(0, nonfree_baggages - reservation["nonfree_baggages"])
         self._pay_change(reservation, payment_id, price)
         changed = self.database.edit_reservation(reservation_id)
@@ -262,6 +273,7 @@ class Desk:
             amount: Dollars.
         """
         methods = self._user(user_id)["payment_methods"]
+        _check_number(amount, "amount")
         number = next(number for number in range(9_000_001, 9_100_000) if f"{CERTIFICATE}_{number}" not in methods)
         payment_id = f"{CERTIFICATE}_{number}"
         row = {"source": CERTIFICATE, "amount": amount, "id": payment_id}
@@ -355,6 +367,7 @@ class Desk:
         sources: list[str] = []
         for payment in payments:
             method = _method(user, str(payment.get("payment_id")))
+            _check_number(payment.get("amount"), f"amount of {method['id']}")
             if method["source"] != CREDIT_CARD and method["amount"] < payment["amount"]:
                 raise ToolError(f"{method['id']} does not have enough money", got=method["amount"])
             sources.append(method["source"])
@@ -401,6 +414,15 @@ def _method(user: Row, payment_id: str) -> Row:
 def _check(value: str, allowed: Sequence[str], name: str) -> None:
     if value not in allowed:
         raise ToolError(f"{name} is not valid", got=repr(value), expected=" or ".join(allowed))
+
+
+def _check_number(value: Any, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST:
+        raise ToolError(f"{name} is not valid", got=repr(value)[:80], expected=f"a number from 0 to {_LARGEST}")
+
+
+def _next_day(date: str) -> str:
+    return (datetime.date.fromisoformat(date) + datetime.timedelta(days=1)).isoformat()
 
 
 def _offer(flight: Row, date: str) -> Row:

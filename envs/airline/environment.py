@@ -18,17 +18,20 @@ from agentrl.message import Message, ToolCall
 from agentrl.tool import Tool
 
 from ..desks.calls import RESPOND, DeskTool, parse_call, tool_message
+from ..retail import phrases as role_phrases
 from ..retail.hearing import figures_in
 from ..task_ids import TEST, TRAIN, asked_task
 from .customer import Customer
 from .desk import Desk
 from .expert import AirlineExpert
-from .phrases import STOP
+from .phrases import OUT_OF_TIME, STOP
 from .published import PublishedCase, PublishedCustomer
 from .records import Database, Store
 from .tasks import ENVIRONMENT, AirlineTasks, Case, case_of, parse_options, published_case
 
 Step: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
+_OUT_OF_TIME = (OUT_OF_TIME, role_phrases.OUT_OF_TIME)
+"""Last words of customers who were neither served nor refused, by a script or for a role."""
 
 
 @functools.cache
@@ -149,7 +152,7 @@ class AirlineDesk(gymnasium.Env[str, str]):
 
     def _observe(self, text: str, *, valid: bool = True) -> Step:
         self._steps += 1
-        solved = self._gone and self._is_solved()
+        solved = self._gone and text not in _OUT_OF_TIME and self._is_solved()
         truncated = not self._gone and self._steps >= self.options.max_steps
         return text, float(solved), self._gone, truncated, {**self._info(), "success": solved, "valid": valid}
 

@@ -65,7 +65,7 @@ class _Conversation(Conversation):
         if not may:
             may = yield from self._is_cancelled()
         if not may:
-            yield "I am sorry, I cannot cancel this reservation."
+            yield from self._refuse("I am sorry, I cannot cancel this reservation.")
             return
         yield from self.ask("I will cancel the whole reservation. Do you confirm it?")
         yield call_text("cancel_reservation", {"reservation_id": self.trip["reservation_id"]})
@@ -75,11 +75,16 @@ class _Conversation(Conversation):
         cancelled = yield from self._is_cancelled()
         is_due = self.user["membership"] != REGULAR or self.trip["insurance"] == "yes" or self.trip["cabin"] == BUSINESS
         if not cancelled or not is_due:
-            yield "I am sorry, I cannot offer a compensation."
+            yield from self._refuse("I am sorry, I cannot offer a compensation.")
             return
         amount = COMPENSATION * len(self.trip["passengers"])
         yield call_text("send_certificate", {"user_id": self.user["user_id"], "amount": amount})
         yield DONE
+
+    def _refuse(self, words: str) -> Steps:
+        """Refuse, and again when the customer doubts it."""
+        yield from self.ask(words)
+        yield words
 
     def _is_cancelled(self) -> Reading:
         for leg in self.trip["flights"]:

@@ -16,7 +16,7 @@ from agentrl.message import Content
 
 from ..task_ids import TRAIN
 from .options import ATTEMPTS, BUFFER, INPUTS, REFERENCES, SECONDS, SEEDS, Kind, ProposedOptions, parse_options
-from .puzzle import Puzzle, Refused
+from .puzzle import Puzzle, Refused, is_copy
 from .running import is_solved, validate
 from .tasks import ENVIRONMENT, ProposedProgramTasks, generated
 from .texts import request, statement, write_proposal, write_solution
@@ -130,7 +130,10 @@ class ProposedPrograms(AsyncEnv):
             ):  # by the expert, whose puzzles need no sandbox
                 self._puzzle = known
             else:
-                self._puzzle = await validate(self._asked, action, self.options, given)
+                proposed = await validate(self._asked, action, self.options, given)
+                if any(is_copy(proposed, shown) for shown in self._references):
+                    raise Refused("a copy of an earlier puzzle")
+                self._puzzle = proposed
         except Refused as why:
             self._over = True
             parts = {"reward_components": {"proposal_valid": 0.0}, "success": False, "valid": False}

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..programs.inside.values import NotPlainData, encode
 from .options import Kind
 
 FUNCTION = "f"
@@ -35,7 +36,7 @@ FORBIDDEN = frozenset(
     )
 )
 """Names and attributes that it may not use: they make it depend on more than its input."""
-_BLOCK = re.compile(r"```[ \t]*(\w+)[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
+_BLOCK = re.compile(r"```[ \t]*(\w+)[ \t]*\n(.*?)```", re.DOTALL)
 _WORDS = {"py": "python", "python3": "python"}
 
 
@@ -84,7 +85,8 @@ def blocks(text: str, name: str) -> list[str]:
     >>> blocks("so:\n```input\n3, 'a'\n```", "input")
     ["3, 'a'"]
     """
-    return [body for word, body in _BLOCK.findall(text) if _WORDS.get(word.lower(), word.lower()) == name]
+    found = [body for word, body in _BLOCK.findall(text) if _WORDS.get(word.lower(), word.lower()) == name]
+    return [body.rstrip(" \t").removesuffix("\n") for body in found]
 
 
 def only_block(text: str, name: str) -> str:
@@ -115,14 +117,16 @@ def read_literal(text: str) -> Any:
     """Return the value of a Python literal.
 
     Raises:
-        Refused: it is not one, or too long.
+        Refused: it is not one, too long, or not plain data that a sandbox takes: an ellipsis, or too deeply nested.
     """
     if len(text) > LONGEST_LITERAL:
         raise Refused(f"a value of more than {LONGEST_LITERAL} characters")
     try:
-        return _quietly(ast.literal_eval, text.strip())
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        found = _quietly(ast.literal_eval, text.strip())
+        encode(found)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, NotPlainData) as error:
         raise Refused(f"not a literal: {text[:80]!r}") from error
+    return found
 
 
 def read_arguments(text: str) -> tuple[Any, ...]:
@@ -153,6 +157,12 @@ def write_literal(value: Any) -> str:
     if read_literal(text) != value:
         raise Refused("a value without a literal")
     return text
+
+
+def is_copy(puzzle: Puzzle, other: Puzzle) -> bool:
+    """Return True if two puzzles have the same inputs, and programs that differ at most in comments and layout."""
+    trees = [ast.dump(_quietly(ast.parse, one.program)) for one in (puzzle, other)]
+    return trees[0] == trees[1] and [*map(read_arguments, puzzle.inputs)] == [*map(read_arguments, other.inputs)]
 
 
 def check_program(program: str) -> str:

@@ -26,8 +26,8 @@ MOST_FILES = 20
 MOST_BYTES = 64 * 1024
 _TEST_SECONDS = re.compile(r"(Ran \d+ tests?) in [\d.]+s")
 _COMMIT = (
-    "command -v git >/dev/null || exit 0; git init -q . && git add -A && git -c user.name=agent"
-    " -c user.email=agent@localhost commit -q -m 'Begin' --date 2020-01-01T00:00:00Z"
+    "command -v git >/dev/null || exit 0; export GIT_COMMITTER_DATE=2020-01-01T00:00:00Z; git init -q . && git add -A"
+    " && git -c user.name=agent -c user.email=agent@localhost commit -q -m 'Begin' --date 2020-01-01T00:00:00Z"
 )
 
 

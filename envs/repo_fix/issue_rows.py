@@ -52,12 +52,12 @@ class Issue:
 
 
 def patched_files(patch: str) -> tuple[str, ...]:
-    r"""Return the paths of the files that a patch changes, without repetition.
+    r"""Return the paths of the files that a patch changes, without repetition; of a renamed file, both.
 
     >>> patched_files("diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n")
     ('x.py',)
     """
-    return tuple(dict.fromkeys(found["new"] for found in _FILE.finditer(patch)))
+    return tuple(dict.fromkeys(path for found in _FILE.finditer(patch) for path in found.groups()))
 
 
 @functools.lru_cache(maxsize=16)
@@ -141,10 +141,14 @@ _WITH_METHOD = re.compile(r"(\w+) \(([\w.]+)\.\1\)")
 def test_results(output: str) -> dict[str, bool]:
     r"""Return whether each test passed, by its names in the output of pytest (``-rA``) or unittest (``-v``).
 
+    A test that pytest reports twice, such as one whose clean-up fails, has passed only if all its lines say so.
+
     >>> test_results("PASSED a.py::b[1 2]\nFAILED a.py::c - assert\ntest_x (m.T.test_x) ... ok\n")
     {'a.py::b[1 2]': True, 'a.py::c': False, 'test_x (m.T.test_x)': True, 'test_x (m.T)': True}
     """
-    found = {name: status in ("PASSED", "XFAIL") for status, name in _PYTEST.findall(output)}
+    found = dict[str, bool]()
+    for status, name in _PYTEST.findall(output):
+        found[name] = status in ("PASSED", "XFAIL") and found.get(name, True)
     for match in _UNITTEST.finditer(output):
         passed = match["status"] in ("ok", "expected failure")
         for name in filter(None, (match["name"], match["line"])):

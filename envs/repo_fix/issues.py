@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,20 @@ NO_TESTS = ("conftest.py", "pytest.ini", "sitecustomize.py", "usercustomize.py")
 """Files by which the policy could change how tests run; its changes to them are not judged."""
 _ARCHIVE, _PATCH = ".agentrl-repository.tar", ".agentrl-changes.patch"
 _GIT = "git -c core.hooksPath=/dev/null -c user.name=agent -c user.email=agent@localhost"
+_DATES = "export GIT_AUTHOR_DATE=2020-01-01T00:00:00Z GIT_COMMITTER_DATE=2020-01-01T00:00:00Z"
 _BEGIN = (
-    f"tar -xf {_ARCHIVE} && rm {_ARCHIVE} && {_GIT} init -q . && {_GIT} add -A -f && "
-    f"{_GIT} commit -q -m Begin --date 2020-01-01T00:00:00Z"
+    f"tar -xf {_ARCHIVE} && rm {_ARCHIVE} && {_GIT} init -q . && {_GIT} add -A -f && {_DATES} && "
+    f"{_GIT} commit -q -m Begin"
 )
+FORGET = (
+    f'{_DATES} && {_GIT} add -A && base=$({_GIT} commit-tree "$({_GIT} write-tree)" -m Begin) && '
+    f'{_GIT} update-ref --no-deref HEAD "$base" && '
+    f"{_GIT} for-each-ref --format='delete %(refname)' | {_GIT} update-ref --stdin && "
+    f"{_GIT} reflog expire --expire=now --all && rm -f .git/FETCH_HEAD .git/ORIG_HEAD && "
+    f"{_GIT} repack -adq && {_GIT} prune --expire=now"
+)
+"""Command that leaves one commit of an image's repository, with the present files: later commits and branches may
+contain the solution, and files that were never committed are no changes of the policy."""
 
 
 class IssueFix(ShellEnv):
@@ -133,6 +143,8 @@ class IssueFix(ShellEnv):
             await sandbox.write(_ARCHIVE, await _archive(self._clone(), self.issue.commit))
             await self._git(sandbox, _BEGIN)
         if not self._base:  # in the policy's own sandbox, which is filled first
+            if self._uses_image:
+                await self._git(sandbox, FORGET)
             self._base = (await self._git(sandbox, f"{_GIT} rev-parse HEAD")).strip()
 
     async def _git(self, sandbox: Sandbox, command: str) -> str:
@@ -158,7 +170,7 @@ class IssueFix(ShellEnv):
                 f"{_GIT} checkout -q HEAD -- {quoted} 2>/dev/null || rm -rf {quoted}"
                 for quoted in map(shlex.quote, self.issue.test_files)
             ]
-            if not await self._apply(fresh, changes):
+            if not await self._apply(fresh, changes, without=NO_TESTS):
                 return Verdict(problems=("the changes do not apply",) * len(names))
             await run_command(fresh, ["sh", "-c", "\n".join(restored)], seconds=GIT_S, cwd=self.working_folder)
             if not await self._apply(fresh, self.issue.tests.encode()):
@@ -182,12 +194,13 @@ class IssueFix(ShellEnv):
             return await sandbox.read(self._at(_PATCH), most=MOST_PATCH)
         return None
 
-    async def _apply(self, sandbox: Sandbox, patch: bytes) -> bool:
-        """Apply a patch; return True if it applies."""
+    async def _apply(self, sandbox: Sandbox, patch: bytes, *, without: Sequence[str] = ()) -> bool:
+        """Apply a patch, except for files with some names; return True if it applies."""
         if not patch.strip():
             return True
         await sandbox.write(self._at(_PATCH), patch if patch.endswith(b"\n") else patch + b"\n")
-        command = ["sh", "-c", f"{_GIT} apply --whitespace=nowarn {_PATCH} && rm {_PATCH}"]
+        excluded = " ".join(shlex.quote(f"--exclude={folder}{name}") for name in without for folder in ("", "*/"))
+        command = ["sh", "-c", f"{_GIT} apply --whitespace=nowarn {excluded} {_PATCH} && rm {_PATCH}"]
         return (await run_command(sandbox, command, seconds=GIT_S, cwd=self.working_folder)).is_success
 
     def _progress(self, verdict: Verdict) -> float:

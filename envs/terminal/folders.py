@@ -38,7 +38,24 @@ def read_folder(path: str) -> Sequence[FolderTask]:
 
 
 def _read_task(folder: Path) -> FolderTask:
+    _check_links(folder)
     return read_harbor_task(folder) if (folder / "task.toml").is_file() else _of_terminal_bench(folder)
+
+
+def _check_links(folder: Path) -> None:
+    """Check that links do not lead out of the folder of tasks: files of this machine would be copied into sandboxes.
+
+    Raises:
+        UsageError: a link leads to another place.
+    """
+    allowed = (folder.resolve(), folder.parent.resolve())
+    for path in folder.rglob("*"):
+        if path.is_symlink() and path.exists() and not any(map(path.resolve().is_relative_to, allowed)):
+            raise UsageError(
+                f"task {folder.name} has a link that leads out of the folder of tasks",
+                got=f"{path.relative_to(folder)} -> {path.resolve()}",
+                expected=f"links to files below {folder.parent}",
+            )
 
 
 def _of_terminal_bench(folder: Path) -> FolderTask:

@@ -27,7 +27,7 @@ WIDTH, HEIGHT = 336, 252
 """Pixels of a page: 12 x 9 tokens of Qwen2.5-VL."""
 LARGEST = 4096
 MAX_STEPS = 12
-_PAIR = re.compile(r"(?<![\d.])(\d{1,5})\s*,\s*(\d{1,5})(?![\d.])")
+_PAIR = re.compile(r"(?<![\d.-])(\d{1,5})\s*,\s*(\d{1,5})(?![\d.])")
 _CLOSED = "The page is closed."
 
 

@@ -198,7 +198,8 @@ def _radio(canvas: _Canvas) -> PageTask:
 
 
 def _tabs(canvas: _Canvas) -> PageTask:
-    tabs, links = canvas.words(3), canvas.words(9)
+    words = canvas.words(12)
+    tabs, links = words[:3], words[3:]
     width, left, top = 86, canvas.rng.randint(0, canvas.width - 264), canvas.rng.randint(0, 40)
     body, opened = "", canvas.rng.randrange(3)
     for number, tab in enumerate(tabs):

@@ -12,7 +12,7 @@ from agentrl.envs.airline.desk import Desk
 from agentrl.envs.airline.environment import AirlineDesk
 from agentrl.envs.airline.generator import store_of
 from agentrl.envs.airline.published import read_published
-from agentrl.envs.airline.records import Database, paid_bags
+from agentrl.envs.airline.records import Database, Store, paid_bags
 from agentrl.envs.airline.requests import Persona, RequestKind
 from agentrl.envs.airline.tasks import SIZES, AirlineTasks, case_of, parse_options
 from agentrl.envs.desks.calls import call_text
@@ -86,9 +86,25 @@ def test_what_the_policy_forbids_is_possible_and_costs_the_reward() -> None:
     number = str(case_of(task_id).scenario.reservation_id)
     cancel = call_text("cancel_reservation", {"reservation_id": number})
     look, refusal = call_text("get_reservation_details", {"reservation_id": number}), "I cannot cancel it."
-    assert ended(task_id, look, refusal) == (1.0, True)
-    assert ended(task_id, cancel, look, refusal) == (0.0, True)
+    assert ended(task_id, look, refusal, refusal) == (1.0, True)
+    assert ended(task_id, cancel, look, refusal, refusal) == (0.0, True)
     assert ended(task_id, *[refusal] * 5) == (0.0, False), "the agent has not looked at the reservation"
+    assert ended(task_id, look, *["Hm."] * 12) == (0.0, True), "the customer was not refused, but lost patience"
+
+
+def replies_to_refusals(kind: RequestKind) -> list[str]:
+    env, scenario = AirlineDesk(), case_of(first_of(kind)).scenario
+    env.reset(options={"task_id": first_of(kind)})
+    env.step(call_text("get_user_details", {"user_id": scenario.user_id}))
+    env.step(call_text("get_reservation_details", {"reservation_id": str(scenario.reservation_id)}))
+    return [env.step("I cannot do that.")[0] for _ in range(2)]
+
+
+def test_a_wrong_refusal_gets_the_replies_of_a_right_one() -> None:
+    doubts, leaves = replies_to_refusals(RequestKind.REFUSED_CANCEL)
+    assert "###STOP###" not in doubts
+    for kind in (RequestKind.CANCEL, RequestKind.BAGS, RequestKind.QUESTION, RequestKind.TRANSFER):
+        assert replies_to_refusals(kind) == [doubts, leaves], "it cannot be found out by trying"
 
 
 def test_an_unnecessary_transfer_and_a_wrong_amount_cost_the_reward() -> None:
@@ -129,6 +145,14 @@ def test_the_tools_check_records_and_payments() -> None:
         desk.update_reservation_baggages(number, 3, 3, "x")
     with pytest.raises(ToolError, match="the number of passengers cannot change"):
         desk.update_reservation_passengers(number, [])
+    arguments = dict(case_of(first_of(RequestKind.BOOK)).scenario.actions[0].arguments)
+    (paid,) = arguments["payment_methods"]
+    desk.get_user_details(arguments["user_id"])
+    for wrong in ({**paid, "amount": "12"}, {"payment_id": paid["payment_id"]}, {**paid, "amount": 10**30}):
+        with pytest.raises(ToolError, match=r"amount of credit_card_.* is not valid"):
+            desk.book_reservation(**{**arguments, "payment_methods": [wrong]})
+    with pytest.raises(ToolError, match="total_baggages is not valid"):
+        desk.book_reservation(**{**arguments, "total_baggages": 10**30})
     before = desk.database.key()
     assert before == Database(store).key()
     assert json.loads(desk.cancel_reservation(number))["status"] == "cancelled"
@@ -136,6 +160,19 @@ def test_the_tools_check_records_and_payments() -> None:
     with pytest.raises(ToolError, match="is cancelled already"):
         desk.cancel_reservation(number)
     assert paid_bags("gold", "economy", 1, 4) == 1
+
+
+def test_a_flight_that_arrives_on_the_next_day_connects_to_flights_of_that_day() -> None:
+    def flight(origin: str, destination: str, departure: str, arrival: str) -> dict[str, Any]:
+        times = {"scheduled_departure_time_est": departure, "scheduled_arrival_time_est": arrival}
+        dates = {f"2024-05-{day}": {"status": "available"} for day in (20, 21)}
+        return {"origin": origin, "destination": destination, **times, "dates": dates}
+
+    flights = {"F1": flight("SFO", "ORD", "22:00:00", "03:00:00+1"), "F2": flight("ORD", "JFK", "03:00:00", "06:00:00")}
+    desk = Desk(Database(Store(users={}, flights=flights, reservations={})))
+    (pair,) = json.loads(desk.search_onestop_flight("SFO", "JFK", "2024-05-20"))
+    assert [one["date"] for one in pair] == ["2024-05-20", "2024-05-21"]
+    assert json.loads(desk.search_onestop_flight("SFO", "JFK", "2024-05-21")) == [], "no flight on 22 May"
 
 
 RESERVATION = {

@@ -143,6 +143,7 @@ def test_rows_of_a_merged_data_set_may_lack_images(folder: Path) -> None:
         ({"images": ["a\0b"]}, r"image 1 of .*line 1 cannot be read: got .*null"),
         ({"images": ["https://example.com/a.png"]}, "line 1 is on the web.*Download the images"),
         ({"images": ["rows.jsonl"]}, "image 1 of .*is not a valid image: got .*cannot identify"),
+        ({"images": ["program.eps"]}, "image 1 of .*is not a valid image: got .*cannot identify"),
         ({"images": ["cut.png"]}, "image 1 of .*is not a valid image"),
         ({"images": ["blue.jpg", "cut.jpg"]}, "image 2 of .*is not a valid image: got .*Truncated"),
         ({"images": ["data:image/png;base64,***"]}, "the data: URL of image 1 .* is not valid base64"),
@@ -161,6 +162,7 @@ def test_rows_of_a_merged_data_set_may_lack_images(folder: Path) -> None:
     ],
 )
 def test_rows_with_unusable_images_are_refused(folder: Path, row: dict[str, Any], words: str) -> None:
+    Image.new("RGB", (4, 4)).save(folder / "program.eps")
     (folder / "cut.png").write_bytes(RED[:-30])
     (folder / "cut.jpg").write_bytes(BLUE[:-200])
     with pytest.raises(UsageError, match=words):

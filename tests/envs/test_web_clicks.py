@@ -18,6 +18,7 @@ from agentrl.errors import EnvironmentFailure, UsageError
 from agentrl.message import ImagePart, TextPart, text_of
 
 needs_chromium = pytest.mark.skipif(not any(map(shutil.which, NAMES)), reason="Chromium is not installed")
+_NAME = re.compile(r'data-name="([^"]+)"')
 _PLACE = re.compile(r'data-role="(\w+)"[^>]*style="left:(-?\d+)px;top:(-?\d+)px')
 
 
@@ -45,6 +46,8 @@ def test_pages_are_made_from_seeds_and_fit_their_size(kind: PageKind, size: tupl
         for role, left, top in _PLACE.findall(page.document):
             assert 0 <= int(left) < size[0] - 20, role
             assert 0 <= int(top) < size[1] - 20, role
+        names = _NAME.findall(page.document)
+        assert len(set(names)) == len(names), "a goal names one element"
     assert len(documents) == 60
 
 
@@ -81,7 +84,7 @@ def test_a_screenshot_and_a_goal_are_shown_and_a_wrong_button_ends_without_a_rew
     buttons = {element.name: element for element in world.elements}
     assert [str(element) for element in world.elements] == image.alternative.splitlines()
     wrong = next(element for name, element in buttons.items() if name not in world.task.goal)
-    for action in ("left", f"click({WIDTH}, 5)", "click(1, 2) click(3, 4)", "click(5.5, 6)"):
+    for action in ("left", f"click({WIDTH}, 5)", "click(1, 2) click(3, 4)", "click(5.5, 6)", "click(-5, 6)"):
         shown, reward, terminated, truncated, info = world.step(action)
         assert (reward, terminated, truncated, info["valid"]) == (0.0, False, False, False)
         assert "That is no click on the page" in text_of(shown)

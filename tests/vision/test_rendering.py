@@ -181,6 +181,9 @@ def test_text_that_spells_the_placeholder_is_no_placeholder(eyes: Eyes) -> None:
 def test_what_is_no_image_fails_its_episode(eyes: Eyes) -> None:
     with pytest.raises(EnvironmentFailure, match="3 bytes"):
         eyes.renderer.prompt([user((ImagePart(data=b"png"),))])
+    Image.new("RGB", (4, 4)).save(program := io.BytesIO(), "EPS")
+    with pytest.raises(EnvironmentFailure, match="cannot identify"):  # it is not given to Ghostscript
+        eyes.renderer.prompt([user((ImagePart(data=program.getvalue()),))])
 
 
 def test_a_model_that_reads_text_only_refuses_images(eyes: Eyes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from agentrl.envs.repo_fix import issue_rows
 from agentrl.envs.repo_fix.environment import make_repo_fix, tasks
 from agentrl.envs.repo_fix.issue_rows import read_issues
-from agentrl.envs.repo_fix.issues import IssueFix
+from agentrl.envs.repo_fix.issues import FORGET, NO_TESTS, IssueFix
 
 from agentrl.errors import UsageError
 from agentrl.testing.env_session import EnvSession
@@ -106,11 +107,61 @@ def test_only_a_solution_of_the_issue_is_paid(tmp_path: Path, row: dict[str, Any
     assert played(world, cheat) == (0.0, 0.0, False), "tests are restored"
 
 
+async def test_a_patch_with_files_that_change_how_tests_run_is_applied_without_them(
+    tmp_path: Path, row: dict[str, Any], plain: str
+) -> None:
+    clone = tmp_path / "clones" / "my__sums"
+    (clone / "more").mkdir()
+    for name in ("conftest.py", "more/conftest.py", "more/kept.py"):
+        (clone / name).write_text("x = 1\n")
+    git(clone, "add", "-A")
+    patch = git(clone, "diff", "--cached")  # as a policy can write it that has replaced git in its sandbox
+    world = make_repo_fix(files=written(tmp_path, row), repositories=str(tmp_path / "clones"), sandbox=plain)
+    assert isinstance(world, IssueFix)
+    await world.reset(options={"task_id": "test-0"})
+    sandbox = await world._acting.get()
+    assert await world._apply(sandbox, patch.encode(), without=NO_TESTS)
+    listed = await world.bash("git log --format=%cI; git rev-parse HEAD; git status --short -uall")
+    await world.close()
+    assert "more/kept.py" in listed
+    assert "conftest" not in listed
+    assert listed.startswith("2020-01-01"), "commits have the same id in each episode"
+
+
+def test_an_images_repository_keeps_one_commit(tmp_path: Path, row: dict[str, Any]) -> None:
+    clone = tmp_path / "clones" / "my__sums"
+    begin = git(clone, "rev-parse", "HEAD").strip()
+    (clone / ".gitignore").write_text("*.log\n")
+    (clone / "kept.log").write_text("tracked")
+    git(clone, "add", "-A", "-f")
+    git(clone, "commit", "-q", "-m", "Base")
+    base, branch = git(clone, "rev-parse", "HEAD").strip(), git(clone, "branch", "--show-current").strip()
+    (clone / "sums.py").write_text("the solution")
+    git(clone, "commit", "-q", "-a", "-m", "Solve")
+    git(clone, "tag", "-a", "v2", "-m", "Next")
+    later = git(clone, "rev-parse", "HEAD").strip()
+    for start in (["checkout", "-q", base], ["checkout", "-q", "-B", branch, base]):
+        shutil.copytree(clone, folder := tmp_path / start[-2])
+        git(folder, *start)
+        (folder / "new.py").write_text("made with the image")
+        (folder / "sums.py").write_text("changed with the image")
+        subprocess.run(["sh", "-c", FORGET], cwd=folder, check=True)
+        assert git(folder, "status", "--short") == ""
+        assert git(folder, "show", "HEAD:kept.log") == "tracked"
+        assert git(folder, "show", "HEAD:new.py") == "made with the image"
+        assert git(folder, "log", "--all", "--format=%s") == "Begin\n"
+        for commit in (begin, base, later):
+            with pytest.raises(subprocess.CalledProcessError):
+                git(folder, "cat-file", "-e", commit)
+
+
 def test_pytest_and_unittest_are_read() -> None:
     text = "PASSED a.py::b\nXFAIL a.py::e\nFAILED a.py::c - x\nSKIPPED [1] a.py:3: no\ntest_d (m.T) ... FAIL\n"
     results = issue_rows.test_results(text + "test_e (m.T)\nIt works. ... ok\ntest_f (m.T.test_f) ... ok\n")
     passed = {name for name, value in results.items() if value}
     assert passed == {"a.py::b", "a.py::e", "test_e (m.T)", "It works.", "test_f (m.T.test_f)", "test_f (m.T)"}
+    twice = issue_rows.test_results("FAILED a.py::b - x\nPASSED a.py::b\nERROR a.py::c - x\nPASSED a.py::c\n")
+    assert twice == {"a.py::b": False, "a.py::c": False}, "a line that the policy's code prints at the end"
 
 
 def test_names_that_the_data_set_cut_at_a_space_stand_for_all_tests_that_begin_with_them() -> None:

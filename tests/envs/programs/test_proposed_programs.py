@@ -64,6 +64,9 @@ STATIC = {
     "code as input": (proposal(DOUBLE, "__import__('os').getpid()"), "not a literal"),
     "a calculation as input": (proposal(DOUBLE, "9**9**9"), "not a literal"),
     "nothing as input": (proposal(DOUBLE, " "), "not a literal"),
+    "an ellipsis as input": (proposal(DOUBLE, "..."), "not a literal"),
+    "a deep input": (proposal(DOUBLE, "[" * 70 + "]" * 70), "not a literal"),
+    "blanks without an end": (f"```python\n{' ' * 200_000}", "0 blocks of python"),
 }
 
 
@@ -131,6 +134,8 @@ ANSWERS: list[tuple[Kind, str, bool | None]] = [
     (Kind.ABDUCTION, block("input", "4"), False),
     (Kind.ABDUCTION, block("input", "'x'"), False),
     (Kind.ABDUCTION, block("input", "f(3)"), None),
+    (Kind.ABDUCTION, block("input", "..."), None),
+    (Kind.ABDUCTION, block("input", "[" * 70 + "]" * 70), None),
     (Kind.INDUCTION, block("python", "def f(a):\n    return a + a"), True),
     (Kind.INDUCTION, block("python", "def f(a):\n    return {0: 0, 1: 2}[a]"), False),
     (Kind.INDUCTION, block("python", "import os\nos._exit(0)"), False),
@@ -184,6 +189,15 @@ async def test_an_episode_has_a_proposal_and_attempts_at_it() -> None:
     text, _, done, _, info = await environment.step("no puzzle")
     assert (done, info["success"], info["valid"]) == (True, False, False)
     assert text == "Your puzzle was refused: 0 blocks of python instead of one."
+
+
+async def test_a_copy_of_a_puzzle_that_the_proposer_reads_is_refused() -> None:
+    environment = ProposedPrograms(kinds=["deduction"], sandbox="plain")
+    request = {"propose": "deduction", "references": [PUZZLES[Kind.DEDUCTION].to_record()]}
+    for program, given, refused in ((f"# mine\n{DOUBLE}\n", '"ab"', True), (DOUBLE, "'abc'", False)):
+        await environment.reset(seed=1, options=request)
+        text, _, done, _, info = await environment.step(proposal(program, given))
+        assert (done, info["valid"]) == (refused, not refused), text
 
 
 def test_requests_and_puzzles_take_turns_and_the_newest_proposals_come_first() -> None:

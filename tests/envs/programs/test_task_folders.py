@@ -546,6 +546,23 @@ def test_a_task_that_cannot_be_read_is_named(tmp_path: Path, name: str, files: d
         read_folder(written(tmp_path, name, **files)["test"])
 
 
+@pytest.mark.parametrize("place", ["environment/data", "tests/data", "data", "solution"])
+@pytest.mark.parametrize("target", ["file", "folder"])
+def test_a_link_to_files_of_this_machine_is_refused(tmp_path: Path, place: str, target: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "key").write_text("secret")
+    folders = written(tmp_path / "tasks", "files")
+    link = tmp_path / "tasks" / "files" / place
+    shutil.rmtree(link, ignore_errors=True)
+    link.symlink_to(outside if target == "folder" else outside / "key")
+    with pytest.raises(UsageError, match=r"task files has a link that leads out of .*outside"):
+        read_folder(folders["test"])
+    link.unlink()
+    link.symlink_to(tmp_path / "tasks" / "files" / "task.toml")
+    assert read_folder(folders["test"])
+
+
 def test_the_base_description_of_an_early_task_is_its_instruction(tmp_path: Path) -> None:
     text = "descriptions:\n  - {key: hard, description: Guess.}\n  - {key: base, description: Make it.}\n"
     (task,) = read_folder(written(tmp_path, "bench", **{"task.yaml": text})["test"])
