@@ -78,7 +78,8 @@ class EntropyShaping:
         starts = episode[: -self._window]
         whole = turn[: -self._window] == turn[self._window :]
         passages, owner = passages[whole], starts[whole]
-        of_episodes = passages[owner.argsort(stable=True)].split(torch.bincount(owner, minlength=episodes).tolist())
+        sizes = torch.bincount(owner, minlength=episodes).tolist()
+        of_episodes = torch.split(passages[owner.argsort(stable=True)], sizes)
         own = [part.quantile(self._percentile) for part in of_episodes if part.numel()]
         if not own:
             return UncertainTokens(counts=counts, threshold=float("inf"))
