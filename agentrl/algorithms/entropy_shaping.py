@@ -78,7 +78,9 @@ class EntropyShaping:
         starts = episode[: -self._window]
         whole = turn[: -self._window] == turn[self._window :]
         passages, owner = passages[whole], starts[whole]
-        own = [passages[owner == number].quantile(self._percentile) for number in sorted(set(owner.tolist()))]
+        sizes = torch.bincount(owner, minlength=episodes).tolist()
+        of_episodes = torch.split(passages[owner.argsort(stable=True)], sizes)
+        own = [part.quantile(self._percentile) for part in of_episodes if part.numel()]
         if not own:
             return UncertainTokens(counts=counts, threshold=float("inf"))
         threshold = torch.stack(own).quantile(0.5)

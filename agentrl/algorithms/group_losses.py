@@ -25,11 +25,11 @@ class _Episodes:
 
     def __init__(self, tokens: LossInput) -> None:
         self.of_token = torch.unique(require(tokens.episode, Input.EPISODE), return_inverse=True)[1]
-        self.count = int(self.of_token.max()) + 1
+        self.count = _count(self.of_token)
         self.lengths = segment_sizes(self.of_token, self.count)
         group = torch.zeros_like(self.lengths).index_copy(0, self.of_token, require(tokens.group, Input.GROUP))
         self.group = torch.unique(group, return_inverse=True)[1]
-        self.groups = int(self.group.max()) + 1
+        self.groups = _count(self.group)
         self.members = segment_sizes(self.group, self.groups)[self.group]
         self.logp = tokens.logp.detach()
         self.moved = self.sum(self.logp - tokens.old_logp)
@@ -57,6 +57,11 @@ class _Episodes:
     def of_tokens(self, loss: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
         """Divide each episode's loss among its tokens, beside its slope: [tokens, 2]."""
         return torch.stack([loss / self.lengths, slope], dim=-1)[self.of_token]
+
+
+def _count(numbers: torch.Tensor) -> int:
+    """Count what is numbered from 0; 0 if every token was rejected."""
+    return int(numbers.max()) + 1 if numbers.numel() else 0
 
 
 def _linear(tokens: LossInput, chosen: torch.Tensor) -> TokenLoss:

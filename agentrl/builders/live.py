@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agentrl.algorithms.options import check_options
 from agentrl.algorithms.traits import Input, needed_inputs, tracker_of
 from agentrl.config.config import Config
 from agentrl.config.derived import agent_loop_class, per_environment_configs
@@ -56,7 +57,7 @@ def _misfits(config: Config) -> Iterator[tuple[str, object, str]]:
     estimator = lookup(Kind.ADVANTAGE, algorithm.advantage)
     tracker = tracker_of(estimator)
     if Input.GREEDY_RETURN in needed_inputs(estimator) or (
-        tracker is not None and tracker(**algorithm.advantage_options).unit == "task"
+        tracker is not None and tracker(**check_options(estimator, algorithm.advantage_options)).unit == "task"
     ):
         yield (
             "algorithm.advantage",

@@ -52,7 +52,7 @@ ALGORITHM_KEYS = frozenset(
         "dynamic_sampling",
     }
 )
-NEEDS_MODELS = frozenset({"kl", "distill", "pf_ppo"})
+NEEDS_MODELS = frozenset({"kl", "distill", "ares", "pf_ppo"})
 """Shapings that need models, or another number of copies of an episode."""
 
 
@@ -106,6 +106,8 @@ def _misfits(config: Config) -> Iterator[tuple[str, object, str]]:
         yield "adapters", "or algorithms of environments", "one adapter and one algorithm"
     if config.sampling.temperature != 1 or config.sampling.min_p:
         yield "sampling", "with another temperature than 1, or min_p", "temperature 1, at which the service trains"
+    if config.sampling.first_token is not None:
+        yield "sampling.first_token", "set", "null: the service samples all tokens alike"
     if config.cluster is not None:
         yield "cluster", "set", "none"
     if config.evaluation.engine is not None:

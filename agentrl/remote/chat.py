@@ -39,7 +39,7 @@ def encode_request(
     Raises:
         UsageError: `params` has a setting that such services do not support.
     """
-    for name in ("stop_token_ids", "top_k", "min_p"):
+    for name in ("stop_token_ids", "top_k", "min_p", "first_token"):
         if value := getattr(params, name):
             raise UsageError(f"an OpenAI-compatible service does not support {name}", got=value, expected="none")
     body: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 Servers accept no such settings, and vLLM no temperature above 2. The first request therefore asks for the
 log-probabilities of the most probable tokens, at temperature 1; the token is drawn from them here, so that the
-distribution it was drawn from is known.
+distribution it was drawn from is known. Stop texts are found from the second token on.
 """
 
 from __future__ import annotations

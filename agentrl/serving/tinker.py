@@ -104,12 +104,14 @@ class TinkerEngine(PolicyEngine):
         """Refuse what the service cannot do.
 
         Raises:
-            UsageError: images, min-p, constraints or adapters; ids outside the vocabulary; or too long a prompt.
+            UsageError: images, min-p, settings of the first token, constraints or adapters; ids outside the vocabulary;
+                or too long a prompt.
         """
-        if request.images or request.adapter or request.params.structure or request.params.min_p:
+        params = request.params
+        if request.images or request.adapter or params.structure or params.min_p or params.first_token:
             raise UsageError(
                 "the engine tinker samples text from one policy, without constraints",
-                got="images, an adapter, a structure, or sampling.min_p",
+                got="images, an adapter, a structure, sampling.min_p, or sampling.first_token",
             )
         if not request.prompt_ids or not all(0 <= token < self.capabilities.vocab_size for token in request.prompt_ids):
             raise UsageError("a prompt is empty, or has ids outside the vocabulary", expected="ids of the tokenizer")

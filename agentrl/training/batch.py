@@ -292,15 +292,17 @@ def trained_mask(sequence: TokenSequence, *, by_expert: bool) -> npt.NDArray[np.
     return mask
 
 
-def mini_batches(batch: StepBatch, count: int, generator: torch.Generator) -> list[list[int]]:
+def mini_batches(
+    batch: StepBatch, count: int, generator: torch.Generator, *, whole_groups: bool = False
+) -> list[list[int]]:
     """Split the sequences into `count` parts with nearly equal numbers of groups, in random order; return indices.
 
     Groups stay whole, so that a mean over a group's tokens is over the whole group. With fewer groups than parts, only
-    trajectories stay whole. With fewer trajectories than parts, fewer parts are returned.
+    trajectories stay whole, unless `whole_groups` is true. With fewer units than parts, fewer parts are returned.
     """
     group_of = batch.episodes.group.tolist()
     groups = [group_of[trajectory] for trajectory in batch.sequence_trajectory]
-    units = groups if len(set(groups)) >= count else list(batch.sequence_trajectory)
+    units = groups if whole_groups or len(set(groups)) >= count else list(batch.sequence_trajectory)
     members: dict[int, list[int]] = {}
     for sequence, unit in enumerate(units):
         members.setdefault(unit, []).append(sequence)

@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError, did_you_mean
 from agentrl.registry import Kind, lookup
 from agentrl.training.batch import NothingToTrain, StepExtras, episode_batch, select, trained_mask
 from agentrl.training.gradients import Objective
-from agentrl.training.rewards import RewardShaping
+from agentrl.training.rewards import RewardShaping, success_of
 from agentrl.training.roles import role_extras, role_members
 from agentrl.trajectory import Trajectory
 
@@ -91,11 +91,7 @@ def accuracy(trajectories: Sequence[Trajectory]) -> float | None:
     scored = [trajectory for trajectory in trajectories if trajectory.is_trainable]
     if not scored:
         return None
-    return sum(_success_of(trajectory) for trajectory in scored) / len(scored)
-
-
-def _success_of(trajectory: Trajectory) -> float:
-    return float(trajectory.reward or 0.0) if trajectory.success is None else float(trajectory.success)
+    return sum(success_of(trajectory) for trajectory in scored) / len(scored)
 
 
 def is_in_band(config: SelectionConfig, trajectories: Sequence[Trajectory]) -> bool:
@@ -157,7 +153,7 @@ class EpisodeSelection:
         for own in _by_group(trajectories, extras).values():
             penalty = [sum(t.reward_components.get(name, 0.0) for name in settings.penalties) for t in own]
             places = resample_on_correct(
-                [_success_of(trajectory) > 0 for trajectory in own],
+                [success_of(trajectory) > 0 for trajectory in own],
                 penalty,
                 keep=settings.keep,
                 least_right=settings.least_right,

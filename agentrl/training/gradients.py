@@ -23,7 +23,7 @@ from agentrl.algorithms.group_differences import (
     uses_own_advantages,
 )
 from agentrl.algorithms.options import check_options
-from agentrl.algorithms.traits import advantage_weighted, choice_of, compares_group, reads_policy
+from agentrl.algorithms.traits import advantage_weighted, choice_of, compares_group, couples_episodes, reads_policy
 from agentrl.algorithms.types import EpisodeBatch, Estimate, LossInput, TokenLoss, log_ratio
 from agentrl.config.algorithm import ReferenceConfig
 from agentrl.config.config import AlgorithmConfig
@@ -103,6 +103,8 @@ class Objective:
         """True if the correction drops tokens instead of truncating their weights."""
         self.chooses_tokens = self._choice is not None and not self._choice.drops
         """True if the loss chooses among all tokens of an update, under the current policy, before it is computed."""
+        self.couples_episodes = couples_episodes.of(loss)
+        """True if the loss compares the episodes of a group, which therefore must be in the same update."""
         self.uses_entropy = config.entropy_coef != 0
         regularized = config.kl_coef != 0 or self.uses_entropy or joint_loss
         self.zero_advantage_is_idle = advantage_weighted.of(loss) and not regularized

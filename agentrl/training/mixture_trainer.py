@@ -45,8 +45,8 @@ COMMON_METRICS = ("train/learning_rate", "train/updates", "train/updates_skipped
 """Prefixes of metrics of a step that are the same for all environments."""
 PER_ENVIRONMENT = ("train/", "mismatch/")
 """Prefixes of metrics that are also reported for each environment."""
-COMMON_SHAPING = ("kl", "distill")
-"""Shapings that read other models, whose state the run shares."""
+COMMON_SHAPING = ("kl", "distill", "ares")
+"""Shapings that read models, which a run builds only for ``algorithm.shaping``."""
 
 
 class WeightedObjective(Objective):

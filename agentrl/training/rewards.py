@@ -98,6 +98,11 @@ class RewardShaping:
         return torch.bincount(self._resample(returns, seed), minlength=returns.numel())
 
 
+def success_of(trajectory: Trajectory) -> float:
+    """Return 1 for a solved episode and 0 for others; its reward if success is not reported."""
+    return float(trajectory.reward or 0.0) if trajectory.success is None else float(trajectory.success)
+
+
 def _raw_rewards(trajectories: Sequence[Trajectory], max_tokens: int) -> EpisodeRewards:
     turns = [trajectory.turns for trajectory in trajectories]
     owner = torch.tensor([e for e, own in enumerate(turns) for _ in own], dtype=torch.int64)

@@ -35,6 +35,7 @@ from agentrl.training.gradients import Objective, token_shares
 from agentrl.training.optimizer import OptimizerSettings
 from agentrl.training.report import StepReport, mismatch_by_turn
 from agentrl.training.rewards import RewardShaping
+from agentrl.training.roles import role_members, role_metrics
 from agentrl.trajectory import Trajectory
 
 STATE = "tinker.json"
@@ -95,7 +96,7 @@ class TinkerTrainer:
     ) -> StepReport:
         """Train on the trajectories of one step; see `agentrl.training.trainer.Trainer.step`."""
         began = time.perf_counter()
-        selection = select(trajectories, compare_groups=self._objective.compares_groups)
+        selection = select(role_members(trajectories), compare_groups=self._objective.compares_groups)
         batch = step_batch(selection.trajectories, self._shaping)
         batch = replace(batch, step_version=self.steps, temperature=temperature, pad_id=pad_id)
         advantage = self._objective.estimate(batch.episodes).advantage
@@ -135,6 +136,7 @@ class TinkerTrainer:
             "trajectories/trained": float(len(selection.trajectories)),
             "trajectories/infrastructure": float(selection.infrastructure),
             "trajectories/unscored": float(selection.unscored),
+            **role_metrics(batch, advantage),
         }
         return StepReport(metrics=metrics)
 

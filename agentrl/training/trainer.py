@@ -264,7 +264,7 @@ class Trainer:
         extras = role_extras(extras, trajectories)
         chosen = select_episodes([*role_members(trajectories, self._roles), *extras.experts], extras)
         selection = select(chosen.trajectories, compare_groups=objective.compares_groups)
-        batch = self._batch(selection, shaping, temperature, pad_id, extras)
+        batch = self._batch(selection, shaping, temperature, pad_id, extras, whole_groups=objective.couples_episodes)
         for signal in self.signals.values():
             batch = signal.annotate(batch)
         estimate = objective.estimate(batch.episodes)
@@ -291,7 +291,14 @@ class Trainer:
         )
 
     def _batch(
-        self, selection: Selection, shaping: RewardShaping, temperature: float, pad_id: int, extras: StepExtras
+        self,
+        selection: Selection,
+        shaping: RewardShaping,
+        temperature: float,
+        pad_id: int,
+        extras: StepExtras,
+        *,
+        whole_groups: bool,
     ) -> StepBatch:
         """Lay out the tokens of a step and assign its sequences to updates."""
         routes = self._policy.replays_routes
@@ -301,7 +308,7 @@ class Trainer:
         )
         config, generator = self._config, self._generator
         if config.mini_batch_rows is None:
-            divide = partial(mini_batches, batch, config.mini_batches, generator)
+            divide = partial(mini_batches, batch, config.mini_batches, generator, whole_groups=whole_groups)
         else:
             divide = partial(row_batches, batch, config.mini_batch_rows, generator)
         return replace(batch, parts=[part for _ in range(config.epochs) for part in divide()])

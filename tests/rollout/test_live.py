@@ -311,6 +311,7 @@ async def test_sessions_of_weights_that_a_kill_has_lost_are_trained_as_the_check
         ("agent.options.expires_s=0", "more than 0"),
         ("agent.options.port=70000", "not a port"),
         ("environment.max_concurrent=10", "at least rollout.max_concurrent"),
+        ("algorithm.advantage_options={decays: 0.9}", "rae does not take this option"),
     ],
 )
 def test_settings_that_do_not_fit_are_errors(override, message):

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from agentrl.config.engines import OpenAIEngineConfig
-from agentrl.engine import SamplingParams, StopReason
+from agentrl.engine import FirstToken, SamplingParams, StopReason
 from agentrl.errors import EngineError, UsageError
 from agentrl.message import ImagePart, Message, TextPart, ToolCall, system, tool_result, user
 from agentrl.serving.openai import OpenAIEngine
@@ -195,7 +195,15 @@ async def test_no_more_requests_at_once_than_configured():
     assert (len(seen), most) == (9, 3)
 
 
-@pytest.mark.parametrize("setting", [{"top_k": 5}, {"min_p": 0.1}, {"stop_token_ids": frozenset({3})}])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"top_k": 5},
+        {"min_p": 0.1},
+        {"stop_token_ids": frozenset({3})},
+        {"first_token": FirstToken(temperature=30.0, top_k=16)},
+    ],
+)
 async def test_settings_that_services_do_not_have_are_usage_errors(setting):
     async with serving((200, COMPLETION)) as (engine, seen):
         with pytest.raises(UsageError, match=f"does not support {next(iter(setting))}"):

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import LedgerError, Outcome, TrainingError
 from agentrl.training.batch import mini_batches, row_batches, step_batch
 from agentrl.training.rewards import RewardShaping
+from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 
@@ -119,6 +121,17 @@ def test_more_mini_batches_than_groups_keep_trajectories_whole(trajectories, cou
     assert len(parts) == count
     owners = [{batch.sequence_trajectory[i] for i in part} for part in parts]
     assert sum(map(len, owners)) == 7
+
+
+def test_more_mini_batches_than_groups_of_coupled_episodes_keep_groups_whole(trajectories, model):
+    batch = build(*trajectories)
+    parts = mini_batches(batch, 7, torch.Generator().manual_seed(0), whole_groups=True)
+    owners = [{int(batch.episodes.group[batch.sequence_trajectory[i]]) for i in part} for part in parts]
+    assert sorted(map(sorted, owners)) == [[0], [1], [2]]
+    trainer = Trainer(model, AlgorithmConfig(loss="online_dpo"), TrainerConfig(mini_batches=7), seed=0, max_tokens=100)
+    report = trainer.step(trajectories, temperature=0.8, pad_id=0)
+    assert report.metrics["train/updates"] == 3
+    assert report.metrics["train/loss"] > 0.1
 
 
 def test_mini_batches_follow_the_generator(trajectories):

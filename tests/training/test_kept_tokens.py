@@ -307,3 +307,12 @@ def test_a_loss_with_a_filter_is_the_loss_of_the_kept_tokens_alone(model, played
         assert report.metrics["mismatch/clip_share"] == pytest.approx(mean(bounded)), (name, mode)
         if loss == "ppo":
             assert report.metrics["train/clip_share"] == pytest.approx(mean(clipped)), (name, mode)
+
+
+@pytest.mark.parametrize("loss", ["flowrl", "gvpo", "online_dpo", "pacs"])
+def test_losses_of_groups_allow_that_every_token_is_rejected(model, trajectories, loss):
+    config = AlgorithmConfig(loss=loss, filters={"k1": {"limit": 0.0}})
+    report = Trainer(model, config, TrainerConfig(), seed=0, max_tokens=100).step(
+        trajectories, temperature=0.8, pad_id=0
+    )
+    assert (report.metrics["train/dropped_share"], report.metrics["train/loss"]) == (1, 0)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from agentrl.algorithms.traits import needed_inputs, other_input
+from agentrl.builders.tinker import NEEDS_MODELS
 from agentrl.config import load_config
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.derived import environment_algorithms, per_environment_configs
@@ -13,7 +14,7 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.registry import Kind, lookup, names
 from agentrl.training.algorithm_functions import PROVIDED, run_learns_from_rewards
 from agentrl.training.batch import NothingToTrain, StepExtras
-from agentrl.training.mixture_trainer import MixtureTrainer, check_mixture
+from agentrl.training.mixture_trainer import COMMON_SHAPING, MixtureTrainer, check_mixture
 from agentrl.training.trainer import Trainer
 
 CONFIG = TrainerConfig(learning_rate=1e-2, steps=4)
@@ -197,6 +198,7 @@ def test_steps_without_differing_returns_are_idle_if_no_environment_learns_from_
             "its own reference.refresh_every",
         ),
         (["environments.maze.algorithm={shaping: {kl: {coef: 0.1}}}"], "the shaping kl"),
+        (["environments.maze.algorithm={shaping: {ares: {}}}"], "the shaping ares"),
         (["trainer.mini_batches=2", "trainer.max_kl=0.1"], "trainer.max_kl does not work with several algorithms"),
         (["environments.maze.algorithm={loss: nosuch}"], "nosuch"),
     ],
@@ -204,6 +206,12 @@ def test_steps_without_differing_returns_are_idle_if_no_environment_learns_from_
 def test_what_must_be_common_is_refused(words, message):
     with pytest.raises(UsageError, match=message):
         check_mixture(load_config(None, [TWO, *words]))
+
+
+def test_shapings_that_a_run_computes_once_are_known():
+    """A function shapes each environment's rewards; what is made once, from ``algorithm.shaping``, is a class."""
+    made_once = {name for name in names(Kind.SHAPING) if isinstance(lookup(Kind.SHAPING, name), type)}
+    assert set(COMMON_SHAPING) == made_once == NEEDS_MODELS - {"pf_ppo"}
 
 
 NEEDY = [

@@ -58,20 +58,28 @@ def words(model: Path, address: str) -> list[str]:
     ]
 
 
-def episodes(seed: int) -> list[Trajectory]:
-    """Two groups of three episodes of two turns, sampled by nobody: their log-probabilities differ from any model's."""
+def episodes(seed: int, *roles: str) -> list[Trajectory]:
+    """Two groups of three episodes of two turns, sampled by nobody: their log-probabilities differ from any model's.
+
+    The turns belong to two `roles` with rewards of their own, if these are given.
+    """
     draw, found = random.Random(seed), []
     for number in range(6):
-        sequence = TokenSequence()
+        sequences = [TokenSequence() for _ in roles[:2] or ("all",)]
         for index in range(2):
+            sequence = sequences[index % len(sequences)]
             sequence.extend([draw.randrange(300) for _ in range(8)], Source.OBSERVATION if index else Source.PROMPT)
             start = len(sequence)
             ids = [draw.randrange(300) for _ in range(draw.randrange(2, 7))]
             sequence.extend_sampled(ids, logprobs=[-draw.uniform(4.5, 6.5) for _ in ids], versions=[0] * len(ids))
-            sequence.turns.append(Turn(index=index, start=start, end=len(sequence)))
+            turn = Turn(index=index, start=start, end=len(sequence))
+            if roles:
+                turn.role, turn.reward = roles[index], draw.random()
+                turn.own_reward = turn.reward
+            sequence.turns.append(turn)
         found.append(
             Trajectory(
-                id=f"{number}.0", task_id="t", environment="e", seed=0, group_id=str(number // 3), sequences=[sequence]
+                id=f"{number}.0", task_id="t", environment="e", seed=0, group_id=str(number // 3), sequences=sequences
             )
         )
         found[-1].reward, found[-1].outcome = draw.random(), Outcome.FINISHED
@@ -95,8 +103,8 @@ def test_updates_at_the_service_equal_local_ones(
     local = config.model_copy(update={"engine": load_config(None, [f"environment={LETTERS}"]).engine})
     parts = build_trainer(local, str(adapter), str(model_folder), ranks=Ranks())
     weights, here = TinkerWeights(client, str(model_folder)), ModelWeights(parts.trainer.model)
-    for number in range(3):
-        found = episodes(number)
+    for number in range(4):
+        found = episodes(number, *(("buyer", "seller") if number == 3 else ()))
         remote = there.step(found, temperature=1.0, pad_id=0).metrics
         own = parts.trainer.step(found, temperature=1.0, pad_id=0).metrics
         for name in ("train/loss", "train/grad_norm", "train/learning_rate", "reward/mean", "mismatch/prob_abs_mean"):
@@ -137,6 +145,8 @@ def test_a_run_trains_at_the_service_and_resumes(address: str, model_folder: Pat
         ("algorithm.advantage=gae", "rewards only"),
         ("algorithm.correction={mode: icepop}", "token, sequence or off"),
         ("algorithm.shaping={kl: {coef: 0.1}}", "a shaping of rewards"),
+        ("algorithm.shaping={ares: {}}", "a shaping of rewards"),
+        ("sampling.first_token={temperature: 30, top_k: 16}", "samples all tokens alike"),
         ("trainer.optimizer=muon", "its default"),
         ("trainer.processes=2", "its default"),
         ("sampling.temperature=0.7", "temperature 1"),

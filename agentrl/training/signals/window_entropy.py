@@ -8,9 +8,8 @@ import math
 import torch
 
 from agentrl.training.batch import StepBatch
-from agentrl.training.dynamic_sampling import accuracy
 from agentrl.training.forward.runner import ModelRunner
-from agentrl.training.rewards import RewardShaping
+from agentrl.training.rewards import RewardShaping, success_of
 from agentrl.training.signals.base import SignalSetup, TokenSignal
 
 
@@ -35,7 +34,7 @@ class WindowEntropy(TokenSignal):
         entropy = self._policy.logprobs(batch.sequences, temperature=batch.temperature, pad_id=batch.pad_id).entropy
         owner, count = episodes.token_episode, episodes.returns.numel()
         found = shaping.count(entropy.cpu(), episodes.token_turn, owner, count)
-        right = torch.tensor([(accuracy([trajectory]) or 0.0) > 0.5 for trajectory in batch.trajectories])
+        right = torch.tensor([success_of(trajectory) > 0.5 for trajectory in batch.trajectories])
         rewards = shaping.rewards(found.counts, right, episodes.group)
         order = episodes.time_order
         places = torch.arange(order.numel())
