@@ -38,6 +38,7 @@ from agentrl.builders.live import is_live
 from agentrl.builders.models import prepare_model
 from agentrl.builders.processes import open_processes
 from agentrl.builders.training import build_training
+from agentrl.config.engines import TinkerEngineConfig
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.step_settings import Settings
@@ -111,8 +112,9 @@ class Orchestrator:
         self.step = 0
         self._watcher = watcher or RunWatcher()
         self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
+        is_remote = isinstance(run.config.engine, TinkerEngineConfig)  # the event loop must not wait for a service
         self._writer = CheckpointWriter(
-            self._checkpoints, background=run.config.checkpoint.background, on_saved=self._on_saved
+            self._checkpoints, background=run.config.checkpoint.background or is_remote, on_saved=self._on_saved
         )
         self._saved: Checkpoint | None = None
         self._pending: dict[str, float] | None = None
