@@ -62,6 +62,7 @@ from agentrl.rollout.finished_episodes import RecoveredEpisodes, read_recoverabl
 from agentrl.rollout.groups import Group
 from agentrl.rollout.heap import collect_settled_heap, settled_heap
 from agentrl.rollout.journal import JournalFolder
+from agentrl.rollout.live import first_step_to_read
 from agentrl.rollout.tracing import EpisodeTracer
 from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
@@ -303,8 +304,10 @@ class Orchestrator:
         rollout = self.config.rollout
         if rollout.is_synchronous:
             return RecoveredEpisodes()
-        first_step = self.step - rollout.max_staleness
-        return read_recoverable(self.folder.trajectories, first_step=first_step, are_stored=is_live(self.config))
+        first_step, live = self.step - rollout.max_staleness, is_live(self.config)
+        if live:
+            first_step = first_step_to_read(self.folder.path, self.step, rollout.max_staleness)
+        return read_recoverable(self.folder.trajectories, first_step=first_step, are_stored=live)
 
     async def _close_parts(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
