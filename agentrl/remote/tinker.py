@@ -68,8 +68,8 @@ class TinkerClient:
         try:
             return call.result(self._run.timeout_s)
         except TimeoutError as late:
-            if call.done():
-                raise
+            if call.done():  # just now, or with an error of this type
+                return call.result()
             raise TrainingError(
                 f"the Tinker service at {self._run.url} does not answer: {what}",
                 got=f"no answer in {self._run.timeout_s:g} s",

@@ -72,9 +72,7 @@ class TinkerEngine(PolicyEngine):
             return Generation(token_ids=[], logprobs=[], versions=[], stop_reason=StopReason.ABORT)
         finally:
             task.cancel()
-            self._running.pop(request.request_id, None)
-            if not self._running:
-                self._busy_s += time.perf_counter() - self._busy_since
+            self._end(request.request_id)
         ids = [int(token) for token in sequence.tokens]
         answer = Generation(
             token_ids=ids,
@@ -114,10 +112,17 @@ class TinkerEngine(PolicyEngine):
 
     async def abort(self, request_id: str) -> bool:
         """Give up a request; the service may sample it to its end."""
-        task = self._running.pop(request_id, None)
+        task = self._end(request_id)
         if task is not None:
             task.cancel()
         return task is not None
+
+    def _end(self, request_id: str) -> asyncio.Task[Any] | None:
+        """Remove a running request, and count the busy time once none is left."""
+        task = self._running.pop(request_id, None)
+        if task is not None and not self._running:
+            self._busy_s += time.perf_counter() - self._busy_since
+        return task
 
     async def pause(self) -> None:
         """Let new requests wait; running ones keep their weights."""

@@ -137,7 +137,7 @@ class LiveScheduler(GroupScheduler):
             episode.forget_messages()
             group.members[0] = episode
             end = SessionEnd.REWARDED if episode.sampled_tokens else SessionEnd.FAILED
-            # Feedback that was refused is not trained, although weights were lost for which it was not too late.
+            # Feedback that was refused as too late stays refused, although it is not too late for the checkpoint.
             if self._stored_ends.setdefault(episode.task_id, end) is SessionEnd.REWARDED and self._is_fresh(group):
                 self._finished.append(group)
                 recovered += 1
