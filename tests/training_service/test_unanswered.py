@@ -6,6 +6,7 @@ import asyncio
 import math
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from training_service.test_tinker_runs import episodes, words
 
 from agentrl.config import load_config
-from agentrl.engine import Capabilities, FirstToken, GenerateRequest, SamplingParams
+from agentrl.engine import Capabilities, FirstToken, GenerateRequest, SamplingParams, StopReason
 from agentrl.errors import TrainingError, UsageError
 from agentrl.remote.tinker import TinkerClient, TinkerRun
 from agentrl.serving.scripted import ScriptedEngine
@@ -121,3 +122,37 @@ async def test_the_event_loop_runs_while_the_service_scores_the_probe() -> None:
     engine = ScriptedEngine(script=lambda request: [5] * 4, vocab_size=9, max_context=64)
     probe = Probe(prompts=[[1, 2]], scores_in_thread=True, tolerance=100)
     assert (await probe.compare(engine, Source(), version=0)).difference < 100
+
+
+class Hanging:
+    """A sampler that does not answer."""
+
+    async def sample(self, *_: Any) -> Any:
+        await asyncio.Event().wait()
+
+
+async def asking(engine: TinkerEngine, *names: str) -> list[asyncio.Task[Any]]:
+    """Ask, and return once the requests are running."""
+    params = SamplingParams(max_tokens=4)
+    requests = [GenerateRequest(prompt_ids=[1], params=params, session_id=name, request_id=name) for name in names]
+    tasks = [asyncio.create_task(engine.generate(request)) for request in requests]
+    async with asyncio.timeout(20):
+        while engine.metrics().running < len(names):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    return tasks
+
+
+async def test_aborted_requests_end_are_counted_once_and_hide_no_cancellation() -> None:
+    engine = TinkerEngine(TinkerClient(RUN), Capabilities(max_context=8, vocab_size=9), version=0, timeout_s=60)
+    engine._sampler = Hanging()
+    began = time.perf_counter()
+    tasks = await asking(engine, "a", "b")
+    await asyncio.sleep(0.05)
+    assert [await engine.abort(name) for name in ("a", "b", "a")] == [True, True, False]
+    assert [(await task).stop_reason for task in tasks] == [StopReason.ABORT] * 2
+    assert 0.05 <= engine.metrics().busy_s <= time.perf_counter() - began
+    (task,) = await asking(engine, "c")
+    await engine.abort("c")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
