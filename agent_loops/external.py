@@ -201,7 +201,7 @@ class External(AgentLoop):
         self._seconds, self._grace_s = seconds, grace_seconds
         self._variables = dict(variables or {})
         self._crash = Outcome(crash)
-        self._side_calls = UntrainedRequestRules(models=tuple(side_models), markers=tuple(side_markers))
+        self._side_calls = UntrainedRequestRules.of(side_models, side_markers)
         self._demonstration = None if demonstration is None else _read_demonstration(demonstration)
         self._holds_forms = forms == "enforce"
         self._attempts = FirstAttempts()

@@ -108,7 +108,7 @@ def check_plan(config: Config) -> None:
     """
     check_schedules(config)
     for step, changed in configs_at_points(config).items():
-        for check in (check_sampling, check_teacher, check_algorithm, check_mixture):
+        for check in (check_tinker, check_sampling, check_teacher, check_algorithm, check_mixture):
             try:
                 check(changed)
             except ConfigError as error:

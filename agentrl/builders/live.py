@@ -8,9 +8,10 @@ from agentrl.algorithms.options import check_options
 from agentrl.algorithms.traits import Input, needed_inputs, tracker_of
 from agentrl.config.config import Config
 from agentrl.config.derived import agent_loop_class, per_environment_configs
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.registry import Kind, lookup
-from agentrl.rollout.live import LiveSessions
+from agentrl.rollout.live import LIVE, LiveSessions
 from agentrl.rollout.runner import make_agent_loop
 
 
@@ -46,7 +47,18 @@ def check_live(config: Config) -> None:
 
 def _misfits(config: Config) -> Iterator[tuple[str, object, str]]:
     """Yield the key, the value and the expected value of each setting that does not fit."""
-    algorithm, rollout, evaluation = config.algorithm, config.rollout, config.evaluation
+    algorithm, rollout, evaluation, agent = config.algorithm, config.rollout, config.evaluation, config.agent
+    environment = config.sole_environment
+    if resolve_environment(environment.name) is not LIVE:
+        yield "environment.name", environment.name, "that of the config live: clients bring their own tasks"
+    for key, value in (("options", environment.options), ("tasks", environment.tasks)):
+        if value:
+            yield f"environment.{key}", "set", "nothing: clients bring their own tasks"
+    for key in ("tools", "roles", "system_prompt", "branch"):
+        if getattr(agent, key):
+            yield f"agent.{key}", "set", "nothing: clients send their own messages and run their own tools"
+    if config.curriculum.horizon is not None or config.curriculum.pools is not None:
+        yield "curriculum", "set", "none: clients bring their own tasks"
     if algorithm.group_size != 1:
         yield (
             "algorithm.group_size",
@@ -72,11 +84,11 @@ def _misfits(config: Config) -> Iterator[tuple[str, object, str]]:
         yield "rollout.batch_order", rollout.batch_order, "greedy: an open session may never be rewarded"
     if evaluation.every:
         yield "evaluation.every", evaluation.every, "0: evaluate checkpoints with agentrl eval --model RUN --env ENV"
-    if config.agent.few_shot_turns:
-        yield "agent.few_shot_turns", config.agent.few_shot_turns, "0: clients write the prompts"
-    if config.agent.judge is not None or config.agent.reward_model is not None:
-        yield "agent.judge" if config.agent.judge else "agent.reward_model", "set", "none: clients give the rewards"
-    if config.environment is not None and config.environment.max_concurrent < rollout.max_concurrent:
-        yield "environment.max_concurrent", config.environment.max_concurrent, "at least rollout.max_concurrent"
+    if agent.few_shot_turns:
+        yield "agent.few_shot_turns", agent.few_shot_turns, "0: clients write the prompts"
+    if agent.judge is not None or agent.reward_model is not None:
+        yield "agent.judge" if agent.judge else "agent.reward_model", "set", "none: clients give the rewards"
+    if environment.max_concurrent < rollout.max_concurrent:
+        yield "environment.max_concurrent", environment.max_concurrent, "at least rollout.max_concurrent"
     if config.trainer.episodes is not None:
         yield "trainer.episodes", config.trainer.episodes, "nothing, or another agent.loop"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from transformers import AutoConfig
 
@@ -73,7 +74,7 @@ def _misfits(config: Config) -> Iterator[tuple[str, object, str]]:
     algorithm, lora = config.algorithm, config.model.lora
     if lora is None:
         yield "model.lora", "null", "model.lora={rank: 16}: the service trains adapters"
-    elif lora.dropout or lora.modules_to_save or lora.quantize or lora.target_modules != "all-linear":
+    elif lora.alpha or lora.dropout or lora.modules_to_save or lora.quantize or lora.target_modules != "all-linear":
         yield "model.lora", "with more than a rank", "only model.lora.rank; the service decides the rest"
     for section, values, known, default in (
         ("trainer", config.trainer, TRAINER_KEYS, TrainerConfig()),
@@ -83,6 +84,11 @@ def _misfits(config: Config) -> Iterator[tuple[str, object, str]]:
             value = getattr(values, name)
             if name not in known and value != getattr(default, name) and name != "restarts":
                 yield f"{section}.{name}", value, "its default"
+    known_keys = {"trainer": TRAINER_KEYS, "algorithm": ALGORITHM_KEYS}
+    for key in config.schedules or {}:
+        section, _, rest = key.partition(".")
+        if section in known_keys and rest.partition(".")[0] not in known_keys[section]:
+            yield f"schedules.{key}", "set", "none: the service does not follow it"
     if algorithm.loss != "ppo" or not algorithm.loss_options.keys() <= LOSS_OPTIONS:
         yield "algorithm.loss", algorithm.loss, "ppo, with clip, clip_low and clip_high"
     if algorithm.loss_options.get("dual_clip", 3.0) is not None:
@@ -104,10 +110,11 @@ def _misfits(config: Config) -> Iterator[tuple[str, object, str]]:
         yield "algorithm.shaping", min(unknown), "a shaping of rewards"
     if config.named_adapters or environment_algorithms(config):
         yield "adapters", "or algorithms of environments", "one adapter and one algorithm"
-    if config.sampling.temperature != 1 or config.sampling.min_p:
-        yield "sampling", "with another temperature than 1, or min_p", "temperature 1, at which the service trains"
-    if config.sampling.first_token is not None:
-        yield "sampling.first_token", "set", "null: the service samples all tokens alike"
+    if config.sampling.temperature != 1:
+        yield "sampling.temperature", config.sampling.temperature, "1, at which the service trains"
+    for section, sampling in (("sampling", config.sampling), ("evaluation.sampling", config.evaluation.sampling)):
+        if sampling is not None and (sampling.min_p or sampling.first_token is not None):
+            yield section, "with min_p or first_token", "temperature, top_p and top_k, which the service has"
     if config.cluster is not None:
         yield "cluster", "set", "none"
     if config.evaluation.engine is not None:
@@ -142,7 +149,7 @@ def build_tinker(config: Config, base_path: str, version: int) -> LearningParts:
     capabilities = Capabilities(max_context=engine.max_context, vocab_size=size)
     sampler = TinkerEngine(client, capabilities, version=version, timeout_s=engine.timeout_s)
     weights = TinkerWeights(client, base_path)
-    probe = Probe.random(size, **TOLERANCE[config.model.dtype])
+    probe = replace(Probe.random(size, **TOLERANCE[config.model.dtype]), scores_in_thread=True)
     return LearningParts(
         trainer=TinkerTrainer(client, config),
         source=weights,

@@ -15,6 +15,7 @@ from rich.text import Text
 from agentrl.cli.exits import discard_standard_output, message_when_interrupted
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import err, note, out
+from agentrl.observe.files import write_output
 from agentrl.registry import Kind, names
 from agentrl.runs.stop import run_until_stopped
 from agentrl.sandbox import SandboxSpec
@@ -145,14 +146,18 @@ def _summary(checked: Sequence[CheckedEnvironment]) -> Table:
 
 
 def write_report(report: Mapping[str, Any], file: str | None) -> None:
-    """Write a report as JSON, to a file or for ``-`` to standard output; do nothing without a file."""
+    """Write a report as JSON, to a file or for ``-`` to standard output; do nothing without a file.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
     if file is None:
         return
     text = json.dumps(report, indent=2)
     if file == STANDARD_OUTPUT:
         out.print(text)
         return
-    Path(file).write_text(f"{text}\n", encoding="utf-8")
+    write_output(Path(file), f"{text}\n".encode())
     note(f"wrote {file}")
 
 

@@ -72,6 +72,7 @@ def validate(
     The solution is the environment's expert or, without one, the task's ground truth. The exit code is 1 if a task is
     not valid. With --records, the same command resumes after Ctrl-C; tasks, code or data that changed are played again.
     """
+    _check_files(records, json_file)
     named = parse_env_name(name)
     spec = resolve_environment(named.name)
     if spec.extra is not None:
@@ -81,7 +82,8 @@ def validate(
     chosen = [source[index] for index in range(min(len(source), limit or len(source)))]
     if not chosen:
         raise UsageError(f"split {split} of {spec.name} has no tasks", expected="at least one task to validate")
-    store = _Records(records, "" if records is None else environment_identity(named.name, given, records))
+    identity = "" if records is None else environment_identity(named.name, given, records)
+    store = _Records(records, identity, call_timeout_s)
     known = {task.id: result for task in chosen if (result := store.find(task)) is not None}
     if known:
         note(f"{records} has the results of {len(known):,} of these tasks")
@@ -110,6 +112,17 @@ def validate(
     report.check()
 
 
+def _check_files(output: Path | None, json_file: str | None) -> None:
+    """Check that the results can be written, before anything is played.
+
+    Raises:
+        UsageError: a file cannot be written.
+    """
+    for file in (output, None if json_file in (None, STANDARD_OUTPUT) else Path(str(json_file))):
+        if file is not None:
+            check_writable(file)
+
+
 def _source(
     spec: EnvironmentSpec, split: str | None, options: Mapping[str, Any], tasks: str | None
 ) -> tuple[TaskSource, str]:
@@ -127,10 +140,11 @@ class _Records:
     Args:
         path: The file; nothing is kept for ``None``.
         identity: Digest of the environment's code, data and options; results of others are not reused.
+        call_timeout_s: Deadline of calls; results that are not valid are not reused if they had a shorter one.
     """
 
-    def __init__(self, path: Path | None, identity: str) -> None:
-        self._identity = identity
+    def __init__(self, path: Path | None, identity: str, call_timeout_s: float) -> None:
+        self._identity, self._call_timeout_s = identity, call_timeout_s
         self._known: dict[str, TaskValidation] = {}
         if path is not None and path.exists():
             self._read(path)
@@ -140,7 +154,9 @@ class _Records:
         damaged: list[int] = []
         for number, record in numbered_records(path, damaged):
             try:
-                self._known[record.pop("key")] = TaskValidation.from_plain(record)
+                result = TaskValidation.from_plain(record)
+                if result.status is TaskStatus.VALID or record["call_timeout_s"] >= self._call_timeout_s:
+                    self._known[record["key"]] = result
             except UNREADABLE:
                 damaged.append(number)
         warn_damaged(path, damaged)
@@ -152,7 +168,8 @@ class _Records:
     def add(self, task: Task, result: TaskValidation) -> None:
         """Keep a result."""
         if self._writer is not None:
-            self._writer.append({"key": self._key(task), **result.to_plain()})
+            known = {"key": self._key(task), "call_timeout_s": self._call_timeout_s}
+            self._writer.append({**known, **result.to_plain()})
 
     def _key(self, task: Task) -> str:
         return hashlib.blake2b(f"{self._identity} {task_digest(task)}".encode(), digest_size=8).hexdigest()
@@ -293,9 +310,7 @@ def probe(
     Finished episodes are kept: the same command resumes a stopped probe.
     """
     low, high = _band(band)
-    for file in (output, None if json_file in (None, STANDARD_OUTPUT) else Path(str(json_file))):
-        if file is not None:
-            check_writable(file)
+    _check_files(output, json_file)
     named = parse_env_name(name)
     spec = resolve_environment(named.name)
     if tasks is not None and named.split is not None:

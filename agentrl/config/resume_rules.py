@@ -72,6 +72,7 @@ RULES: Mapping[str, ResumeRule] = {
     "sampling": _PLAY,
     "engine": _PLACE,
     "engine.max_context": _CONTEXT,
+    "engine.base_model": _MODEL,
     "algorithm": _OBJECTIVE,
     **dict.fromkeys(
         (f"algorithm.teacher.{name}" for name in ("servers", "engine", "api_key_variable", "timeout_s")),
@@ -127,6 +128,11 @@ RULES: Mapping[str, ResumeRule] = {
     "trackers": _WATCH,
 }
 """Rules by key or key prefix. The longest matching one applies, and every config key has a match."""
+OPTION_RULES: Mapping[str, ResumeRule] = dict.fromkeys(
+    (f"agent.options.{name}" for name in ("host", "port", "key_variable", "feedback_key_variable", "expires_s")),
+    ResumeRule(True, "address, keys and patience of live traffic"),
+)
+"""Rules of single options of an agent loop."""
 
 
 def rule_of(key: str) -> ResumeRule:
@@ -138,6 +144,8 @@ def rule_of(key: str) -> ResumeRule:
     Raises:
         KeyError: the table has no rule for this key.
     """
+    if key in OPTION_RULES:
+        return OPTION_RULES[key]
     section, _, rest = key.partition(".")
     if section == "environments":
         name = rest.partition(".")[2]
@@ -165,9 +173,9 @@ def check_same_run(found: tuple[Change, ...]) -> None:
     Raises:
         ConfigError: some are not; the message gives the reason for each.
     """
-    refused = [change for change in found if not rule_of(change.key).may_change]
+    refused = [change for change in found if not _rule(change).may_change]
     if refused:
-        reasons = "; ".join(f"{change} ({rule_of(change.key).why})" for change in refused)
+        reasons = "; ".join(f"{change} ({_rule(change).why})" for change in refused)
         raise ConfigError(
             "these keys cannot change on resume" if len(refused) > 1 else "this key cannot change on resume",
             got=reasons,
@@ -175,6 +183,13 @@ def check_same_run(found: tuple[Change, ...]) -> None:
             hint="to train with other settings, start a new run from this one's model: "
             "agentrl train CONFIG model.path=RUN",
         )
+
+
+def _rule(change: Change) -> ResumeRule:
+    """Return the rule of a change; a training service keeps the weights, which no other engine can load."""
+    if change.key == "engine.type" and "tinker" in (change.old, change.new):
+        return _MODEL
+    return rule_of(change.key)
 
 
 def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -243,7 +243,7 @@ class Gateway:
             raise BadRequest(
                 "without a key this gateway accepts only requests from this machine to its own names: "
                 f"got Host {shorten(request.host)}, Origin {shorten(request.headers.get('Origin'))}. "
-                "Start it with --key-variable, and send the key",
+                "Start it with --key-variable (of a run: agent.options.key_variable), and send the key",
                 status=403,
                 code="forbidden",
             )
@@ -263,7 +263,10 @@ class Gateway:
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         try:
-            await self._sessions_of(request)
+            if self._opener is None:
+                await self._sessions_of(request)
+            else:
+                self._check_client(request, self._key)  # a list of models opens no session
         except BadRequest as error:
             return _refusal(DIALECTS[0], error)
         if (name := request.match_info.get("model")) is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from agentrl.agent_loop import Answer, AnswerSoFar
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, UsageError
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.gateway.dialect import ChatRequest, Reply, ReplyAnswer, StreamingReply
 from agentrl.gateway.history import Chain
@@ -30,6 +30,18 @@ class UntrainedRequestRules:
     """Model names that clients use for side calls."""
     markers: tuple[str, ...] = ()
     """Texts that occur in the system message of side calls."""
+
+    @classmethod
+    def of(cls, side_models: Sequence[str], side_markers: Sequence[str]) -> UntrainedRequestRules:
+        """Make the rules of the options `side_models` and `side_markers` of an agent loop.
+
+        Raises:
+            UsageError: an option is not a list of texts.
+        """
+        for name, value in (("side_models", side_models), ("side_markers", side_markers)):
+            if isinstance(value, str) or not all(isinstance(one, str) and one for one in value):
+                raise UsageError(f"agent.options.{name} is not a list of texts", got=value, expected='["text", …]')
+        return cls(models=tuple(side_models), markers=tuple(side_markers))
 
     def matches(self, request: ChatRequest) -> bool:
         """Return True if the request is a side call."""

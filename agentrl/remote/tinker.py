@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from agentrl.errors import TrainingError, UsageError, described_error
 from agentrl.errors.foreign import DaemonThreads
 from agentrl.registry import Extra
 
+T = TypeVar("T")
 TINKER = Extra(name="training-service", module="tinker")
 ADAM_EPS = 1e-8
 """As in torch's AdamW."""
@@ -45,7 +47,9 @@ class TinkerClient:
         self._trainer: Any = None
         self._saved: str | None = None
         self._threads = DaemonThreads("agentrl-tinker", limit=1)
-        """Makes the calls, because the package warns about those of a thread with an event loop."""
+        """Makes the calls in order, because the package warns about those of a thread with an event loop."""
+        self._waits = DaemonThreads("agentrl-tinker-wait")
+        """Waits for results, so that a slow one does not delay later calls."""
 
     def resume_from(self, path: str) -> None:
         """Start the run with the weights and optimizer that `save` stored there."""
@@ -57,7 +61,20 @@ class TinkerClient:
         Raises:
             UsageError: the key is not set, or the service refuses the run.
         """
-        self._threads.submit(self._open).result()
+        self._in_time(self._threads.submit(self._open), "the start of the run")
+
+    def _in_time(self, call: Future[Any], what: str) -> Any:
+        """Return the result of a call, which is abandoned after the time limit: the package may try again for hours."""
+        try:
+            return call.result(self._run.timeout_s)
+        except TimeoutError as late:
+            if call.done():  # just now, or with an error of this type
+                return call.result()
+            raise TrainingError(
+                f"the Tinker service at {self._run.url} does not answer: {what}",
+                got=f"no answer in {self._run.timeout_s:g} s",
+                expected="a service that is up, or a longer engine.timeout_s",
+            ) from late
 
     def _open(self) -> Any:
         """Return the trainer, after its start."""
@@ -86,22 +103,25 @@ class TinkerClient:
             ) from error
         return self._trainer
 
-    def _call(self, what: str, start: Callable[[Any], Any]) -> Any:
+    def _call(self, what: str, start: Callable[[Any], Any], read: Callable[[Any], T]) -> T:
         """Make a call of the trainer and wait for its result; see `_started`."""
-        return self._started(what, start)()
+        return self._started(what, start, read)()
 
-    def _started(self, what: str, start: Callable[[Any], Any]) -> Callable[[], Any]:
+    def _started(self, what: str, start: Callable[[Any], Any], read: Callable[[Any], T]) -> Callable[[], T]:
         """Make a call of the trainer, after the earlier ones; return a function that waits for its result.
 
+        `read` takes what the caller needs from the service's answer.
+
         That function raises:
-            TrainingError: the call failed, or took longer than the time limit.
+            TrainingError: the call failed, took longer than the time limit, or has an answer that cannot be read.
         """
         running = self._threads.submit(lambda: start(self._open()))
 
-        def wait() -> Any:
+        def wait() -> T:
             try:
-                return self._threads.submit(lambda: running.result().result(self._run.timeout_s)).result()
-            except UsageError:
+                pending = self._in_time(running, what)
+                return read(self._in_time(self._waits.submit(pending.result), what))
+            except (UsageError, TrainingError):
                 raise
             except Exception as error:
                 raise TrainingError(f"the Tinker service failed: {what}", got=described_error(error)) from error
@@ -111,8 +131,18 @@ class TinkerClient:
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log-probability of each token but the first, given the tokens before it."""
         data = [self._datum(ids, {"weights": [0.0] * (len(ids) - 1)}) for ids in sequences]
-        found = self._call("a forward pass", lambda trainer: trainer.forward(data, "cross_entropy"))
-        return [list(map(float, output["logprobs"].data)) for output in found.loss_fn_outputs]
+
+        def read(answer: Any) -> list[list[float]]:
+            found = [list(map(float, output["logprobs"].data)) for output in answer.loss_fn_outputs]
+            if [len(one) + 1 for one in found] != [len(ids) for ids in sequences]:
+                raise TrainingError(
+                    "the Tinker service computed log-probabilities of other tokens",
+                    got=f"{len(found)} sequences, {sum(map(len, found))} tokens",
+                    expected=f"{len(sequences)} sequences, {sum(len(ids) - 1 for ids in sequences)} tokens",
+                )
+            return found
+
+        return self._call("a forward pass", lambda trainer: trainer.forward(data, "cross_entropy"), read)
 
     def add_gradients(
         self,
@@ -130,11 +160,16 @@ class TinkerClient:
             for ids, old, own in zip(sequences, old_logprobs, advantages, strict=True)
         ]
         config = {"clip_low_threshold": clip[0], "clip_high_threshold": clip[1]}
-        passed = self._call("a gradient", lambda trainer: trainer.forward_backward(data, "ppo", config))
-        return float(passed.metrics["loss:sum"])
+        return self._call(
+            "a gradient",
+            lambda trainer: trainer.forward_backward(data, "ppo", config),
+            lambda passed: float(passed.metrics["loss:sum"]),
+        )
 
-    def update(self, *, learning_rate: float, betas: tuple[float, float], weight_decay: float, clip: float) -> float:
-        """Update the weights from the added gradients; return the gradient's norm, NaN if the service hides it."""
+    def update(
+        self, *, learning_rate: float, betas: tuple[float, float], weight_decay: float, clip: float
+    ) -> float | None:
+        """Update the weights from the added gradients; return the gradient's norm, ``None`` if the service hides it."""
         adam = self.tinker.AdamParams(
             learning_rate=learning_rate,
             beta1=betas[0],
@@ -143,25 +178,32 @@ class TinkerClient:
             weight_decay=weight_decay,
             grad_clip_norm=clip,
         )
-        updated = self._call("an update", lambda trainer: trainer.optim_step(adam))
-        return float((updated.metrics or {}).get("grad_norm", float("nan")))
+
+        def read(answer: Any) -> float | None:
+            norm = (answer.metrics or {}).get("grad_norm")
+            return None if norm is None else float(norm)
+
+        return self._call("an update", lambda trainer: trainer.optim_step(adam), read)
 
     def save(self, name: str) -> Callable[[], str]:
         """Begin to save weights and optimizer at the service; return a function that waits for the path."""
-        wait = self._started("a checkpoint", lambda trainer: trainer.save_state(name))
-        return lambda: str(wait().path)
+        return self._started("a checkpoint", lambda trainer: trainer.save_state(name), lambda saved: str(saved.path))
 
     def sampler(self) -> Any:
         """Return a sampler of the current weights, which later updates do not change."""
-        return self._call("a sampler", lambda trainer: trainer.save_weights_and_get_sampling_client())
+        return self._call("a sampler", lambda trainer: trainer.save_weights_and_get_sampling_client(), _as_is)
 
     def close(self) -> None:
         """End the run at the service; its checkpoints remain."""
         service, self._service, self._trainer = self._service, None, None
         if service is not None:
-            self._threads.submit(lambda: service.close("success").result(self._run.timeout_s)).result()
+            self._in_time(self._threads.submit(lambda: service.close("success").result()), "the end of the run")
 
     def _datum(self, ids: Sequence[int], inputs: Mapping[str, Sequence[float]]) -> Any:
         types = self.tinker.types
         targets = {"target_tokens": list(ids[1:]), **{name: list(values) for name, values in inputs.items()}}
         return types.Datum(model_input=types.ModelInput.from_ints(list(ids[:-1])), loss_fn_inputs=targets)
+
+
+def _as_is(answer: Any) -> Any:
+    return answer

@@ -34,8 +34,8 @@ def render_in_time(render: Callable[[], T], roles: str, deadline_s: float | None
     try:
         return running.result(deadline_s)
     except TimeoutError as late:
-        if running.done():
-            raise
+        if running.done():  # just now, or with an error of this type
+            return running.result()
         running.add_done_callback(ignore_result)
         raise EndlessTemplate(
             "the chat template does not end",

@@ -38,6 +38,7 @@ from agentrl.builders.live import is_live
 from agentrl.builders.models import prepare_model
 from agentrl.builders.processes import open_processes
 from agentrl.builders.training import build_training
+from agentrl.config.engines import TinkerEngineConfig
 from agentrl.config.load import dump_config
 from agentrl.config.resume_rules import rule_of
 from agentrl.config.step_settings import Settings
@@ -61,6 +62,7 @@ from agentrl.rollout.finished_episodes import RecoveredEpisodes, read_recoverabl
 from agentrl.rollout.groups import Group
 from agentrl.rollout.heap import collect_settled_heap, settled_heap
 from agentrl.rollout.journal import JournalFolder
+from agentrl.rollout.live import first_step_to_read
 from agentrl.rollout.tracing import EpisodeTracer
 from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
@@ -111,8 +113,9 @@ class Orchestrator:
         self.step = 0
         self._watcher = watcher or RunWatcher()
         self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
+        is_remote = isinstance(run.config.engine, TinkerEngineConfig)  # the event loop must not wait for a service
         self._writer = CheckpointWriter(
-            self._checkpoints, background=run.config.checkpoint.background, on_saved=self._on_saved
+            self._checkpoints, background=run.config.checkpoint.background or is_remote, on_saved=self._on_saved
         )
         self._saved: Checkpoint | None = None
         self._pending: dict[str, float] | None = None
@@ -301,8 +304,10 @@ class Orchestrator:
         rollout = self.config.rollout
         if rollout.is_synchronous:
             return RecoveredEpisodes()
-        first_step = self.step - rollout.max_staleness
-        return read_recoverable(self.folder.trajectories, first_step=first_step, are_stored=is_live(self.config))
+        first_step, live = self.step - rollout.max_staleness, is_live(self.config)
+        if live:
+            first_step = first_step_to_read(self.folder.path, self.step, rollout.max_staleness)
+        return read_recoverable(self.folder.trajectories, first_step=first_step, are_stored=live)
 
     async def _close_parts(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

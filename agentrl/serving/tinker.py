@@ -9,10 +9,11 @@ from typing import Any
 
 from agentrl.engine import Capabilities, EngineMetrics, GenerateRequest, Generation, PolicyEngine, StopReason
 from agentrl.engine.answer_check import check_answer
-from agentrl.errors import EngineError, UsageError
+from agentrl.errors import EngineError, UsageError, running_task
 from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.remote.tinker import TinkerClient
+from agentrl.serving.request import check_request
 
 
 class TinkerEngine(PolicyEngine):
@@ -65,14 +66,13 @@ class TinkerEngine(PolicyEngine):
         try:
             sequence = await task
         except asyncio.CancelledError:
-            if request.request_id in self._running:
+            caller = running_task()
+            if request.request_id in self._running or (caller is not None and caller.cancelling()):
                 raise  # the caller was cancelled
             return Generation(token_ids=[], logprobs=[], versions=[], stop_reason=StopReason.ABORT)
         finally:
             task.cancel()
-            self._running.pop(request.request_id, None)
-            if not self._running:
-                self._busy_s += time.perf_counter() - self._busy_since
+            self._end(request.request_id)
         ids = [int(token) for token in sequence.tokens]
         answer = Generation(
             token_ids=ids,
@@ -101,33 +101,28 @@ class TinkerEngine(PolicyEngine):
             return found.sequences[0]
 
     def _check(self, request: GenerateRequest) -> None:
-        """Refuse what the service cannot do.
+        """Refuse what the service cannot do, or ids outside the vocabulary.
 
         Raises:
-            UsageError: images, min-p, settings of the first token, constraints or adapters; ids outside the vocabulary;
-                or too long a prompt.
+            UsageError: the request does not fit.
         """
-        params = request.params
-        if request.images or request.adapter or params.structure or params.min_p or params.first_token:
-            raise UsageError(
-                "the engine tinker samples text from one policy, without constraints",
-                got="images, an adapter, a structure, sampling.min_p, or sampling.first_token",
-            )
-        if not request.prompt_ids or not all(0 <= token < self.capabilities.vocab_size for token in request.prompt_ids):
-            raise UsageError("a prompt is empty, or has ids outside the vocabulary", expected="ids of the tokenizer")
-        if len(request.prompt_ids) >= self.capabilities.max_context:
-            raise UsageError(
-                "a prompt does not fit into the context",
-                got=f"{len(request.prompt_ids)} tokens",
-                expected=f"fewer than {self.capabilities.max_context} (engine.max_context)",
-            )
+        check_request(request, self.capabilities, self._running)
+        if request.params.min_p:
+            raise UsageError("the engine tinker has no min_p", got=request.params.min_p, expected="sampling.min_p=0")
 
     async def abort(self, request_id: str) -> bool:
         """Give up a request; the service may sample it to its end."""
-        task = self._running.pop(request_id, None)
+        task = self._end(request_id)
         if task is not None:
             task.cancel()
         return task is not None
+
+    def _end(self, request_id: str) -> asyncio.Task[Any] | None:
+        """Remove a running request, and count the busy time once none is left."""
+        task = self._running.pop(request_id, None)
+        if task is not None and not self._running:
+            self._busy_s += time.perf_counter() - self._busy_since
+        return task
 
     async def pause(self) -> None:
         """Let new requests wait; running ones keep their weights."""

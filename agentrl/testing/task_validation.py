@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, described_error
 from agentrl.errors.foreign import DaemonThreads
 from agentrl.message import Content
 from agentrl.task import Task
@@ -147,6 +147,15 @@ class _Lanes:
                 current = []  # a thread that returns late keeps the old list
 
     def _play_all(self, current: list[Task]) -> None:
+        try:
+            self._play_tasks(current)
+        except (CallFailed, AgentRLError):
+            raise
+        except Exception as error:
+            got = f"{watched_calls().raised} raised {described_error(error)}"
+            raise AgentRLError(f"environment {self._spec.name} cannot be used", got=got) from error
+
+    def _play_tasks(self, current: list[Task]) -> None:
         session = EnvSession(self._spec.make, self._options)
         while not self.stop.is_set():
             with self._lock:

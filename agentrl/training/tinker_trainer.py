@@ -108,7 +108,8 @@ class TinkerTrainer:
             for part in mini_batches(batch, self._config.trainer.mini_batches, self._generator)
         ]
         weighted = advantage * corrected.weights
-        losses, norms, rate = [], [], 0.0
+        losses, rate = [], 0.0
+        norms: list[float | None] = []
         for part in parts:
             losses.append(self._add_gradients(batch, part, old_logp, weighted))
             rate = self._settings.learning_rate_at(self.updates)
@@ -117,15 +118,18 @@ class TinkerTrainer:
         everything = torch.arange(batch.tokens)
         distance = mismatch(old_logp, batch.behaviour_logp)
         rewards = [trajectory.reward for trajectory in selection.trajectories if trajectory.reward is not None]
+        known = [norm for norm in norms if norm is not None]
+        applied = [norm for norm in known if math.isfinite(norm)]
+        skipped = len(known) - len(applied)
         metrics = {
             "train/loss": math.fsum(losses) / len(losses),
             "train/learning_rate": rate,
-            "train/updates": float(len(parts)),
-            "train/updates_skipped": 0.0,
+            "train/updates": float(len(parts) - skipped),
+            "train/updates_skipped": float(skipped),
             "train/tokens": float(batch.tokens),
             "train/seconds": time.perf_counter() - began,
             "train/advantage_abs_mean": float(advantage.abs().mean()),
-            **({} if any(map(math.isnan, norms)) else {"train/grad_norm": max(norms)}),
+            **({"train/grad_norm": max(applied)} if applied else {}),
             **mismatch_by_turn(batch, old_logp, batch.behaviour_logp, everything),
             **{f"mismatch/{name}": value for name, value in asdict(distance).items()},
             "reward/mean": math.fsum(rewards) / len(rewards),
@@ -168,7 +172,7 @@ class TinkerTrainer:
                 column.append(filled.tolist())
         return self.client.add_gradients(ids, old, advantages, self._clip)
 
-    def _update(self, rate: float) -> float:
+    def _update(self, rate: float) -> float | None:
         settings = self._settings
         self.updates += 1
         return self.client.update(

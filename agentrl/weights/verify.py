@@ -89,6 +89,8 @@ class Probe:
     """Adapter that answers, if the engine has several."""
     answer_timeout_s: float = 600.0
     """Seconds before an answer times out."""
+    scores_in_thread: bool = False
+    """True if the trainer's log-probabilities come from a service: the event loop does not wait for it."""
 
     @classmethod
     def random(
@@ -110,12 +112,19 @@ class Probe:
         answers = await self._answers(engine, version, name)
         recorded = [
             RecordedAnswer(
-                prompt=prompt, token_ids=answer.token_ids, logprobs=trainer.token_logprobs(prompt, answer.token_ids)
+                prompt=prompt,
+                token_ids=answer.token_ids,
+                logprobs=await self._score(trainer, prompt, answer.token_ids),
             )
             for prompt, answer in zip(self.prompts, answers, strict=True)
         ]
         scored = [(right.prompt, answer, right.logprobs) for right, answer in zip(recorded, answers, strict=True)]
         return Comparison(difference=self._judge(name, version, scored), answers=recorded)
+
+    async def _score(self, trainer: WeightSource, prompt: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
+        if self.scores_in_thread:
+            return await run_in_own_thread(trainer.token_logprobs, prompt, answer_ids)
+        return trainer.token_logprobs(prompt, answer_ids)
 
     async def compare_recorded(
         self, engine: ProbedEngine, recorded: Sequence[RecordedAnswer], *, version: int, name: str = "the engine"

@@ -19,7 +19,7 @@ from agentrl.builders.roles import RolePolicy, build_roles, check_roles
 from agentrl.config import load_config
 from agentrl.config.config import ModelConfig
 from agentrl.config.environment import RewardModelConfig
-from agentrl.config.resume_rules import rule_of
+from agentrl.config.resume_rules import Change, check_same_run, rule_of
 from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams, StopReason
 from agentrl.errors import ConfigError
 from agentrl.message import Message, user
@@ -227,10 +227,18 @@ def test_adapters_are_trained_by_the_roles_that_they_play_and_that_train() -> No
         *(("adapters.a.learning_rate", True), ("adapters.a.path", False), ("adapters.a.max_grad_norm", True)),
         *(("environments.a.evaluation_split", True), ("environments.a.weight", False), ("environment.split", False)),
         *(("evaluation.every", True), ("checkpoint.keep", True), ("sampling.temperature", False)),
+        *(("agent.options.port", True), ("agent.options.forms", False), ("engine.base_model", False)),
     ],
 )
 def test_what_may_change_when_a_run_is_resumed(key: str, may_change: bool) -> None:
     assert rule_of(key).may_change is may_change
+
+
+@pytest.mark.parametrize(("before", "after"), [("tinker", "local"), ("vllm", "tinker")])
+def test_weights_at_a_service_stay_there_when_a_run_is_resumed(before: str, after: str) -> None:
+    with pytest.raises(ConfigError, match=f"engine.type: {before} -> {after}"):
+        check_same_run((Change("engine.type", before, after),))
+    check_same_run((Change("engine.type", "vllm", "sglang"),))
 
 
 def test_the_greedy_rollout_of_a_group_is_greedy() -> None:

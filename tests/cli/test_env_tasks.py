@@ -7,10 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 
+from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import resolve_environment
+from agentrl.errors import AgentRLError
 from agentrl.rollout.task_source import read_tasks
+from agentrl.task import SeedTasks
 from agentrl.testing.task_validation import TaskStatus, validate_tasks
 
 Cli = Callable[..., Any]
@@ -110,6 +114,43 @@ def test_each_fault_of_a_task_is_named_and_a_second_command_plays_only_what_chan
     agentrl(*words)
     report = json.loads((workplace / "out.json").read_text())
     assert report["reused"] == 0, "the code changed"
+
+
+def test_a_longer_deadline_plays_tasks_again_that_missed_it(agentrl: Cli, workplace: Path) -> None:
+    late = DOORS.replace("time.sleep(60)", "time.sleep(0.3)").replace("KINDS = (", 'KINDS = ("hanging",) or (')
+    (workplace / "late_doors.py").write_text(late)
+    words = ("env", "validate", "./late_doors.py:SPEC", "--records", "r.jsonl", "--json", "out.json")
+    assert agentrl(*words, "--call-timeout", "0.1").code == 1
+    assert agentrl(*words, "--call-timeout", "0.1").code == 1
+    assert json.loads((workplace / "out.json").read_text())["reused"] == 1
+    assert agentrl(*words, "--call-timeout", "20").code == 0
+    report = json.loads((workplace / "out.json").read_text())
+    assert (report["valid"], report["reused"]) == (1, 0)
+
+
+class Stuck(gymnasium.Env[str, str]):
+    """Cannot be made, or cannot be closed."""
+
+    def __init__(self, fails: str) -> None:
+        self.fails = fails
+        if fails == "making the environment":
+            raise OSError("no data")
+
+    def close(self) -> None:
+        raise OSError("no data")
+
+
+@pytest.mark.parametrize("call", ["making the environment", "close"])
+def test_an_environment_that_cannot_be_made_or_closed_is_named(call: str) -> None:
+    spec = EnvironmentSpec(name="stuck", make=Stuck, tasks=SeedTasks)
+    with pytest.raises(AgentRLError, match=f"stuck cannot be used: got {call} raised OSError: no data"):
+        list(validate_tasks(spec, {"fails": call}, []))
+
+
+def test_files_that_cannot_be_written_are_errors_before_anything_is_played(agentrl: Cli, workplace: Path) -> None:
+    for option in ("--json", "--records"):
+        ended = agentrl("env", "validate", "guess_number/valid", "--limit", "1", option, str(workplace))
+        assert (ended.code, "cannot write" in ended.err, "1 tasks" in ended.out) == (2, True, False)
 
 
 def test_tasks_are_validated_by_several_threads_and_only_once() -> None:

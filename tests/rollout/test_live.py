@@ -18,7 +18,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.finished_episodes import read_recoverable
-from agentrl.rollout.live import LIVE, LiveScheduler, LiveSessions
+from agentrl.rollout.live import LIVE, LiveScheduler, LiveSessions, first_step_to_read
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.task_order import TaskSampler
@@ -84,12 +84,13 @@ async def serve(renderer, tmp_path):
             max_concurrent=most,
             version=version,
         )
-        found = read_recoverable(tmp_path / "trajectories", first_step=version - max_staleness, are_stored=True)
+        first = first_step_to_read(tmp_path, version, max_staleness)
+        found = read_recoverable(tmp_path / "trajectories", first_step=first, are_stored=True)
         if state is not None:
             scheduler.load_state_dict(json.loads(json.dumps(state)))
         scheduler.kept = scheduler.recover(found)
         await scheduler.start()
-        scheduler.engine = engine
+        scheduler.engine, scheduler.store = engine, store
         started.append((scheduler, runner, store))
         return scheduler
 
@@ -296,9 +297,56 @@ async def test_sessions_of_weights_that_a_kill_has_lost_are_trained_as_the_check
     assert (group.task.id, group.staleness(4, {})) == ("a", 0)
 
 
+async def test_a_killed_run_does_not_train_on_what_it_refused(serve):
+    scheduler = await serve(version=2, max_staleness=1, side_models=["titles"])
+    assert (await post(url(scheduler, "untrained") + CHAT, "", {**ASK, "model": "titles"}))[0] == 200
+    assert await refused(url(scheduler, "untrained") + "/feedback", GOOD) == (409, "nothing_to_train")
+    await chat(scheduler, "late")
+    scheduler.set_version(4)
+    assert await refused(url(scheduler, "late") + "/feedback", GOOD) == (410, "stale")
+    again = await serve(version=2, max_staleness=1)  # for whose weights it is not too late
+    assert (again.kept, again.live.waiting) == (0, 0)
+    assert await refused(url(again, "late") + "/feedback", GOOD) == (410, "stale")
+    assert await refused(url(again, "untrained") + "/feedback", GOOD) == (409, "nothing_to_train")
+
+
+async def test_a_killed_run_keeps_a_session_that_was_opened_long_before_its_first_answer(serve):
+    scheduler = await serve(version=0, max_staleness=1, batch=1)
+    assert (await post(url(scheduler, "a") + "/v1/messages/count_tokens", "", ASK))[0] == 200
+    await scheduler.engine.update_weights({}, 7)
+    scheduler.set_version(7)
+    scheduler.store.rotate(8)
+    await chat(scheduler, "a")
+    assert (await reward(scheduler, "a"))[0] == 200
+    again = await serve(version=8, max_staleness=1, batch=1)
+    assert again.kept == 1
+    (group,) = await again.next_batch()
+    assert (group.task.id, group.staleness(8, {})) == ("a", 1)
+
+
+async def test_a_list_of_models_opens_no_session(serve):
+    scheduler = await serve()
+    async with openai.AsyncOpenAI(base_url=url(scheduler, "a") + "/v1", api_key="any") as client:
+        assert [model.id async for model in client.models.list()] == ["policy"]
+    assert (scheduler.live.open, scheduler.live.counts["opened"]) == (0, 0)
+
+
+async def test_a_port_that_is_taken_is_named_by_its_option(serve):
+    scheduler = await serve()
+    with pytest.raises(UsageError, match=r"cannot listen.*agent\.options\.port"):
+        await serve(port=int(scheduler.live.url.rpartition(":")[2]))
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        ("environment.name=guess_number", "bring their own tasks"),
+        ("environment.tasks=tasks.jsonl", "bring their own tasks"),
+        ("agent.tools=[python]", "run their own tools"),
+        ("agent.system_prompt=Be brief.", "send their own messages"),
+        ("curriculum.pools={by: task}", "bring their own tasks"),
+        ("agent.options.side_models=titles", "not a list of texts"),
+        ("agent.options.port=true", "not a port"),
         ("algorithm={advantage: grpo, group_size: 8}", "rae has a running baseline"),
         ("algorithm={advantage: grpo, group_size: 1}", "compares the members of a group"),
         ("algorithm.advantage=spo", "can be played again"),

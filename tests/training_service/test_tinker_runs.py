@@ -48,7 +48,7 @@ def address(model_folder: Path, service_folder: Path) -> Iterator[str]:
 
 def words(model: Path, address: str) -> list[str]:
     return [
-        f"model={{path: '{model}', device: cpu, lora: {{rank: {RANK}, alpha: 32}}}}",
+        f"model={{path: '{model}', device: cpu, lora: {{rank: {RANK}}}}}",
         f"engine={{type: tinker, url: '{address}', max_context: 256}}",
         f"environment={{name: {LETTERS}, isolation: inline}}",
         "agent={loop: react_text, options: {format: plain, explain: false}, max_answer_tokens: 6, max_tokens: 200}",
@@ -100,7 +100,14 @@ def test_updates_at_the_service_equal_local_ones(
     there = TinkerTrainer(client, config)
     _, _, path = client.save("start")().partition("tinker://")
     adapter = service_folder / path / "model"
-    local = config.model_copy(update={"engine": load_config(None, [f"environment={LETTERS}"]).engine})
+    assert config.model.lora is not None
+    lora = config.model.lora.model_copy(update={"alpha": 32})  # as at the service
+    local = config.model_copy(
+        update={
+            "engine": load_config(None, [f"environment={LETTERS}"]).engine,
+            "model": config.model.model_copy(update={"lora": lora}),
+        }
+    )
     parts = build_trainer(local, str(adapter), str(model_folder), ranks=Ranks())
     weights, here = TinkerWeights(client, str(model_folder)), ModelWeights(parts.trainer.model)
     for number in range(4):
@@ -149,10 +156,18 @@ def test_a_run_trains_at_the_service_and_resumes(address: str, model_folder: Pat
         ("sampling.first_token={temperature: 30, top_k: 16}", "samples all tokens alike"),
         ("trainer.optimizer=muon", "its default"),
         ("trainer.processes=2", "its default"),
-        ("sampling.temperature=0.7", "temperature 1"),
+        ("sampling.temperature=0.7", "at which the service trains"),
+        ("schedules={sampling.temperature: {points: {0: 1.0, 1: 1.2}}}", "at which the service trains"),
+        ("schedules={algorithm.entropy_coef: {target: 0.5, step: 0.01}}", "does not follow it"),
+        ("sampling.first_token={temperature: 30, top_k: 16}", "min_p or first_token"),
+        ("evaluation.sampling={min_p: 0.1}", "min_p or first_token"),
+        ("model.lora={rank: 4, alpha: 64}", "only model.lora.rank"),
     ],
 )
-def test_settings_that_a_service_cannot_follow_are_errors(model_folder: Path, override: str, message: str) -> None:
+def test_settings_that_a_service_cannot_follow_are_errors(
+    model_folder: Path, override: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(WORLDS)
     with pytest.raises(ConfigError, match=message):
         check_training(load_config(None, [*words(model_folder, "http://127.0.0.1:1"), override]))
 

@@ -21,7 +21,7 @@ from agentrl.observe.trajectory_store import GroupEnd
 from agentrl.rollout.finished_episodes import RecoveredEpisodes, group_position
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
-from agentrl.rollout.live.sessions import LiveSessions, SessionEnd
+from agentrl.rollout.live.sessions import MOST_ENDED, LiveSessions, SessionEnd
 from agentrl.rollout.scheduler import GroupScheduler
 
 SESSIONS = "sessions.jsonl"
@@ -54,7 +54,8 @@ class LiveScheduler(GroupScheduler):
         Raises:
             UsageError: the port is taken, or a key is missing.
         """
-        await self._sessions.start(self._begin_session, most_open=self.max_concurrent, ended=self._stored_ends)
+        ended, self._stored_ends = self._stored_ends, {}
+        await self._sessions.start(self._begin_session, most_open=self.max_concurrent, ended=ended)
 
     def _start_groups(self) -> None:
         """Start nothing: clients do."""
@@ -98,6 +99,7 @@ class LiveScheduler(GroupScheduler):
             return
         (episode,) = group.trajectories
         record = {"session": group.task.id, "end": end, "time": time.time(), "version": self.version}
+        record["opened"] = group.start_version
         if end in (SessionEnd.REWARDED, SessionEnd.STALE):
             age = episode.staleness(self.version, self._adapter_versions())
             record |= {"reward": episode.reward, "success": episode.success, "staleness": age}
@@ -120,11 +122,11 @@ class LiveScheduler(GroupScheduler):
         """
         open_at_checkpoint = {group.position: group for group in self._to_restart}
         self._to_restart.clear()
-        first, recovered = self.tasks.position, 0
+        recovered = 0
         for episode in sorted(episodes.take_all(), key=lambda one: group_position(one.group_id)):
             position = group_position(episode.group_id)
-            group = open_at_checkpoint.get(position)
-            if group is None and position < first:
+            group = open_at_checkpoint.pop(position, None)
+            if group is None and position < self.tasks.position:
                 continue  # trained before the checkpoint, or among the finished groups in it
             while group is None or group.position != position:
                 group = self._next_group()
@@ -132,9 +134,11 @@ class LiveScheduler(GroupScheduler):
             group.draw = replace(group.draw, task=replace(group.task, id=episode.task_id))
             for sequence in episode.sequences:
                 sequence.limit_versions(self.version)
+            episode.forget_messages()
             group.members[0] = episode
-            self._stored_ends.setdefault(episode.task_id, SessionEnd.REWARDED)
-            if self._is_fresh(group):
+            end = SessionEnd.REWARDED if episode.sampled_tokens else SessionEnd.FAILED
+            # Feedback that was refused as too late stays refused, although it is not too late for the checkpoint.
+            if self._stored_ends.setdefault(episode.task_id, end) is SessionEnd.REWARDED and self._is_fresh(group):
                 self._finished.append(group)
                 recovered += 1
         return recovered
@@ -195,6 +199,31 @@ _REFUSED_COUNTS = {
 """Error codes of refused feedback that are metrics of their own, by the metric's name."""
 
 
+def first_step_to_read(folder: Path, step: int, max_staleness: int) -> int:
+    """Return the first training step whose stored episodes a resumed run may train on.
+
+    A session may be much older than its first answer, from which its staleness counts.
+
+    Args:
+        folder: Folder of the run.
+        step: Training step of the checkpoint.
+        max_staleness: Maximum staleness of a session.
+    """
+    oldest = first = step - max_staleness
+    if (folder / SESSIONS).exists():
+        for record in read_json_lines(folder / SESSIONS):
+            if record["end"] == SessionEnd.REWARDED and record["version"] - record["staleness"] >= oldest:
+                first = min(first, record["opened"] + 1)
+    return first
+
+
 def _read_ends(file: Path) -> dict[str, SessionEnd]:
-    """Read how the sessions of earlier processes ended."""
-    return {record["session"]: SessionEnd(record["end"]) for record in read_json_lines(file)}
+    """Read how the latest sessions of earlier processes ended."""
+    found: dict[str, SessionEnd] = {}
+    for record in read_json_lines(file):
+        name = record["session"]
+        found.pop(name, None)
+        found[name] = SessionEnd(record["end"])
+        if len(found) > MOST_ENDED:
+            del found[next(iter(found))]
+    return found

@@ -128,12 +128,12 @@ class LiveSessions(AgentLoop):
             raise UsageError("agent.options.expires_s is too small", got=expires_s, expected="seconds, more than 0")
         if forms not in ("enforce", "free"):
             raise UsageError("agent.options.forms is not known", got=forms, expected="enforce or free")
-        if not isinstance(port, int) or not 0 <= port <= 65535:
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
             raise UsageError("agent.options.port is not a port", got=port, expected="0 to 65535")
         self._host, self._port = host, port
         self._key_variable, self._feedback_key_variable = key_variable, feedback_key_variable
         self._expires_s = expires_s
-        self._side_calls = UntrainedRequestRules(models=tuple(side_models), markers=tuple(side_markers))
+        self._side_calls = UntrainedRequestRules.of(side_models, side_markers)
         self._holds_forms = forms == "enforce"
         self._warned: set[str] = set()
         self._gateway: Gateway | None = None
@@ -199,7 +199,10 @@ class LiveSessions(AgentLoop):
             feedback=self._take_feedback,
             feedback_key=feedback_key,
         )
-        await gateway.start()
+        try:
+            await gateway.start()
+        except UsageError as error:
+            raise UsageError(error.what, got=error.got, hint="choose another agent.options.port or host") from error
         self._gateway = gateway
 
     def stop(self) -> None:
