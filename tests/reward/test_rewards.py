@@ -70,6 +70,16 @@ PROGRAM = f"{THOUGHT}<answer>\n```python\npass\n```\n</answer>"
         ("solved", episode("the sea"), {"target": ["sea"]}, {}, 1.0),
         ("solved", episode("a lake"), "sea", {}, 0.0),
         ("solved", episode(""), "", {}, 1.0),
+        ("solved", episode(r"\boxed{-5}"), "5", {}, 0.0),  # allenai/open-instruct#1530
+        ("solved", episode(r"\boxed{1.5}"), "15", {}, 0.0),
+        ("solved", episode(r"\boxed{3/4}"), "34", {}, 0.0),
+        ("solved", episode("2x + 1"), "2x - 1", {}, 0.0),
+        ("solved", episode("x-1"), "x1", {}, 0.0),
+        ("solved", episode("1,234 Sea-Lions."), "1234 sealions", {}, 1.0),
+        ("solved", episode(r"\boxed{12}"), 12.0, {}, 1.0),
+        ("solved", episode(r"\boxed{\text{E}}"), "E", {}, 1.0),  # NVIDIA-NeMo/Gym#1844
+        ("solved", episode(r"\boxed {\left\{x\right.}"), r"\left\{x\right.", {}, 1.0),  # modelscope/ms-swift#10147
+        ("solved", episode("<think>Then <answer>.</think><answer>sea</answer>"), "sea", {}, 1.0),  # open-r1#359
         ("solved", episode("sea", success=False), "sea", {}, 0.0),
         ("solved", episode("lake", reward=0.5), "sea", {}, 1.0),
         ("solved", episode("sea", reward=-0.5), "sea", {}, 0.0),
