@@ -68,7 +68,7 @@ def read_pixels(data: bytes) -> Image.Image:
     Raises:
         OSError: it is not an image.
     """
-    opened = Image.open(io.BytesIO(data))
+    opened: Image.Image = Image.open(io.BytesIO(data))
     with suppress(OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error):  # broken EXIF data
         opened = ImageOps.exif_transpose(opened)
     if opened.mode not in ("RGBA", "LA", "PA") and "transparency" not in opened.info:
