@@ -209,7 +209,9 @@ def tool_value(result: Any) -> str | list[str | ImagePart]:
 
 def _block(part: Mapping[str, Any]) -> str | ImagePart:
     if part.get("type") == "image":
-        return ImagePart(data=base64.b64decode(part["data"], validate=True), media_type=part["mimeType"])
+        return ImagePart(
+            data=base64.b64decode("".join(part["data"].split()), validate=True), media_type=part["mimeType"]
+        )
     return str(part["text"])
 
 

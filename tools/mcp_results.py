@@ -109,7 +109,7 @@ def _notice(part: Any) -> str:
 def _image(part: Any) -> str | ImagePart:
     """Read an image; one that is not base64, or that no model can read, such as SVG, becomes a notice."""
     try:
-        data = base64.b64decode(part.data, validate=True)
+        data = base64.b64decode("".join(part.data.split()), validate=True)
         with Image.open(io.BytesIO(data)):
             return ImagePart(data=data, media_type=part.mime_type)
     except (OSError, ValueError, Image.DecompressionBombError):

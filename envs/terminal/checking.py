@@ -123,7 +123,7 @@ async def _run_script(sandbox: Sandbox, places: Places, task: FolderTask, hidden
     variables = {"TEST_DIR": tests, "LOGS_DIR": logs, **own}
     command: list[str] = ["python3", "-m", "pytest", "-rA", tests]
     if task.script is not None:
-        content = task.script.read_bytes()
+        content = task.script.read_bytes().replace(b"\r\n", b"\n")  # no shell runs a checkout of Windows
         await sandbox.write(f"{tests}/{task.script.name}", content, executable=True)
         command = [f"{tests}/{task.script.name}"]
         if not content.startswith(b"#!"):
