@@ -213,7 +213,7 @@ def _load(name: str, folder: Path, location: str) -> tuple[bytes, str]:
     except (OSError, ValueError) as error:
         got = f"{str(path)[:LONGEST_NAME]}: {getattr(error, 'strerror', None) or error}"
         expected = f"a file; relative paths begin at {folder}"
-        hint = "base64 needs data:image/png;base64, before it" if len(name) > LONGEST_NAME else None
+        hint = "base64 needs data:image/png;base64, before it" if len(name) > LONGEST_NAME else ""
         raise UsageError(f"{location} cannot be read", got=got, expected=expected, hint=hint) from error
 
 

@@ -62,7 +62,7 @@ def _without_blocks(structured: Any, known: Set[str]) -> Any:
     if not isinstance(structured, dict):
         return structured
     own = [structured[name] for name in ("data", "text") if isinstance(structured.get(name), str)]
-    if "type" in structured and known.intersection(own):
+    if "type" in structured and known & set(own):
         return None
     found = {name: _without_blocks(value, known) for name, value in structured.items()}
     return {name: value for name, value in found.items() if value is not None or structured[name] is None} or None
