@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from agentrl.envs.openenv import SPEC, OpenEnvironment, tool_value
+from agentrl.envs.served_tools import ServedTool
 from aiohttp import WSMsgType, web
 
 from agentrl.errors import EnvironmentFailure, UsageError
 from agentrl.message import ImagePart
+from agentrl.tool import ToolResult
 
 
 async def _echo(request: web.Request) -> web.WebSocketResponse:
@@ -127,6 +129,15 @@ async def test_a_session_that_the_server_ended_between_episodes_is_opened_again(
 )
 def test_results_of_tools_may_have_images(content: list[Any], value: Any) -> None:  # claude-code#70280
     assert tool_value({"content": content}) == value
+
+
+@pytest.mark.parametrize("schema", [None, {}, {"type": "object"}, {"properties": None}])
+def test_tools_without_arguments_have_properties(schema: Any) -> None:  # kubernetes-mcp-server#340
+    async def call(name: str, arguments: Any) -> ToolResult:
+        raise AssertionError
+
+    tool = ServedTool("list", None, schema, call)
+    assert tool.schema["function"]["parameters"] == {"type": "object", "properties": {}}
 
 
 async def test_the_options_are_checked(url: str) -> None:
