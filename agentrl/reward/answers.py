@@ -54,9 +54,18 @@ def tagged_answer(text: str, tag: str = "answer") -> str | None:
     return found[-1].strip() if found else None
 
 
+def without_thinking(text: str) -> str:
+    """Return what follows the last thinking of a text; thinking that does not end is all of the rest.
+
+    >>> without_thinking("<think>1</think> 2"), without_thinking("1</think> 2"), without_thinking("<think>1")
+    (' 2', ' 2', '')
+    """
+    return text.rpartition("</think>")[2].partition("<think>")[0]
+
+
 def given_answer(trajectory: Trajectory) -> str:
-    """Return the answer of an episode: in a box or in answer tags of the last turn, else its whole text."""
-    last = trajectory.completions[-1] if trajectory.completions else ""
+    """Return the answer of an episode: in answer tags or a box of the last turn after its thinking, else its text."""
+    last = without_thinking(trajectory.completions[-1]) if trajectory.completions else ""
     for found in (tagged_answer(last), boxed_answer(last)):
         if found is not None:
             return found

@@ -144,6 +144,12 @@ _UNITTEST = re.compile(
     r"^(?:(?P<name>\w+ \([\w.]+\))\n)?(?P<line>.*\S) \.\.\. (?P<status>ok|FAIL|ERROR|skipped|expected failure)",
     re.MULTILINE,
 )
+_UNITTEST_LATE = re.compile(
+    r"^(?P<line>\w+ \([\w.]+\)) \.\.\. (?!(?:ok|FAIL|ERROR|skipped|expected failure)\b).*\n"
+    r"(?:(?!.* \.\.\. ).*\n)*?(?P<status>ok|FAIL|ERROR|skipped.*|expected failure)$",
+    re.MULTILINE,
+)
+"""A test that printed lines before its result."""
 _WITH_METHOD = re.compile(r"(\w+) \(([\w.]+)\.\1\)")
 """A test's name as Python 3.11 and later print it; data sets have the name without the method in parentheses."""
 
@@ -156,9 +162,9 @@ def test_results(output: str) -> dict[str, bool]:
     """
     output = without_colours(output)
     found = {name: status in ("PASSED", "XFAIL") for status, name in _PYTEST.findall(output)}
-    for match in _UNITTEST.finditer(output):
+    for match in (*_UNITTEST_LATE.finditer(output), *_UNITTEST.finditer(output)):
         passed = match["status"] in ("ok", "expected failure")
-        for name in filter(None, (match["name"], match["line"])):
+        for name in filter(None, (match.groupdict().get("name"), match["line"])):
             found |= {name: passed, _WITH_METHOD.sub(r"\1 (\2)", name): passed}
     return found
 

@@ -70,6 +70,9 @@ PROGRAM = f"{THOUGHT}<answer>\n```python\npass\n```\n</answer>"
         ("solved", episode("the sea"), {"target": ["sea"]}, {}, 1.0),
         ("solved", episode("a lake"), "sea", {}, 0.0),
         ("solved", episode(""), "", {}, 1.0),
+        ("solved", episode(r"<think>\boxed{5}</think> \boxed{6}"), "6", {}, 1.0),
+        ("solved", episode(r"<think>Perhaps \boxed{5}"), "5", {}, 0.0),  # PrimeIntellect-ai/verifiers#213
+        ("solved", episode(r"<think>\boxed{5}?</think> It is 6."), "5", {}, 0.0),  # TinyZero#120
         ("solved", episode(r"\boxed{-5}"), "5", {}, 0.0),  # allenai/open-instruct#1530
         ("solved", episode(r"\boxed{1.5}"), "15", {}, 0.0),
         ("solved", episode(r"\boxed{3/4}"), "34", {}, 0.0),

@@ -114,6 +114,11 @@ def test_pytest_and_unittest_are_read() -> None:
     assert passed == {"a.py::b", "a.py::e", "test_e (m.T)", "It works.", "test_f (m.T.test_f)", "test_f (m.T)"}
 
 
+def test_a_test_may_print_lines_before_its_result() -> None:  # SWE-bench#165
+    printed = "test_a (m.T) ... File x opened.\nclosed\nok\ntest_b (m.T) ... Wait\ntest_c (m.T) ... !\nFAIL\n"
+    assert issue_rows.test_results(printed) == {"test_a (m.T)": True, "test_c (m.T)": False}
+
+
 def test_colours_are_not_part_of_results() -> None:  # agent-lightning#599
     results = issue_rows.test_results(
         "\x1b[32mPASSED\x1b[0m a.py::\x1b[1mb\x1b[0m\n\x1b[31mFAILED\x1b[0m a.py::c - E\n"
