@@ -6,6 +6,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from decimal import Decimal
 
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
@@ -98,11 +99,11 @@ def is_same(answer: str, golden: str) -> bool:
     return answer.strip() == golden.strip() or (_key(answer) == _key(golden) != ("", []))
 
 
-def _key(text: str) -> tuple[str, list[float]]:
+def _key(text: str) -> tuple[str, list[Decimal]]:
     plain = _UPRIGHT.sub(r"\1", text.replace("\u2212", "-"))
-    numbers = [float(number.replace(",", "")) for number in _NUMBER.findall(plain)]
+    numbers = [Decimal(number.replace(",", "")) for number in _NUMBER.findall(plain)]
     marked = _MINUS.sub("\u2212", _NUMBER.sub("0", plain)).lower().translate(_NO_MARKS)
-    return " ".join(_ARTICLE.sub(" ", marked).split()), numbers
+    return " ".join(_ARTICLE.sub(" ", marked).split() or marked.split()), numbers  # a choice may be "A"
 
 
 def word_f1(answer: str, golden: Sequence[str]) -> float:

@@ -80,6 +80,10 @@ PROGRAM = f"{THOUGHT}<answer>\n```python\npass\n```\n</answer>"
         ("solved", episode("x-1"), "x1", {}, 0.0),
         ("solved", episode("1,234 Sea-Lions."), "1234 sealions", {}, 1.0),
         ("solved", episode(r"\boxed{12}"), 12.0, {}, 1.0),
+        ("solved", episode("9007199254740993"), "9007199254740992", {}, 0.0),
+        ("solved", episode(r"\boxed{(A)}"), "A", {}, 1.0),
+        ("solved", episode(r"\boxed{a}"), "the", {}, 0.0),
+        ("solved", episode("?"), "!", {}, 0.0),
         ("solved", episode(r"\boxed{\text{E}}"), "E", {}, 1.0),  # NVIDIA-NeMo/Gym#1844
         ("solved", episode(r"\boxed {\left\{x\right.}"), r"\left\{x\right.", {}, 1.0),  # modelscope/ms-swift#10147
         ("solved", episode("<think>Then <answer>.</think><answer>sea</answer>"), "sea", {}, 1.0),  # open-r1#359
