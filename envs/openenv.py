@@ -10,14 +10,17 @@ requests, so a lost connection ends the episode.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
 
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.errors import EnvironmentFailure, ToolError, UsageError
+from agentrl.message import ImagePart
 from agentrl.task import SeedTasks, seed_tasks
 from agentrl.tool import Tool, ToolResult
 
@@ -80,7 +83,14 @@ class OpenEnvironment(AsyncEnv):
             EnvironmentFailure: the server is lost, or failed.
             UsageError: the observations do not have the chosen field.
         """
-        answer = await self._ask("reset", {"seed": seed, **(options or {})})
+        message = {"seed": seed, **(options or {})}
+        had_connection = self._socket is not None
+        try:
+            answer = await self._ask("reset", message)
+        except EnvironmentFailure:
+            if not had_connection or self._socket is not None:
+                raise
+            answer = await self._ask("reset", message)  # servers close sessions that wait for long, as during training
         self._steps, self._total, self._shown = 0, 0.0, self._text(answer["data"]["observation"])
         if self._has_tools:
             self.tools = await self._list_tools()
@@ -108,11 +118,13 @@ class OpenEnvironment(AsyncEnv):
         data = answer["data"]
         observation = data["observation"]
         if error := observation.get("error"):
+            if error.get("error_type") == "transport_error":
+                raise EnvironmentFailure(f"the tool {name} of {self._url} failed", got=error.get("message"))
             raise ToolError(f"{name}: {error.get('message')}")
         reward, self._steps = float(data["reward"] or 0.0), self._steps + 1
         self._total += reward
         is_over = bool(data["done"]) or self._steps >= self._max_steps
-        return ToolResult(tool_text(observation.get("result")), reward=reward, stop=is_over)
+        return ToolResult(tool_value(observation.get("result")), reward=reward, stop=is_over)
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take an action.
@@ -170,6 +182,9 @@ class OpenEnvironment(AsyncEnv):
             answer: dict[str, Any] = await socket.receive_json()
             refused = answer["data"].get("code") if answer["type"] == "error" else None
         except (aiohttp.ClientError, OSError, ValueError, TypeError, KeyError) as error:
+            lost, self._socket = self._socket, None
+            if lost is not None:
+                await lost.close()
             raise EnvironmentFailure(f"{what} failed", got=f"{type(error).__name__}: {error}") from error
         if refused is not None and not (kind == "step" and refused == BAD_ACTION):
             raise EnvironmentFailure(f"{what} failed", got=f"{refused}: {answer['data'].get('message')}")
@@ -182,12 +197,22 @@ class OpenEnvironment(AsyncEnv):
         return self._socket
 
 
-def tool_text(result: Any) -> str:
-    """Write the result of a tool call as text: the texts of an MCP result, a text, or else JSON."""
+def tool_value(result: Any) -> str | list[str | ImagePart]:
+    """Return the result of a tool call for the policy: the texts and images of an MCP result, a text, or else JSON."""
     content = result.get("content") if isinstance(result, dict) else None
-    if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
-        return "\n".join(str(part["text"]) for part in content)
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        with suppress(KeyError, TypeError, ValueError):
+            parts = [_block(part) for part in content]
+            return parts if any(isinstance(part, ImagePart) for part in parts) else "\n".join(map(str, parts))
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+
+
+def _block(part: Mapping[str, Any]) -> str | ImagePart:
+    if part.get("type") == "image":
+        return ImagePart(
+            data=base64.b64decode("".join(part["data"].split()), validate=True), media_type=part["mimeType"]
+        )
+    return str(part["text"])
 
 
 def tasks(split: str, **_options: Any) -> SeedTasks:

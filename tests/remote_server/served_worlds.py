@@ -89,6 +89,13 @@ class Waiting(AsyncEnv):
     action_hint = "anything"
     gate: asyncio.Event
 
+    def __init__(self) -> None:
+        self.tools = (Tool(self.photograph, inline=True),)
+
+    def photograph(self) -> list[Any]:
+        """Take a picture."""
+        return ["here", ImagePart(data=b"\0")]
+
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:

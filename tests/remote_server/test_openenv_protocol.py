@@ -256,3 +256,5 @@ async def test_pictures_are_sent(serve: Any) -> None:
         shown = (await one.ask("reset", index=4))["observation"]
         assert shown["text"].startswith("picture 4")
         assert [sorted(image) for image in shown["images"]] == [["alternative", "image", "media_type"]]
+        taken = (await one.ask("step", type="call_tool", tool_name="photograph", arguments={}))["observation"]
+        assert (taken["result"].startswith("here"), taken["images"][0]["image"]) == (True, "AA==")

@@ -153,7 +153,6 @@ def test_a_run_trains_at_the_service_and_resumes(address: str, model_folder: Pat
         ("algorithm.correction={mode: icepop}", "token, sequence or off"),
         ("algorithm.shaping={kl: {coef: 0.1}}", "a shaping of rewards"),
         ("algorithm.shaping={ares: {}}", "a shaping of rewards"),
-        ("sampling.first_token={temperature: 30, top_k: 16}", "samples all tokens alike"),
         ("trainer.optimizer=muon", "its default"),
         ("trainer.processes=2", "its default"),
         ("sampling.temperature=0.7", "at which the service trains"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,6 +133,7 @@ class OpenEnvCall:
 
     tool: str
     text: str | None = None
+    images: Sequence[Mapping[str, Any]] = ()
     reward: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: Mapping[str, str] | None = None
@@ -141,7 +142,8 @@ class OpenEnvCall:
     @property
     def fields(self) -> dict[str, Any]:
         """Fields of the observation."""
-        return {"tool_name": self.tool, "result": self.text, "error": self.error}
+        images = {"images": self.images} if self.images else {}
+        return {"tool_name": self.tool, "result": self.text, "error": self.error, **images}
 
 
 async def call_for_observation(episode: ServedEpisode, name: str, arguments: Mapping[str, Any]) -> OpenEnvCall:
@@ -156,7 +158,8 @@ async def call_for_observation(episode: ServedEpisode, name: str, arguments: Map
         kind = "invalid_args" if isinstance(error.__cause__, WrongArguments) else "execution_error"
         kind = kind if name in episode.tools else "tool_not_found"
         return OpenEnvCall(tool=name, error={"error_type": kind, "message": str(error)})
-    return OpenEnvCall(tool=name, text=result.text, reward=result.reward, metrics=result.metrics)
+    images = write_shown(result.content).get("images", ())
+    return OpenEnvCall(tool=name, text=result.text, images=images, reward=result.reward, metrics=result.metrics)
 
 
 def write_error(code: str, message: str) -> dict[str, Any]:
