@@ -109,6 +109,7 @@ def test_console_blocks_name_commands_and_options_that_exist(
         known = capsys.readouterr().out
         unknown = [word for word in words if word.startswith("--") and f"{word} " not in known]
         assert unknown == [], words
+        assert [word for word in words if word.count("{") != word.count("}")] == [], "values with spaces need quotes"
 
 
 INLINE = re.compile(r"`(agentrl [^`]+|make [\w-]+)`")
