@@ -71,9 +71,9 @@ _SERVERS: Mapping[ServedProtocol, Callable[..., EnvironmentServer | OpenEnvServe
 _USES = {
     ServedProtocol.AGENTRL: "agentrl env play {url}",
     ServedProtocol.OPENENV: 'GenericEnvClient(base_url="{url}")',
-    ServedProtocol.MCP: "an MCP client finds it at {url}",
+    ServedProtocol.MCP: "connect an MCP client to {url}",
 }
-"""How to use each kind of server."""
+"""How clients connect to each kind of server."""
 
 
 @app.command("list", epilog=examples("agentrl env list"))
@@ -363,7 +363,7 @@ def serve(
         step_timeout_s=step_timeout_s,
     )
     if on_stdio and protocol is not ServedProtocol.MCP:
-        raise UsageError("only MCP has a form without a port", got=f"--protocol {protocol}", expected="--protocol mcp")
+        raise UsageError("--stdio works only with MCP", got=f"--protocol {protocol}", expected="--protocol mcp")
     spec = resolve_environment(parse_env_name(name).name)
     server = _SERVERS[protocol](spec, json_pairs(options), settings)
     if on_stdio and isinstance(server, MCPServer):

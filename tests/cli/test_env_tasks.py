@@ -63,10 +63,10 @@ SPEC = EnvironmentSpec(name="doors", make=Doors, tasks=tasks, splits=("train",),
 FOUND = {
     "good": "",
     "wrong": "the solution does not solve it: return 0 after 1 steps",
-    "open": "doing nothing solves it: return 1",
+    "open": "doing nothing solves it: its return is 1",
     "moving": "two resets give different observations",
     "broken": "reset raised ValueError: the door is stuck",
-    "flaky": "the solution returns",
+    "flaky": "the solution has a return",
     "noisy": "",
     "hanging": "step did not return within 0.5 s",
     "fine": "",
@@ -97,7 +97,7 @@ def test_each_fault_of_a_task_is_named_and_a_second_command_plays_only_what_chan
     )
     ended = agentrl(*words, "--limit", "4")
     assert ended.code == 1
-    assert "4 tasks of doors are not valid: got train-wrong, train-open, train-moving" in ended.err.replace("\n", " ")
+    assert "4 tasks of doors are invalid: got train-wrong, train-open, train-moving" in ended.err.replace("\n", " ")
     ended = agentrl(*words)
     report = json.loads((workplace / "out.json").read_text())
     assert (report["valid"], report["invalid"], report["unknown"], report["reused"]) == (3, 6, 0, 4)
@@ -149,5 +149,5 @@ def test_tasks_in_a_band_of_success_rates_become_a_task_file(agentrl: Cli, workp
     assert "always solved" in again.out
     nothing = agentrl(*words, "--band", "0.999:0.9999", "--output", "u.jsonl")
     assert nothing.code == 1
-    assert "no task is in the band" in nothing.err
+    assert "no task is within the band" in nothing.err
     assert agentrl(*words, "--band", "0.9:0.1").code == 2

@@ -51,7 +51,7 @@ async def test_episodes_at_once() -> None:
     with pytest.raises(UsageError, match="is over"):
         await envs[0].step("4")
     other = InspectEnvironment(task=TASK, scorer="includes", most=3)
-    with pytest.raises(UsageError, match="one task of Inspect at a time"):
+    with pytest.raises(UsageError, match="only one Inspect task at a time"):
         await other.reset(seed=0)
     await envs[1].reset(options={"index": 3})  # abandoned
     for env in envs:
@@ -108,7 +108,7 @@ async def test_the_runtime_plays_its_tasks() -> None:
 
 def test_wrong_options_say_what_is_wrong() -> None:
     for options, words in [
-        ({}, "the task of Inspect is not set"),
+        ({}, "the Inspect task is not set"),
         ({"task": f"{EXAMPLES}:arithmetik"}, "arithmeti"),
         ({"task": TASK, "least": 3}, "cannot be created"),
         ({"task": f"{EXAMPLES}:failing"}, "is not a task of Inspect"),

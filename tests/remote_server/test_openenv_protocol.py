@@ -88,7 +88,7 @@ async def test_sessions_without_a_choice_play_different_tasks_and_a_seed_chooses
         ('{"type": "jump"}', "UNKNOWN_TYPE", "expected reset, step"),
         ('{"type": ["jump"]}', "UNKNOWN_TYPE", "expected reset, step"),
         ('{"type": "reset", "data": {"seed": 1.5}}', "VALIDATION_ERROR", "seed is 1.5"),
-        ('{"type": "reset", "data": {"seed": 1, "index": 1}}', "EXECUTION_ERROR", "by its index or by a seed"),
+        ('{"type": "reset", "data": {"seed": 1, "index": 1}}', "EXECUTION_ERROR", "by an index or a seed"),
         ('{"type": "reset", "data": {"index": 250}}', "EXECUTION_ERROR", "expected 0 to 249"),
         ('{"type": "reset", "data": {"split": "vald"}}', "EXECUTION_ERROR", "Did you mean stairs/valid"),
         ('{"type": "reset", "data": {"split": "test"}}', "EXECUTION_ERROR", "Download it"),

@@ -154,5 +154,5 @@ def test_a_service_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_weights_cannot_be_read() -> None:
-    with pytest.raises(TrainingError, match="at the Tinker service"):
+    with pytest.raises(TrainingError, match="on the Tinker service"):
         TinkerWeights(None, "m").weights()  # type: ignore[arg-type]

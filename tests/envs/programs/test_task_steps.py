@@ -40,7 +40,7 @@ async def test_steps_follow_one_another_while_they_earn_enough(
     await world.close()
     assert (earned, last["success"]) == (reward, reward == 1)
     assert last["reward_components"] == {**components, "checks": reward}
-    assert any("Step 1 of 2 has ended. The next one:\n\nMake two." in text for text in texts) == (len(commands) > 1)
+    assert any("Step 1 of 2 is over. The next step:\n\nMake two." in text for text in texts) == (len(commands) > 1)
 
 
 async def test_the_last_step_alone_may_be_paid_and_a_limit_ends_all_steps(tmp_path: Path) -> None:
