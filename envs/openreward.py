@@ -242,7 +242,7 @@ def read_events(text: str) -> list[ServerSentEvent]:
 
 
 def read_blocks(blocks: Sequence[Mapping[str, Any]]) -> Content:
-    """Read blocks of text and pictures: text if there are no pictures."""
+    """Read blocks of text and images: text if there are no images."""
     parts: list[ContentPart] = [
         ImagePart(data=base64.b64decode(block["data"]), media_type=block["mimeType"])
         if block["type"] == "image"

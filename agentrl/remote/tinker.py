@@ -45,7 +45,7 @@ class TinkerClient:
         self._trainer: Any = None
         self._saved: str | None = None
         self._threads = DaemonThreads("agentrl-tinker", limit=1)
-        """Makes the calls, because the package warns about those of a thread with an event loop."""
+        """Makes the calls, because the package warns about calls from a thread with an event loop."""
 
     def resume_from(self, path: str) -> None:
         """Start the run with the weights and optimizer that `save` stored there."""

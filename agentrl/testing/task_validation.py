@@ -133,7 +133,7 @@ class _Lanes:
         self._tasks, self._lock = iter(tasks), threading.Lock()
 
     def run(self) -> None:
-        """Validate tasks until there are no more; start again with a new environment after a call that failed."""
+        """Validate tasks until there are none left; continue with a new environment after a failed call."""
         current: list[Task] = []
         while True:
             began = time.perf_counter()

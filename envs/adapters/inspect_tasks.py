@@ -28,8 +28,8 @@ SPLITS = ("train", "test")
 class InspectEnvironment(AsyncEnv):
     """A task of Inspect; an observation is the text of the messages since the last answer.
 
-    The task's own solvers decide what the model is asked. The tools that they offer are tools of the episode. The score
-    of the first scorer is the reward.
+    The task's own solvers write the prompts. The tools that they offer are tools of the episode. The score of the first
+    scorer is the reward.
 
     Args:
         task: ``module:function`` or ``./file.py:function`` of a task.

@@ -63,7 +63,7 @@ class SkyRLGym(gymnasium.Env[str, str]):
         """Start the episode of a row: that of the options, or else one of the training split, by its seed.
 
         Returns:
-            The messages that the environment adds to the row's prompt, as text; mostly none.
+            The messages that the environment adds to the row's prompt, as text; usually none.
         """
         super().reset(seed=seed)
         self.close()

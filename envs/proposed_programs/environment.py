@@ -84,7 +84,7 @@ class ProposedPrograms(AsyncEnv):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Content, dict[str, Any]]:
-        """Ask for a puzzle or pose one, as the options say; without options the seed chooses a training task.
+        """Request a puzzle or pose one, according to the options; without options, the seed selects a training task.
 
         Raises:
             UsageError: the options are not those of a task.

@@ -237,7 +237,7 @@ class ServedEpisode:
     async def _note(self, error: BaseException) -> None:
         """Give a broken environment back, so that the next start borrows another one.
 
-        It is broken, too, if the client cancelled the call: nobody knows what it has done.
+        It also counts as broken if the client cancelled a call, whose effect is unknown.
         """
         if not isinstance(error, Exception) or is_fatal(error):
             self.state, self.tools = ClientEpisode(), {}
@@ -259,7 +259,7 @@ def _success(info: Mapping[str, Any], default: bool | None = None) -> bool | Non
 
 
 class EpisodeHost:
-    """An environment that clients of another protocol play: its pool, its tasks, and its tools before an episode.
+    """An environment served over another protocol: its pool, its tasks, and its tools before an episode.
 
     Args:
         spec: The environment.
