@@ -260,7 +260,7 @@ app.command(
     epilog=examples(
         "agentrl env probe math_problems --model Qwen/Qwen2.5-0.5B-Instruct --attempts 8 --output tasks.jsonl",
         "agentrl env probe household/train --model runs/latest --limit 200 --band 0.1:0.9 --output tasks.jsonl",
-        "agentrl train --env household --tasks tasks.jsonl",
+        "agentrl train --env household --model runs/latest --tasks tasks.jsonl",
     )
 )(probe)
 

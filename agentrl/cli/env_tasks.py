@@ -332,7 +332,7 @@ def probe(
     if json_file != STANDARD_OUTPUT:
         _print_difficulty(report)
     write_report(report.to_plain(), json_file)
-    _write_band(report, named.name, output)
+    _write_band(report, named.name, model, output)
 
 
 def _file_words(tasks: str) -> list[str]:
@@ -433,7 +433,7 @@ def _print_difficulty(report: DifficultyReport) -> None:
     out.print(f"{inside:,} of them have success rates between {report.low:g} and {report.high:g}")
 
 
-def _write_band(report: DifficultyReport, environment: str, output: Path | None) -> None:
+def _write_band(report: DifficultyReport, environment: str, model: str | None, output: Path | None) -> None:
     """Write the tasks in the band.
 
     Raises:
@@ -450,5 +450,5 @@ def _write_band(report: DifficultyReport, environment: str, output: Path | None)
             hint="use a wider --band, more --attempts, or an easier or harder split",
         )
     write_tasks(inside, output)
-    words = shlex.join(["--env", environment, "--tasks", str(output)])
+    words = shlex.join(["--env", environment, *([] if model is None else ["--model", model]), "--tasks", str(output)])
     note(f"wrote {len(inside):,} tasks to {output}; train on them: agentrl train {words}")

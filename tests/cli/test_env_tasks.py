@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from agentrl.cli.env_tasks import DifficultyReport, _write_band
 from agentrl.env.lookup import resolve_environment
+from agentrl.evaluation.comparison import TaskScore
 from agentrl.rollout.task_source import read_tasks
 from agentrl.testing.task_validation import TaskStatus, validate_tasks
 
@@ -151,3 +153,15 @@ def test_tasks_in_a_band_of_success_rates_become_a_task_file(agentrl: Cli, workp
     assert nothing.code == 1
     assert "no task is within the band" in nothing.err
     assert agentrl(*words, "--band", "0.9:0.1").code == 2
+
+
+def test_the_command_after_a_probe_trains_the_probed_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = resolve_environment("guess_number").tasks("train")[0]
+    rates = {task.id: TaskScore(reward=0.5, success=0.5, episodes=2)}
+    report = DifficultyReport(finished=cast(Any, None), low=0.1, high=0.9, rates=rates, tasks=[task])
+    _write_band(report, "guess_number", "runs/latest", Path("t.jsonl"))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "agentrl train --env guess_number --model runs/latest --tasks t.jsonl" in said
