@@ -113,7 +113,7 @@ def test_the_expert_solves_each_kind(world: WebClicks, kind: PageKind) -> None:
 def test_an_episode_whose_browser_ends_fails_and_the_next_one_starts_another(world: WebClicks) -> None:
     world.reset(seed=1)
     SHARED.close()
-    with pytest.raises(EnvironmentFailure, match="browser of this episode has ended"):
+    with pytest.raises(EnvironmentFailure, match="browser of this episode has exited"):
         world.step("click(1, 1)")
     observation, _ = world.reset(seed=1)
     assert len(observation) == 2

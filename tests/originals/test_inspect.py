@@ -78,7 +78,7 @@ async def test_tools_act_in_the_tasks_own_sandbox() -> None:
     [
         ("tool", "the tool broke"),
         ("solver", "ended before its first prompt: got .*no such book"),
-        ("scorer", "asks the model that it scores"),
+        ("scorer", "calls the model that it scores"),
     ],
 )
 async def test_failures_of_a_task_are_failures_of_the_environment(how: str, words: str) -> None:
@@ -111,7 +111,7 @@ def test_wrong_options_say_what_is_wrong() -> None:
         ({}, "the Inspect task is not set"),
         ({"task": f"{EXAMPLES}:arithmetik"}, "arithmeti"),
         ({"task": TASK, "least": 3}, "cannot be created"),
-        ({"task": f"{EXAMPLES}:failing"}, "is not a task of Inspect"),
+        ({"task": f"{EXAMPLES}:failing"}, "is not an Inspect task"),
     ]:
         with pytest.raises(UsageError, match=words):
             InspectEnvironment(**options)

@@ -247,7 +247,7 @@ async def test_the_adapter_offers_the_tools(serve: Any) -> None:
 
 def test_an_environment_with_roles_of_the_runtime_is_refused() -> None:
     spec = resolve_environment("retail")
-    with pytest.raises(UsageError, match=r"roles that a run plays.*Serve it without --protocol"):
+    with pytest.raises(UsageError, match=r"roles that the run plays.*Serve it without --protocol"):
         OpenEnvServer(spec, {"customer": "role"}, ServerSettings())
 
 

@@ -130,7 +130,7 @@ def test_a_run_trains_at_the_service_and_resumes(address: str, model_folder: Pat
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.lora=null", "trains adapters"),
+        ("model.lora=null", "trains only adapters"),
         ("algorithm.loss=gspo", "ppo, with clip"),
         ("algorithm.loss_options={clip: 0.2}", "dual_clip: null"),
         ("algorithm.kl_coef=0.1", "its default"),

@@ -486,7 +486,7 @@ def test_instructions_that_are_not_run_are_warned_of(tmp_path: Path, caplog: pyt
     files = {"environment/Dockerfile": "FROM x\nRUN make\n"}
     with caplog.at_level(logging.WARNING):
         read_folder(written(tmp_path, "files", **files)["test"])
-    assert "has 1 RUN instructions, which are not run" in caplog.text
+    assert "has 1 RUN instructions, which are skipped" in caplog.text
 
 
 def test_variables_of_a_compose_file(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_separate_verifier_has_its_own_image_and_variables(tmp_path: Path, cap
     (task,) = read_folder(written(tmp_path, "partial", **{"task.toml": toml})["test"])
     assert (task.image, task.verifier_image) == ("a", "b")
     assert task.verifier_variables == {"MODE": "strict", "A": "1"}
-    assert "sets environment.mcp_servers, which sandboxes do not have" in caplog.text
+    assert "sets environment.mcp_servers, which sandboxes do not provide" in caplog.text
     read_folder.cache_clear()
     shared = {"task.toml": toml.replace("[verifier]\n", "[verifier]\nenvironment_mode = 'shared'\n")}
     (task,) = read_folder(written(tmp_path, "partial", **shared)["test"])
