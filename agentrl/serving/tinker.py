@@ -135,7 +135,7 @@ class TinkerEngine(PolicyEngine):
     async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
         """Sample from the weights that the service has now; `weights` are at the service, so they must be ``None``."""
         if weights is not None or version <= self._version:
-            raise EngineError("the engine tinker takes its weights from the service", got=f"version {version}")
+            raise EngineError("the engine tinker gets its weights from the service", got=f"version {version}")
         self._sampler = await run_in_own_thread(self._client.sampler)
         self._version = version
 
