@@ -66,7 +66,7 @@ STATIC = {
     "nothing as input": (proposal(DOUBLE, " "), "not a Python literal"),
     "an ellipsis as input": (proposal(DOUBLE, "..."), "not a Python literal"),
     "a deep input": (proposal(DOUBLE, "[" * 70 + "]" * 70), "not a Python literal"),
-    "blanks without an end": (f"```python\n{' ' * 200_000}", "0 blocks of python"),
+    "blanks without an end": (f"```python\n{' ' * 200_000}", "0 python blocks"),
 }
 
 
