@@ -89,6 +89,9 @@ class Waiting(AsyncEnv):
     action_hint = "anything"
     gate: asyncio.Event
 
+    def __init__(self) -> None:
+        self.tools = (Tool(self.photograph, inline=True),)
+
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
@@ -104,6 +107,10 @@ class Waiting(AsyncEnv):
 
     def admissible_actions(self) -> list[str]:
         return ["yes", "no", "\N{SNOWMAN}"]
+
+    def photograph(self) -> ImagePart:
+        """Take a photograph."""
+        return ImagePart(data=b"photograph")
 
 
 def stairs_tasks(split: str, **_: Any) -> SeedTasks:

@@ -120,6 +120,7 @@ async def test_pictures_are_content(serve: Any) -> None:
         shown = await call(client, "start_episode", index=4)
         assert [part.type for part in shown.content] == ["text", "image"]
         assert shown.content[1].mime_type == "image/png"
+        assert [part.type for part in (await call(client, "photograph")).content] == ["image"]
 
 
 async def test_a_token_is_required_and_foreign_names_are_refused(serve: Any) -> None:

@@ -81,6 +81,7 @@ async def test_sessions_without_a_choice_play_different_tasks_and_a_seed_chooses
         ("{", "INVALID_JSON", "not valid JSON"),
         ("[" * 100_000, "INVALID_JSON", "not valid JSON"),
         ("[]", "VALIDATION_ERROR", "expected an object"),
+        ('{"type": "step", "data": ' + 900 * '{"":' + "1" + 901 * "}", "VALIDATION_ERROR", "more than 100 levels"),
         ('{"type": "step", "data": 5}', "VALIDATION_ERROR", "expected an object"),
         ('{"type": "step", "data": {"text": "up"}}', "VALIDATION_ERROR", "not an action"),
         ('{"type": "step", "data": {"action": 5}}', "VALIDATION_ERROR", "not an action"),
@@ -255,4 +256,6 @@ async def test_pictures_are_sent(serve: Any) -> None:
     async with Socket(serve(WAITING, kind=OpenEnvServer).url) as one:
         shown = (await one.ask("reset", index=4))["observation"]
         assert shown["text"].startswith("picture 4")
-        assert [sorted(image) for image in shown["images"]] == [["alternative", "image", "media_type"]]
+        called = (await one.ask("step", type="call_tool", tool_name="photograph", arguments={}))["observation"]
+        for images in (shown["images"], called["images"]):
+            assert [sorted(image) for image in images] == [["alternative", "image", "media_type"]]

@@ -270,7 +270,7 @@ class MCPServer:
         """Call a tool; return what the model reads, and the reward."""
         if name not in _CONTROLS:
             called = await session.call_tool(name, arguments)
-            return called.text, called.reward
+            return called.content, called.reward
         checked = _CONTROLS[name].validate(arguments)
         if name == act.__name__:
             result = await session.step(checked["action"])

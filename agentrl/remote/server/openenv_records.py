@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.errors import ToolError
 from agentrl.message import Content, text_of
+from agentrl.remote.listening import DEEPEST, is_deep
 from agentrl.remote.server.episodes import ServedEpisode
 from agentrl.remote.wire import write_content
 from agentrl.task import Task
@@ -74,6 +75,8 @@ def read_object(text: str) -> dict[str, Any]:
         raise WrongMessage("INVALID_JSON", f"the message is not valid JSON: {error}") from error
     if not isinstance(message, dict):
         raise WrongMessage("VALIDATION_ERROR", f"the message is {text[:80]!r}, expected an object")
+    if is_deep(message):
+        raise WrongMessage("VALIDATION_ERROR", f"the message has more than {DEEPEST} levels of lists and objects")
     return message
 
 
@@ -133,6 +136,7 @@ class OpenEnvCall:
 
     tool: str
     text: str | None = None
+    images: Sequence[Mapping[str, Any]] = ()
     reward: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: Mapping[str, str] | None = None
@@ -141,7 +145,8 @@ class OpenEnvCall:
     @property
     def fields(self) -> dict[str, Any]:
         """Fields of the observation."""
-        return {"tool_name": self.tool, "result": self.text, "error": self.error}
+        images = {"images": list(self.images)} if self.images else {}
+        return {"tool_name": self.tool, "result": self.text, "error": self.error, **images}
 
 
 async def call_for_observation(episode: ServedEpisode, name: str, arguments: Mapping[str, Any]) -> OpenEnvCall:
@@ -156,7 +161,8 @@ async def call_for_observation(episode: ServedEpisode, name: str, arguments: Map
         kind = "invalid_args" if isinstance(error.__cause__, WrongArguments) else "execution_error"
         kind = kind if name in episode.tools else "tool_not_found"
         return OpenEnvCall(tool=name, error={"error_type": kind, "message": str(error)})
-    return OpenEnvCall(tool=name, text=result.text, reward=result.reward, metrics=result.metrics)
+    images = write_shown(result.content).get("images", ())
+    return OpenEnvCall(tool=name, text=result.text, images=images, reward=result.reward, metrics=result.metrics)
 
 
 def write_error(code: str, message: str) -> dict[str, Any]:
