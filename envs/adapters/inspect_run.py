@@ -86,7 +86,7 @@ class InspectRun:
         self._is_ending = False
         self._task = self._make_task(task)
         ending = None if previous is None or previous._loop is not self._loop else previous._running
-        self._running = asyncio.create_task(self._run(ending), name=f"inspect {name}")
+        self._running: asyncio.Task[None] = asyncio.create_task(self._run(ending), name=f"inspect {name}")
 
     @property
     def has_ended(self) -> bool:

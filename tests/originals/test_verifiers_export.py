@@ -42,7 +42,7 @@ def guess(messages: list[dict[str, Any]]) -> str:
 class Handler(BaseHTTPRequestHandler):
     """Chat service that guesses."""
 
-    first_seeds: ClassVar[list[int]] = []
+    first_seeds: ClassVar[list[int | None]] = []
     """Seed of the first turn of each episode."""
 
     def do_POST(self) -> None:
@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         messages = body["messages"]
         if all(message["role"] != "assistant" for message in messages):
-            Handler.first_seeds.append(body["seed"])
+            Handler.first_seeds.append(body.get("seed"))
         choice = {"index": 0, "message": {"role": "assistant", "content": guess(messages)}, "finish_reason": "stop"}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         fields = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"}
