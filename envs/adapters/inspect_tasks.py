@@ -12,7 +12,7 @@ from gymnasium.spaces import Text
 
 from agentrl import registry
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
-from agentrl.errors import EnvironmentFailure, ToolError, UsageError
+from agentrl.errors import EnvironmentFailure, ToolError, UsageError, described_error
 from agentrl.task import Task
 from agentrl.tool import Tool, ToolResult
 
@@ -190,8 +190,8 @@ def _load_task(reference: str, arguments: str) -> Any:
     make = registry.load(reference)
     try:
         made = make(**json.loads(arguments))
-    except (TypeError, ValueError, RuntimeError, OSError) as error:
-        raise UsageError(f"task {reference} of Inspect cannot be created", got=error) from error
+    except Exception as error:  # of the user's function
+        raise UsageError(f"task {reference} of Inspect cannot be created", got=described_error(error)) from error
     if not isinstance(made, inspect.Task) or not len(made.dataset):
         raise UsageError(f"{reference} is not a task of Inspect with samples", got=type(made).__name__)
     return made

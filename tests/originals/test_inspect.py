@@ -142,6 +142,7 @@ def test_wrong_options_say_what_is_wrong() -> None:
         ({}, "the task of Inspect is not set"),
         ({"task": f"{EXAMPLES}:arithmetik"}, "arithmeti"),
         ({"task": TASK, "least": 3}, "cannot be created"),
+        ({"task": f"{EXAMPLES}:failures", "how": "unknown"}, "cannot be created: got KeyError"),
         ({"task": f"{EXAMPLES}:failing"}, "is not a task of Inspect"),
     ]:
         with pytest.raises(UsageError, match=words):
