@@ -78,8 +78,7 @@ class EntropyShaping:
         starts = episode[: -self._window]
         whole = turn[: -self._window] == turn[self._window :]
         passages, owner = passages[whole], starts[whole]
-        of_episodes = passages[owner.argsort(stable=True)].split(torch.bincount(owner, minlength=episodes).tolist())
-        own = [part.quantile(self._percentile) for part in of_episodes if part.numel()]
+        own = [passages[owner == number].quantile(self._percentile) for number in sorted(set(owner.tolist()))]
         if not own:
             return UncertainTokens(counts=counts, threshold=float("inf"))
         threshold = torch.stack(own).quantile(0.5)
