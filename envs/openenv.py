@@ -11,6 +11,7 @@ requests, so a lost connection ends the episode.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ import aiohttp
 
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.errors import EnvironmentFailure, ToolError, UsageError
+from agentrl.message import ImagePart
 from agentrl.task import SeedTasks, seed_tasks
 from agentrl.tool import Tool, ToolResult
 
@@ -84,9 +86,16 @@ class OpenEnvironment(AsyncEnv):
             EnvironmentFailure: the server is lost, or failed.
             UsageError: the observations do not have the chosen field.
         """
+        message, had_connection = {"seed": seed, **(options or {})}, self._connection is not None
         if self._connection is not None and not self._connection.is_usable:
             await self._disconnect()
-        answer = await self._ask("reset", {"seed": seed, **(options or {})})
+        try:
+            answer = await self._ask("reset", message)
+        except EnvironmentFailure:
+            if not had_connection or self._connection is None or self._connection.is_usable:
+                raise
+            await self._disconnect()  # servers close sessions that wait for long, as during training
+            answer = await self._ask("reset", message)
         self._steps, self._total, self._shown = 0, 0.0, self._text(answer["data"]["observation"])
         if self._has_tools:
             self.tools = await self._list_tools()
@@ -117,11 +126,13 @@ class OpenEnvironment(AsyncEnv):
         self._total += reward
         is_over = is_done or self._steps >= self._max_steps
         if error:
-            told = error.get("message") if isinstance(error, dict) else error
+            told, kind = (error.get("message"), error.get("error_type")) if isinstance(error, dict) else (error, None)
+            if kind == "transport_error":
+                raise EnvironmentFailure(f"the tool {name} of {self._url} failed", got=told)
             if not is_over and not reward:
                 raise ToolError(f"{name}: {told}")
             return ToolResult(f"{name}: {told}", reward=reward, stop=is_over)
-        return ToolResult(tool_text(data["observation"].get("result")), reward=reward, stop=is_over)
+        return ToolResult(tool_value(data["observation"].get("result")), reward=reward, stop=is_over)
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take an action.
@@ -264,12 +275,22 @@ def _reward(data: Mapping[str, Any]) -> float:
     return float(data.get("reward") or 0.0)
 
 
-def tool_text(result: Any) -> str:
-    """Write the result of a tool call as text: the texts of an MCP result, a text, or else JSON."""
+def tool_value(result: Any) -> str | list[str | ImagePart]:
+    """Return the result of a tool call for the policy: the texts and images of an MCP result, a text, or else JSON."""
     content = result.get("content") if isinstance(result, dict) else None
-    if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
-        return "\n".join(str(part["text"]) for part in content)
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        with suppress(KeyError, TypeError, ValueError):
+            parts = [_block(part) for part in content]
+            return parts if any(isinstance(part, ImagePart) for part in parts) else "\n".join(map(str, parts))
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+
+
+def _block(part: Mapping[str, Any]) -> str | ImagePart:
+    if part.get("type") == "image":
+        return ImagePart(
+            data=base64.b64decode("".join(part["data"].split()), validate=True), media_type=part["mimeType"]
+        )
+    return str(part["text"])
 
 
 def tasks(split: str, **_options: Any) -> SeedTasks:

@@ -21,6 +21,8 @@ from agentrl.message.data_file import TEXT_TYPES, Row, read_messages
 
 COLUMNS = ("images", "image")
 PLACEHOLDER = "<image>"
+LONGEST_NAME = 200
+"""Characters of a path that an error shows."""
 _FORMS = 'a path, a data: URL, bytes, or {"bytes": …, "path": …}'
 _SOURCES = ("bytes", "path", "image", "image_url", "url")
 _NO_SOURCES = ("type", "text", "detail")
@@ -195,7 +197,7 @@ def _decode(url: str, location: str) -> bytes:
     if not head.startswith("data:image/") or not head.endswith(";base64"):
         raise UsageError(f"{location} is no data: URL of an image", got=head[:60], expected="data:image/png;base64,…")
     try:
-        return base64.b64decode(data, validate=True)
+        return base64.b64decode("".join(data.split()), validate=True)
     except (binascii.Error, ValueError) as error:
         raise UsageError(f"the data: URL of {location} is not valid base64", got=error) from error
 
@@ -209,9 +211,10 @@ def _load(name: str, folder: Path, location: str) -> tuple[bytes, str]:
     try:
         return path.read_bytes(), path.name
     except (OSError, ValueError) as error:
-        got = f"{path}: {getattr(error, 'strerror', None) or error}"
+        got = f"{str(path)[:LONGEST_NAME]}: {getattr(error, 'strerror', None) or error}"
         expected = f"a file; relative paths begin at {folder}"
-        raise UsageError(f"{location} cannot be read", got=got, expected=expected) from error
+        hint = "base64 needs data:image/png;base64, before it" if len(name) > LONGEST_NAME else ""
+        raise UsageError(f"{location} cannot be read", got=got, expected=expected, hint=hint) from error
 
 
 def _check(data: bytes, location: str) -> str:

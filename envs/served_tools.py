@@ -24,11 +24,9 @@ class ServedTool(ForwardedTool):
     def __init__(
         self, name: str, description: str | None, parameters: Mapping[str, Any] | None, call: CallOnServer
     ) -> None:
-        function = {
-            "name": name,
-            "description": description or name,
-            "parameters": dict(parameters or {"type": "object", "properties": {}}),
-        }
+        empty = {"type": "object", "properties": {}}  # chat templates may read both
+        given = {key: value for key, value in (parameters or {}).items() if value is not None}
+        function = {"name": name, "description": description or name, "parameters": {**empty, **given}}
         super().__init__(name, {"type": "function", "function": function}, ToolRules())
         self._call = call
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
+
+from PIL import Image
 
 from agentrl.message import ImagePart
 from agentrl.tool.results import as_text
@@ -39,9 +42,30 @@ def result_value(result: Any) -> str | list[str | ImagePart]:
 def _parts(result: Any) -> list[str | ImagePart]:
     parts = [part for one in result.content if (part := _part(one))]
     structured = result.structured_content
+    if structured is not None and any(isinstance(part, ImagePart) for part in parts):
+        blocks = [one for one in result.content if one.type in ("image", "text")]
+        structured = _without_blocks(structured, {getattr(one, "data", None) or one.text for one in blocks})
     if structured is not None and not _repeats([part for part in parts if isinstance(part, str)], structured):
         parts.append(json.dumps(structured, ensure_ascii=False))
     return parts
+
+
+def _without_blocks(structured: Any, known: Set[str]) -> Any:
+    """Remove blocks of the content, and its images, from structured content; ``None`` if nothing is left.
+
+    Servers with a return type of blocks repeat them there, and base64 is long.
+    """
+    if isinstance(structured, str):
+        return None if structured.rpartition(",")[2] in known else structured
+    if isinstance(structured, list):
+        return [left for one in structured if (left := _without_blocks(one, known)) is not None] or None
+    if not isinstance(structured, dict):
+        return structured
+    own = [structured[name] for name in ("data", "text") if isinstance(structured.get(name), str)]
+    if "type" in structured and known & set(own):
+        return None
+    found = {name: _without_blocks(value, known) for name, value in structured.items()}
+    return {name: value for name, value in found.items() if value is not None or structured[name] is None} or None
 
 
 def error_text(error: Any) -> str:
@@ -83,10 +107,12 @@ def _notice(part: Any) -> str:
 
 
 def _image(part: Any) -> str | ImagePart:
-    """Read an image; one that is not base64 becomes a notice."""
+    """Read an image; one that is not base64, or that no model can read, such as SVG, becomes a notice."""
     try:
-        return ImagePart(data=base64.b64decode(part.data, validate=True), media_type=part.mime_type)
-    except (binascii.Error, ValueError):
+        data = base64.b64decode("".join(part.data.split()), validate=True)
+        with Image.open(io.BytesIO(data)):
+            return ImagePart(data=data, media_type=part.mime_type)
+    except (OSError, ValueError, Image.DecompressionBombError):
         return _notice(part)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import io
+import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from agentrl.errors import EnvironmentFailure, LedgerError, boundary
 from agentrl.message import ImagePart, Message
@@ -53,12 +55,27 @@ class ImageProcessor:
 
     def _read(self, image: ImagePart) -> Patches:
         with boundary(EnvironmentFailure, f"reading an image of {len(image.data)} bytes ({image.media_type})"):
-            opened = Image.open(io.BytesIO(image.data)).convert("RGB")
-            found = self.processor(images=[opened], return_tensors="pt")
+            found = self.processor(images=[read_pixels(image.data)], return_tensors="pt")
         _, rows, columns = (int(size) for size in found["image_grid_thw"][0])
         merge = int(self.processor.merge_size)
         values = np.ascontiguousarray(found["pixel_values"].numpy(), dtype=np.float32)
         return Patches(values=values, rows=rows // merge, columns=columns // merge)
+
+
+def read_pixels(data: bytes) -> Image.Image:
+    """Return an encoded image as RGB, as viewers and vLLM show it: turned as its EXIF data say, and on white.
+
+    Raises:
+        OSError: it is not an image.
+    """
+    opened: Image.Image = Image.open(io.BytesIO(data))
+    with suppress(OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error):  # broken EXIF data
+        opened = ImageOps.exif_transpose(opened)
+    if opened.mode not in ("RGBA", "LA", "PA") and "transparency" not in opened.info:
+        return opened.convert("RGB")
+    layer, page = opened.convert("RGBA"), Image.new("RGB", opened.size, "white")
+    page.paste(layer, mask=layer.getchannel("A"))
+    return page
 
 
 def images_of(messages: Sequence[Message]) -> list[ImagePart]:

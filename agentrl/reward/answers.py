@@ -6,13 +6,20 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from decimal import Decimal
 
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-BOX = "\\boxed{"
+_BOX = re.compile(r"\\boxed\s*(?=\{)")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])[-+]?\.\d+")
+_MINUS = re.compile(r"-(?=\d)|(?<!\w)-(?=\w)")
+"""A minus, in contrast to a hyphen."""
+_NO_MARKS = str.maketrans("", "", "".join(set(string.punctuation) - set("+*/^=<>{}")))
+_UPRIGHT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
 
 
 def written(trajectory: Trajectory) -> str:
@@ -26,12 +33,13 @@ def boxed_answer(text: str) -> str | None:
     >>> boxed_answer(r"so \boxed{1} or rather \boxed{\frac{1}{2}}"), boxed_answer(r"\boxed{1")
     ('\\frac{1}{2}', None)
     """
-    start = text.rfind(BOX)
-    depth = 0
-    for place in range(start + len(BOX) - 1, len(text)) if start >= 0 else ():
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if depth == 0:
-            return text[start + len(BOX) : place]
+    depth, start = 0, -1
+    for box in _BOX.finditer(text):
+        start = box.end()
+    for brace in _BRACE.finditer(text, start) if start >= 0 else ():
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0 and brace[0] == "}":
+            return text[start + 1 : brace.start()]
     return None
 
 
@@ -40,14 +48,25 @@ def tagged_answer(text: str, tag: str = "answer") -> str | None:
 
     >>> tagged_answer("<answer>1</answer> <answer> 2 </answer>"), tagged_answer("<answer>1")
     ('2', None)
+    >>> tagged_answer("It goes into <answer> tags. <answer>3</answer>")
+    '3'
     """
-    found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    found = re.findall(rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", text, re.DOTALL)
     return found[-1].strip() if found else None
 
 
+def without_thinking(text: str) -> str:
+    """Return what follows the last thinking of a text; thinking that does not end is all of the rest.
+
+    >>> without_thinking("<think>1</think> 2"), without_thinking("1</think> 2"), without_thinking("<think>1")
+    (' 2', ' 2', '')
+    """
+    return text.rpartition("</think>")[2].partition("<think>")[0]
+
+
 def given_answer(trajectory: Trajectory) -> str:
-    """Return the answer of an episode: in a box or in answer tags of the last turn, else its whole text."""
-    last = trajectory.completions[-1] if trajectory.completions else ""
+    """Return the answer of an episode: in answer tags or a box of the last turn after its thinking, else its text."""
+    last = without_thinking(trajectory.completions[-1]) if trajectory.completions else ""
     for found in (tagged_answer(last), boxed_answer(last)):
         if found is not None:
             return found
@@ -69,6 +88,24 @@ def normalize(text: str) -> str:
     return " ".join(_ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
+def is_same(answer: str, golden: str) -> bool:
+    r"""Return True if two answers differ only in spaces, case, punctuation and articles, or in how numbers are written.
+
+    Signs, decimal points and the operators of formulas are no punctuation.
+
+    >>> is_same("The U.S., 1,000.0", "us 1000"), is_same(r"\text{B}", "b"), is_same("-5", "5"), is_same("1.5", "15")
+    (True, True, False, False)
+    """
+    return answer.strip() == golden.strip() or (_key(answer) == _key(golden) != ("", []))
+
+
+def _key(text: str) -> tuple[str, list[Decimal]]:
+    plain = _UPRIGHT.sub(r"\1", text.replace("\u2212", "-"))
+    numbers = [Decimal(number.replace(",", "")) for number in _NUMBER.findall(plain)]
+    marked = _MINUS.sub("\u2212", _NUMBER.sub("0", plain)).lower().translate(_NO_MARKS)
+    return " ".join(_ARTICLE.sub(" ", marked).split() or marked.split()), numbers  # a choice may be "A"
+
+
 def word_f1(answer: str, golden: Sequence[str]) -> float:
     """Return the best harmonic mean of precision and recall over words."""
     return max((_word_f1(normalize(answer).split(), normalize(text).split()) for text in golden), default=0.0)
@@ -83,16 +120,15 @@ def _word_f1(answer: list[str], golden: list[str]) -> float:
 def is_solved(trajectory: Trajectory, task: Task) -> bool:
     """Return True if the task is solved.
 
-    The environment decides, by its success or else by a reward that is not 0; without these, the answer must equal one
-    of the task's correct ones after `normalize`.
+    The environment decides, by its success or else by a reward that is not 0; without these, the answer must be the
+    same as one of the task's correct ones (`is_same`).
     """
     if trajectory.success is not None:
         return trajectory.success
     if trajectory.environment_reward:
         return trajectory.environment_reward > 0
-    golden = {answer.strip() for answer in golden_answers(task)}
-    answer = given_answer(trajectory).strip()
-    return answer in golden or (normalize(answer) != "" and normalize(answer) in set(map(normalize, golden)))
+    answer = given_answer(trajectory)
+    return any(is_same(answer, golden) for golden in golden_answers(task))
 
 
 def solved(trajectory: Trajectory, task: Task) -> float:

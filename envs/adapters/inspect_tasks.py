@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import string
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -133,6 +134,9 @@ class InspectEnvironment(AsyncEnv):
             raise EnvironmentFailure(f"a sample of {self._name} failed", got=prompt.error)
         components = score_numbers(prompt.scores)
         reward = self._reward(components)
+        if not math.isfinite(reward):
+            raise EnvironmentFailure(f"a sample of {self._name} was not scored", got=f"a score of {reward}")
+        components = {name: value for name, value in components.items() if math.isfinite(value)}
         info = {"valid": True, "success": reward >= self._success_from, "reward_components": components}
         return f"The end. Score: {reward:g}.", reward, True, info
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 
 from agentrl.errors import SandboxError
@@ -15,6 +16,7 @@ PROGRAM_CLOSE_S = 20.0
 """Seconds for closing a sandbox."""
 ACTION_GRACE_S = 8.0
 """Seconds after a command's own limit before a sandbox that does not answer counts as lost."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
 _SHELL = 'command -v bash >/dev/null && exec bash -c "$0"; exec sh -c "$0"'
 
 
@@ -117,3 +119,12 @@ def cut(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     return f"{text[: most // 2]}\n[{len(text) - most} characters left out]\n{text[len(text) - most + most // 2 :]}"
+
+
+def without_colours(output: str) -> str:
+    r"""Remove the colours of a terminal from the output of a program, such as pytest with ``--color=yes``.
+
+    >>> without_colours("\x1b[32mPASSED\x1b[0m a.py::b")
+    'PASSED a.py::b'
+    """
+    return _COLOUR.sub("", output)

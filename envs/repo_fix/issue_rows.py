@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import UsageError
 from agentrl.message.data_file import Row, read_rows
+
+from ..programs.acting import without_colours
 
 IMAGE_FOLDER = "/testbed"
 """Folder of the repository in images of SWE-bench's kind."""
@@ -52,12 +56,12 @@ class Issue:
 
 
 def patched_files(patch: str) -> tuple[str, ...]:
-    r"""Return the paths of the files that a patch changes, without repetition.
+    r"""Return the paths of the files that a patch changes, without repetition; a renamed file has two.
 
     >>> patched_files("diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n")
     ('x.py',)
     """
-    return tuple(dict.fromkeys(found["new"] for found in _FILE.finditer(patch)))
+    return tuple(dict.fromkeys(name for found in _FILE.finditer(patch) for name in found.group("old", "new")))
 
 
 @functools.lru_cache(maxsize=16)
@@ -93,19 +97,16 @@ def _issue(row: Row) -> Issue:
         tests=tests,
         failing=failing,
         passing=passing,
-        command=_command(row, [*failing, *passing], tests),
+        command=_command(row, [*failing, *passing]),
         image=None if image is None else str(image),
     )
 
 
 def _names(row: Row, *columns: str) -> tuple[str, ...]:
-    """Return the names of tests in a column: a list, or its JSON text."""
+    """Return the names of tests in a column: a list, or its text in JSON or Python."""
     found = row.first(*columns)
     if isinstance(found, str):
-        try:
-            found = json.loads(found)
-        except (ValueError, RecursionError):
-            found = None
+        found = _parsed(found)
     if found is not None and not (isinstance(found, list) and all(isinstance(one, str) for one in found)):
         raise UsageError(
             f"{row.location} is not an issue", got=f"{columns[0]}: {found!r:.80}", expected="names of tests"
@@ -113,13 +114,22 @@ def _names(row: Row, *columns: str) -> tuple[str, ...]:
     return tuple(found or ())
 
 
-def _command(row: Row, names: Sequence[str], tests: str) -> str:
-    """Return the command of the row, or pytest on the files of the tests."""
+def _parsed(text: str) -> Any:
+    """Return a list from its JSON text or, as in SWE-bench Pro, its Python text; other texts unchanged."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return ast.literal_eval(text.strip())
+    return text
+
+
+def _command(row: Row, names: Sequence[str]) -> str:
+    """Return the command of the row, or pytest on the files of tests with its names."""
     given: Any = row.first("test_cmd", "test_cmds", "test_command")
     if given is not None:
         return str(given) if isinstance(given, str) else "\n".join(map(str, given))
-    named = [name.partition("::")[0] for name in names if "::" in name]
-    files = named or [file for file in patched_files(tests) if file.endswith(".py")]
+    files = [name.partition("::")[0] for name in names if "::" in name]
     if not files:
         raise UsageError(
             f"{row.location} does not say how to run its tests",
@@ -134,6 +144,12 @@ _UNITTEST = re.compile(
     r"^(?:(?P<name>\w+ \([\w.]+\))\n)?(?P<line>.*\S) \.\.\. (?P<status>ok|FAIL|ERROR|skipped|expected failure)",
     re.MULTILINE,
 )
+_UNITTEST_LATE = re.compile(
+    r"^(?P<line>\w+ \([\w.]+\)) \.\.\. (?!(?:ok|FAIL|ERROR|skipped|expected failure)\b).*\n"
+    r"(?:(?!.* \.\.\. ).*\n)*?(?P<status>ok|FAIL|ERROR|skipped.*|expected failure)$",
+    re.MULTILINE,
+)
+"""A test that printed lines before its result."""
 _WITH_METHOD = re.compile(r"(\w+) \(([\w.]+)\.\1\)")
 """A test's name as Python 3.11 and later print it; data sets have the name without the method in parentheses."""
 
@@ -144,10 +160,11 @@ def test_results(output: str) -> dict[str, bool]:
     >>> test_results("PASSED a.py::b[1 2]\nFAILED a.py::c - assert\ntest_x (m.T.test_x) ... ok\n")
     {'a.py::b[1 2]': True, 'a.py::c': False, 'test_x (m.T.test_x)': True, 'test_x (m.T)': True}
     """
+    output = without_colours(output)
     found = {name: status in ("PASSED", "XFAIL") for status, name in _PYTEST.findall(output)}
-    for match in _UNITTEST.finditer(output):
+    for match in (*_UNITTEST_LATE.finditer(output), *_UNITTEST.finditer(output)):
         passed = match["status"] in ("ok", "expected failure")
-        for name in filter(None, (match["name"], match["line"])):
+        for name in filter(None, (match.groupdict().get("name"), match["line"])):
             found |= {name: passed, _WITH_METHOD.sub(r"\1 (\2)", name): passed}
     return found
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import shlex
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -216,13 +218,27 @@ class IssueFix(ShellEnv):
 async def _archive(repository: Path, commit: str) -> bytes:
     """Return the files of a commit as a tar archive, made by git on this machine.
 
+    Archives lack what ``export-ignore`` names, often the tests, so git reads attributes in an empty folder.
+
     Raises:
         UsageError: git is missing, or the commit does not exist.
     """
-    command = ["git", "-C", str(repository), "archive", "--format=tar", commit]
+    _, place, _ = await _run_git("-C", str(repository), "rev-parse", "--absolute-git-dir")
+    with tempfile.TemporaryDirectory(prefix="agentrl-repository-") as empty:
+        words = (f"--git-dir={place.decode().strip()}", "--work-tree=.", "archive", "--worktree-attributes", commit)
+        code, found, errors = await _run_git(*words, folder=empty)
+    if code:
+        raise UsageError(f"{repository} has no commit {commit}", got=errors.decode(errors="replace").strip()[-200:])
+    return found
+
+
+async def _run_git(*words: str, folder: str | None = None) -> tuple[int | None, bytes, bytes]:
+    """Run git on this machine, in a folder without an index; return its exit code, output and errors."""
+    pipe = asyncio.subprocess.PIPE
+    variables = {**os.environ, "GIT_INDEX_FILE": f"{folder}/index"} if folder else None
     try:
         process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            "git", *words, stdout=pipe, stderr=pipe, cwd=folder, env=variables
         )
     except OSError as error:
         raise UsageError("issues need git on this machine", got=error) from error
@@ -232,9 +248,7 @@ async def _archive(repository: Path, commit: str) -> bytes:
         with suppress(ProcessLookupError):
             process.kill()
         raise
-    if process.returncode:
-        raise UsageError(f"{repository} has no commit {commit}", got=errors.decode(errors="replace").strip()[-200:])
-    return found
+    return process.returncode, found, errors
 
 
 class IssueTasks(NumberedTasks):

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl.sandbox import ExecResult, Limits, Sandbox, SandboxFileError, SandboxSpec
 
-from ..programs.acting import ACTION_GRACE_S, run_command
+from ..programs.acting import ACTION_GRACE_S, run_command, without_colours
 from ..programs.judging import Verdict, fresh_sandbox
 from ..programs.pipes import Deadline, DeadlineExceeded
 from .dockerfile import filled_variables
@@ -123,7 +123,7 @@ async def _run_script(sandbox: Sandbox, places: Places, task: FolderTask, hidden
     variables = {"TEST_DIR": tests, "LOGS_DIR": logs, **own}
     command: list[str] = ["python3", "-m", "pytest", "-rA", tests]
     if task.script is not None:
-        content = task.script.read_bytes()
+        content = task.script.read_bytes().replace(b"\r\n", b"\n")  # no shell runs a checkout of Windows
         await sandbox.write(f"{tests}/{task.script.name}", content, executable=True)
         command = [f"{tests}/{task.script.name}"]
         if not content.startswith(b"#!"):
@@ -134,7 +134,8 @@ async def _run_script(sandbox: Sandbox, places: Places, task: FolderTask, hidden
 def _has_passed(result: ExecResult, task: FolderTask) -> bool:
     """Return True if the tests passed, by pytest's summary if present: ``pytest | tee`` hides exit codes."""
     if task.reads_pytest:
-        summary = result.stdout.decode(errors="replace").rpartition("short test summary info")[2]
+        output = without_colours(result.stdout.decode(errors="replace"))
+        summary = output.rpartition("short test summary info")[2]
         found = _RESULT.findall(summary)
         if found:
             return not result.timed_out and set(found) <= {"PASSED", "XFAIL", "SKIPPED"} and "PASSED" in found

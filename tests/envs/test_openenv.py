@@ -8,16 +8,18 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from agentrl.envs.openenv import SPEC, OpenEnvironment
+from agentrl.envs.openenv import SPEC, OpenEnvironment, tool_value
+from agentrl.envs.served_tools import ServedTool
 from aiohttp import WSMsgType, web
 
 from agentrl.errors import EnvironmentFailure, ToolError, UsageError
+from agentrl.message import ImagePart
 from agentrl.rollout.env_workers import call_own_tool
 from agentrl.tool import ToolResult
 
 
 async def _echo(request: web.Request) -> web.WebSocketResponse:
-    """Echoes; a message of three letters ends the episode."""
+    """Echoes; a message of three letters ends the episode, and of three and a dot the session."""
     socket = web.WebSocketResponse()
     await socket.prepare(request)
     async for message in socket:
@@ -41,6 +43,8 @@ async def _echo(request: web.Request) -> web.WebSocketResponse:
                 await _error(socket, "VALIDATION_ERROR", "Invalid message")
                 continue
         await socket.send_json({"type": "observation", "data": told})
+        if told["observation"]["echo"] == "end.":
+            break
     return socket
 
 
@@ -135,6 +139,41 @@ async def test_failures_of_the_server_are_failures_of_the_environment(url: str) 
     with pytest.raises(EnvironmentFailure, match=r"server http://127\.0\.0\.1:9 failed: got ClientConnectorError"):
         await lost.reset(seed=5)
     await lost.close()
+
+
+async def test_a_session_that_the_server_ended_between_episodes_is_opened_again(url: str) -> None:
+    env = OpenEnvironment(url=url, action_field="message", observation_field="echo")  # OpenEnv#1103
+    await env.reset(seed=5)
+    await env.step("end.")
+    assert await env.reset(seed=6) == ("seed 6", {})
+    with pytest.raises(EnvironmentFailure):
+        await env.step("die")
+    assert await env.reset(seed=7) == ("seed 7", {})
+    await env.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "value"),
+    [
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb"),
+        (
+            [{"type": "text", "text": "a"}, {"type": "image", "data": "AA==", "mimeType": "image/png"}],
+            ["a", ImagePart(data=b"\0")],
+        ),
+        ([{"type": "image", "data": "?"}], '{"content": [{"type": "image", "data": "?"}]}'),
+    ],
+)
+def test_results_of_tools_may_have_images(content: list[Any], value: Any) -> None:  # claude-code#70280
+    assert tool_value({"content": content}) == value
+
+
+@pytest.mark.parametrize("schema", [None, {}, {"type": "object"}, {"properties": None}])
+def test_tools_without_arguments_have_properties(schema: Any) -> None:  # kubernetes-mcp-server#340
+    async def call(name: str, arguments: Any) -> ToolResult:
+        raise AssertionError
+
+    tool = ServedTool("list", None, schema, call)
+    assert tool.schema["function"]["parameters"] == {"type": "object", "properties": {}}
 
 
 async def test_the_options_are_checked(url: str) -> None:

@@ -145,6 +145,7 @@ def test_rows_of_a_merged_data_set_may_lack_images(folder: Path) -> None:
         ({"images": ["rows.jsonl"]}, "image 1 of .*is not a valid image: got .*cannot identify"),
         ({"images": ["cut.png"]}, "image 1 of .*is not a valid image"),
         ({"images": ["blue.jpg", "cut.jpg"]}, "image 2 of .*is not a valid image: got .*Truncated"),
+        ({"images": [base64.b64encode(RED * 99).decode()]}, "base64 needs data:image/png;base64, before it"),
         ({"images": ["data:image/png;base64,***"]}, "the data: URL of image 1 .* is not valid base64"),
         ({"images": ["data:text/plain,x"]}, "is no data: URL of an image"),
         ({"images": [{"bytes": "iVBO"}]}, "image 1 of .* has bytes that are text"),
@@ -165,6 +166,13 @@ def test_rows_with_unusable_images_are_refused(folder: Path, row: dict[str, Any]
     (folder / "cut.jpg").write_bytes(BLUE[:-200])
     with pytest.raises(UsageError, match=words):
         tasks_of(folder, {"prompt": "What?", **row})
+
+
+def test_base64_may_have_line_breaks(folder: Path) -> None:
+    (task,) = tasks_of(
+        folder, {"prompt": "What?", "images": [f"data:image/png;base64,{base64.encodebytes(RED).decode()}"]}
+    )
+    assert task.messages[0].content[0].data == RED
 
 
 def test_a_file_that_vanished_is_named_when_its_task_is_drawn(folder: Path) -> None:

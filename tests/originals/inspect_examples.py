@@ -62,6 +62,21 @@ def failing():
     return solve
 
 
+@scorer(metrics=[accuracy()])
+def unsure(value):
+    async def score(state, target):
+        return Score(value=value)
+
+    return score
+
+
+@task
+def unscored(first=1.0):
+    """Scores that Inspect does not count; a null of JSON is NaN."""
+    scorers = [unsure(float("nan") if first is None else first), unsure({"a": 1.0, "b": float("nan")})]
+    return Task(dataset=MemoryDataset([Sample(input="Go.", target="x")] * 10), solver=generate(), scorer=scorers)
+
+
 @task
 def failures(how="tool"):
     """Solvers and tools that fail, and a scorer that asks the model."""

@@ -44,6 +44,18 @@ def _collect_garbage() -> Iterator[None]:
     gc.collect()
 
 
+async def test_scores_that_are_nan_are_none() -> None:  # inspect_ai#3796
+    env = InspectEnvironment(task=f"{EXAMPLES}:unscored")
+    await env.reset(options={"index": 0})
+    assert (await env.step("x"))[4]["reward_components"] == {"unsure": 1.0, "unsure1.a": 1.0}
+    await env.close()
+    env = InspectEnvironment(task=f"{EXAMPLES}:unscored", first=None)
+    await env.reset(options={"index": 0})
+    with pytest.raises(EnvironmentFailure, match="was not scored: got a score of nan"):
+        await env.step("x")
+    await env.close()
+
+
 async def test_episodes_at_once() -> None:
     envs = [InspectEnvironment(task=TASK) for _ in range(3)]
 

@@ -92,6 +92,10 @@ class Waiting(AsyncEnv):
     def __init__(self) -> None:
         self.tools = (Tool(self.photograph, inline=True),)
 
+    def photograph(self) -> list[Any]:
+        """Take a picture."""
+        return ["here", ImagePart(data=b"\0")]
+
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
@@ -107,10 +111,6 @@ class Waiting(AsyncEnv):
 
     def admissible_actions(self) -> list[str]:
         return ["yes", "no", "\N{SNOWMAN}"]
-
-    def photograph(self) -> ImagePart:
-        """Take a photograph."""
-        return ImagePart(data=b"photograph")
 
 
 def stairs_tasks(split: str, **_: Any) -> SeedTasks:

@@ -70,6 +70,23 @@ PROGRAM = f"{THOUGHT}<answer>\n```python\npass\n```\n</answer>"
         ("solved", episode("the sea"), {"target": ["sea"]}, {}, 1.0),
         ("solved", episode("a lake"), "sea", {}, 0.0),
         ("solved", episode(""), "", {}, 1.0),
+        ("solved", episode(r"<think>\boxed{5}</think> \boxed{6}"), "6", {}, 1.0),
+        ("solved", episode(r"<think>Perhaps \boxed{5}"), "5", {}, 0.0),  # PrimeIntellect-ai/verifiers#213
+        ("solved", episode(r"<think>\boxed{5}?</think> It is 6."), "5", {}, 0.0),  # TinyZero#120
+        ("solved", episode(r"\boxed{-5}"), "5", {}, 0.0),  # allenai/open-instruct#1530
+        ("solved", episode(r"\boxed{1.5}"), "15", {}, 0.0),
+        ("solved", episode(r"\boxed{3/4}"), "34", {}, 0.0),
+        ("solved", episode("2x + 1"), "2x - 1", {}, 0.0),
+        ("solved", episode("x-1"), "x1", {}, 0.0),
+        ("solved", episode("1,234 Sea-Lions."), "1234 sealions", {}, 1.0),
+        ("solved", episode(r"\boxed{12}"), 12.0, {}, 1.0),
+        ("solved", episode("9007199254740993"), "9007199254740992", {}, 0.0),
+        ("solved", episode(r"\boxed{(A)}"), "A", {}, 1.0),
+        ("solved", episode(r"\boxed{a}"), "the", {}, 0.0),
+        ("solved", episode("?"), "!", {}, 0.0),
+        ("solved", episode(r"\boxed{\text{E}}"), "E", {}, 1.0),  # NVIDIA-NeMo/Gym#1844
+        ("solved", episode(r"\boxed {\left\{x\right.}"), r"\left\{x\right.", {}, 1.0),  # modelscope/ms-swift#10147
+        ("solved", episode("<think>Then <answer>.</think><answer>sea</answer>"), "sea", {}, 1.0),  # open-r1#359
         ("solved", episode("sea", success=False), "sea", {}, 0.0),
         ("solved", episode("lake", reward=0.5), "sea", {}, 1.0),
         ("solved", episode("sea", reward=-0.5), "sea", {}, 0.0),

@@ -11,7 +11,14 @@ from support.judge_service import judge_service
 
 from agentrl.config.judge import JudgeConfig
 from agentrl.errors import ConfigError, EngineError, UsageError
-from agentrl.rollout.judges.forms import UnreadableAnswer, VerdictField, read_object, verdict_form, verdict_weights
+from agentrl.rollout.judges.forms import (
+    ScoreForm,
+    UnreadableAnswer,
+    VerdictField,
+    read_object,
+    verdict_form,
+    verdict_weights,
+)
 
 ENGINE = {"url": "http://127.0.0.1:1/v1", "model": "m"}
 VERDICT = {"reason": "string 200", "score": "number 0..10"}
@@ -93,10 +100,27 @@ def test_a_number_that_no_float_holds_is_no_value_even_without_bounds():
 
 
 @pytest.mark.parametrize(
-    "around", ["{}", "\n {}\n", "```json\n{}\n```", "```\n{}\n```", '<think>\n{{"score": 1}}\n</think>\n\n{}']
+    "around",
+    [
+        *("{}", "\n {}\n", "```json\n{}\n```", "```\n{}\n```", "```JSON\n{}```"),
+        '<think>\n{{"score": 1}}\n</think>\n\n{}',
+        "Well.\n</think>\n\n{}",  # chat templates may begin the thinking
+    ],
 )
 def test_a_fence_and_thinking_may_stand_around_an_object(around):
     assert read_object(around.format(json.dumps(GOOD))) == GOOD
+
+
+def test_texts_may_have_line_breaks_and_tags_of_thinking():
+    assert read_object('{"reason": "a </think>\nb"}') == {"reason": "a </think>\nb"}
+
+
+def test_a_score_in_thinking_is_not_the_score():  # PrimeIntellect-ai/verifiers#213
+    form = ScoreForm(r"Score: (\d+)", 0, 10)
+    assert form.read("<think>Score: 9?</think>Score: 3")["score"] == 3
+    for answer in ("<think>Score: 9? No", "Score: 9?</think>It is good."):
+        with pytest.raises(UnreadableAnswer):
+            form.read(answer)
 
 
 async def test_an_unreadable_verdict_is_asked_again_with_what_was_wrong_and_then_fails_as_machinery():

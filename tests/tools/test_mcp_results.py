@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("mcp")
 
-from agentrl.tools.mcp_results import result_text
+from agentrl.tools.mcp_results import result_text, result_value
 from mcp import types
 
 
@@ -63,3 +63,28 @@ def test_structured_content_that_a_text_does_not_repeat_is_added(text, structure
 )
 def test_structured_content_that_a_text_repeats_is_said_once(texts, structured):
     assert written(*texts, structured=structured) == "\n".join(texts)
+
+
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+
+
+@pytest.mark.parametrize(
+    ("structured", "added"),
+    [
+        ({"result": [{"type": "text", "text": "a"}, {"type": "image", "data": PIXEL}]}, []),
+        ({"page": 2, "image": f"data:image/png;base64,{PIXEL}"}, ['{"page": 2}']),
+        ({"image": {"type": "image", "data": PIXEL}, "none": None}, ['{"none": null}']),
+        ({"type": 1, "data": {"n": [2]}}, ['{"type": 1, "data": {"n": [2]}}']),
+    ],
+)
+def test_structured_content_does_not_repeat_images(structured, added):  # claude-code#70280
+    image = {"type": "image", "data": PIXEL, "mimeType": "image/png"}
+    content = [{"type": "text", "text": "a"}, image]
+    parts = result_value(types.CallToolResult.model_validate({"content": content, "structuredContent": structured}))
+    assert [parts[0], *parts[2:]] == ["a", *added]
+    assert parts[1].media_type == "image/png"
+
+
+def test_images_that_models_cannot_read_become_a_notice():  # gg-framework#31
+    content = [{"type": "image", "data": "PHN2Zy8+", "mimeType": "image/svg+xml"}]
+    assert result_value(types.CallToolResult.model_validate({"content": content})) == "[image: image/svg+xml]"

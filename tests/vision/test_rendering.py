@@ -19,7 +19,7 @@ from agentrl.message import Content, ImagePart, Message, TextPart, system, user
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.render.check import check_template
 from agentrl.render.conversation import LedgerConversation
-from agentrl.render.images import images_of
+from agentrl.render.images import images_of, read_pixels
 from agentrl.render.renderer import Renderer
 from agentrl.trajectory import Source, Trajectory
 
@@ -213,3 +213,19 @@ def test_a_template_that_numbers_images_is_refused_before_a_run(eyes: Eyes) -> N
     with pytest.raises(TemplateError, match="rewrites history"):
         check_template(Renderer(tokenizer, images=eyes.images))
     check_template(Renderer(tokenizer))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_pixels_are_white(mode: str) -> None:  # vllm#18569, vllm#44974
+    file = io.BytesIO()
+    Image.new(mode, (4, 6), 0).save(file, "PNG", **({"transparency": bytes(256)} if mode == "P" else {}))
+    assert set(read_pixels(file.getvalue()).get_flattened_data()) == {(255, 255, 255)}
+
+
+def test_images_are_turned_as_their_exif_data_say() -> None:  # sglang#33464
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for data, size in ((exif.tobytes(), (6, 4)), (b"Exif\0\0broken", (4, 6))):
+        file = io.BytesIO()
+        Image.new("RGB", (4, 6)).save(file, "JPEG", exif=data)
+        assert read_pixels(file.getvalue()).size == size

@@ -56,7 +56,7 @@ class ScoreForm(VerdictForm):
 
     def read(self, answer: str) -> Mapping[str, Any]:
         """Return the score."""
-        matches = list(self._pattern.finditer(answer))
+        matches = list(self._pattern.finditer(_without_thoughts(answer)))
         try:
             score = float(matches[-1].group(1)) if matches else None
         except (TypeError, ValueError):
@@ -238,11 +238,11 @@ def read_object(answer: str) -> dict[str, Any]:
     Raises:
         UnreadableAnswer: it is something else, has a duplicate key, or has a number that is not finite.
     """
-    text = re.sub(r"\A\s*<think>.*?</think>", "", answer, flags=re.DOTALL).strip()
-    if fenced := re.fullmatch(r"```(?:json)?\s*\n(.*)\n```", text, flags=re.DOTALL):
+    text = _without_thoughts(answer).strip()
+    if fenced := re.fullmatch(r"```(?:json)?\s*\n(.*?)\s*```", text, flags=re.DOTALL | re.IGNORECASE):
         text = fenced[1]
-    try:
-        found = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    try:  # models write line breaks in texts
+        found = json.loads(text, strict=False, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     except ValueError as error:  # also for a number of thousands of digits
         raise UnreadableAnswer(f"Your answer is not one JSON object: {str(error)[:200]}.") from error
     except RecursionError as error:
@@ -250,6 +250,14 @@ def read_object(answer: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UnreadableAnswer("Your answer is JSON, but not an object.")
     return found
+
+
+def _without_thoughts(answer: str) -> str:
+    """Remove thinking from the beginning; its first tag may be part of the prompt, and its last one may be missing."""
+    text = answer.lstrip()
+    if text.startswith("<think>") or ("</think>" in text and not text.startswith(("{", "```"))):
+        return text.partition("</think>")[2]
+    return answer
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

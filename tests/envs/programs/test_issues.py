@@ -46,6 +46,7 @@ def row(tmp_path: Path) -> dict[str, Any]:
     git(folder, "init", "-q", ".")
     (folder / "sums.py").write_text(SOURCE)
     (folder / "test_sums.py").write_text(TESTS)
+    (folder / ".gitattributes").write_text("test_* export-ignore\nsums.py export-subst\n")  # satis#471
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "Begin")
     base = git(folder, "rev-parse", "HEAD").strip()
@@ -113,6 +114,18 @@ def test_pytest_and_unittest_are_read() -> None:
     assert passed == {"a.py::b", "a.py::e", "test_e (m.T)", "It works.", "test_f (m.T.test_f)", "test_f (m.T)"}
 
 
+def test_a_test_may_print_lines_before_its_result() -> None:  # SWE-bench#165
+    printed = "test_a (m.T) ... File x opened.\nclosed\nok\ntest_b (m.T) ... Wait\ntest_c (m.T) ... !\nFAIL\n"
+    assert issue_rows.test_results(printed) == {"test_a (m.T)": True, "test_c (m.T)": False}
+
+
+def test_colours_are_not_part_of_results() -> None:  # agent-lightning#599
+    results = issue_rows.test_results(
+        "\x1b[32mPASSED\x1b[0m a.py::\x1b[1mb\x1b[0m\n\x1b[31mFAILED\x1b[0m a.py::c - E\n"
+    )
+    assert results == {"a.py::b": True, "a.py::c": False}
+
+
 def test_names_that_the_data_set_cut_at_a_space_stand_for_all_tests_that_begin_with_them() -> None:
     # SWE-bench#290: 662 names of SWE-bench Verified are cut
     results = issue_rows.test_results(
@@ -130,6 +143,15 @@ def test_rows_say_how_their_tests_are_run(tmp_path: Path, row: dict[str, Any]) -
     assert issue.test_files == ("test_sums.py",)
 
 
+def test_lists_may_be_texts_of_python_and_renamed_tests_are_restored(tmp_path: Path, row: dict[str, Any]) -> None:
+    # SWE-bench_Pro-os#14
+    moved = "diff --git a/tests/a.py b/tests/b.py\nrename from tests/a.py\nrename to tests/b.py\n"
+    given = {**row, "FAIL_TO_PASS": """["it's", 'b']""", "test_patch": moved}
+    (issue,) = read_issues(written(tmp_path, given)["test"], "test").values()
+    assert issue.failing == ("it's", "b")
+    assert issue.test_files == ("tests/a.py", "tests/b.py")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -138,7 +160,7 @@ def test_rows_say_how_their_tests_are_run(tmp_path: Path, row: dict[str, Any]) -
         ({"FAIL_TO_PASS": "test_a"}, "line 1 is not an issue"),
         ({"PASS_TO_PASS": [3]}, "got PASS_TO_PASS: "),
         ({"base_commit": None}, "line 1 is not an issue"),
-        ({"test_cmd": None, "test_patch": ""}, "does not say how to run its tests"),
+        ({"test_cmd": None}, "does not say how to run its tests"),
     ],
 )
 def test_a_row_that_is_no_issue_is_named(

@@ -219,6 +219,7 @@ REWARDS: list[tuple[Mapping[str, str], float]] = [
     ({"reward.json": '{"x": 1, "y": 0.5, "z": null}'}, 0.75),
     ({"reward.json": '{"reward": "0.5"}'}, 0.5),
     ({"reward.txt": "-1"}, -1.0),
+    ({"test.sh": '#!/bin/sh\r\necho 0.5 > "$LOGS_DIR/verifier/reward.txt"\r\n'}, 0.5),  # SWE-bench#661
 ]
 NO_REWARDS = [
     {"reward.txt": ""},
@@ -291,6 +292,7 @@ async def test_a_verifier_that_exceeds_its_limit_pays_nothing_and_says_so(
         ("== short test summary info ==\nPASSED a\nSKIPPED b\nXFAIL c", 1, 1.0),
         ("== short test summary info ==\nPASSED a\nFAILED b", 0, 0.0),
         ("== short test summary info ==\nERROR a", 0, 0.0),
+        ("== short test summary info ==\n\x1b[31mFAILED\x1b[0m a", 0, 0.0),  # agent-lightning#599
         ("== short test summary info ==\nSKIPPED a", 0, 0.0),
         ("PASSED a\n== short test summary info ==\nFAILED a", 0, 0.0),
         ("no tests ran", 0, 1.0),
