@@ -425,10 +425,10 @@ class _Play:
 
 
 def _reward_in(found: Any) -> tuple[float, bool | None]:
-    """Return the reward and the success in a number or in ``{"reward": …, "success": …}``.
+    """Return the reward and the success from a number or ``{"reward": …, "success": …}``.
 
     Raises:
-        ValueError: it is neither of them.
+        ValueError: it is neither.
     """
     reward, success = (found.get("reward"), found.get("success")) if isinstance(found, dict) else (found, None)
     number = bounded_reward(reward)

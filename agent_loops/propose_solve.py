@@ -1,4 +1,4 @@
-"""One role proposes a task, and attempts of another role solve it; or a task of earlier proposals is solved."""
+"""One role proposes a task and another one attempts it several times; or a task that was proposed earlier is solved."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from .prompting import opening
 
 PROPOSER, SOLVER = "proposer", "solver"
 LEAST_ATTEMPTS = 2
-"""A single attempt succeeds always or never, so that no proposal would be worth anything."""
+"""With a single attempt, the success rate is 0 or 1, so no proposal could be learnable."""
 UNTRAINED = TurnOptions(trained=False)
 
 
 class ProposeSolve(AgentLoop):
-    """A proposer writes a task, and attempts of a solver at it decide what it is worth; every turn is a conversation.
+    """A proposer writes a task, and a solver's attempts at it decide its reward; every turn is a separate conversation.
 
-    The environment says who acts next (``player``): ``proposer``, then ``solver#1``, ``solver#2``, …, or ``solver`` for
-    a task that was proposed before. It ends the episode if it refuses the proposal, and after the last attempt. Each
-    turn gets a reward of its own, which counts only for its role:
+    The environment says who acts next (``player``): ``proposer``, then ``solver#1``, ``solver#2``, …; or ``solver`` for
+    a task that was proposed earlier. It ends the episode if it rejects the proposal, and after the last attempt. Each
+    turn gets its own reward, which counts only for its role:
 
-    - a proposal: `learnability` of the attempts; ``wrong`` if that is 0; ``malformed`` if it was refused;
-    - an answer of a solver: 1 if it is right, ``wrong`` if it is not, ``malformed`` if it has not the required form.
+    - a proposal: `learnability` of the attempts; ``wrong`` if that is 0; ``malformed`` if it was rejected;
+    - a solver's answer: 1 if it is correct, ``wrong`` if it is not, ``malformed`` if it is not in the required form.
 
     Args:
-        attempts: Number of attempts at a proposed task; the environment has the same number.
-        train_attempts: Train the solver on its attempts at proposed tasks, too. They are compared with each other.
-        wrong: Reward of a wrong answer, and of a proposal that is always or never solved.
-        malformed: Reward of an answer without the required form, and of a proposal that is refused.
+        attempts: Number of attempts at a proposed task; the environment must have the same number.
+        train_attempts: Also train the solver on its attempts at proposed tasks, which are compared with each other.
+        wrong: Reward of a wrong answer, and of a proposal that all attempts solve or none does.
+        malformed: Reward of an answer that is not in the required form, and of a proposal that is rejected.
     """
 
     follow_ups = ()
@@ -47,11 +47,13 @@ class ProposeSolve(AgentLoop):
                 "attempts of propose_solve is too small", got=repr(attempts), expected=f"{LEAST_ATTEMPTS} or more"
             )
         if not isinstance(train_attempts, bool):
-            raise ConfigError("train_attempts is not a truth value", got=repr(train_attempts), expected="true or false")
+            raise ConfigError("train_attempts is not a boolean", got=repr(train_attempts), expected="true or false")
         for name, value in (("wrong", wrong), ("malformed", malformed)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value > 0:
                 raise ConfigError(
-                    f"{name} of propose_solve is not a penalty", got=repr(value), expected="a number up to 0, as -0.5"
+                    f"{name} of propose_solve is not a penalty",
+                    got=repr(value),
+                    expected="0 or a negative number, such as -0.5",
                 )
         self.attempts = [f"{SOLVER}{ATTEMPT}{number + 1}" for number in range(attempts)]
         self.train_attempts = train_attempts
@@ -96,7 +98,7 @@ class ProposeSolve(AgentLoop):
         return await episode.step(answer.text)
 
     def _pay_solver(self, episode: Episode, result: StepResult, role: str, *, is_paid: bool) -> None:
-        """Reward an answer; the environment `is_paid` itself for solving a task that was proposed before."""
+        """Reward an answer; `is_paid` if the environment has already rewarded it, as for a task proposed earlier."""
         if result.info["success"]:
             reward = 0.0 if is_paid else 1.0
         else:
@@ -115,7 +117,7 @@ class ProposeSolve(AgentLoop):
         raise UsageError(
             f"the players of environment {episode.spec.name} are not those of propose_solve",
             got=", ".join(episode.player_names) or "a single player",
-            expected=f"{', '.join(proposing)}; or {SOLVER} for a task that was proposed before",
+            expected=f"{', '.join(proposing)}; or {SOLVER} for a task that was proposed earlier",
             hint="set agent.options.attempts and environment.options.attempts to the same number",
         )
 
@@ -127,7 +129,7 @@ class ProposeSolve(AgentLoop):
 def learnability(solved: Sequence[float]) -> float:
     """Compute 1 - mean of the solver's successes, or 0 if no attempt succeeded (Absolute Zero, arXiv 2505.03335).
 
-    A task is worth most if it is solved once. One that is always solved, or never, is worth nothing.
+    It is highest for a task that a single attempt solves, and 0 for one that all attempts solve or none does.
 
     >>> learnability([1, 0, 0, 0]), learnability([1, 1, 1, 1]), learnability([0, 0, 0, 0])
     (0.75, 0.0, 0.0)

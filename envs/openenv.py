@@ -43,11 +43,11 @@ class OpenEnvironment(AsyncEnv):
 
     Args:
         url: The server's address.
-        action_field: The action's field that takes the policy's text.
-        observation_field: The observation's field that is shown; the whole observation as JSON if left out.
-        max_steps: Steps after which an episode is truncated.
+        action_field: Field of the action that receives the policy's text.
+        observation_field: Field of the observation that the policy sees; by default, the whole observation as JSON.
+        max_steps: Number of steps after which an episode is truncated.
         success_from: Minimum return of a finished episode that counts as solved.
-        has_tools: True if the server's tools are offered; the agent calls them instead of writing actions.
+        has_tools: Offer the server's tools to the policy, which calls them instead of writing actions.
 
     Raises:
         UsageError: the address is missing.
@@ -105,7 +105,7 @@ class OpenEnvironment(AsyncEnv):
         answer = await self._ask("step", {"type": "list_tools"})
         described = [] if answer["type"] == "error" else answer["data"]["observation"].get("tools")
         if not described:
-            raise UsageError(f"the OpenEnv server {self._url} has no tools", hint="leave has_tools out")
+            raise UsageError(f"the OpenEnv server {self._url} has no tools", hint="remove the option has_tools")
         return [
             ServedTool(
                 str(one["name"]),
@@ -303,8 +303,10 @@ SPEC = EnvironmentSpec(
     make=OpenEnvironment,
     tasks=tasks,
     splits=SeedTasks.SPLITS,
-    description="Environments behind OpenEnv servers. The option url says which; tasks are seeds.",
+    description="Environments of OpenEnv servers. Options: url (required), action_field or has_tools. Tasks are seeds.",
     success_threshold=1.0,
-    instructions=("You act in an environment. Each turn, write one action. The environment answers with what you see."),
+    instructions=(
+        "You act in an environment. Each turn, write one action. The environment replies with an observation."
+    ),
     isolation=Isolation.INLINE,
 )

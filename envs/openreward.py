@@ -39,7 +39,7 @@ STARTING_S = 2.0
 LEAVE_S = 5.0
 """Seconds for the end of a session."""
 HINT = "set environment.options={url: http://127.0.0.1:8080}"
-CALL_A_TOOL = "Nothing happened: this environment is played by calling its tools."
+CALL_A_TOOL = "Nothing happened. To act in this environment, call one of its tools."
 
 
 class OpenRewardEnvironment(AsyncEnv):
@@ -47,8 +47,8 @@ class OpenRewardEnvironment(AsyncEnv):
 
     Args:
         url: The server's address.
-        name: Name of the environment on the server; its first one if left out.
-        max_steps: Tool calls and texts after which an episode is truncated.
+        name: Name of the environment on the server (default: its first one).
+        max_steps: Number of tool calls and text answers after which an episode is truncated.
         success_from: Minimum return of a finished episode that counts as solved.
 
     Raises:
@@ -129,7 +129,7 @@ class OpenRewardEnvironment(AsyncEnv):
         events = await self._stream("/create_session", {})
         found = [event.data for event in events if event.name == "task_id"]
         if not found:
-            raise EnvironmentFailure(f"the server {self._url} opens no session", got=str(events)[:200])
+            raise EnvironmentFailure(f"the server {self._url} did not open a session", got=str(events)[:200])
         return found[0]
 
     async def _prompt(self) -> list[Any]:
@@ -169,7 +169,7 @@ class OpenRewardEnvironment(AsyncEnv):
             output = answer["output"]
             reward, text = float(output.get("reward") or 0.0), text_of(read_blocks(output["blocks"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise EnvironmentFailure(f"the answer of tool {name} is not valid", got=repr(error)) from error
+            raise EnvironmentFailure(f"the result of tool {name} is not valid", got=repr(error)) from error
         self._total += reward
         return ToolResult(text, reward=reward, stop=bool(output.get("finished")))
 
@@ -194,12 +194,12 @@ class OpenRewardEnvironment(AsyncEnv):
             self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         headers = {} if self._session is None else {"X-Session-ID": self._session}
         request = self._http.request(method, self._url + route, json=body, headers=headers)
-        return _Sent(request, f"the server {self._url} is lost ({route})")
+        return _Sent(request, f"the connection to server {self._url} is lost ({route})")
 
     async def _check(self, response: aiohttp.ClientResponse, route: str) -> None:
         if response.status != 200:
             got = f"{response.status}: {(await response.text())[:300]}"
-            raise EnvironmentFailure(f"the server {self._url} refuses {route}", got=got)
+            raise EnvironmentFailure(f"the server {self._url} rejected {route}", got=got)
 
 
 class _Sent:
@@ -254,7 +254,7 @@ def read_events(text: str) -> list[ServerSentEvent]:
 
 
 def read_blocks(blocks: Sequence[Mapping[str, Any]]) -> Content:
-    """Read blocks of text and pictures: text if there are no pictures."""
+    """Read blocks of text and images: text if there are no images."""
     parts: list[ContentPart] = [
         ImagePart(data=base64.b64decode(block["data"]), media_type=block["mimeType"])
         if block["type"] == "image"
@@ -310,7 +310,7 @@ def checked_url(url: str | None) -> str:
         UsageError: it is missing.
     """
     if url is None:
-        raise UsageError("the server of the Open Reward Standard is not set", hint=HINT)
+        raise UsageError("the address of the Open Reward Standard server is not set", hint=HINT)
     return url.rstrip("/")
 
 
@@ -326,9 +326,7 @@ def _question(url: str, route: str, read: Callable[[Any], T], body: Mapping[str,
             return read(json.loads(answer.read()))
     except (OSError, http.client.HTTPException, ValueError, TypeError, LookupError) as error:
         got = f"{type(error).__name__}: {error}"
-        raise UsageError(
-            f"no server of the Open Reward Standard answers at {url}{route}", got=got, hint=HINT
-        ) from error
+        raise UsageError(f"no Open Reward Standard server responds at {url}{route}", got=got, hint=HINT) from error
 
 
 SPEC = EnvironmentSpec(
@@ -336,7 +334,7 @@ SPEC = EnvironmentSpec(
     make=OpenRewardEnvironment,
     tasks=tasks,
     splits=("train", "validation", "test"),
-    description="Environments behind servers of the Open Reward Standard. The option url says which.",
+    description="Environments of servers of the Open Reward Standard. Options: url (required), name.",
     tool_instructions="You solve a task by calling tools.",
     success_threshold=1.0,
     isolation=Isolation.INLINE,

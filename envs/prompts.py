@@ -111,7 +111,7 @@ def _check_user(user: str | None, user_turns: int | None) -> None:
     if user not in (None, "role"):
         raise UsageError("unknown user of prompts", got=repr(user), expected="role, or no user")
     if user is None and user_turns is not None:
-        raise UsageError("the option user_turns of prompts is ignored without user=role", got=user_turns)
+        raise UsageError("the option user_turns of prompts has no effect without user=role", got=user_turns)
     if user_turns is not None and user_turns < 1:
         raise UsageError("the option user_turns of prompts is too small", got=user_turns, expected="at least 1")
 

@@ -123,7 +123,7 @@ class _ContentReader:
             yield from self._split(part["text"])
         else:
             got = str(part)[:80]
-            raise UsageError(f"{location}: a part of a message is no text and no image", got=got, expected=_FORMS)
+            raise UsageError(f"{location}: a part of a message is neither text nor an image", got=got, expected=_FORMS)
 
 
 def read_image(value: Any, folder: Path, location: str) -> ImagePart:
@@ -195,7 +195,9 @@ def _source(value: Mapping[str, Any]) -> Any:
 def _decode(url: str, location: str) -> bytes:
     head, _, data = url.partition(",")
     if not head.startswith("data:image/") or not head.endswith(";base64"):
-        raise UsageError(f"{location} is no data: URL of an image", got=head[:60], expected="data:image/png;base64,…")
+        raise UsageError(
+            f"{location} is not a data: URL of an image", got=head[:60], expected="data:image/png;base64,…"
+        )
     try:
         return base64.b64decode("".join(data.split()), validate=True)
     except (binascii.Error, ValueError) as error:

@@ -40,7 +40,7 @@ def test_a_folder_and_a_pattern_are_read_in_the_order_of_names(tmp_path: Path) -
     assert names(tmp_path / "data") == ["a", "b", "c"]
     assert [row.number for row in read_rows(tmp_path / "data")] == [1, 2, 3], "ids made from numbers stay unique"
     write_parquet(tmp_path / "data" / "test-00000-of-00001.parquet", "d")
-    with pytest.raises(UsageError, match=r"holds several splits: got test-00000.*, train-00000"):
+    with pytest.raises(UsageError, match=r"contains files of several splits: got test-00000.*, train-00000"):
         names(tmp_path / "data")
     assert names(tmp_path / "data" / "train-*.parquet") == ["a", "b", "c"]
     assert names(tmp_path / "data" / "t[e]st*") == ["d"]
@@ -96,9 +96,9 @@ def test_a_data_set_in_the_cache_is_read_offline(cache: Path, name: str) -> None
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("hf://datasets/my/sums/main", "holds several splits"),
+        ("hf://datasets/my/sums/main", "contains files of several splits"),
         ("hf://datasets/my/sums/main/valid-*.parquet", "no file in"),
-        ("hf://datasets/my/sums/other.jsonl", "names no data file .*: got a data set with main/test-00000"),
+        ("hf://datasets/my/sums/other.jsonl", "matches no data file .*: got a data set with main/test-00000"),
         ("hf://datasets/my/others/train.jsonl", "cannot fetch hf://datasets/my/others"),
         ("hf://datasets", "the address of a data set is not valid"),
     ],
@@ -172,4 +172,4 @@ def test_the_hubs_own_client_downloads_from_another_endpoint(hub: str, tmp_path:
     assert ended.returncode == 0, ended.stderr
     first, second = ended.stdout.splitlines()
     assert first == "['a', 'b']"
-    assert "names no data file of the data set: got a data set with train.jsonl" in second
+    assert "matches no data file of the data set: got a data set with train.jsonl" in second

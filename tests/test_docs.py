@@ -18,6 +18,7 @@ from support.sandboxes import needs_bubblewrap
 
 from agentrl.cli import main
 from agentrl.cli.commands import COMMANDS
+from agentrl.config import shipped_configs
 from agentrl.registry import Kind, names, unregister
 
 ROOT = Path(__file__).parent.parent
@@ -109,6 +110,9 @@ def test_console_blocks_name_commands_and_options_that_exist(
         known = capsys.readouterr().out
         unknown = [word for word in words if word.startswith("--") and f"{word} " not in known]
         assert unknown == [], words
+        assert [word for word in words if word.count("{") != word.count("}")] == [], "values with spaces need quotes"
+        if words[0] == "train" and not words[1].startswith("-") and "=" not in words[1]:
+            assert words[1] in shipped_configs() or words[1].endswith(".yaml"), words
 
 
 INLINE = re.compile(r"`(agentrl [^`]+|make [\w-]+)`")

@@ -184,9 +184,9 @@ def reinforce_plus_plus(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> tor
 def trr_plus_plus(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Tensor:
     """A = `reinforce++`, whitened over the tokens of each role and type of task: [tokens] (TRR++, arXiv 2505.03335).
 
-    Task-relative REINFORCE++ of Absolute Zero: a proposer of one kind of task is compared with the proposers of this
-    kind, and a solver with the solvers, so that easy kinds do not raise the baseline of hard ones. Groups of one
-    suffice.
+    Task-relative REINFORCE++ of Absolute Zero: proposers are compared only with proposers of the same kind of task, and
+    solvers only with solvers of that kind, so that easy kinds do not raise the baseline of hard ones. It needs no
+    groups.
     """
     role_kind = require(episodes.role_kind, Input.ROLE_KIND)
     returns = token_returns(episodes, episodes.token_rewards(), gamma)

@@ -123,7 +123,7 @@ def _render_hint(template: str, renderer: Renderer, task: Task) -> list[int]:
         return renderer.hint(template.format_map(known))
     except (KeyError, IndexError, ValueError, AttributeError) as error:
         raise UsageError(
-            f"the hint of the teacher does not fit task {task.id}",
+            f"the teacher's hint does not fit task {task.id}",
             got=f"{template!r} ({type(error).__name__}: {error})",
             expected=f"a text with fields of the task: {', '.join(sorted(known)) or 'it has none'}",
             hint="set algorithm.teacher.hint",

@@ -23,7 +23,7 @@ def is_live(config: Config) -> bool:
 
 
 def check_live(config: Config) -> None:
-    """Check that a run can learn from single sessions, whenever clients reward them.
+    """Check that a run can learn from single sessions that clients reward at any time.
 
     Raises:
         ConfigError: a setting does not fit.
@@ -34,13 +34,13 @@ def check_live(config: Config) -> None:
     loop = make_agent_loop(config.agent.loop, config.agent.options) if config.environment is not None else None
     if not isinstance(loop, LiveSessions):
         raise ConfigError(
-            "a run on live traffic has no other environment",
+            "a run on live traffic cannot have other environments",
             got=f"the environments {', '.join(config.environments)}",
-            expected="one environment, as in the config live",
+            expected="a single environment, as in the shipped config live",
         )
     loop.check_keys()
     for key, value, expected in _misfits(config):
-        raise ConfigError(f"{key} does not fit live traffic", got=f"{key} {value}", expected=expected)
+        raise ConfigError(f"{key} does not work with live traffic", got=f"{key} {value}", expected=expected)
 
 
 def _misfits(config: Config) -> Iterator[tuple[str, object, str]]:
@@ -50,8 +50,8 @@ def _misfits(config: Config) -> Iterator[tuple[str, object, str]]:
         yield (
             "algorithm.group_size",
             algorithm.group_size,
-            "1: a session is played once, so that there is nothing to compare it with; "
-            "algorithm.advantage=rae has a running baseline instead",
+            "1: a session is played once, so there are no other episodes to compare it with; "
+            "algorithm.advantage=rae uses a running baseline instead",
         )
     estimator = lookup(Kind.ADVANTAGE, algorithm.advantage)
     tracker = tracker_of(estimator)
@@ -60,13 +60,13 @@ def _misfits(config: Config) -> Iterator[tuple[str, object, str]]:
     ):
         yield (
             "algorithm.advantage",
-            f"{algorithm.advantage}, which needs tasks that can be played again",
+            f"{algorithm.advantage}, which needs to play a task again",
             "an estimator for single episodes: rae, reinforce, reinforce++ or gae",
         )
     if algorithm.selection is not None or algorithm.expert is not None:
         yield "algorithm.selection" if algorithm.expert is None else "algorithm.expert", "set", "neither"
     if rollout.is_synchronous:
-        yield "rollout.max_staleness", 0, "at least 1: clients are served while the trainer trains"
+        yield "rollout.max_staleness", 0, "at least 1: the run serves clients while it trains"
     if rollout.batch_order != "greedy":
         yield "rollout.batch_order", rollout.batch_order, "greedy: an open session may never be rewarded"
     if evaluation.every:

@@ -57,7 +57,7 @@ NEEDS_MODELS = frozenset({"kl", "distill", "pf_ppo"})
 
 
 def check_tinker(config: Config) -> None:
-    """Check that a service's loss and optimizer can do what the config says.
+    """Check that the service's loss and optimizer support the config.
 
     Raises:
         ConfigError: a setting does not fit.
@@ -72,9 +72,9 @@ def _misfits(config: Config) -> Iterator[tuple[str, object, str]]:
     """Yield the key, the value and the expected value of each setting that does not fit."""
     algorithm, lora = config.algorithm, config.model.lora
     if lora is None:
-        yield "model.lora", "null", "model.lora={rank: 16}: the service trains adapters"
+        yield "model.lora", "null", "model.lora={rank: 16}: the service trains only adapters"
     elif lora.dropout or lora.modules_to_save or lora.quantize or lora.target_modules != "all-linear":
-        yield "model.lora", "with more than a rank", "only model.lora.rank; the service decides the rest"
+        yield "model.lora", "with keys besides rank", "only model.lora.rank; the service decides the rest"
     for section, values, known, default in (
         ("trainer", config.trainer, TRAINER_KEYS, TrainerConfig()),
         ("algorithm", algorithm, ALGORITHM_KEYS, AlgorithmConfig()),
@@ -89,7 +89,7 @@ def _misfits(config: Config) -> Iterator[tuple[str, object, str]]:
         yield (
             "algorithm.loss_options",
             algorithm.loss_options,
-            "dual_clip: null: the service has none",
+            "dual_clip: null: the service has no dual clip",
         )
     estimator = lookup(Kind.ADVANTAGE, algorithm.advantage)
     if needed_inputs(estimator) or tracker_of(estimator) is not None:
@@ -105,11 +105,11 @@ def _misfits(config: Config) -> Iterator[tuple[str, object, str]]:
     if config.named_adapters or environment_algorithms(config):
         yield "adapters", "or algorithms of environments", "one adapter and one algorithm"
     if config.sampling.temperature != 1 or config.sampling.min_p:
-        yield "sampling", "with another temperature than 1, or min_p", "temperature 1, at which the service trains"
+        yield "sampling", "with a temperature other than 1, or min_p", "temperature 1, at which the service trains"
     if config.cluster is not None:
         yield "cluster", "set", "none"
     if config.evaluation.engine is not None:
-        yield "evaluation.engine", "set", "none: evaluations sample at the service"
+        yield "evaluation.engine", "set", "null: evaluations sample on the service"
 
 
 def build_tinker(config: Config, base_path: str, version: int) -> LearningParts:

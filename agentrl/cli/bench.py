@@ -43,7 +43,9 @@ def bench(
     engine: Annotated[str | None, typer.Option(help="vllm or sglang, for benchmarks of a server.")] = None,
     model: Annotated[str | None, typer.Option(help="Model to serve: a folder, a name or a run.")] = None,
     url: Annotated[str | None, typer.Option(help="Address of a running server.")] = None,
-    versus: Annotated[str | None, typer.Option(help="Frameworks to compare with: names and commas, or all.")] = None,
+    versus: Annotated[
+        str | None, typer.Option(help="Frameworks to compare with: names separated by commas, or all.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
     folder: Annotated[Path, typer.Option(help="Folder of the benchmarks.")] = Path(FOLDER),
 ) -> None:

@@ -71,9 +71,9 @@ _SERVERS: Mapping[ServedProtocol, Callable[..., EnvironmentServer | OpenEnvServe
 _USES = {
     ServedProtocol.AGENTRL: "agentrl env play {url}",
     ServedProtocol.OPENENV: 'GenericEnvClient(base_url="{url}")',
-    ServedProtocol.MCP: "an MCP client finds it at {url}",
+    ServedProtocol.MCP: "connect an MCP client to {url}",
 }
-"""How to use each kind of server."""
+"""How clients connect to each kind of server."""
 
 
 @app.command("list", epilog=examples("agentrl env list"))
@@ -260,7 +260,7 @@ app.command(
     epilog=examples(
         "agentrl env probe math_problems --model Qwen/Qwen2.5-0.5B-Instruct --attempts 8 --output tasks.jsonl",
         "agentrl env probe household/train --model runs/latest --limit 200 --band 0.1:0.9 --output tasks.jsonl",
-        "agentrl train --env household --tasks tasks.jsonl",
+        "agentrl train --env household --model runs/latest --tasks tasks.jsonl",
     )
 )(probe)
 
@@ -363,7 +363,7 @@ def serve(
         step_timeout_s=step_timeout_s,
     )
     if on_stdio and protocol is not ServedProtocol.MCP:
-        raise UsageError("only MCP has a form without a port", got=f"--protocol {protocol}", expected="--protocol mcp")
+        raise UsageError("--stdio works only with MCP", got=f"--protocol {protocol}", expected="--protocol mcp")
     spec = resolve_environment(parse_env_name(name).name)
     server = _SERVERS[protocol](spec, json_pairs(options), settings)
     if on_stdio and isinstance(server, MCPServer):

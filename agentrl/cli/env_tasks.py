@@ -42,7 +42,9 @@ Options = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the environment; values are JSON.")
 ]
 Keys = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Config keys.")]
-TaskFile = Annotated[str | None, typer.Option("--tasks", metavar="FILE", help="Tasks of this file, not of a split.")]
+TaskFile = Annotated[
+    str | None, typer.Option("--tasks", metavar="FILE", help="Read the tasks from this file instead of a split.")
+]
 STYLES = {TaskStatus.VALID: "green", TaskStatus.INVALID: "bold red", TaskStatus.UNKNOWN: "yellow"}
 MOST_SHOWN = 50
 """Maximum number of tasks in a printed table; the JSON report has all."""
@@ -56,7 +58,9 @@ def validate(
     name: Annotated[str, typer.Argument(help="Environment, as for env show, optionally with /SPLIT.")],
     options: Options = None,
     tasks: TaskFile = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Validate only the first N tasks; default: all.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Number of tasks to validate, from the first one on; default: all.")
+    ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Maximum number of tasks at a time.")] = 1,
     call_timeout_s: Annotated[
         float, typer.Option("--call-timeout", min=0.1, help="Seconds per call of the environment.")
@@ -67,10 +71,11 @@ def validate(
     ] = None,
     json_file: Annotated[str | None, typer.Option("--json", help="Write the report to this file; - prints it.")] = None,
 ) -> None:
-    """Validate every task: its solution solves it, doing nothing does not, and both plays of the solution are the same.
+    """Validate every task: its solution must solve it, reproducibly, and doing nothing must not.
 
-    The solution is the environment's expert or, without one, the task's ground truth. The exit code is 1 if a task is
-    not valid. With --records, the same command resumes after Ctrl-C; tasks, code or data that changed are played again.
+    The solution is played by the environment's expert or, without one, is the task's ground truth. The exit code is 1
+    if a task is invalid. With --records, the same command resumes after Ctrl-C, and plays tasks again whose content,
+    code or data has changed.
     """
     named = parse_env_name(name)
     spec = resolve_environment(named.name)
@@ -84,7 +89,7 @@ def validate(
     store = _Records(records, "" if records is None else environment_identity(named.name, given, records))
     known = {task.id: result for task in chosen if (result := store.find(task)) is not None}
     if known:
-        note(f"{records} has the results of {len(known):,} of these tasks")
+        note(f"{records} already has the results of {len(known):,} of these tasks")
     counter = _Counter(spec.name, len(chosen))
     began = time.perf_counter()
 
@@ -115,7 +120,9 @@ def _source(
 ) -> tuple[TaskSource, str]:
     """Return the tasks, and the name of their split or file."""
     if tasks is not None and split is not None:
-        raise UsageError("two sources of tasks", got=f"split {split} and {tasks}", expected="only one of them")
+        raise UsageError(
+            "there are two sources of tasks", got=f"split {split} and --tasks {tasks}", expected="only one of them"
+        )
     chosen = check_split(spec, split or spec.splits[0])
     config = EnvironmentConfig(name=spec.name, options=dict(options), tasks=tasks)
     return task_source(spec, config, split=None if tasks is not None else chosen), tasks or chosen
@@ -193,8 +200,8 @@ class _Counter:
 
 def _stop_message(counter: _Counter, records: Path | None) -> str:
     if records is None:
-        return f"stopped after {counter.line()}; with --records FILE the same command continues"
-    return f"stopped after {counter.line()}: {records} keeps the results, and the same command continues"
+        return f"stopped after {counter.line()}; with --records FILE, the same command would resume"
+    return f"stopped after {counter.line()}: the results are in {records}, and the same command resumes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +242,7 @@ class ValidationReport:
         if invalid:
             more = ", …" if len(invalid) > 3 else ""
             raise AgentRLError(
-                f"{len(invalid):,} of {len(self.results):,} tasks of {self.environment} are not valid",
+                f"{len(invalid):,} of {len(self.results):,} tasks of {self.environment} are invalid",
                 got=", ".join(invalid[:3]) + more,
                 hint=f"play one of them: agentrl env play {shlex.quote(self.environment)} --task NUMBER",
             )
@@ -243,7 +250,7 @@ class ValidationReport:
             raise AgentRLError(
                 f"no task of {self.environment} can be validated",
                 got=self.results[0].problems[0],
-                expected="an expert(), or a ground_truth for each task, and a reported success",
+                expected='an expert() or a ground_truth for each task, and info["success"] at the end of an episode',
             )
 
 
@@ -258,7 +265,7 @@ def _print_validation(report: ValidationReport) -> None:
     if table.row_count:
         out.print(table)
     if (left := len(wrong) + len(noted) - MOST_SHOWN) > 0:
-        out.print(f"… and {left:,} more, which --json FILE lists")
+        out.print(f"… and {left:,} more; --json FILE lists all")
     counts = ", ".join(f"{report.count(status):,} {status}" for status in TaskStatus)
     reused = f", {report.reused:,} reused" if report.reused else ""
     out.print(Text(f"{len(report.results):,} tasks: {counts}; {report.seconds:.1f} s{reused}", style="dim"))
@@ -275,10 +282,10 @@ def probe(
     limit: Annotated[int | None, typer.Option(min=1, help="Number of tasks, drawn by the seed; default: all.")] = None,
     attempts: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 8,
     band: Annotated[
-        str, typer.Option(metavar="LOW:HIGH", help="Success rates of the tasks to write, both included.")
+        str, typer.Option(metavar="LOW:HIGH", help="Success rates of the tasks to write, both ends included.")
     ] = "0.05:0.95",
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the tasks in the band to this file.")
+        Path | None, typer.Option(metavar="FILE", help="Write the tasks within the band to this file.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed for task selection and sampling.")] = 0,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Maximum number of concurrent episodes.")] = None,
@@ -287,10 +294,10 @@ def probe(
         str | None, typer.Option("--json", help="Write the rates of all tasks to this file; - prints them.")
     ] = None,
 ) -> None:
-    """Measure how difficult each task is for a model, and write those in a band of success rates to a task file.
+    """Measure how difficult each task is for a model, and write tasks within a band of success rates to a task file.
 
-    A task that is always or never solved gives no training signal. Train on the written file with environment.tasks.
-    Finished episodes are kept: the same command resumes a stopped probe.
+    A task that is always or never solved gives no training signal. Train on the written file with
+    agentrl train --tasks. Finished episodes are kept, so the same command resumes a stopped probe.
     """
     low, high = _band(band)
     for file in (output, None if json_file in (None, STANDARD_OUTPUT) else Path(str(json_file))):
@@ -299,7 +306,11 @@ def probe(
     named = parse_env_name(name)
     spec = resolve_environment(named.name)
     if tasks is not None and named.split is not None:
-        raise UsageError("two sources of tasks", got=f"split {named.split} and {tasks}", expected="only one of them")
+        raise UsageError(
+            "there are two sources of tasks",
+            got=f"split {named.split} and --tasks {tasks}",
+            expected="only one of them",
+        )
     split = check_split(spec, named.split or spec.splits[0])
     config = evaluation_config(
         env=f"{named.name}/{split}",
@@ -321,7 +332,7 @@ def probe(
     if json_file != STANDARD_OUTPUT:
         _print_difficulty(report)
     write_report(report.to_plain(), json_file)
-    _write_band(report, named.name, output)
+    _write_band(report, named.name, model, output)
 
 
 def _file_words(tasks: str) -> list[str]:
@@ -393,7 +404,7 @@ def _difficulty(finished: FinishedEvaluation, tasks: Sequence[Task], low: float,
     rates = {str(key[0]): score for key, score in scores.items() if isinstance(key, tuple)}
     if not rates:
         example = next((one.trajectory.error for one in finished.result.episodes), None)
-        raise AgentRLError("no episode of the probe could be measured", got=example)
+        raise AgentRLError("no episode of the probe finished", got=example)
     if all(score.success is None for score in rates.values()):
         raise UsageError(
             f"environment {finished.result.panel.environment} does not report success",
@@ -419,10 +430,10 @@ def _print_difficulty(report: DifficultyReport) -> None:
     result = report.finished.result
     out.print(f"{len(report.tasks):,} tasks, {result.panel.samples} attempts each, panel {result.panel_hash}")
     inside = len(report.inside)
-    out.print(f"{inside:,} of them have success rates from {report.low:g} to {report.high:g}")
+    out.print(f"{inside:,} of them have success rates between {report.low:g} and {report.high:g}")
 
 
-def _write_band(report: DifficultyReport, environment: str, output: Path | None) -> None:
+def _write_band(report: DifficultyReport, environment: str, model: str | None, output: Path | None) -> None:
     """Write the tasks in the band.
 
     Raises:
@@ -430,14 +441,14 @@ def _write_band(report: DifficultyReport, environment: str, output: Path | None)
     """
     inside = report.inside
     if output is None:
-        note("no task file was written: add --output FILE")
+        note("no task file was written; add --output FILE to write one")
         return
     if not inside:
         raise AgentRLError(
-            "no task is in the band of success rates",
+            "no task is within the band of success rates",
             got=f"{report.low:g}:{report.high:g}",
             hint="use a wider --band, more --attempts, or an easier or harder split",
         )
     write_tasks(inside, output)
-    words = shlex.join(["--env", environment, "--tasks", str(output)])
+    words = shlex.join(["--env", environment, *([] if model is None else ["--model", model]), "--tasks", str(output)])
     note(f"wrote {len(inside):,} tasks to {output}; train on them: agentrl train {words}")

@@ -14,7 +14,7 @@ POLICY = "policy"
 
 
 class TeacherConfig(Section):
-    """Frozen model, or the policy with a hint, that gives log-probabilities of the policy's tokens, or its own most
+    """Frozen model, or the policy with a hint, that provides log-probabilities of the policy's tokens, or its own most
     probable tokens; for ``loss: distill`` or ``distill_top_k``, or ``shaping: {distill: {coef: …}}``.
     """
 
@@ -23,7 +23,7 @@ class TeacherConfig(Section):
     is loaded in the trainer's processes and sharded over the ranks. ``policy`` is the policy at the start of each step,
     which needs a ``hint``."""
     hint: str | None = None
-    """Text that only the teacher reads, as a message before the episode, with fields of the task:
+    """Text that only the teacher reads, in a message before the episode; it may contain fields of the task:
     ``"A correct answer is {ground_truth}."``, or ``{NAME}`` for another column of its row."""
     top_k: int | None = Field(None, ge=1)
     """Number of the teacher's most probable tokens that are used at each position; for ``loss: distill_top_k``."""
@@ -58,13 +58,13 @@ class TeacherConfig(Section):
     def _keys_are_used(self) -> Self:
         if self.path == POLICY and not self.hint:
             raise ValueError(
-                "algorithm.teacher.path policy needs algorithm.teacher.hint: without it, the policy would teach itself "
-                "what it does already"
+                "algorithm.teacher.path=policy needs algorithm.teacher.hint: without a hint, the teacher would be "
+                "identical to the policy"
             )
         if self.servers and (self.path == POLICY or self.hint is not None):
             raise ValueError(
-                "algorithm.teacher.servers read no hint: remove algorithm.teacher.servers, so that the trainer "
-                "computes the teacher's log-probabilities"
+                "served teachers support neither a hint nor path=policy: remove algorithm.teacher.servers, so that the "
+                "trainer computes the teacher's log-probabilities"
             )
         if self.servers:
             for url in self.servers:

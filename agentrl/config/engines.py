@@ -94,13 +94,13 @@ class TinkerEngineConfig(Section):
     url: str
     """Address of the service."""
     base_model: str | None = None
-    """Name of the model at the service; ``model.path``, which has its tokenizer, if not set."""
+    """Name of the model on the service; ``model.path``, which also provides the tokenizer, if not set."""
     api_key_variable: str = "TINKER_API_KEY"
     """Environment variable that holds the service's key."""
     max_context: int = Field(32_768, ge=2)
     """Maximum number of tokens in a sequence."""
     timeout_s: float = Field(600.0, gt=0)
-    """Seconds before an answer or a training request times out."""
+    """Time limit of a sampling or training request in seconds."""
 
     @field_validator("url")
     @classmethod

@@ -14,9 +14,9 @@ class FirstTokenConfig(Section):
     """Sampling of the first token of each answer, for more diverse episodes (FIRE)."""
 
     temperature: float = Field(gt=0, allow_inf_nan=False)
-    """Divisor of the logits: ``30``."""
+    """Divisor of the logits, such as ``30``."""
     top_k: int = Field(ge=1, le=20)
-    """Number of most probable tokens to sample from: ``16``; vLLM reports at most 20."""
+    """Number of most probable tokens to sample from, such as ``16``; vLLM reports at most 20."""
 
 
 class SamplingConfig(Section):
@@ -29,7 +29,7 @@ class SamplingConfig(Section):
     min_p: float = Field(0.0, ge=0, lt=1)
     """Minimum probability of a token, as a share of the most probable token's."""
     first_token: FirstTokenConfig | None = None
-    """Sampling of the first token of each answer: ``{temperature: 30, top_k: 16}``; evaluations use it only if
+    """Sampling of the first token of each answer, such as ``{temperature: 30, top_k: 16}``; evaluations use it only if
     ``evaluation.sampling`` has it."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end an answer, such as the closing tag of an action; they stay in the answer."""

@@ -287,9 +287,9 @@ async def _open_engine(
 ) -> AsyncIterator[PolicyEngine]:
     if isinstance(section, TinkerEngineConfig):
         raise UsageError(
-            "engine tinker samples only in the run that it trains",
+            "engine tinker samples only within the run that it trains",
             got="engine=tinker",
-            expected="engine=local, vllm or sglang, and the adapter that the run has saved as the model",
+            expected="engine=local, vllm or sglang, with a model whose weights are on this machine",
         )
     if isinstance(section, ServerEngineConfig):
         served = ServedModel(path=path, dtype=config.model.dtype, vocab_size=embedding_rows(path))

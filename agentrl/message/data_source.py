@@ -86,7 +86,7 @@ def _check_one_split(files: Sequence[Path], name: str) -> None:
     splits = {split for file in files if (split := _split_of(file.name)) is not None}
     if len(splits) > 1:
         raise UsageError(
-            f"{name} holds several splits",
+            f"{name} contains files of several splits",
             got=", ".join(file.name for file in files[:_SHOWN]),
             expected=f"{_EXPECTED}, with files of one split",
         )
@@ -123,7 +123,7 @@ def _hub_files(name: str, what: str) -> tuple[Path, ...]:
         raise UsageError(
             f"cannot fetch {name}",
             got=(str(error).strip() or type(error).__name__).splitlines()[0],
-            expected="a data set that is on the Hugging Face hub, or in its cache with HF_HUB_OFFLINE=1",
+            expected="a data set on the Hugging Face hub, or in its cache with HF_HUB_OFFLINE=1",
             hint="private and gated data sets need HF_TOKEN; HF_ENDPOINT is the address of another hub",
         ) from error
     found = _local_files(Path(folder) / path, name, what)
@@ -136,7 +136,7 @@ def _hub_files(name: str, what: str) -> tuple[Path, ...]:
 def _without_files(name: str, files: Sequence[str]) -> UsageError:
     more = ", …" if len(files) > _SHOWN else ""
     return UsageError(
-        f"{name} names no data file of the data set",
+        f"{name} matches no data file of the data set",
         got=f"a data set with {', '.join(files[:_SHOWN]) or 'no data files'}{more}",
         expected=f"{_EXPECTED}, after the name of the data set",
     )

@@ -45,7 +45,7 @@ class TinkerClient:
         self._trainer: Any = None
         self._saved: str | None = None
         self._threads = DaemonThreads("agentrl-tinker", limit=1)
-        """Makes the calls, because the package warns about those of a thread with an event loop."""
+        """Makes the calls, because the package warns about calls from a thread with an event loop."""
 
     def resume_from(self, path: str) -> None:
         """Start the run with the weights and optimizer that `save` stored there."""
@@ -67,7 +67,7 @@ class TinkerClient:
         if not key:
             raise UsageError(
                 f"the environment variable {self._run.api_key_variable} is not set",
-                expected="the key of the Tinker service (engine.api_key_variable)",
+                expected="the API key of the Tinker service (engine.api_key_variable)",
             )
         try:
             self._service = self.tinker.ServiceClient(base_url=self._run.url, api_key=key)
@@ -80,7 +80,7 @@ class TinkerClient:
             self._trainer = made.result(self._run.timeout_s)
         except Exception as error:
             raise UsageError(
-                f"the Tinker service at {self._run.url} does not start a run of {self._saved or self._run.base_model}",
+                f"the Tinker service at {self._run.url} did not start a run of {self._saved or self._run.base_model}",
                 got=described_error(error),
                 expected="a service that trains this model (engine.url, engine.base_model)",
             ) from error

@@ -108,11 +108,14 @@ class TinkerEngine(PolicyEngine):
         """
         if request.images or request.adapter or request.params.structure or request.params.min_p:
             raise UsageError(
-                "the engine tinker samples text from one policy, without constraints",
-                got="images, an adapter, a structure, or sampling.min_p",
+                "the engine tinker supports text from a single policy without constraints only",
+                got="images, an adapter, a structured output, or sampling.min_p",
             )
         if not request.prompt_ids or not all(0 <= token < self.capabilities.vocab_size for token in request.prompt_ids):
-            raise UsageError("a prompt is empty, or has ids outside the vocabulary", expected="ids of the tokenizer")
+            raise UsageError(
+                "a prompt is empty or has token ids outside the vocabulary",
+                expected="token ids of the model's tokenizer",
+            )
         if len(request.prompt_ids) >= self.capabilities.max_context:
             raise UsageError(
                 "a prompt does not fit into the context",
@@ -138,7 +141,7 @@ class TinkerEngine(PolicyEngine):
     async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
         """Sample from the weights that the service has now; `weights` are at the service, so they must be ``None``."""
         if weights is not None or version <= self._version:
-            raise EngineError("the engine tinker takes its weights from the service", got=f"version {version}")
+            raise EngineError("the engine tinker gets its weights from the service", got=f"version {version}")
         self._sampler = await run_in_own_thread(self._client.sampler)
         self._version = version
 

@@ -1,4 +1,4 @@
-"""Validation of an environment's tasks, one by one: whether each can be solved, and only by solving it.
+"""Validation of an environment's tasks, one by one: each must be solvable, and not by doing nothing.
 
 The solution of a task is the environment's expert or, without one, the task's `ground_truth` as the only answer.
 """
@@ -133,7 +133,7 @@ class _Lanes:
         self._tasks, self._lock = iter(tasks), threading.Lock()
 
     def run(self) -> None:
-        """Validate tasks until there are no more; start again with a new environment after a call that failed."""
+        """Validate tasks until there are none left; continue with a new environment after a failed call."""
         current: list[Task] = []
         while True:
             began = time.perf_counter()
@@ -163,7 +163,7 @@ class _Lanes:
 
 
 def validate_task(session: EnvSession, spec: EnvironmentSpec, task: Task, options: Mapping[str, Any]) -> TaskValidation:
-    """Play a task's solution twice, and once nothing at all.
+    """Play a task's solution twice, and empty answers once.
 
     Raises:
         CallFailed: a call of the environment did not return.
@@ -185,13 +185,13 @@ def _validated(
     policies = [_solution(session, task) for _ in range(2)]
     idle = play(session, task, lambda _session, _observation: "", limit)
     if None in policies:
-        problem = "there is no solution to play: the environment has no expert(), and the task no ground_truth"
+        problem = "there is no solution to play: the environment has no expert(), and the task has no ground_truth"
         return _unknown(task, problem, time.perf_counter() - began)
     first, second = (play(session, task, policy, limit) for policy in policies if policy is not None)
     solved, lazy = _is_solved(first, spec), _is_solved(idle, spec)
     problems = [*_unsolved(first, solved), *_differences(first, second, spec)]
     if lazy or (lazy is None and idle.total > first.total):
-        problems.append(f"doing nothing solves it: return {idle.total:g}, of the solution {first.total:g}")
+        problems.append(f"doing nothing solves it: its return is {idle.total:g}, that of the solution {first.total:g}")
     elif idle.moments[0] != first.moments[0]:
         problems.append("two resets give different observations")
     found = TaskValidation(
@@ -205,7 +205,7 @@ def _validated(
         seconds=time.perf_counter() - began,
     )
     if solved is None and not problems:
-        reason = "the environment does not report success, and states no maximum return"
+        reason = "the environment neither reports success nor states a maximum return"
         return _unknown(task, reason, found.seconds)
     return found
 
@@ -240,14 +240,14 @@ def _differences(first: PlayedEpisode, second: PlayedEpisode, spec: EnvironmentS
     if first.moments[0] != second.moments[0]:
         yield "two resets give different observations"
     if repr(first.total) != repr(second.total):
-        yield f"the solution returns {first.total:g}, and {second.total:g} the second time"
+        yield f"the solution has a return of {first.total:g} the first time and {second.total:g} the second time"
     elif first.is_solved(spec) != second.is_solved(spec):
-        yield "the solution solves it only one time of two"
+        yield "the solution solves it only one time out of two"
 
 
 def _remarks(first: PlayedEpisode, second: PlayedEpisode) -> Iterator[str]:
     if len(first.moments) != len(second.moments):
-        yield f"the solution takes {len(first.results)} steps, and {len(second.results)} the second time"
+        yield f"the solution takes {len(first.results)} steps the first time and {len(second.results)} the second time"
         return
     later: Sequence[tuple[StepSnapshot, StepSnapshot]] = list(zip(first.moments, second.moments, strict=True))[1:]
     different = [number for number, (one, other) in enumerate(later, start=1) if one != other]

@@ -213,7 +213,9 @@ class TinkerWeights:
         Raises:
             TrainingError: always.
         """
-        raise TrainingError("the weights are at the Tinker service", hint="save them there: see docs/tinker.md")
+        raise TrainingError(
+            "the weights are on the Tinker service", hint="save them on the service: see docs/tinker.md"
+        )
 
     def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
         """Compute the log-probability of each answer token after the prompt, at temperature 1."""

@@ -223,8 +223,8 @@ class InspectRun:
             raise AbandonedEpisode("the episode was abandoned")
         if episode.is_solved:
             raise UsageError(
-                f"a scorer of {self.name} asks the model that it scores",
-                expected="scorers without a model",
+                f"a scorer of {self.name} calls the model that it scores",
+                expected="scorers that do not call it",
                 hint="give the task's scorer a model of its own: model_graded_qa(model=…)",
             )
         episode.prompts.put_nowait(InspectPrompt(messages=list(messages), tools=list(tools)))
@@ -267,7 +267,7 @@ def shared_run(name: str, key: str, task: Any) -> InspectRun:
         _current = InspectRun(name, key, task, _current)
     if not _current.is_usable(key):
         raise UsageError(
-            "a process can play one task of Inspect at a time",
+            "a process can play only one Inspect task at a time",
             got=f"{name} while {_current.name} is being played",
             hint="play the tasks in separate runs",
         )

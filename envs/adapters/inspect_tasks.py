@@ -29,8 +29,8 @@ SPLITS = ("train", "test")
 class InspectEnvironment(AsyncEnv):
     """A task of Inspect; an observation is the text of the messages since the last answer.
 
-    The task's own solvers decide what the model is asked. The tools that they offer are tools of the episode. The score
-    of the first scorer is the reward.
+    The task's own solvers write the prompts. The tools that they offer are tools of the episode. The score of the first
+    scorer is the reward.
 
     Args:
         task: ``module:function`` or ``./file.py:function`` of a task.
@@ -144,7 +144,7 @@ class InspectEnvironment(AsyncEnv):
         name = self._scorer or next(iter(components), "")
         if name not in components:
             expected = ", ".join(components) or "a task with a scorer whose scores are single values"
-            raise UsageError(f"task {self._name} has no such score", got=name or "none", expected=expected)
+            raise UsageError(f"task {self._name} does not have this score", got=name or "none", expected=expected)
         return components[name]
 
     def _text(self, prompt: InspectPrompt) -> str:
@@ -183,7 +183,7 @@ def load_task(task: str | None, arguments: Mapping[str, Any]) -> Any:
     """
     if not task or ":" not in task:
         raise UsageError(
-            "the task of Inspect is not set", got=task, expected="environment.options={task: my_tasks:arithmetic}"
+            "the Inspect task is not set", got=task, expected="environment.options={task: my_tasks:arithmetic}"
         )
     return _load_task(task, json.dumps(arguments, sort_keys=True))
 
@@ -195,9 +195,9 @@ def _load_task(reference: str, arguments: str) -> Any:
     try:
         made = make(**json.loads(arguments))
     except Exception as error:  # of the user's function
-        raise UsageError(f"task {reference} of Inspect cannot be created", got=described_error(error)) from error
+        raise UsageError(f"Inspect task {reference} cannot be created", got=described_error(error)) from error
     if not isinstance(made, inspect.Task) or not len(made.dataset):
-        raise UsageError(f"{reference} is not a task of Inspect with samples", got=type(made).__name__)
+        raise UsageError(f"{reference} is not an Inspect task with samples", got=type(made).__name__)
     return made
 
 
@@ -228,8 +228,8 @@ SPEC = EnvironmentSpec(
     make=InspectEnvironment,
     tasks=InspectTasks,
     splits=SPLITS,
-    description="Tasks of Inspect (inspect-ai) with their own solvers, tools and scorers. The option task says which.",
-    instructions="Answer as the task asks.",
+    description="Inspect tasks (inspect-ai) with their solvers, tools and scorers. Options: task (required), scorer.",
+    instructions="Answer in the form that the task requires.",
     isolation=Isolation.INLINE,
     success_threshold=1.0,
     extra=INSPECT,

@@ -63,7 +63,7 @@ class SkyRLGym(gymnasium.Env[str, str]):
         """Start the episode of a row: that of the options, or else one of the training split, by its seed.
 
         Returns:
-            The messages that the environment adds to the row's prompt, as text; mostly none.
+            The messages that the environment adds to the row's prompt, as text; usually none.
         """
         super().reset(seed=seed)
         self.close()
@@ -82,7 +82,8 @@ class SkyRLGym(gymnasium.Env[str, str]):
         shown, _ = self._inner.init([dict(message) for message in prompt])
         if shown[: len(prompt)] != prompt:
             raise EnvironmentFailure(
-                f"the environment {name} of skyrl-gym rewrites its prompt", expected="init to keep it, or to add to it"
+                f"the environment {name} of skyrl-gym rewrites the prompt",
+                expected="an init that keeps it or appends to it",
             )
         return _text_of(shown[len(prompt) :]), {"success": False, "task_type": str(row.get("data_source", name))}
 
@@ -120,7 +121,7 @@ def create(name: str | None, config: Mapping[str, Any] | None, extras: Mapping[s
     """
     if not name:
         raise UsageError(
-            f"the environment of {NAME} is not set", expected="environment=ID, or the column env_class in the data"
+            f"the environment for {NAME} is not set", expected="environment=ID, or the column env_class in the data"
         )
     registration = EXTRA.load("skyrl_gym.envs.registration")
     if ":" not in name and name not in registration.registry:
@@ -199,7 +200,7 @@ def _rows(files: str | Mapping[str, str] | None, split: str) -> Sequence[Row]:
 def _read(path: str) -> Sequence[Row]:
     rows = list(read_rows(path, "file of data"))
     if not rows:
-        raise UsageError(f"the file of data {path} is empty", expected="at least one row")
+        raise UsageError(f"the data file {path} is empty", expected="at least one row")
     return rows
 
 

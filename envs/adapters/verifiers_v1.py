@@ -66,7 +66,7 @@ class TasksetEnv(AsyncEnv):
     """The tasks of a taskset; their episodes are played by `play`.
 
     Args:
-        taskset: Name of an installed taskset, or of a module that exports one by ``__all__``.
+        taskset: Name of an installed taskset, or of a module that exports one in ``__all__``.
         harness: Name of a harness, or its configuration as a dictionary with ``id``; default: the taskset's own, or
             else ``bash``.
         runtime: ``docker``, ``podman`` or ``subprocess`` (on this machine, with your rights), or the configuration as a

@@ -112,7 +112,7 @@ class Desk:
         return _to_json([_offer(flight, date) for flight in self._direct(origin, destination, date)])
 
     def search_onestop_flight(self, origin: str, destination: str, date: str) -> str:
-        """Finds pairs of flights with one stop that can be booked, both on one date.
+        """Finds connections with one stop that can be booked, both flights on the same date.
 
         Args:
             origin: Airport, such as "SFO".
@@ -206,8 +206,8 @@ class Desk:
         Args:
             reservation_id: Six letters and digits.
             cabin: "basic_economy", "economy" or "business", for all flights.
-            flights: All flights of the new trip in order, also those that stay: {"flight_number", "date"}.
-            payment_id: Pays or receives the difference; no certificate.
+            flights: All flights of the new trip in order, including those that stay: {"flight_number", "date"}.
+            payment_id: Method that pays or receives the difference; not a certificate.
         """
         reservation = self._reservation(reservation_id)
         same = cabin == reservation["cabin"]
@@ -229,8 +229,8 @@ class Desk:
         Args:
             reservation_id: Six letters and digits.
             total_baggages: New number of checked bags.
-            nonfree_baggages: New number of those that are paid for.
-            payment_id: Pays for them; no certificate.
+            nonfree_baggages: New number of checked bags that are not free.
+            payment_id: Method that pays for them; not a certificate.
         """
         reservation = self._reservation(reservation_id)
         price = BAG_PRICE * max(0, nonfree_baggages - reservation["nonfree_baggages"])
@@ -244,7 +244,7 @@ class Desk:
 
         Args:
             reservation_id: Six letters and digits.
-            passengers: {"first_name", "last_name", "dob"} of each passenger, also of those who stay.
+            passengers: {"first_name", "last_name", "dob"} of every passenger, including those who stay.
         """
         reservation = self._reservation(reservation_id)
         if len(passengers) != passengers_of(reservation):
@@ -266,7 +266,7 @@ class Desk:
         payment_id = f"{CERTIFICATE}_{number}"
         row = {"source": CERTIFICATE, "amount": amount, "id": payment_id}
         self.database.edit_user(user_id)["payment_methods"][payment_id] = row
-        return f"{user_id} has got {payment_id} of {amount} dollars."
+        return f"{user_id} has received {payment_id}, worth {amount} dollars."
 
     def calculate(self, expression: str) -> str:
         """Computes an arithmetic expression.

@@ -19,7 +19,7 @@ OPENINGS: Mapping[str, Sequence[str]] = {
     "change_flight": ("I have to fly on another day.", "I would like to move a flight to another day."),
     "change_cabin": ("I would like to fly in another cabin.",),
     "add_bags": ("I will have more luggage.", "I need to add luggage to a trip."),
-    "change_passenger": ("Somebody else will fly in place of a passenger.",),
+    "change_passenger": ("Someone else will fly in place of a passenger.",),
     "book": ("I would like to book a flight.", "I need a new flight."),
     "compensation": _COMPENSATION,
     "refused_compensation": _COMPENSATION,

@@ -68,7 +68,7 @@ def read_published(folder: str) -> Mapping[str, PublishedCase]:
     store = _read_store(root)
     file = next((root / name for name in TASK_FILES if (root / name).is_file()), None)
     if file is None:
-        raise UsageError(f"the folder {folder} has no tasks of an airline", expected=_EXPECTED)
+        raise UsageError(f"the folder {folder} has no airline tasks", expected=_EXPECTED)
     rows = list(_rows_of_json(file) if file.suffix == ".json" else _rows_of_python(file))
     found = {}
     for number, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Requests of the airline's customers, drawn from the records: what they say, and what the agent has to do."""
+"""Requests of the airline's customers, drawn from the records: what they say, and what the agent must do."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def parse_options(
         raise UsageError(
             "the customers of published tasks are played by a model, and those of generated tasks by a script",
             got=f"data: {data}, customer: {customer}",
-            expected=f"data with customer: {ROLE}, or neither",
+            expected=f"data with customer: {ROLE}, or neither option",
             hint="set the model that plays it in agent.roles.user.engine",
         )
     return AirlineOptions(
@@ -98,7 +98,7 @@ class AirlineTasks(NumberedTasks):
         check_split(split, ENVIRONMENT)
         if options.data is not None:
             if split != TEST:
-                raise UsageError("published tasks are a test split", got=f"split {split}", expected=TEST)
+                raise UsageError("published tasks exist only in the split test", got=f"split {split}", expected=TEST)
             super().__init__(ENVIRONMENT, split, range(len(read_published(options.data))))
         else:
             super().__init__(ENVIRONMENT, split, _numbers(split, options))

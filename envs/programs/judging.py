@@ -170,7 +170,7 @@ async def run_cases(
 async def call_solution(
     sandbox: Sandbox, solution: Solution, calls: Sequence[Case], *, seconds: float = SECONDS
 ) -> list[Mapping[str, Any]]:
-    """Make calls in a new process, whatever their right values are; return the encoded value or error of each.
+    """Make calls in a new process, without comparing values; return the encoded value or error of each.
 
     Raises:
         ProgramFailure: the code does not load, or ended its process.

@@ -28,21 +28,21 @@ PROPOSER, SOLVER = "proposer", "solver"
 class ProposedPrograms(AsyncEnv):
     """Puzzles about Python programs, which the player ``proposer`` writes and ``solver`` solves.
 
-    A task asks for a new puzzle, or poses one. A proposal is executed: if it is refused, the episode ends; else the
-    players ``solver#1``, ``solver#2``, … attempt the new puzzle, and ``info["proposals"]`` holds it for later tasks.
-    The reward is 1 for solving a posed puzzle. It is 0 for proposals and for attempts at them: what these are worth is
-    the agent loop's matter (``propose_solve``), which reads ``success`` and ``valid``.
+    A task requests a new puzzle, or poses one. A proposal is executed: if it is rejected, the episode ends; otherwise
+    the players ``solver#1``, ``solver#2``, … attempt the new puzzle, and ``info["proposals"]`` holds it for later
+    tasks. The reward is 1 for solving a posed puzzle. It is 0 for proposals and for attempts at them: the agent loop
+    (``propose_solve``) rewards these by ``success`` and ``valid``.
 
     Args:
         kinds: Kinds of puzzles: ``deduction`` (find the output), ``abduction`` (find an input), ``induction`` (find
             the program).
-        size: Size of the generated programs of the start and of the splits valid and test: ``small``, or ``tiny`` for
-            one line.
+        size: Size of the generated programs (the first puzzles, and the splits valid and test): ``small``, or ``tiny``
+            for one line.
         attempts: Number of attempts at each new puzzle.
         references: Number of earlier puzzles that a proposer reads; for induction, it always reads one program.
         inputs: Number of inputs of an induction; the solver sees half of them.
         buffer: Maximum number of proposed puzzles of each kind that are kept for later tasks; the oldest are dropped.
-        seeds: Number of generated puzzles of each kind that stand in while the buffer has too few.
+        seeds: Number of generated puzzles of each kind, which are used while the buffer has too few.
         seconds: Time limit of a program in each of its processes.
         sandbox: Sandbox back end: its name, or its settings.
     """
@@ -84,7 +84,7 @@ class ProposedPrograms(AsyncEnv):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Content, dict[str, Any]]:
-        """Ask for a puzzle or pose one, as the options say; without options the seed chooses a training task.
+        """Request a puzzle or pose one, according to the options; without options, the seed selects a training task.
 
         Raises:
             UsageError: the options are not those of a task.
@@ -104,7 +104,7 @@ class ProposedPrograms(AsyncEnv):
             raise UsageError(
                 f"{ENVIRONMENT} cannot reset with these options",
                 got=", ".join(options),
-                expected="puzzle, or propose and references, of a task of this environment",
+                expected="puzzle, or propose and references, as in a task of this environment",
             ) from error
         if self._asked is Kind.INDUCTION and not self._references:
             raise UsageError("an induction needs a program", got="no references", expected="one puzzle in references")
@@ -134,7 +134,7 @@ class ProposedPrograms(AsyncEnv):
         except Refused as why:
             self._over = True
             parts = {"reward_components": {"proposal_valid": 0.0}, "success": False, "valid": False}
-            return f"Your puzzle was refused: {why}.", 0.0, True, False, {**self._info(), **parts}
+            return f"Your puzzle was rejected: {why}.", 0.0, True, False, {**self._info(), **parts}
         parts = {"reward_components": {"proposal_valid": 1.0}, "proposals": [self._puzzle.to_record()], "valid": True}
         return self._observation(), 0.0, False, False, {**self._info(), **parts}
 

@@ -95,7 +95,7 @@ def only_block(text: str, name: str) -> str:
     """
     found = blocks(text, name)
     if len(found) != 1:
-        raise Refused(f"{len(found)} blocks of {name} instead of one")
+        raise Refused(f"{len(found)} {name} blocks instead of one")
     return found[0].strip("\n")
 
 
@@ -107,7 +107,7 @@ def last_block(text: str, name: str) -> str:
     """
     found = blocks(text, name)
     if not found:
-        raise Refused(f"no block of {name}")
+        raise Refused(f"there is no {name} block")
     return found[-1].strip("\n")
 
 
@@ -118,11 +118,11 @@ def read_literal(text: str) -> Any:
         Refused: it is not one, or too long.
     """
     if len(text) > LONGEST_LITERAL:
-        raise Refused(f"a value of more than {LONGEST_LITERAL} characters")
+        raise Refused(f"a value has more than {LONGEST_LITERAL} characters")
     try:
         return _quietly(ast.literal_eval, text.strip())
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise Refused(f"not a literal: {text[:80]!r}") from error
+        raise Refused(f"{text[:80]!r} is not a Python literal") from error
 
 
 def read_arguments(text: str) -> tuple[Any, ...]:
@@ -136,7 +136,7 @@ def read_arguments(text: str) -> tuple[Any, ...]:
     """
     found = read_literal(f"({text.strip().rstrip(',')},)")
     if not isinstance(found, tuple):
-        raise Refused(f"not a list of arguments: {text[:80]!r}")
+        raise Refused(f"{text[:80]!r} is not a list of arguments")
     return found
 
 
@@ -149,9 +149,9 @@ def write_literal(value: Any) -> str:
     try:
         text = repr(value)
     except (ValueError, RecursionError) as error:  # integers of thousands of digits
-        raise Refused("a value that cannot be written") from error
+        raise Refused("a value cannot be written") from error
     if read_literal(text) != value:
-        raise Refused("a value without a literal")
+        raise Refused("a value has no literal")
     return text
 
 
@@ -162,17 +162,17 @@ def check_program(program: str) -> str:
         Refused: it is too long, not Python, has no function f with arguments, or uses what it may not use.
     """
     if len(program) > LONGEST_PROGRAM:
-        raise Refused(f"a program of more than {LONGEST_PROGRAM} characters")
+        raise Refused(f"the program has more than {LONGEST_PROGRAM} characters")
     try:
         tree = _quietly(ast.parse, program)
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-        raise Refused("not a Python program") from error
+        raise Refused("the program is not valid Python") from error
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == FUNCTION]
     if len(functions) != 1:
-        raise Refused(f"{len(functions)} functions {FUNCTION} instead of one")
+        raise Refused(f"the program has {len(functions)} functions named {FUNCTION} instead of one")
     given = functions[0].args
     if not (given.args or given.posonlyargs or given.vararg):
-        raise Refused(f"a function {FUNCTION} without arguments")
+        raise Refused(f"the function {FUNCTION} has no arguments")
     for node in ast.walk(tree):
         _check_node(node)
     return program.rstrip()
@@ -189,15 +189,15 @@ def _check_node(node: ast.AST) -> None:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             modules, names = [], [name]
         case ast.AsyncFunctionDef() | ast.Global():
-            raise Refused("a coroutine or a global variable")
+            raise Refused("the program uses a coroutine or a global variable")
         case _:
             return
     for module in modules:
         if module.partition(".")[0] not in MODULES:
-            raise Refused(f"the import of {module}")
+            raise Refused(f"the program imports {module}, which is not allowed")
     for name in names:
         if name in FORBIDDEN:
-            raise Refused(f"the name {name}")
+            raise Refused(f"the program uses the name {name}, which is not allowed")
 
 
 def _quietly(parse: Any, text: str) -> Any:

@@ -48,12 +48,12 @@ async def validate(kind: Kind, answer: str, options: ProposedOptions, given: str
     if kind is Kind.INDUCTION:
         program, inputs = given, [text.strip() for text in blocks(answer, "input")]
         if len(inputs) != options.inputs or len(set(inputs)) < len(inputs):
-            raise Refused(f"{len(set(inputs))} different blocks of input instead of {options.inputs}")
+            raise Refused(f"{len(set(inputs))} different input blocks instead of {options.inputs}")
         message = only_block(answer, "message").strip()
         if len(message) > LONGEST_MESSAGE or not message:
-            raise Refused(f"a message of {len(message)} characters instead of 1 to {LONGEST_MESSAGE}")
+            raise Refused(f"the message has {len(message)} characters instead of 1 to {LONGEST_MESSAGE}")
         if f"def {FUNCTION}" in message:
-            raise Refused("a message with a program")
+            raise Refused("the message contains a program")
     else:
         program, inputs, message = only_block(answer, "python"), [only_block(answer, "input").strip()], ""
     program = check_program(program)
@@ -80,19 +80,19 @@ async def run_program(program: str, inputs: Sequence[str], options: ProposedOpti
                 values = values or [_value(answer) for answer in answers[: len(calls)]]
                 for number, answer in enumerate(answers):
                     if not is_same(answer.get("value"), values[number % len(calls)]):
-                        raise Refused("a program that is not deterministic")
+                        raise Refused("the program is not deterministic")
         except (ProgramFailure, DeadlineExceeded) as error:
-            raise Refused(f"a program that fails: {error}") from error
+            raise Refused(f"the program fails: {error}") from error
     return [write_literal(value) for value in values]
 
 
 def _value(answer: Mapping[str, Any]) -> Any:
     if "value" not in answer:
-        raise Refused(f"a program that raises {describe_error(answer)}")
+        raise Refused(f"the program raises {describe_error(answer)}")
     try:
         return decode(answer["value"])
     except (NotPlainData, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise Refused("a program whose result is not plain data") from error
+        raise Refused("the program returns a value that is not plain data") from error
 
 
 async def is_solved(puzzle: Puzzle, answer: str, options: ProposedOptions) -> bool:
@@ -113,7 +113,7 @@ async def is_solved(puzzle: Puzzle, answer: str, options: ProposedOptions) -> bo
     else:
         program = last_block(answer, "python")
         if len(program) > MOST_SOURCE:
-            raise Refused(f"a program of more than {MOST_SOURCE} characters")
+            raise Refused(f"the program has more than {MOST_SOURCE} characters")
         if program.strip() == puzzle.program.strip():
             return True
         hidden = zip(puzzle.inputs[puzzle.shown :], puzzle.outputs[puzzle.shown :], strict=True)

@@ -27,10 +27,10 @@ SPEC = EnvironmentSpec(
     splits=SPLITS,
     description=(
         "Puzzles about Python programs that a proposer writes and a solver solves, as in Absolute Zero: find the"
-        " output (deduction), an input (abduction) or the program (induction). Half of the training tasks ask for a new"
+        " output (deduction), an input (abduction) or the program (induction). Half of the training tasks request a new"
         " puzzle, which is validated by execution in a sandbox; the others pose puzzles from a buffer of earlier"
-        " proposals. Train it with agent.loop=propose_solve, which rewards proposers for puzzles that are neither too"
-        " easy nor impossible. The other splits pose generated puzzles."
+        " proposals. Train with agent.loop=propose_solve, which rewards proposers for puzzles that are neither too easy"
+        " nor impossible. The other splits pose generated puzzles."
     ),
     instructions=INSTRUCTIONS,
     answer_format="free",

@@ -8,7 +8,7 @@ from .options import Kind, ProposedOptions
 from .puzzle import FUNCTION, MODULES, Puzzle
 
 INSTRUCTIONS = """\
-You write puzzles about Python programs for others, or you solve such puzzles. Each message says what to do, and in
+You either write puzzles about Python programs for others, or solve such puzzles. Each message says what to do, and in
 which form to answer."""
 _GOAL = {
     Kind.DEDUCTION: f"a Python function {FUNCTION} and an input. A solver reads both and has to find the return value",
@@ -16,9 +16,9 @@ _GOAL = {
     " your input, and has to find an input with this return value",
 }
 _RULES = """\
-- {name} takes at least one argument, and returns numbers, texts, lists, tuples, sets, dictionaries, booleans or None.
-- It is deterministic, ends within {seconds:g} seconds, and may only import {modules}.
-- The input consists of the arguments as Python literals, with commas between them.
+- {name} takes at least one argument and returns numbers, strings, lists, tuples, sets, dictionaries, booleans or None.
+- It is deterministic, ends within {seconds:g} seconds, and imports nothing but {modules}.
+- The input consists of the arguments as Python literals, separated by commas.
 - The best puzzle is new, and is solved in some attempts but not in all."""
 _FORM = """\
 Answer in this form:
@@ -30,14 +30,14 @@ def {name}(text, times):
 'ab', 3
 ```"""
 _INDUCTION = """\
-Write {count} different inputs for this program, and a message. A solver reads your message, and {shown} of the inputs
-with their return values. Its program must return the right values for the others, too. The best puzzle is solved in
-some attempts but not in all.
+Write {count} different inputs for this program, and a message. A solver reads your message and {shown} of the inputs
+with their return values. Its program must also return the right values for the other inputs. The best puzzle is solved
+in some attempts but not in all.
 ```python
 {program}
 ```
-Each input consists of the arguments as Python literals, with commas between them. The message must not contain a
-program. Answer with {count} blocks of input and one message, in this form:
+Each input consists of the arguments as Python literals, separated by commas. The message must not contain a program.
+Answer with {count} input blocks and one message block, in this form:
 ```input
 'ab', 3
 ```
@@ -64,7 +64,7 @@ def _example(puzzle: Puzzle) -> str:
 
 def statement(puzzle: Puzzle) -> str:
     """Return the text that poses a puzzle to a solver."""
-    program, form = block("python", puzzle.program), "Answer with a block of this form:"
+    program, form = block("python", puzzle.program), "Answer with a block in this form:"
     if puzzle.kind is Kind.DEDUCTION:
         given = block("input", puzzle.inputs[0])
         asked = f"What does {FUNCTION} return for this input? Write the value as a Python literal."
@@ -76,7 +76,7 @@ def statement(puzzle: Puzzle) -> str:
     pairs = zip(puzzle.inputs[: puzzle.shown], puzzle.outputs[: puzzle.shown], strict=True)
     shown = "\n".join(f"{block('input', given)}\n{block('output', output)}" for given, output in pairs)
     example = block("python", f"def {FUNCTION}(text, times):\n    return text * times")
-    asked = f"Write a Python function {FUNCTION} that returns these outputs, and those of other inputs."
+    asked = f"Write a Python function {FUNCTION} that returns these outputs, and the right outputs for other inputs."
     return f"{asked}\n{shown}\n{block('message', puzzle.message)}\n{form}\n{example}"
 
 

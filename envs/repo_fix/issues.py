@@ -124,7 +124,7 @@ class IssueFix(ShellEnv):
     def _clone(self) -> Path:
         if self.repositories is None or not self.issue.commit:
             raise UsageError(
-                f"the repository of {self.issue.name} is not here",
+                f"the repository of {self.issue.name} is not available",
                 got="no repositories" if self.repositories is None else "no base_commit",
                 expected="environment.options.repositories=FOLDER, or an image and sandboxes of type docker",
             )
@@ -203,7 +203,7 @@ class IssueFix(ShellEnv):
         command = f"git apply --whitespace=nowarn - <<'END_OF_PATCH'\n{patch}END_OF_PATCH"
         if len(command) > MOST_COMMAND or "```" in patch:
             got = f"{len(command):,} characters" if len(command) > MOST_COMMAND else "a patch with ```"
-            raise UsageError(f"the solution of {self.issue.name} cannot be typed as a command", got=got)
+            raise UsageError(f"the solution of {self.issue.name} cannot be written as a shell command", got=got)
         return [command]
 
     def secrets(self) -> list[str]:

@@ -161,7 +161,7 @@ class Terminal(ShellEnv):
         self._task = following = self._steps[number]
         await self.places.clean(sandbox)
         await self._add(sandbox, following.step_files, following.step_setup, following, self.places)
-        text = f"Step {number} of {len(self._steps)} has ended. The next one:\n\n{following.instruction}"
+        text = f"Step {number} of {len(self._steps)} is over. The next step:\n\n{following.instruction}"
         return text, 0.0, False, False, {**self._info(), "valid": valid}
 
     def _sum_up(self) -> Verdict:

@@ -61,7 +61,7 @@ def _read_common(folder: Path, settings: Mapping[str, Any], file: Path) -> Folde
     environment, verifier = section_of(settings, "environment", file), section_of(settings, "verifier", file)
     for name in _UNSUPPORTED:
         if environment.get(name):
-            _log.warning("%s sets environment.%s, which sandboxes do not have", file, name)
+            _log.warning("%s sets environment.%s, which sandboxes do not provide", file, name)
     context = folder / "environment"
     recipe = read_recipe(context / "Dockerfile")
     working = str(environment.get("workdir") or recipe.folder or FOLDER)
@@ -125,7 +125,7 @@ def _read_step(
     name = step.get("name")
     if not isinstance(name, str) or not _STEP_NAME.fullmatch(name):
         expected = "letters, digits, dots, dashes and underscores"
-        raise UsageError(f"a step of {file} has no usable name", got=repr(name), expected=expected)
+        raise UsageError(f"the name of a step of {file} is missing or not valid", got=repr(name), expected=expected)
     own = {
         section: {**section_of(settings, section, file), **section_of(step, section, file)}
         for section in ("agent", "verifier")
@@ -151,6 +151,6 @@ def _least(given: Any, step: str, file: Path) -> Mapping[str, float]:
     for value in rows.values():
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise UsageError(
-                f"min_reward of step {step} in {file} cannot be used", got=repr(given), expected="a number, or a table"
+                f"min_reward of step {step} in {file} is not valid", got=repr(given), expected="a number, or a table"
             )
     return {str(name): float(value) for name, value in rows.items()}

@@ -83,7 +83,7 @@ def read_recipe(dockerfile: Path) -> Recipe:
     recipe = read_dockerfile(dockerfile)
     if recipe.commands and not (dockerfile.parent / "setup.sh").is_file():
         _log.warning(
-            "%s has %d RUN instructions, which are not run, because images are not built: name an image that was built "
+            "%s has %d RUN instructions, which are skipped, because images are not built: name an image that was built "
             "from it (docker_image in task.toml), or put the commands into setup.sh",
             dockerfile,
             len(recipe.commands),
@@ -123,7 +123,7 @@ def seconds_of(given: Any, default: float, file: Path) -> float:
     """
     seconds = default if given is None else given
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-        raise UsageError(f"a time limit of {file} cannot be used", got=repr(given), expected="seconds above 0")
+        raise UsageError(f"a time limit in {file} is not valid", got=repr(given), expected="seconds above 0")
     return float(seconds)
 
 
@@ -143,7 +143,7 @@ def size_of(environment: Mapping[str, Any], name: str, file: Path) -> int | None
     except ValueError:
         megabytes = math.nan
     if not 0 < megabytes < math.inf:
-        raise UsageError(f"{name} of {file} cannot be used", got=repr(given), expected=f"{name}_mb = 2048")
+        raise UsageError(f"{name} of {file} is not valid", got=repr(given), expected=f"{name}_mb = 2048")
     return int(megabytes * MIB)
 
 

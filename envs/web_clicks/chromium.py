@@ -108,7 +108,7 @@ class Chromium:
         finally:
             self._pending.pop(number, None)
         if "error" in found:
-            raise EnvironmentFailure(f"Chromium cannot carry out {method}", got=found["error"].get("message"))
+            raise EnvironmentFailure(f"Chromium rejected {method}", got=found["error"].get("message"))
         result: Mapping[str, Any] = found["result"]
         return result
 
@@ -224,7 +224,7 @@ class Page:
         """
         found = self._call("Runtime.evaluate", expression=expression, returnByValue=True)
         if "exceptionDetails" in found:
-            raise EnvironmentFailure("a script of a page failed", got=found["exceptionDetails"].get("text"))
+            raise EnvironmentFailure("a script of the page failed", got=found["exceptionDetails"].get("text"))
         return found["result"].get("value")
 
     def click(self, x: int, y: int) -> None:

@@ -44,13 +44,13 @@ class Clicks(gymnasium.spaces.Text):
 
 
 class WebClicks(gymnasium.Env[Content, str]):
-    """Do on a web page what a sentence says, by clicks; reward 1 if it is done when the last button is pressed.
+    """Follow an instruction on a web page by clicking; reward 1 if it is done when the last button is pressed.
 
     Args:
-        kinds: What pages ask for; all `PageKind` if left out.
+        kinds: Kinds of pages (default: all of `PageKind`).
         width: Width of the page in pixels.
         height: Height of the page in pixels.
-        max_steps: Clicks after which an episode is truncated.
+        max_steps: Number of clicks after which an episode is truncated.
         observation: ``image`` for screenshots, or ``text`` for a list of the page's elements and their positions.
 
     Raises:
@@ -104,11 +104,11 @@ class WebClicks(gymnasium.Env[Content, str]):
         """Click."""
         page, place = self._page, self._parse(action)
         if page is None or not page.is_open:
-            raise EnvironmentFailure("the browser of this episode has ended", hint="the next episode starts a new one")
+            raise EnvironmentFailure("the browser of this episode has exited", hint="the next episode starts a new one")
         self._steps += 1
         is_late = self._steps >= self.max_steps
         if place is None:
-            problem = f"That is no click on the page, so nothing happened. Write {self.action_hint}"
+            problem = f"That is not a click on the page, so nothing happened. Write {self.action_hint}"
             return self._show(page, before=problem), 0.0, False, is_late, {"success": False, "valid": False}
         wanted = self.task.next_click(self.elements)
         page.click(*place)
@@ -176,14 +176,14 @@ SPEC = EnvironmentSpec(
     make=WebClicks,
     tasks=functools.partial(seed_tasks, "web_clicks"),
     description=(
-        "Do on a web page what a sentence says, by clicks: a screenshot of Chromium in, a position out. Pages with"
-        " buttons, coloured shapes, check boxes, options, tabs, lists, numbers and dialogs are generated from seeds."
-        " Needs Chromium (apt-get install chromium fonts-dejavu-core). Options: kinds, width, height, max_steps,"
+        "Follow an instruction on a web page by clicking: a screenshot of Chromium in, a position out. Pages with"
+        " buttons, coloured shapes, check boxes, radio buttons, tabs, lists, numbers and dialogs are generated from"
+        " seeds. Needs Chromium (apt-get install chromium fonts-dejavu-core). Options: kinds, width, height, max_steps,"
         " observation (image, or text for a list of the elements)."
     ),
     instructions=(
-        "You see a web page, and act on it by clicks. Each turn, click on one position. Clicking on a button or a link"
-        " that ends the task is the last thing to do, so do everything else first."
+        "You see a web page and act on it by clicking. Each turn, click on one position. The task ends when you click"
+        " on the button or link that completes it, so do everything else first."
     ),
     max_turns=MAX_STEPS,
     reward_range=(0.0, 1.0),

@@ -117,7 +117,7 @@ async def test_other_numbers_of_attempts_are_refused(play):
         ({"attempts": True}, "attempts of propose_solve is too small"),
         ({"wrong": 0.5}, "wrong of propose_solve is not a penalty"),
         ({"malformed": float("nan")}, "malformed of propose_solve is not a penalty"),
-        ({"train_attempts": "no"}, "train_attempts is not a truth value"),
+        ({"train_attempts": "no"}, "train_attempts is not a boolean"),
     ],
 )
 def test_options_that_are_not_valid_are_refused(options, message):

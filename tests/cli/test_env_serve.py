@@ -58,7 +58,7 @@ def test_only_mcp_is_served_over_standard_input_and_output(capfd: pytest.Capture
     with pytest.raises(SystemExit) as end:
         main(["env", "serve", "guess_number", "--protocol", "openenv", "--stdio"])
     assert end.value.code == 2
-    assert "only MCP has a form without a port: got --protocol openenv" in " ".join(capfd.readouterr().err.split())
+    assert "--stdio works only with MCP: got --protocol openenv" in " ".join(capfd.readouterr().err.split())
 
 
 @pytest.mark.parametrize("command", [["env", "serve", "guess_number"], ["sandbox", "serve"]])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from agentrl.cli.env_tasks import DifficultyReport, _write_band
 from agentrl.env.lookup import resolve_environment
+from agentrl.evaluation.comparison import TaskScore
 from agentrl.rollout.task_source import read_tasks
 from agentrl.testing.task_validation import TaskStatus, validate_tasks
 
@@ -63,10 +65,10 @@ SPEC = EnvironmentSpec(name="doors", make=Doors, tasks=tasks, splits=("train",),
 FOUND = {
     "good": "",
     "wrong": "the solution does not solve it: return 0 after 1 steps",
-    "open": "doing nothing solves it: return 1",
+    "open": "doing nothing solves it: its return is 1",
     "moving": "two resets give different observations",
     "broken": "reset raised ValueError: the door is stuck",
-    "flaky": "the solution returns",
+    "flaky": "the solution has a return",
     "noisy": "",
     "hanging": "step did not return within 0.5 s",
     "fine": "",
@@ -97,7 +99,7 @@ def test_each_fault_of_a_task_is_named_and_a_second_command_plays_only_what_chan
     )
     ended = agentrl(*words, "--limit", "4")
     assert ended.code == 1
-    assert "4 tasks of doors are not valid: got train-wrong, train-open, train-moving" in ended.err.replace("\n", " ")
+    assert "4 tasks of doors are invalid: got train-wrong, train-open, train-moving" in ended.err.replace("\n", " ")
     ended = agentrl(*words)
     report = json.loads((workplace / "out.json").read_text())
     assert (report["valid"], report["invalid"], report["unknown"], report["reused"]) == (3, 6, 0, 4)
@@ -149,5 +151,17 @@ def test_tasks_in_a_band_of_success_rates_become_a_task_file(agentrl: Cli, workp
     assert "always solved" in again.out
     nothing = agentrl(*words, "--band", "0.999:0.9999", "--output", "u.jsonl")
     assert nothing.code == 1
-    assert "no task is in the band" in nothing.err
+    assert "no task is within the band" in nothing.err
     assert agentrl(*words, "--band", "0.9:0.1").code == 2
+
+
+def test_the_command_after_a_probe_trains_the_probed_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = resolve_environment("guess_number").tasks("train")[0]
+    rates = {task.id: TaskScore(reward=0.5, success=0.5, episodes=2)}
+    report = DifficultyReport(finished=cast(Any, None), low=0.1, high=0.9, rates=rates, tasks=[task])
+    _write_band(report, "guess_number", "runs/latest", Path("t.jsonl"))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "agentrl train --env guess_number --model runs/latest --tasks t.jsonl" in said

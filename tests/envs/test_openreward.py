@@ -99,7 +99,7 @@ async def test_an_answer_about_tasks_that_is_not_of_the_standard_is_named(
     server: Server, names: Any, splits: Any
 ) -> None:
     server.names, server.splits = names, splits
-    with pytest.raises(UsageError, match=r"Open Reward Standard answers|has no split train"):
+    with pytest.raises(UsageError, match=r"Open Reward Standard server responds|has no split train"):
         await asyncio.to_thread(tasks, "train", url=server.url)
 
 
@@ -110,6 +110,6 @@ async def test_a_server_of_another_protocol_is_named() -> None:
 
     other = await asyncio.start_server(garble, "127.0.0.1", 0)
     port = other.sockets[0].getsockname()[1]
-    with pytest.raises(UsageError, match=r"(?s)answers at .*BadStatusLine.*Set environment\.options"):
+    with pytest.raises(UsageError, match=r"(?s)responds at .*BadStatusLine.*Set environment\.options"):
         await asyncio.to_thread(tasks, "train", url=f"http://127.0.0.1:{port}")
     other.close()

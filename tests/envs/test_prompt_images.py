@@ -147,7 +147,7 @@ def test_rows_of_a_merged_data_set_may_lack_images(folder: Path) -> None:
         ({"images": ["blue.jpg", "cut.jpg"]}, "image 2 of .*is not a valid image: got .*Truncated"),
         ({"images": [base64.b64encode(RED * 99).decode()]}, "base64 needs data:image/png;base64, before it"),
         ({"images": ["data:image/png;base64,***"]}, "the data: URL of image 1 .* is not valid base64"),
-        ({"images": ["data:text/plain,x"]}, "is no data: URL of an image"),
+        ({"images": ["data:text/plain,x"]}, "is not a data: URL of an image"),
         ({"images": [{"bytes": "iVBO"}]}, "image 1 of .* has bytes that are text"),
         ({"images": [{"path": "blue.jpg", "max_pixels": 9}]}, "settings that are not supported: got max_pixels"),
         ({"images": [7]}, "image 1 of .* cannot be read: got 7"),
@@ -157,7 +157,7 @@ def test_rows_of_a_merged_data_set_may_lack_images(folder: Path) -> None:
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "got 1 <image> for 0 images"),
         (
             {"prompt": [{"role": "user", "content": [{"type": "video"}]}], "images": ["blue.jpg"]},
-            "no text and no image",
+            "neither text nor an image",
         ),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_screenshot_and_a_goal_are_shown_and_a_wrong_button_ends_without_a_rew
     for action in ("left", f"click({WIDTH}, 5)", "click(1, 2) click(3, 4)", "click(5.5, 6)"):
         shown, reward, terminated, truncated, info = world.step(action)
         assert (reward, terminated, truncated, info["valid"]) == (0.0, False, False, False)
-        assert "That is no click on the page" in text_of(shown)
+        assert "That is not a click on the page" in text_of(shown)
     *_, terminated, _, info = world.step(f"click({wrong.x}, {wrong.y})")
     assert (terminated, info["success"], info["valid"]) == (True, False, True)
     first, _ = world.reset(seed=3)
@@ -113,7 +113,7 @@ def test_the_expert_solves_each_kind(world: WebClicks, kind: PageKind) -> None:
 def test_an_episode_whose_browser_ends_fails_and_the_next_one_starts_another(world: WebClicks) -> None:
     world.reset(seed=1)
     SHARED.close()
-    with pytest.raises(EnvironmentFailure, match="browser of this episode has ended"):
+    with pytest.raises(EnvironmentFailure, match="browser of this episode has exited"):
         world.step("click(1, 1)")
     observation, _ = world.reset(seed=1)
     assert len(observation) == 2

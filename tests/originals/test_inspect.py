@@ -72,7 +72,7 @@ async def test_episodes_at_once() -> None:
     with pytest.raises(UsageError, match="is over"):
         await envs[0].step("4")
     other = InspectEnvironment(task=TASK, scorer="includes", most=3)
-    with pytest.raises(UsageError, match="one task of Inspect at a time"):
+    with pytest.raises(UsageError, match="only one Inspect task at a time"):
         await other.reset(seed=0)
     await envs[1].reset(options={"index": 3})  # abandoned
     for env in envs:
@@ -121,7 +121,7 @@ async def test_tools_act_in_the_tasks_own_sandbox() -> None:
     [
         ("tool", "the tool broke"),
         ("solver", "ended before its first prompt: got .*no such book"),
-        ("scorer", "asks the model that it scores"),
+        ("scorer", "calls the model that it scores"),
     ],
 )
 async def test_failures_of_a_task_are_failures_of_the_environment(how: str, words: str) -> None:
@@ -151,11 +151,11 @@ async def test_the_runtime_plays_its_tasks() -> None:
 
 def test_wrong_options_say_what_is_wrong() -> None:
     for options, words in [
-        ({}, "the task of Inspect is not set"),
+        ({}, "the Inspect task is not set"),
         ({"task": f"{EXAMPLES}:arithmetik"}, "arithmeti"),
         ({"task": TASK, "least": 3}, "cannot be created"),
         ({"task": f"{EXAMPLES}:failures", "how": "unknown"}, "cannot be created: got KeyError"),
-        ({"task": f"{EXAMPLES}:failing"}, "is not a task of Inspect"),
+        ({"task": f"{EXAMPLES}:failing"}, "is not an Inspect task"),
     ]:
         with pytest.raises(UsageError, match=words):
             InspectEnvironment(**options)

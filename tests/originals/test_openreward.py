@@ -93,5 +93,5 @@ async def test_the_runtime_plays_its_tasks(url: str) -> None:
         assert reset.observation == "Count to 7."
         assert [tool.name for tool in reset.tools] == ["add", "fail"]
     await pool.close()
-    with pytest.raises(UsageError, match="no server of the Open Reward Standard answers"):
+    with pytest.raises(UsageError, match="no Open Reward Standard server responds"):
         tasks("train", url="http://127.0.0.1:9")

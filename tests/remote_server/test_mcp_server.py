@@ -162,7 +162,7 @@ class Acting(Stairs):
 async def test_a_tool_named_like_one_of_the_servers_is_refused() -> None:
     spec = EnvironmentSpec(name="acting", make=Acting, tasks=STAIRS.tasks)
     server = MCPServer(spec, {}, ServerSettings())
-    with pytest.raises(UsageError, match="have names of the MCP server's own tools: got act"):
+    with pytest.raises(UsageError, match="have the same names as the MCP server's own tools: got act"):
         await server.start()
     await server.close()
 

@@ -89,7 +89,7 @@ async def test_sessions_without_a_choice_play_different_tasks_and_a_seed_chooses
         ('{"type": "jump"}', "UNKNOWN_TYPE", "expected reset, step"),
         ('{"type": ["jump"]}', "UNKNOWN_TYPE", "expected reset, step"),
         ('{"type": "reset", "data": {"seed": 1.5}}', "VALIDATION_ERROR", "seed is 1.5"),
-        ('{"type": "reset", "data": {"seed": 1, "index": 1}}', "EXECUTION_ERROR", "by its index or by a seed"),
+        ('{"type": "reset", "data": {"seed": 1, "index": 1}}', "EXECUTION_ERROR", "by an index or a seed"),
         ('{"type": "reset", "data": {"index": 250}}', "EXECUTION_ERROR", "expected 0 to 249"),
         ('{"type": "reset", "data": {"split": "vald"}}', "EXECUTION_ERROR", "Did you mean stairs/valid"),
         ('{"type": "reset", "data": {"split": "test"}}', "EXECUTION_ERROR", "Download it"),
@@ -248,7 +248,7 @@ async def test_the_adapter_offers_the_tools(serve: Any) -> None:
 
 def test_an_environment_with_roles_of_the_runtime_is_refused() -> None:
     spec = resolve_environment("retail")
-    with pytest.raises(UsageError, match=r"roles that a run plays.*Serve it without --protocol"):
+    with pytest.raises(UsageError, match=r"roles that the run plays.*Serve it without --protocol"):
         OpenEnvServer(spec, {"customer": "role"}, ServerSettings())
 
 

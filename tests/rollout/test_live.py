@@ -299,11 +299,11 @@ async def test_sessions_of_weights_that_a_kill_has_lost_are_trained_as_the_check
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("algorithm={advantage: grpo, group_size: 8}", "rae has a running baseline"),
+        ("algorithm={advantage: grpo, group_size: 8}", "rae uses a running baseline"),
         ("algorithm={advantage: grpo, group_size: 1}", "compares the members of a group"),
-        ("algorithm.advantage=spo", "can be played again"),
-        ("algorithm.advantage=remax", "can be played again"),
-        ("rollout={max_staleness: 0, batch_order: windowed}", "served while the trainer trains"),
+        ("algorithm.advantage=spo", "needs to play a task again"),
+        ("algorithm.advantage=remax", "needs to play a task again"),
+        ("rollout={max_staleness: 0, batch_order: windowed}", "serves clients while it trains"),
         ("rollout.batch_order=windowed", "may never be rewarded"),
         ("evaluation.every=10", "agentrl eval"),
         ("agent.options.host=0.0.0.0", "without a key"),

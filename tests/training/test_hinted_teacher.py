@@ -55,7 +55,7 @@ def test_an_episode_without_a_hint_is_an_error(model, trajectories):
     ("settings", "message"),
     [
         ({"path": "policy"}, "needs algorithm.teacher.hint"),
-        ({"path": "policy", "hint": "x", "servers": ["http://example.com:8000"]}, "read no hint"),
+        ({"path": "policy", "hint": "x", "servers": ["http://example.com:8000"]}, "support neither a hint"),
     ],
 )
 def test_settings_that_do_not_fit(settings, message):

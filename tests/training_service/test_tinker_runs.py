@@ -130,7 +130,7 @@ def test_a_run_trains_at_the_service_and_resumes(address: str, model_folder: Pat
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.lora=null", "trains adapters"),
+        ("model.lora=null", "trains only adapters"),
         ("algorithm.loss=gspo", "ppo, with clip"),
         ("algorithm.loss_options={clip: 0.2}", "dual_clip: null"),
         ("algorithm.kl_coef=0.1", "its default"),
@@ -154,5 +154,5 @@ def test_a_service_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_weights_cannot_be_read() -> None:
-    with pytest.raises(TrainingError, match="at the Tinker service"):
+    with pytest.raises(TrainingError, match="on the Tinker service"):
         TinkerWeights(None, "m").weights()  # type: ignore[arg-type]

@@ -70,7 +70,7 @@ class ServedTasks:
         """
         source = self.source(choice.split)
         if choice.index is not None and choice.seed is not None:
-            raise UsageError("a task is chosen by its index or by a seed", got="both", expected="one of them")
+            raise UsageError("a task is selected by an index or a seed, not both", got="both", expected="one of them")
         if choice.index is not None and not 0 <= choice.index < len(source):
             raise UsageError("no task has this index", got=choice.index, expected=f"0 to {len(source) - 1}")
         seed = default if choice.seed is None else choice.seed
@@ -251,7 +251,7 @@ class ServedEpisode:
     async def _note(self, error: BaseException) -> None:
         """Give a broken environment back, so that the next start borrows another one.
 
-        It is broken, too, if the client cancelled the call: nobody knows what it has done.
+        It also counts as broken if the client cancelled a call, whose effect is unknown.
         """
         if not isinstance(error, Exception) or is_fatal(error):
             self.state, self.tools = ClientEpisode(), {}
@@ -273,7 +273,7 @@ def _success(info: Mapping[str, Any], default: bool | None = None) -> bool | Non
 
 
 class EpisodeHost:
-    """An environment that clients of another protocol play: its pool, its tasks, and its tools before an episode.
+    """An environment served over another protocol: its pool, its tasks, and its tools before an episode.
 
     Args:
         spec: The environment.
@@ -300,7 +300,7 @@ class EpisodeHost:
         self.options = {**spec.options, **options}
         if roles := spec.roles_under(self.options):
             raise UsageError(
-                f"environment {spec.name} has roles that a run plays, which this protocol does not have",
+                f"environment {spec.name} has roles that the run plays, which this protocol does not support",
                 got=", ".join(roles),
                 expected="an environment without such roles",
                 hint="serve it without --protocol",

@@ -49,17 +49,17 @@ Asgi: TypeAlias = Callable[[dict[str, Any], Receive, Send], Awaitable[None]]
 
 
 def start_episode(split: str | None = None, index: int | None = None, seed: int | None = None) -> None:
-    """Start an episode and return its first observation. A running episode is given up.
+    """Start an episode and return its first observation. An episode that is still running is abandoned.
 
     Args:
-        split: Name of a set of tasks; the first one if left out.
+        split: Name of a set of tasks (default: the first one).
         index: Index of the task in the set.
-        seed: Chooses a task instead of an index.
+        seed: Number that selects a task; use either an index or a seed.
     """
 
 
 def act(action: str) -> None:
-    """Take an action and return what the environment answers.
+    """Take an action and return the environment's response.
 
     Args:
         action: The action, as text.
@@ -67,7 +67,7 @@ def act(action: str) -> None:
 
 
 def episode_state() -> None:
-    """Return the state of the episode as JSON: its task, the steps taken, and whether it is over."""
+    """Return the state of the episode as JSON: its task, the number of steps, and whether it is over."""
 
 
 _FUNCTIONS: tuple[Callable[..., None], ...] = (start_episode, act, episode_state)
@@ -144,7 +144,7 @@ class MCPServer:
         await self._host.describe()
         if taken := sorted({tool.name for tool in self._host.tools} & _CONTROLS.keys()):
             raise UsageError(
-                f"tools of environment {self._host.spec.name} have names of the MCP server's own tools",
+                f"tools of environment {self._host.spec.name} have the same names as the MCP server's own tools",
                 got=", ".join(taken),
                 expected=f"other names than {', '.join(_CONTROLS)}",
             )
@@ -175,7 +175,7 @@ class MCPServer:
         await asyncio.wait({ready, self._running}, timeout=UVICORN_START_S, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         if not self._ready.is_set():
-            raise UsageError(f"the MCP server at {self.url} does not start", got=f"nothing in {UVICORN_START_S:g} s")
+            raise UsageError(f"the MCP server at {self.url} did not start", got=f"nothing in {UVICORN_START_S:g} s")
 
     def _guard(self, application: Asgi) -> Asgi:
         """Admit requests as `agentrl.remote.listening.guard` does, and close the episode of a deleted session."""
@@ -223,13 +223,15 @@ class MCPServer:
         return server
 
     async def _refuse_discovery(self, _context: Any, _params: Any) -> Any:
-        raise self._mcp.MCPError(code=_NO_METHOD, message="this server has sessions: use initialize")
+        raise self._mcp.MCPError(code=_NO_METHOD, message="this server requires a session: call initialize first")
 
     async def _session(self, context: Any) -> ServedEpisode:
         """Return the session of a request, which is opened by its first one."""
         name = _STDIO if context.request is None else context.request.headers.get("mcp-session-id")
         if name is None:
-            raise self._mcp.MCPError(code=_INVALID_REQUEST, message="this server has sessions: use initialize")
+            raise self._mcp.MCPError(
+                code=_INVALID_REQUEST, message="this server requires a session: call initialize first"
+            )
 
         async def begin() -> ServedEpisode:
             return self._host.open()

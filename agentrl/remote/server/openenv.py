@@ -142,8 +142,8 @@ class OpenEnvServer:
             first = 0 if first is None else whole_number(body, "start", least=0, most=size)
             chosen = range(first, size if end is None else whole_number(body, "stop", least=0, most=size))
         if len(chosen) > MOST_TASKS:
-            hint = "ask for a part of them with task_range"
-            raise UsageError("too many tasks for one answer", got=len(chosen), expected=MOST_TASKS, hint=hint)
+            hint = "request a part of them with task_range"
+            raise UsageError("too many tasks for one response", got=len(chosen), expected=MOST_TASKS, hint=hint)
         find = self._host.tasks.find
         found = [write_shown_task(await find(TaskChoice(split=split, index=i), default=0), i) for i in chosen]
         return respond({"task": found[0]} if method == "task" else {"tasks": found, "env_name": self._host.spec.name})
@@ -210,7 +210,7 @@ class OpenEnvServer:
         try:
             return None if answer is None else _dump(answer)
         except (TypeError, ValueError) as error:
-            problem = f"what the environment returned cannot be sent: {error}"
+            problem = f"the environment's result cannot be sent: {error}"
             return _dump(write_error("EXECUTION_ERROR", problem))
 
     async def _carry_out(self, name: str, message: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -296,14 +296,14 @@ class OpenEnvServer:
         if method not in ("tools/call", "openenv/session/close"):
             raise WrongMessage("method", f"unknown method {method[:80]!r}")
         if not isinstance(name, str):
-            raise WrongMessage("params", f"{method} needs a session_id")
+            raise WrongMessage("params", f"{method} requires a session_id")
         episode = self.sessions.find(name)
         if method == "openenv/session/close":
             self.sessions.end(name)
             return {"session_id": name, "closed": True}
         tool, arguments = given.get("name"), given.get("arguments") or {}
         if not isinstance(tool, str) or not isinstance(arguments, dict):
-            raise WrongMessage("params", "a call needs the name of a tool, and arguments as an object")
+            raise WrongMessage("params", "a tool call requires a name, and arguments as an object")
         called = await call_for_observation(episode, tool, arguments)
         if called.error is not None:
             code = "server" if called.error["error_type"] == "execution_error" else "params"

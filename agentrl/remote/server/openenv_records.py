@@ -29,7 +29,7 @@ AN_ACTION = '{"action": TEXT} or {"type": "call_tool", "tool_name": NAME, "argum
 
 
 class WrongMessage(Exception):
-    """A message that is answered with an error of this code of the protocol."""
+    """A message that the server answers with an error of this code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -93,7 +93,7 @@ def whole_number_or_none(data: Mapping[str, Any], name: str) -> int | None:
 
 
 def write_shown(content: Content) -> dict[str, Any]:
-    """Write an observation: its text, and its pictures, if it has any."""
+    """Write an observation: its text, and its images, if it has any."""
     if isinstance(content, str):
         return {"text": content}
     images = [part for part in write_content(content) if "image" in part]

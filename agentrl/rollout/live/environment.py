@@ -14,7 +14,7 @@ class NoEnvironment(gymnasium.Env[str, str]):
     """Environment without a task; clients bring their own."""
 
     observation_space = action_space = gymnasium.spaces.Text(1)
-    action_hint = "whatever the client asks for"
+    action_hint = "whatever the client requests"
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Return nothing to observe."""

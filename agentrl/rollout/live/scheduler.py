@@ -1,8 +1,8 @@
 """Scheduler of groups that clients start: each session of live traffic is a group of one episode.
 
-Clients decide when episodes start, so there is no admission by staleness: serving goes on whatever the trainer does.
-A batch has the oldest rewarded sessions that are not too stale. Every session's end is a line of ``sessions.jsonl``,
-written before the client receives the answer to its feedback.
+Clients decide when episodes start, so there is no admission by staleness: serving continues independently of the
+trainer. A batch has the oldest rewarded sessions that are not too stale. Every session's end is a line of
+``sessions.jsonl``, written before the client receives the answer to its feedback.
 """
 
 from __future__ import annotations

@@ -48,10 +48,10 @@ class SessionEnd(enum.StrEnum):
 
 
 REFUSED: Mapping[SessionEnd, tuple[int, str, str]] = {
-    SessionEnd.REWARDED: (409, "duplicate_feedback", "has its feedback already; the first one counts"),
+    SessionEnd.REWARDED: (409, "duplicate_feedback", "already has feedback; the first one counts"),
     SessionEnd.STALE: (410, "stale", "was answered by weights that are too old to train on (rollout.max_staleness)"),
     SessionEnd.EXPIRED: (410, "expired", "got no request and no feedback for too long (agent.options.expires_s)"),
-    SessionEnd.FAILED: (409, "nothing_to_train", "has no answers that can be trained on"),
+    SessionEnd.FAILED: (409, "nothing_to_train", "has no answer that can be trained on"),
 }
 """Status, error code and reason of refused feedback, by the session's end."""
 
@@ -93,14 +93,14 @@ class SessionCounts:
 
 
 class LiveSessions(AgentLoop):
-    """Clients of a gateway open the episodes, and reward them with ``POST ADDRESS/s/NAME/feedback``.
+    """Clients of a gateway open the episodes and reward them with ``POST ADDRESS/s/NAME/feedback``.
 
     Args:
-        host: Address to listen on; others than this machine's need a key.
+        host: Address to listen on; one that other machines can reach requires a key.
         port: Port; 0 takes a free one.
         key_variable: Environment variable that holds the key that clients must send.
-        feedback_key_variable: Environment variable that holds the key of feedback, if it is not the clients' key:
-            whoever can give rewards decides what is learned.
+        feedback_key_variable: Environment variable that holds the key for feedback, if it differs from the clients'
+            key: anyone who can send rewards decides what the policy learns.
         expires_s: Seconds without a request or feedback after which a session ends without a reward.
         side_models: Model names of requests that are not trained, such as those for titles.
         side_markers: Texts in a system message that mark such requests.
@@ -125,11 +125,11 @@ class LiveSessions(AgentLoop):
         forms: Literal["enforce", "free"] = "enforce",
     ) -> None:
         if isinstance(expires_s, bool) or not isinstance(expires_s, int | float) or not expires_s > 0:
-            raise UsageError("agent.options.expires_s is too small", got=expires_s, expected="seconds, more than 0")
+            raise UsageError("agent.options.expires_s is too small", got=expires_s, expected="more than 0 seconds")
         if forms not in ("enforce", "free"):
-            raise UsageError("agent.options.forms is not known", got=forms, expected="enforce or free")
+            raise UsageError("unknown agent.options.forms", got=forms, expected="enforce or free")
         if not isinstance(port, int) or not 0 <= port <= 65535:
-            raise UsageError("agent.options.port is not a port", got=port, expected="0 to 65535")
+            raise UsageError("agent.options.port is not a port number", got=port, expected="0 to 65535")
         self._host, self._port = host, port
         self._key_variable, self._feedback_key_variable = key_variable, feedback_key_variable
         self._expires_s = expires_s
@@ -164,7 +164,7 @@ class LiveSessions(AgentLoop):
         if key is None and not _is_local(self._host):
             raise UsageError(
                 "anyone who can reach this address could use and train the model",
-                got=f"agent.options.host {self._host} without a key",
+                got=f"agent.options.host={self._host} without a key",
                 expected="agent.options.key_variable, the name of an environment variable that holds a key",
             )
 
@@ -218,7 +218,7 @@ class LiveSessions(AgentLoop):
         name = episode.task.id
         found = self._open.get(name)
         if found is None or found.ready.done():
-            raise EnvironmentFailure("an episode of live traffic cannot be played again", got=f"session {name}")
+            raise EnvironmentFailure("an episode of live traffic cannot be replayed", got=f"session {name}")
         await episode.reset()
         session = GatewaySession(
             episode, side_calls=self._side_calls, steps=False, holds_forms=self._holds_forms, warned=self._warned
@@ -287,14 +287,16 @@ class LiveSessions(AgentLoop):
         if len(self._open) >= self._most_open:
             self._expire_one()
             if len([one for one in self._open.values() if not one.feedback.done()]) >= self._most_open:
-                raise Unavailable(f"{len(self._open)} sessions are open (rollout.max_concurrent)")
+                raise Unavailable(
+                    f"{len(self._open)} sessions are open, the maximum (rollout.max_concurrent): try again later"
+                )
         loop = asyncio.get_running_loop()
         self._open[name] = OpenSession(loop.create_future(), loop.create_future(), loop.create_future())
         self.counts.opened += 1
         self._begin(name)
 
     def _expire_one(self) -> None:
-        """End the session that was idle for longest, to make room."""
+        """End the session that has been idle for longest, to make room."""
         idle = [one for one in self._open.values() if not one.feedback.done() and one.idle_s > 0]
         if idle:
             max(idle, key=lambda one: one.idle_s).feedback.set_result(None)
@@ -329,7 +331,11 @@ class LiveSessions(AgentLoop):
             raise Unavailable(STOPPING)
         if not found.feedback.done():
             if session.is_answering:
-                raise BadRequest(f"session {name} is being answered: send feedback later", status=409, code="busy")
+                raise BadRequest(
+                    f"a request of session {name} is still being answered: send the feedback later",
+                    status=409,
+                    code="busy",
+                )
             if not session.answers:
                 raise BadRequest(f"session {name} has no answers", status=409, code="no_answers")
             found.feedback.set_result(Feedback(reward, success))

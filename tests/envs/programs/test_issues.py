@@ -173,7 +173,7 @@ def test_a_row_that_is_no_issue_is_named(
 async def test_what_is_missing_is_named(tmp_path: Path, row: dict[str, Any], plain: str) -> None:
     files = written(tmp_path, row)
     for given, message in (
-        ({}, "the repository of my__sums-1 is not here: got no repositories"),
+        ({}, "the repository of my__sums-1 is not available: got no repositories"),
         ({"repositories": str(tmp_path / "none")}, "there is no clone of my/sums"),
     ):
         world = make_repo_fix(files=files, sandbox=plain, **given)

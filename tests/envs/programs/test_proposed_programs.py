@@ -46,24 +46,24 @@ async def test_a_valid_proposal_has_the_output_of_its_program() -> None:
 
 
 STATIC = {
-    "no block": ("def f(a): return a", "0 blocks of python"),
-    "two programs": (proposal(DOUBLE) + proposal(DOUBLE), "2 blocks of python"),
-    "no input": (block("python", DOUBLE), "0 blocks of input"),
-    "no syntax": (proposal("def f(a:"), "not a Python program"),
-    "deep syntax": (proposal("-" * 7000 + "1"), "not a Python program"),
+    "no block": ("def f(a): return a", "0 python blocks"),
+    "two programs": (proposal(DOUBLE) + proposal(DOUBLE), "2 python blocks"),
+    "no input": (block("python", DOUBLE), "0 input blocks"),
+    "no syntax": (proposal("def f(a:"), "not valid Python"),
+    "deep syntax": (proposal("-" * 7000 + "1"), "not valid Python"),
     "a long program": (proposal(f"{DOUBLE}\n#{'x' * 8000}"), "more than 8000 characters"),
-    "no function": (proposal("def g(a):\n    return a"), "0 functions f"),
-    "two functions": (proposal(f"{DOUBLE}\n{DOUBLE}"), "2 functions f"),
-    "no argument": (proposal("def f():\n    return 1"), "without arguments"),
-    "random": (proposal(f"import random\n{DOUBLE}"), "the import of random"),
-    "a part of os": (proposal(f"from os.path import join\n{DOUBLE}"), "the import of os.path"),
+    "no function": (proposal("def g(a):\n    return a"), "0 functions named f"),
+    "two functions": (proposal(f"{DOUBLE}\n{DOUBLE}"), "2 functions named f"),
+    "no argument": (proposal("def f():\n    return 1"), "has no arguments"),
+    "random": (proposal(f"import random\n{DOUBLE}"), "imports random,"),
+    "a part of os": (proposal(f"from os.path import join\n{DOUBLE}"), "imports os.path,"),
     "a module in a module": (proposal("import typing\ndef f(a):\n    return typing.sys.maxsize"), "the name sys"),
     "a hidden import": (proposal("def f(a):\n    return __import__('os').getpid()"), "the name __import__"),
     "a file": (proposal("def f(a):\n    return open('/etc/passwd').read()"), "the name open"),
     "a hash": (proposal("def f(a):\n    return hash('a')"), "the name hash"),
-    "code as input": (proposal(DOUBLE, "__import__('os').getpid()"), "not a literal"),
-    "a calculation as input": (proposal(DOUBLE, "9**9**9"), "not a literal"),
-    "nothing as input": (proposal(DOUBLE, " "), "not a literal"),
+    "code as input": (proposal(DOUBLE, "__import__('os').getpid()"), "not a Python literal"),
+    "a calculation as input": (proposal(DOUBLE, "9**9**9"), "not a Python literal"),
+    "nothing as input": (proposal(DOUBLE, " "), "not a Python literal"),
 }
 
 
@@ -81,7 +81,7 @@ EXECUTED = {
     "exits": ("def f(a):\n    raise SystemExit", "raises SystemExit"),
     "does not end": ("def f(a):\n    while True:\n        pass", "did not end within 0.7 seconds"),
     "returns an object": ("class A:\n    pass\ndef f(a):\n    return A()", "not plain data"),
-    "returns a NaN": ("def f(a):\n    return [float('nan')]", "not a literal"),
+    "returns a NaN": ("def f(a):\n    return [float('nan')]", "not a Python literal"),
     "returns much": ("def f(a):\n    return 'x' * 3000", "more than 2000 characters"),
     "returns a number of 5000 digits": ("def f(a):\n    return 10**5000", "cannot be written"),
     "takes other arguments": ("def f(a, b):\n    return a", "raises TypeError"),
@@ -100,11 +100,11 @@ async def test_a_program_that_fails_or_varies_is_refused(name: str) -> None:
 async def test_an_induction_needs_different_inputs_and_a_message_without_a_program() -> None:
     inputs = [block("input", str(n)) for n in range(4)]
     message = block("message", "Twice.")
-    assert "3 different blocks of input instead of 4" in await refusal("".join([*inputs[:3], message]), Kind.INDUCTION)
+    assert "3 different input blocks instead of 4" in await refusal("".join([*inputs[:3], message]), Kind.INDUCTION)
     assert "3 different" in await refusal("".join([*inputs[:3], inputs[0], message]), Kind.INDUCTION)
-    assert "0 blocks of message" in await refusal("".join(inputs), Kind.INDUCTION)
+    assert "0 message blocks" in await refusal("".join(inputs), Kind.INDUCTION)
     shown = block("message", DOUBLE)
-    assert "a message with a program" in await refusal("".join([*inputs, shown]), Kind.INDUCTION)
+    assert "the message contains a program" in await refusal("".join([*inputs, shown]), Kind.INDUCTION)
     puzzle = await validate(Kind.INDUCTION, "".join([*inputs, message]), options(), DOUBLE)
     assert (puzzle.program, puzzle.outputs, puzzle.message) == (DOUBLE, ("0", "2", "4", "6"), "Twice.")
     text = statement(puzzle)
@@ -183,7 +183,7 @@ async def test_an_episode_has_a_proposal_and_attempts_at_it() -> None:
     await environment.reset(options=dict(asked.options))
     text, _, done, _, info = await environment.step("no puzzle")
     assert (done, info["success"], info["valid"]) == (True, False, False)
-    assert text == "Your puzzle was refused: 0 blocks of python instead of one."
+    assert text == "Your puzzle was rejected: 0 python blocks instead of one."
 
 
 def test_requests_and_puzzles_take_turns_and_the_newest_proposals_come_first() -> None:

@@ -40,7 +40,7 @@ async def test_steps_follow_one_another_while_they_earn_enough(
     await world.close()
     assert (earned, last["success"]) == (reward, reward == 1)
     assert last["reward_components"] == {**components, "checks": reward}
-    assert any("Step 1 of 2 has ended. The next one:\n\nMake two." in text for text in texts) == (len(commands) > 1)
+    assert any("Step 1 of 2 is over. The next step:\n\nMake two." in text for text in texts) == (len(commands) > 1)
 
 
 async def test_the_last_step_alone_may_be_paid_and_a_limit_ends_all_steps(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_separate_verifier_has_its_own_image_and_variables(tmp_path: Path, cap
     (task,) = read_folder(written(tmp_path, "partial", **{"task.toml": toml})["test"])
     assert (task.image, task.verifier_image) == ("a", "b")
     assert task.verifier_variables == {"MODE": "strict", "A": "1"}
-    assert "sets environment.mcp_servers, which sandboxes do not have" in caplog.text
+    assert "sets environment.mcp_servers, which sandboxes do not provide" in caplog.text
     read_folder.cache_clear()
     shared = {"task.toml": toml.replace("[verifier]\n", "[verifier]\nenvironment_mode = 'shared'\n")}
     (task,) = read_folder(written(tmp_path, "partial", **shared)["test"])
