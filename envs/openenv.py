@@ -10,6 +10,7 @@ requests, so a lost connection ends the episode.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,8 @@ from .served_tools import ServedTool
 
 BAD_ACTION = "VALIDATION_ERROR"
 """Code of the error that answers an action without the required fields."""
+FULL = "CAPACITY_REACHED"
+"""Code of the error that answers a connection too many."""
 LARGEST_MESSAGE = 100 * 2**20
 """Maximum bytes of a message, as in the package's client: observations may contain pictures."""
 
@@ -66,7 +69,7 @@ class OpenEnvironment(AsyncEnv):
             )
         self._url = url.rstrip("/")
         self._http: aiohttp.ClientSession | None = None
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._connection: _Connection | None = None
         self._action_field, self._observation_field = action_field, observation_field
         self._max_steps, self._success_from = max_steps, success_from
         self._steps, self._total, self._shown = 0, 0.0, ""
@@ -83,14 +86,16 @@ class OpenEnvironment(AsyncEnv):
             EnvironmentFailure: the server is lost, or failed.
             UsageError: the observations do not have the chosen field.
         """
-        message = {"seed": seed, **(options or {})}
-        had_connection = self._socket is not None
+        message, had_connection = {"seed": seed, **(options or {})}, self._connection is not None
+        if self._connection is not None and not self._connection.is_usable:
+            await self._disconnect()
         try:
             answer = await self._ask("reset", message)
         except EnvironmentFailure:
-            if not had_connection or self._socket is not None:
+            if not had_connection or self._connection is None or self._connection.is_usable:
                 raise
-            answer = await self._ask("reset", message)  # servers close sessions that wait for long, as during training
+            await self._disconnect()  # servers close sessions that wait for long, as during training
+            answer = await self._ask("reset", message)
         self._steps, self._total, self._shown = 0, 0.0, self._text(answer["data"]["observation"])
         if self._has_tools:
             self.tools = await self._list_tools()
@@ -113,18 +118,21 @@ class OpenEnvironment(AsyncEnv):
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         answer = await self._ask("step", {"type": "call_tool", "tool_name": name, "arguments": dict(arguments)})
-        if answer["type"] == "error":
-            raise ToolError(f"invalid call of {name}: {answer['data'].get('message')}")
+        self._steps += 1
         data = answer["data"]
-        observation = data["observation"]
-        if error := observation.get("error"):
-            if error.get("error_type") == "transport_error":
-                raise EnvironmentFailure(f"the tool {name} of {self._url} failed", got=error.get("message"))
-            raise ToolError(f"{name}: {error.get('message')}")
-        reward, self._steps = float(data["reward"] or 0.0), self._steps + 1
+        reward, is_done, error = 0.0, False, data
+        if answer["type"] == "observation":
+            reward, is_done, error = _reward(data), bool(data.get("done")), data["observation"].get("error")
         self._total += reward
-        is_over = bool(data["done"]) or self._steps >= self._max_steps
-        return ToolResult(tool_value(observation.get("result")), reward=reward, stop=is_over)
+        is_over = is_done or self._steps >= self._max_steps
+        if error:
+            told, kind = (error.get("message"), error.get("error_type")) if isinstance(error, dict) else (error, None)
+            if kind == "transport_error":
+                raise EnvironmentFailure(f"the tool {name} of {self._url} failed", got=told)
+            if not is_over and not reward:
+                raise ToolError(f"{name}: {told}")
+            return ToolResult(f"{name}: {told}", reward=reward, stop=is_over)
+        return ToolResult(tool_value(data["observation"].get("result")), reward=reward, stop=is_over)
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take an action.
@@ -138,22 +146,30 @@ class OpenEnvironment(AsyncEnv):
         if answer is None or answer["type"] == "error":
             wanted = self.action_hint or "what the environment asks for"
             text = f"That is not an action, so nothing happened. Answer with {wanted}.\n{self._shown}"
-            return text, 0.0, False, self._steps >= self._max_steps, {"valid": False, "success": False}
+            return text, 0.0, False, self._steps >= self._max_steps, self._info(is_valid=False)
         data = answer["data"]
-        reward, done = float(data["reward"] or 0.0), bool(data["done"])
+        reward, done = _reward(data), bool(data.get("done"))
         self._total += reward
         self._shown = self._text(data["observation"])
-        info = {"valid": True, "success": done and self._total >= self._success_from}
+        info = self._info(is_valid=True, is_done=done)
         return self._shown, reward, done, self._steps >= self._max_steps and not done, info
+
+    def _info(self, *, is_valid: bool, is_done: bool = False) -> dict[str, Any]:
+        if self._has_tools and not is_done:  # a tool call may still end the episode, and leaves no info
+            return {"valid": is_valid}
+        return {"valid": is_valid, "success": is_done and self._total >= self._success_from}
 
     async def close(self) -> None:
         """End the session."""
-        socket, self._socket = self._socket, None
-        if socket is not None:
-            await socket.close()
+        await self._disconnect()
         http, self._http = self._http, None
         if http is not None:
             await http.close()
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
 
     def _fields(self, action: str) -> dict[str, Any] | None:
         try:
@@ -177,24 +193,86 @@ class OpenEnvironment(AsyncEnv):
         """Send a message and return the answer: an observation, or the error that an action is not valid."""
         what = f"{kind} of the OpenEnv server {self._url}"
         try:
-            socket = self._socket or await self._connect()
-            await socket.send_json({"type": kind, "data": data})
-            answer: dict[str, Any] = await socket.receive_json()
-            refused = answer["data"].get("code") if answer["type"] == "error" else None
-        except (aiohttp.ClientError, OSError, ValueError, TypeError, KeyError) as error:
-            lost, self._socket = self._socket, None
-            if lost is not None:
-                await lost.close()
+            connection = self._connection or await self._connect()
+            answer = read_answer(await connection.ask({"type": kind, "data": data}))
+        except (aiohttp.ClientError, OSError, ValueError, TypeError) as error:
             raise EnvironmentFailure(f"{what} failed", got=f"{type(error).__name__}: {error}") from error
+        refused = answer["data"].get("code") if answer["type"] == "error" else None
         if refused is not None and not (kind == "step" and refused == BAD_ACTION):
-            raise EnvironmentFailure(f"{what} failed", got=f"{refused}: {answer['data'].get('message')}")
+            hint = "lower environment.max_concurrent to the sessions of the server" if refused == FULL else ""
+            raise EnvironmentFailure(f"{what} failed", got=f"{refused}: {answer['data'].get('message')}", hint=hint)
         return answer
 
-    async def _connect(self) -> aiohttp.ClientWebSocketResponse:
+    async def _connect(self) -> _Connection:
         if self._http is None:
             self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
-        self._socket = await self._http.ws_connect(f"{self._url}/ws", max_msg_size=LARGEST_MESSAGE)
-        return self._socket
+        self._connection = _Connection(await self._http.ws_connect(f"{self._url}/ws", max_msg_size=LARGEST_MESSAGE))
+        return self._connection
+
+
+class _Connection:
+    """A WebSocket that receives in the background, because pings must be answered while the policy samples a turn."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._received: asyncio.Queue[aiohttp.WSMessage] = asyncio.Queue(1)
+        self._receiving = asyncio.create_task(self._receive())
+        self._is_answered = True
+
+    @property
+    def is_usable(self) -> bool:
+        """True if it is open, and nobody stopped waiting for an answer, which would be taken for the next one."""
+        return self._is_answered and not self._socket.closed
+
+    async def ask(self, message: Mapping[str, Any]) -> str:
+        """Send a message and return the text of the answer.
+
+        Raises:
+            OSError: the connection is lost, or the answer to an earlier message was not awaited.
+        """
+        if not self._is_answered:
+            raise ConnectionError("an earlier answer is missing; it came too late, or the connection was lost")
+        self._is_answered = False
+        with suppress(ConnectionError):  # what the server sent before it closed the connection says why
+            await self._socket.send_json(message)
+        answer = await self._received.get()
+        if answer.type is not aiohttp.WSMsgType.TEXT:
+            raise ConnectionError(f"the server closed the connection ({answer.data or answer.type.name})")
+        self._is_answered = True
+        return str(answer.data)
+
+    async def close(self) -> None:
+        self._receiving.cancel()
+        await asyncio.wait({self._receiving})
+        await self._socket.close()
+
+    async def _receive(self) -> None:
+        is_open = True
+        while is_open:
+            message = await self._socket.receive()
+            is_open = message.type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY)
+            await self._received.put(message)
+
+
+def read_answer(text: str) -> dict[str, Any]:
+    """Read an answer of a server: an observation or an error.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    answer = json.loads(text)
+    match answer:
+        case {"type": "observation", "data": {"observation": dict(), **rest}}:
+            numbers = isinstance(rest.get("reward"), int | float | None)
+            if numbers and isinstance(rest.get("done"), bool | None):
+                return dict(answer)
+        case {"type": "error", "data": {"code": str()}}:
+            return dict(answer)
+    raise ValueError(f"{text[:200]} is neither an observation nor an error")
+
+
+def _reward(data: Mapping[str, Any]) -> float:
+    return float(data.get("reward") or 0.0)
 
 
 def tool_value(result: Any) -> str | list[str | ImagePart]:

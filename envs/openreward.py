@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -30,6 +31,7 @@ from agentrl.tool import Tool, ToolResult
 
 from .served_tools import ServedTool
 
+T = TypeVar("T")
 ASK_S = 30.0
 """Seconds for a question about splits and tasks."""
 STARTING_S = 2.0
@@ -83,7 +85,7 @@ class OpenRewardEnvironment(AsyncEnv):
         listed = await self._ask("GET", f"/{self._name}/task_tools")
         self._terminal = listed.get("terminal_tool")
         self.tools = [
-            ServedTool(one["name"], one.get("description"), one.get("input_schema"), self._call)
+            ServedTool(one["name"], one.get("description"), one.get("input_schema"), self._call_tool)
             for one in listed["tools"]
         ]
         self._steps, self._total = 0, 0.0
@@ -96,8 +98,8 @@ class OpenRewardEnvironment(AsyncEnv):
             EnvironmentFailure: the server is lost, or failed.
         """
         if self._terminal is None:
-            self._steps += 1
-            return CALL_A_TOOL, 0.0, False, self._steps >= self._max_steps, {"valid": False, "success": False}
+            self._steps += 1  # no success yet: a call may still end the episode, and leaves no info
+            return CALL_A_TOOL, 0.0, False, self._steps >= self._max_steps, {"valid": False}
         field = self._terminal.get("arg")
         try:
             result = await self._call(self._terminal["name"], {} if field is None else {field: action})
@@ -138,6 +140,16 @@ class OpenRewardEnvironment(AsyncEnv):
                 return list(answer)
             await asyncio.sleep(STARTING_S)
 
+    async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call a tool for the policy; the last step that it has ends the episode, also if the call is wrong."""
+        try:
+            result = await self._call(name, arguments)
+        except ToolError as error:
+            if self._steps < self._max_steps:
+                raise
+            result = ToolResult(str(error))
+        return replace(result, stop=result.stop or self._steps >= self._max_steps)
+
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Call a tool.
 
@@ -156,10 +168,10 @@ class OpenRewardEnvironment(AsyncEnv):
                 raise ToolError(f"{name}: {answer['error']}")
             output = answer["output"]
             reward, text = float(output.get("reward") or 0.0), text_of(read_blocks(output["blocks"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise EnvironmentFailure(f"the result of tool {name} is not valid", got=repr(error)) from error
         self._total += reward
-        return ToolResult(text, reward=reward, stop=bool(output.get("finished")) or self._steps >= self._max_steps)
+        return ToolResult(text, reward=reward, stop=bool(output.get("finished")))
 
     async def _ask(
         self, method: str, route: str, body: Mapping[str, Any] | None = None, *, is_patient: bool = False
@@ -277,15 +289,18 @@ def tasks(split: str, *, url: str | None = None, name: str | None = None, **_opt
         UsageError: the address is missing, no server answers, or it has no such split.
     """
     address = checked_url(url)
-    name = name or str(_question(address, "/list_environments")[0])
-    splits = _question(address, f"/{name}/splits")
-    found = [one["name"] for one in splits if one["name"] == split] or [
-        one["name"] for one in splits if one["type"] == split
-    ]
+    name = name or _question(address, "/list_environments", lambda names: str(names[0]))
+    splits = _question(
+        address, f"/{name}/splits", lambda splits: [(str(one["name"]), str(one["type"])) for one in splits]
+    )
+    found = [own for own, _ in splits if own == split] or [own for own, kind in splits if kind == split]
     if not found:
-        got = ", ".join(f"{one['name']} ({one['type']})" for one in splits)
+        got = ", ".join(f"{own} ({kind})" for own, kind in splits)
         raise UsageError(f"environment {name} of the server {address} has no split {split}", got=got or "no splits")
-    return OpenRewardTasks(found[0], int(_question(address, f"/{name}/num_tasks", {"split": found[0]})["num_tasks"]))
+    route = f"/{name}/num_tasks"
+    return OpenRewardTasks(
+        found[0], _question(address, route, lambda answer: int(answer["num_tasks"]), {"split": found[0]})
+    )
 
 
 def checked_url(url: str | None) -> str:
@@ -299,19 +314,19 @@ def checked_url(url: str | None) -> str:
     return url.rstrip("/")
 
 
-def _question(url: str, route: str, body: Mapping[str, Any] | None = None) -> Any:
-    """Ask a server before a run.
+def _question(url: str, route: str, read: Callable[[Any], T], body: Mapping[str, Any] | None = None) -> T:
+    """Ask a server before a run; `read` takes the value from the JSON of the answer.
 
     Raises:
-        UsageError: it does not answer.
+        UsageError: it does not answer, or not as a server of the standard does.
     """
     data, headers = (None, {}) if body is None else (json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(urllib.request.Request(url + route, data, headers), timeout=ASK_S) as answer:
-            return json.loads(answer.read())
-    except (OSError, ValueError) as error:
+            return read(json.loads(answer.read()))
+    except (OSError, http.client.HTTPException, ValueError, TypeError, LookupError) as error:
         got = f"{type(error).__name__}: {error}"
-        raise UsageError(f"no Open Reward Standard server responds at {url}{route}", got=got) from error
+        raise UsageError(f"no Open Reward Standard server responds at {url}{route}", got=got, hint=HINT) from error
 
 
 SPEC = EnvironmentSpec(

@@ -39,6 +39,10 @@ class ServedTool(ForwardedTool):
         return self._call
 
     async def run(self, bound: Callable[..., Any], checked: Mapping[str, Any]) -> ToolResult:
-        """Call the tool on the server."""
+        """Call the tool on the server.
+
+        Raises:
+            EnvironmentFailure: the reward or a metric is not a finite number.
+        """
         result: ToolResult = await bound(self.name, checked)
-        return result
+        return result.normalize(self.name)

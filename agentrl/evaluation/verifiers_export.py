@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentrl.builders.episodes import build_env_pool, build_runner, sampling_params
@@ -21,6 +22,7 @@ from agentrl.registry import Extra
 from agentrl.rollout.policies import ChatEpisodePolicy
 from agentrl.rollout.runner import Assignment
 from agentrl.rollout.task_source import task_source
+from agentrl.rollout.turns import derive_seed
 from agentrl.serving.openai import OpenAIEngine
 from agentrl.trajectory import Trajectory
 
@@ -80,7 +82,8 @@ def verifiers_taskset(env: str, *, tasks: int = 100, overrides: Sequence[str] = 
             self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Any, data: Any
         ) -> Any:
             config = _config(env, overrides, url=endpoint, model=ctx.model)
-            played = await _play(config, rows[data.id], secret)
+            one = rows[data.id]  # the library's rollouts of a task have no number: the id of the trace tells them apart
+            played = await _play(config, replace(one, seed=derive_seed(one.seed, trace.id)), secret)
             outcome = played.outcome
             if outcome is None or outcome.is_infrastructure:
                 return vf.ProgramResult(exit_code=1, stdout="", stderr=f"{outcome}: {played.error}")

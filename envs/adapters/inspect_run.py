@@ -66,9 +66,10 @@ class InspectRun:
         name: Name of the task, for messages.
         key: Name of the task with its arguments.
         task: The task.
+        previous: An evaluation of this process that may still be ending, which this one waits for.
     """
 
-    def __init__(self, name: str, key: str, task: Any) -> None:
+    def __init__(self, name: str, key: str, task: Any, previous: InspectRun | None = None) -> None:
         self._inspect = INSPECT.load()
         self.name = name
         self._key, self._loop = key, asyncio.get_running_loop()
@@ -84,7 +85,8 @@ class InspectRun:
         """Context in which samples can be added; ``None`` while the evaluation waits for some."""
         self._is_ending = False
         self._task = self._make_task(task)
-        self._running = asyncio.create_task(self._run(), name=f"inspect {name}")
+        ending = None if previous is None or previous._loop is not self._loop else previous._running
+        self._running: asyncio.Task[None] = asyncio.create_task(self._run(ending), name=f"inspect {name}")
 
     @property
     def has_ended(self) -> bool:
@@ -117,10 +119,12 @@ class InspectRun:
             EnvironmentFailure: the evaluation has ended.
         """
         prompt = asyncio.create_task(episode.prompts.get())
-        await asyncio.wait({prompt, self._running}, return_when=asyncio.FIRST_COMPLETED)
-        if prompt.done():
-            return prompt.result()
-        prompt.cancel()
+        try:
+            await asyncio.wait({prompt, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            if prompt.done():
+                return prompt.result()
+        finally:
+            prompt.cancel()
         self._check()
         raise AssertionError("unreachable")
 
@@ -195,7 +199,9 @@ class InspectRun:
         changes = {"dataset": source, "solver": solvers, "model": None, "epochs": 1}
         return self._inspect.task_with(copy.copy(task), **changes)  # it changes what it is given
 
-    async def _run(self) -> None:
+    async def _run(self, ending: asyncio.Task[None] | None) -> None:
+        if ending is not None:
+            await asyncio.wait({ending})
         INSPECT.load("inspect_ai.util._display").init_display_type("none")
         with tempfile.TemporaryDirectory(prefix="agentrl-inspect-") as folder:
             await self._inspect.eval_async(
@@ -258,7 +264,7 @@ def shared_run(name: str, key: str, task: Any) -> InspectRun:
     """
     global _current
     if _current is None or _current.has_ended:
-        _current = InspectRun(name, key, task)
+        _current = InspectRun(name, key, task, _current)
     if not _current.is_usable(key):
         raise UsageError(
             "a process can play only one Inspect task at a time",

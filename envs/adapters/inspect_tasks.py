@@ -13,7 +13,7 @@ from gymnasium.spaces import Text
 
 from agentrl import registry
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
-from agentrl.errors import EnvironmentFailure, ToolError, UsageError
+from agentrl.errors import EnvironmentFailure, ToolError, UsageError, described_error
 from agentrl.task import Task
 from agentrl.tool import Tool, ToolResult
 
@@ -50,6 +50,8 @@ class InspectEnvironment(AsyncEnv):
         self._scorer, self._success_from = scorer, success_from
         self._run: InspectRun | None = None
         self._episode: SampleEpisode | None = None
+        self._is_lost = False
+        """True if nobody waited for what followed the last answer: the next one would answer an unseen prompt."""
         self._shown = 0
         self._calls = 0
         self.tools: list[Tool] = []
@@ -66,6 +68,7 @@ class InspectEnvironment(AsyncEnv):
             EnvironmentFailure: the sample failed before its first prompt.
         """
         self._abandon()
+        self._is_lost = False
         if self._run is None:
             self._run = shared_run(self._name, self._key, self._task)
         index = (options or {}).get("index", (seed or 0) % len(self._task.dataset))
@@ -108,13 +111,24 @@ class InspectEnvironment(AsyncEnv):
 
     async def _answer(self, output: Any) -> tuple[str, float, bool, dict[str, Any]]:
         """Give an answer; return what follows, the reward, whether the episode is over, and the info."""
+        if self._is_lost:
+            raise EnvironmentFailure(
+                f"the sample of {self._name} was given up",
+                got="a call that was not awaited to its end",
+                hint="raise agent.tool_timeout_s or environment.step_timeout_s",
+            )
         if self._run is None or self._episode is None:
             raise UsageError(f"the episode of {self._name} is over", expected="reset before the next step")
         self._episode.answers.put_nowait(output)
-        prompt = await self._run.next_prompt(self._episode)
-        if isinstance(prompt, InspectPrompt):
+        try:
+            prompt = await self._run.next_prompt(self._episode)
+        except BaseException:
+            self._is_lost = True
+            self._abandon()
+            raise
+        if isinstance(prompt, InspectPrompt):  # no success yet: a call may still end the episode, and leaves no info
             failed = getattr(prompt.messages[-1], "error", None)
-            return self._text(prompt), 0.0, False, {"valid": failed is None, "success": False}
+            return self._text(prompt), 0.0, False, {"valid": failed is None}
         self._episode = None
         if prompt.error is not None:
             raise EnvironmentFailure(f"a sample of {self._name} failed", got=prompt.error)
@@ -180,8 +194,8 @@ def _load_task(reference: str, arguments: str) -> Any:
     make = registry.load(reference)
     try:
         made = make(**json.loads(arguments))
-    except (TypeError, ValueError, RuntimeError, OSError) as error:
-        raise UsageError(f"Inspect task {reference} cannot be created", got=error) from error
+    except Exception as error:  # of the user's function
+        raise UsageError(f"Inspect task {reference} cannot be created", got=described_error(error)) from error
     if not isinstance(made, inspect.Task) or not len(made.dataset):
         raise UsageError(f"{reference} is not an Inspect task with samples", got=type(made).__name__)
     return made

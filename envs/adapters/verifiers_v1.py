@@ -26,7 +26,7 @@ HOW = f"agent.loop=external agent.options.function={FUNCTION}"
 RUNTIME = "docker"
 """Default runtime: the library's own is a hosted one, and `subprocess` gives the policy a shell of this machine."""
 SOLVED_AT = 0.5
-FAULTS_OF_OTHERS = {"TaskError", "SandboxError", "ToolsetError", "EnvError", "TunnelError"}
+FAULTS_OF_OTHERS = {"TaskError", "SandboxError", "ToolsetError", "EnvError", "InterceptionError", "TunnelError"}
 """Errors of the library that are neither the policy's nor the engine's."""
 UNSCORED = {"setup_timeout", "finalize_timeout", "scoring_timeout"}
 _numbers = itertools.count()

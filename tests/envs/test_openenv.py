@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,8 +12,9 @@ from agentrl.envs.openenv import SPEC, OpenEnvironment, tool_value
 from agentrl.envs.served_tools import ServedTool
 from aiohttp import WSMsgType, web
 
-from agentrl.errors import EnvironmentFailure, UsageError
+from agentrl.errors import EnvironmentFailure, ToolError, UsageError
 from agentrl.message import ImagePart
+from agentrl.rollout.env_workers import call_own_tool
 from agentrl.tool import ToolResult
 
 
@@ -50,10 +52,42 @@ async def _error(socket: web.WebSocketResponse, code: str, message: str) -> None
     await socket.send_json({"type": "error", "data": {"code": code, "message": message}})
 
 
+class Scripted:
+    """Gives each message the next answer; after a ping, it waits for the pong."""
+
+    def __init__(self) -> None:
+        self.answers: list[str] = []
+        self.pong, self.asked = asyncio.Event(), asyncio.Event()
+
+    def say(self, reward: Any = None, done: Any = False, **observation: Any) -> None:
+        self.answers.append(
+            json.dumps({"type": "observation", "data": {"observation": observation, "reward": reward, "done": done}})
+        )
+
+    async def answer(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(autoping=False)
+        await socket.prepare(request)
+        async for message in socket:
+            if message.type is WSMsgType.PONG:
+                self.pong.set()
+                continue
+            self.asked.set()
+            if self.answers:
+                await socket.send_str(self.answers.pop(0))
+                await socket.ping()
+        return socket
+
+
 @pytest.fixture
-async def url() -> AsyncIterator[str]:
+def scripted() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+async def url(scripted: Scripted) -> AsyncIterator[str]:
     application = web.Application()
     application.router.add_get("/ws", _echo)
+    application.router.add_get("/scripted/ws", scripted.answer)
     runner = web.AppRunner(application)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -96,7 +130,9 @@ async def test_failures_of_the_server_are_failures_of_the_environment(url: str) 
         EnvironmentFailure, match=rf"step of the OpenEnv server {url} failed: got EXECUTION_ERROR: no echo"
     ):
         await env.step("fail")
-    with pytest.raises(EnvironmentFailure, match=rf"step of the OpenEnv server {url} failed: got WSMessageTypeError"):
+    with pytest.raises(
+        EnvironmentFailure, match=rf"step of the OpenEnv server {url} failed: got .*closed the connection"
+    ):
         await env.step("die")
     await env.close()
     lost = OpenEnvironment(url="http://127.0.0.1:9")
@@ -150,3 +186,89 @@ async def test_the_options_are_checked(url: str) -> None:
         await env.reset(seed=5)
     await env.close()
     assert len(SPEC.tasks("valid", url=url)) > 0
+
+
+async def test_pings_are_answered_between_turns(url: str, scripted: Scripted) -> None:
+    """A server that gets no pong closes the connection: OpenEnv's after 20 s."""
+    env = OpenEnvironment(url=f"{url}/scripted")
+    scripted.say(text="go")
+    await env.reset(seed=5)
+    await asyncio.wait_for(scripted.pong.wait(), 5)
+    await env.close()
+
+
+async def test_an_answer_that_nobody_awaited_is_not_taken_for_the_next_one(url: str, scripted: Scripted) -> None:
+    env = OpenEnvironment(url=f"{url}/scripted", action_field="text", observation_field="text")
+    scripted.say(text="go")
+    await env.reset(seed=5)
+    scripted.asked.clear()
+    late = asyncio.create_task(env.step("slow"))
+    await scripted.asked.wait()
+    late.cancel()
+    await asyncio.wait({late})
+    scripted.say(text="the late answer", reward=1.0)
+    with pytest.raises(EnvironmentFailure, match="an earlier answer is missing"):
+        await env.step("next")
+    scripted.answers.clear()
+    scripted.say(text="again")
+    assert (await env.reset(seed=5))[0] == "again"
+    await env.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "[]",
+        '{"type": "observation", "data": {}}',
+        '{"type": "observation", "data": {"observation": []}}',
+        '{"type": "observation", "data": {"observation": {}, "reward": "much"}}',
+        '{"type": "observation", "data": {"observation": {}, "reward": NaN}}',
+        '{"type": "observation", "data": {"observation": {}, "done": "no"}}',
+        '{"type": "error", "data": []}',
+        '{"type": "state", "data": {"observation": {}}}',
+    ],
+)
+async def test_a_garbled_answer_to_a_tool_call_is_not_the_policys_fault(
+    url: str, scripted: Scripted, answer: str
+) -> None:
+    env = await with_tools(url, scripted)
+    scripted.answers.append(answer)
+    with pytest.raises(EnvironmentFailure):
+        await call(env)
+    await env.close()
+
+
+async def test_failed_tool_calls_count_and_keep_what_the_server_says(url: str, scripted: Scripted) -> None:
+    env = await with_tools(url, scripted)
+    assert "success" not in (await env.step("a text"))[4], "a call may still succeed"
+    scripted.say(error={"message": "broken"})
+    with pytest.raises(ToolError, match="add: broken"):
+        await call(env)
+    scripted.say(error={"message": "fatal"}, reward=-1.0, done=True)
+    ended = await call(env)
+    assert (ended.text, ended.reward, ended.stop) == ("add: fatal", -1.0, True)
+    await env.close()
+    env = await with_tools(url, scripted, max_steps=1)
+    scripted.say(error={"message": "broken"})
+    assert (await call(env)).stop
+    await env.close()
+
+
+async def test_a_full_server_says_what_to_do(url: str, scripted: Scripted) -> None:
+    env = OpenEnvironment(url=f"{url}/scripted")
+    scripted.answers.append('{"type": "error", "data": {"code": "CAPACITY_REACHED", "message": "1 of 1"}}')
+    with pytest.raises(EnvironmentFailure, match=r"CAPACITY_REACHED.*environment\.max_concurrent"):
+        await env.reset(seed=5)
+    await env.close()
+
+
+async def with_tools(url: str, scripted: Scripted, **options: Any) -> OpenEnvironment:
+    env = OpenEnvironment(url=f"{url}/scripted", has_tools=True, **options)
+    scripted.say(text="go")
+    scripted.say(tools=[{"name": "add"}])
+    await env.reset(seed=5)
+    return env
+
+
+async def call(env: OpenEnvironment) -> ToolResult:
+    return await call_own_tool(env.tools[0], {"number": 1})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,13 @@ pytestmark = [
 ]
 EXAMPLES = Path(__file__).parent / "inspect_examples.py"
 TASK = f"{EXAMPLES}:arithmetic"
+
+
+@pytest.fixture(autouse=True)
+def _collect_garbage() -> Iterator[None]:
+    """Let warnings about what Inspect leaves open be raised, and ignored, in the test that caused them."""
+    yield
+    gc.collect()
 
 
 async def test_scores_that_are_nan_are_none() -> None:  # inspect_ai#3796
@@ -70,6 +79,28 @@ async def test_episodes_at_once() -> None:
         await env.close()
     assert (await play(other, 2, "4, I think"))[1] == 1.0
     await other.close()
+
+
+async def test_an_evaluation_waits_for_the_one_that_is_ending() -> None:
+    first, second = InspectEnvironment(task=TASK), InspectEnvironment(task=TASK)
+    await first.reset(seed=1)
+    await asyncio.gather(first.close(), second.reset(seed=1))
+    assert (await second.step("2"))[1] == 1.0
+    await second.close()
+
+
+async def test_after_a_call_that_nobody_awaited_no_answer_goes_to_an_unseen_prompt() -> None:
+    env = InspectEnvironment(task=TASK)
+    await env.reset(seed=1)
+    late = asyncio.create_task(env.step("2"))
+    await asyncio.sleep(0)
+    late.cancel()
+    await asyncio.wait({late})
+    with pytest.raises(EnvironmentFailure, match=r"the sample of .* was given up"):
+        await env.step("2")
+    await env.reset(seed=1)
+    assert (await env.step("2"))[1] == 1.0
+    await env.close()
 
 
 async def test_tools_act_in_the_tasks_own_sandbox() -> None:
@@ -123,6 +154,7 @@ def test_wrong_options_say_what_is_wrong() -> None:
         ({}, "the Inspect task is not set"),
         ({"task": f"{EXAMPLES}:arithmetik"}, "arithmeti"),
         ({"task": TASK, "least": 3}, "cannot be created"),
+        ({"task": f"{EXAMPLES}:failures", "how": "unknown"}, "cannot be created: got KeyError"),
         ({"task": f"{EXAMPLES}:failing"}, "is not an Inspect task"),
     ]:
         with pytest.raises(UsageError, match=words):

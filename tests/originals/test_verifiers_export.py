@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -42,9 +42,15 @@ def guess(messages: list[dict[str, Any]]) -> str:
 class Handler(BaseHTTPRequestHandler):
     """Chat service that guesses."""
 
+    first_seeds: ClassVar[list[int | None]] = []
+    """Seed of the first turn of each episode."""
+
     def do_POST(self) -> None:
         """Answer a conversation."""
-        messages = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"]
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        messages = body["messages"]
+        if all(message["role"] != "assistant" for message in messages):
+            Handler.first_seeds.append(body.get("seed"))
         choice = {"index": 0, "message": {"role": "assistant", "content": guess(messages)}, "finish_reason": "stop"}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         fields = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"}
@@ -73,7 +79,16 @@ def service() -> Iterator[str]:
 async def test_their_evaluation_gives_our_rewards(service: str, tmp_path: Path) -> None:
     (tmp_path / "guess_taskset.py").write_text(MODULE)
     words = ["guess_taskset", "--model", "m", "--client.base-url", service, "--env.agent.runtime.type", "subprocess"]
-    words += ["--no-push", "--no-rich", "--output-dir", str(tmp_path / "out"), "--run.name", "one"]
+    words += [
+        "--num-rollouts",
+        "2",
+        "--no-push",
+        "--no-rich",
+        "--output-dir",
+        str(tmp_path / "out"),
+        "--run.name",
+        "one",
+    ]
     path = os.pathsep.join([str(tmp_path), *sys.path])
     command = [sys.executable, "-c", "from verifiers.v1.cli.eval.main import main; main()", *words]
     process = await asyncio.create_subprocess_exec(
@@ -84,6 +99,7 @@ async def test_their_evaluation_gives_our_rewards(service: str, tmp_path: Path) 
     )
     output, _ = await process.communicate()
     assert process.returncode == 0, output.decode()[-3000:]
+    assert len(Handler.first_seeds) == len(set(Handler.first_seeds)) == 12, "rollouts of a task are sampled apart"
     (stored,) = (tmp_path / "out").rglob("traces.jsonl")
     theirs = {}
     for line in stored.read_text().splitlines():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from support.forks import AGENTRL
 
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import UsageError
-from agentrl.remote.server import MCPServer, ServerSettings
+from agentrl.remote.server import MCPServer, ServerSettings, mcp_server
 
 pytestmark = pytest.mark.slow
 """The package takes a second to import, and each session several round trips."""
@@ -137,6 +138,16 @@ async def test_a_token_is_required_and_foreign_names_are_refused(serve: Any) -> 
                 assert answer.status == status
     async with connected(guarded, Authorization="Bearer secret") as client:
         assert len((await client.list_tools()).tools) == 5
+
+
+async def test_silent_connections_do_not_lock_clients_out(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_server, "IDLE_CONNECTION_S", 0.01)
+    url = serve(STAIRS, kind=MCPServer, token="secret").url
+    host, port = url.removeprefix("http://").removesuffix("/mcp").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    with suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+    writer.close()
 
 
 class Acting(Stairs):

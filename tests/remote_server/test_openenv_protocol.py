@@ -81,6 +81,7 @@ async def test_sessions_without_a_choice_play_different_tasks_and_a_seed_chooses
         ("{", "INVALID_JSON", "not valid JSON"),
         ("[" * 100_000, "INVALID_JSON", "not valid JSON"),
         ("[]", "VALIDATION_ERROR", "expected an object"),
+        ('{"type": "step", "data": ' + 900 * '{"":' + "1" + 901 * "}", "VALIDATION_ERROR", "more than 100 levels"),
         ('{"type": "step", "data": 5}', "VALIDATION_ERROR", "expected an object"),
         ('{"type": "step", "data": {"text": "up"}}', "VALIDATION_ERROR", "not an action"),
         ('{"type": "step", "data": {"action": 5}}', "VALIDATION_ERROR", "not an action"),

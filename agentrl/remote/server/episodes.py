@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrl.env import EnvironmentSpec, StepResult, optional_part
 from agentrl.env.lookup import check_split
-from agentrl.errors import UsageError
+from agentrl.errors import EnvironmentFailure, UsageError, boundary
 from agentrl.message import Content, TextPart
 from agentrl.remote.env_methods import RemoteTool, ResetResult
 from agentrl.remote.server.server import ServerSettings
@@ -49,11 +49,16 @@ class ServedTasks:
         """Return the tasks of a split.
 
         Raises:
-            UsageError: the environment has no such split, or its data are missing.
+            UsageError: the environment has no such split, it is empty, or its data are missing.
+            EnvironmentFailure: its tasks cannot be loaded.
         """
         name = check_split(self.spec, split or self.spec.splits[0])
         if name not in self._sources:
-            self._sources[name] = self.spec.tasks(name, **self._options)
+            with boundary(EnvironmentFailure, f"loading the tasks of {self.spec.name}/{name}"):
+                source = self.spec.tasks(name, **self._options)
+                if not len(source):
+                    raise UsageError(f"the split {name} of environment {self.spec.name} has no tasks")
+            self._sources[name] = source
         return self._sources[name]
 
     async def find(self, choice: TaskChoice, *, default: int) -> Task:
@@ -61,6 +66,7 @@ class ServedTasks:
 
         Raises:
             UsageError: there is no such task.
+            EnvironmentFailure: the tasks cannot be loaded.
         """
         source = self.source(choice.split)
         if choice.index is not None and choice.seed is not None:
@@ -70,7 +76,8 @@ class ServedTasks:
         seed = default if choice.seed is None else choice.seed
         index = seed % len(source) if choice.index is None else choice.index
         await fetch_tasks(source, [index])
-        return source[index]
+        with boundary(EnvironmentFailure, f"loading task {index} of {self.spec.name}"):
+            return source[index]
 
 
 @dataclass(slots=True)
@@ -86,7 +93,8 @@ class ClientEpisode:
     terminated: bool = False
     truncated: bool = False
     success: bool | None = None
-    """Success according to the environment's last info; ``None`` if it has none."""
+    """Success according to the environment's last info; ``None`` if it has none. After a call that ended the episode,
+    which has no info: True if the return reaches the environment's ``success_threshold``."""
 
     @property
     def is_over(self) -> bool:
@@ -155,6 +163,7 @@ class ServedEpisode:
         """
         async with self._calls:
             task = await self._tasks.find(choice, default=self._default)
+            self.state, self.tools = ClientEpisode(), {}  # a reset that fails ends the previous episode, too
             try:
                 handle = await self._borrow()
                 result = await handle.reset(task)
@@ -206,6 +215,9 @@ class ServedEpisode:
             finally:
                 self._used_at = self._clock()
             self._count(result.reward, terminated=self.tools[name].stop or result.stop, truncated=False)
+            threshold = self._tasks.spec.success_threshold
+            if self.state.terminated and threshold is not None:
+                self.state.success = self.state.total >= threshold
             return result
 
     async def close(self) -> None:
@@ -228,9 +240,11 @@ class ServedEpisode:
 
     async def _borrow(self) -> EnvHandle:
         if self._handle is None and not self._is_closed:
-            self._handle = await self._stack.enter_async_context(self._pool.borrow("a session"))
-        if self._is_closed or self._handle is None:
-            await self._give_back(None)
+            async with AsyncExitStack() as stack:
+                handle = await stack.enter_async_context(self._pool.borrow("a session"))
+                if not self._is_closed:  # perhaps closed while it waited
+                    self._handle, self._stack = handle, stack.pop_all()
+        if self._handle is None:
             raise UsageError("the session was closed")
         return self._handle
 

@@ -23,7 +23,7 @@ from agentrl.env import EnvironmentSpec
 from agentrl.errors import AgentRLError, ToolError, UsageError
 from agentrl.message import Content, TextPart
 from agentrl.registry import Extra
-from agentrl.remote.listening import is_own_host, is_own_origin, own_names
+from agentrl.remote.listening import IDLE_CONNECTION_S, is_own_host, is_own_origin, own_names
 from agentrl.remote.server.episodes import EpisodeHost, ServedEpisode, TaskChoice, first_text
 from agentrl.remote.server.server import ServerSettings
 from agentrl.remote.server.session import Clock, Leases
@@ -164,6 +164,7 @@ class MCPServer:
         config = uvicorn.Config(
             application,
             log_level="error",
+            http=_connections_with_a_deadline(),
             limit_concurrency=self.settings.most_connections,
             timeout_graceful_shutdown=1,
         )
@@ -308,6 +309,22 @@ class MCPServer:
         text = to_json((await self._session(context)).state.to_plain()).decode()
         content = self._types.TextResourceContents(uri=STATE, mime_type="application/json", text=text)
         return self._types.ReadResourceResult(contents=[content])
+
+
+def _connections_with_a_deadline() -> Any:
+    """Return uvicorn's connections, closed without a request in `IDLE_CONNECTION_S`: idle ones count for its limit."""
+    base = MCP.load("uvicorn.protocols.http.h11_impl").H11Protocol
+
+    class Connection(base):  # type: ignore[misc, valid-type]
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            asyncio.get_running_loop().call_later(IDLE_CONNECTION_S, self._close_if_silent)
+
+        def _close_if_silent(self) -> None:
+            if self.cycle is None:
+                self.transport.abort()
+
+    return Connection
 
 
 async def _refuse(send: Send, status: int, message: str) -> None:

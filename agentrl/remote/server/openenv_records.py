@@ -9,6 +9,7 @@ from typing import Any
 
 from agentrl.errors import ToolError
 from agentrl.message import Content, text_of
+from agentrl.remote.listening import DEEPEST, is_deep
 from agentrl.remote.server.episodes import ServedEpisode
 from agentrl.remote.wire import write_content
 from agentrl.task import Task
@@ -74,6 +75,8 @@ def read_object(text: str) -> dict[str, Any]:
         raise WrongMessage("INVALID_JSON", f"the message is not valid JSON: {error}") from error
     if not isinstance(message, dict):
         raise WrongMessage("VALIDATION_ERROR", f"the message is {text[:80]!r}, expected an object")
+    if is_deep(message):
+        raise WrongMessage("VALIDATION_ERROR", f"the message has more than {DEEPEST} levels of lists and objects")
     return message
 
 
@@ -142,7 +145,7 @@ class OpenEnvCall:
     @property
     def fields(self) -> dict[str, Any]:
         """Fields of the observation."""
-        images = {"images": self.images} if self.images else {}
+        images = {"images": list(self.images)} if self.images else {}
         return {"tool_name": self.tool, "result": self.text, "error": self.error, **images}
 
 
