@@ -332,15 +332,16 @@ class ChatTemplate:
         The first message must not be the system's. ``None`` if the text depends on the contents in other ways than a
         skeleton can express.
         """
-        variables = {**self._tokenizer.special_tokens_map, **self._options}
-        return self._skeletons.find(
+        find = functools.partial(
+            self._skeletons.find,
             self._rows(messages),
             range(first, len(messages)),
             tools=self._no_tools,
             documents=None,
             add_generation_prompt=True,
-            **variables,
+            **{**self._tokenizer.special_tokens_map, **self._options},
         )
+        return render_in_time(find, _roles_of(messages)) if self.in_trial else find()
 
     @functools.cached_property
     def _skeletons(self) -> SkeletonFinder:
@@ -371,12 +372,12 @@ class ChatTemplate:
             **self._options,
         )
         try:
-            text: str = render_in_time(render, ", ".join(m.role for m in messages)) if self.in_trial else render()
+            text: str = render_in_time(render, _roles_of(messages)) if self.in_trial else render()
         except EndlessTemplate:
             raise
         except Exception as error:
             raise TemplateError(
-                f"the chat template refuses messages with roles {', '.join(m.role for m in messages)}",
+                f"the chat template refuses messages with roles {_roles_of(messages)}",
                 got=f"{type(error).__name__}: {error}",
                 hint="use an agent loop whose messages the template accepts (react_text needs only user turns)",
             ) from error
@@ -404,6 +405,10 @@ class ChatTemplate:
             return "@@SYSTEM@@" in self._apply([probe, user("x")], (), generation_prompt=True)
         except TemplateError:
             return False
+
+
+def _roles_of(messages: Sequence[Message]) -> str:
+    return ", ".join(message.role for message in messages)
 
 
 def fold_system(messages: Sequence[Message]) -> Sequence[Message]:

@@ -98,7 +98,10 @@ def test_other_rewriting_is_refused(template: str, tools: list, shown: str) -> N
     assert shown in str(caught.value)
 
 
-@pytest.mark.parametrize("condition", ["true", "messages | selectattr('role', 'equalto', 'tool') | list"])
+_RESULTS = "messages | selectattr('role', 'equalto', 'tool') | list"
+
+
+@pytest.mark.parametrize("condition", ["true", _RESULTS, f"{_RESULTS} | length > 1"])
 def test_a_template_that_never_ends_is_named_before_the_run(monkeypatch, renderer_of, condition: str) -> None:
     monkeypatch.setattr(trial, "RENDERING_S", 0.2)
     tokenizer = build_tokenizer("qwen2.5")
