@@ -12,8 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat, takewhile
 from typing import TYPE_CHECKING, TypeVar
@@ -31,84 +30,18 @@ from agentrl.render.families import Family, ThinkingMarks, detect_family
 from agentrl.render.forms import structure_of
 from agentrl.render.images import ImageProcessor, counts, images_of, place_images
 from agentrl.render.named_templates import choose_chat_template
-from agentrl.render.skeleton import Skeleton
+from agentrl.render.skeleton import SHAPES, ContentSpans, Skeleton, Span, shape_of, source_of
 from agentrl.render.tool_parsers.values import first_of
 from agentrl.trajectory import Source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_MARK = "@@CONTENT-{}@@"
-_MARKS = re.compile(r"@@CONTENT-\d+@@")
-_SHAPES = 512
 _LONGEST_SHOWN = 300
 
 
 class OmittedText(TemplateError):
     """Error of a chat template that leaves out the text or the thinking of an answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Range of characters that does not come from the template."""
-
-    start: int
-    end: int
-    source: Source
-
-
-class ContentSpans:
-    """Locator of message contents in a rendering.
-
-    Messages of each shape are rendered once with marks as contents; the text between the marks is the template's.
-
-    Args:
-        render: Returns the text of messages that follow an answer.
-        shown: Returns a message's text as it appears in the rendering.
-    """
-
-    def __init__(self, render: Callable[[Sequence[Message]], str], shown: Callable[[str], str]) -> None:
-        self._render = render
-        self._shown = shown
-        self._pieces = functools.lru_cache(_SHAPES)(self._split_by_marks)
-
-    def find(self, text: str, messages: Sequence[Message]) -> list[Span]:
-        """Return the spans of the messages' contents in `text`, in order."""
-        pieces = self._pieces(tuple(map(_shape, messages)))
-        if len(pieces) != len(messages) + 1 or not text.startswith(pieces[0]):
-            return [Span(0, len(text), Source.OBSERVATION)]
-        spans: list[Span] = []
-        cursor = len(pieces[0])
-        for message, after in zip(messages, pieces[1:], strict=True):
-            end = _content_end(text, cursor, self._shown(message.text), after)
-            spans.append(Span(cursor, end, source_of(message)))
-            cursor = end + len(after)
-        return spans
-
-    def around(self, shape: tuple[Message, ...]) -> list[str]:
-        """Return the template's texts before, between and after the contents of messages of a shape."""
-        return self._pieces(shape)
-
-    def _split_by_marks(self, shape: tuple[Message, ...]) -> list[str]:
-        marked = [replace(message, content=_MARK.format(i)) for i, message in enumerate(shape)]
-        return _MARKS.split(self._render(marked))
-
-
-def _shape(message: Message) -> Message:
-    return replace(message, content="", tool_calls=(), reasoning=None)
-
-
-def source_of(message: Message) -> Source:
-    """Return the source of the tokens of a message's content."""
-    return Source.FORCED if message.role == "assistant" else Source.OBSERVATION
-
-
-def _content_end(text: str, start: int, content: str, after: str) -> int:
-    for candidate in (content, content.strip()):
-        if text.startswith(candidate + after, start):
-            return start + len(candidate)
-    found = text.find(after, start) if after else -1
-    return found if found >= 0 else len(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +162,7 @@ class Renderer:
         eos = tokenizer.eos_token_id
         self.stop_token_ids: frozenset[int] = self.boundary.stop_ids | ({eos} if isinstance(eos, int) else set())
         self._before_ids = self.encoder.encode(_BEFORE)
-        self._skeletons = functools.lru_cache(_SHAPES)(self._find_skeleton)
+        self._skeletons = functools.lru_cache(SHAPES)(self._find_skeleton)
         self._known_suffix = functools.lru_cache(KNOWN_SUFFIXES)(self._suffix)
         self._markup = _ids(self.encoder, family.markup)
         self.header: str = self.template.render([user("x")], generation_prompt=True)
@@ -354,7 +287,7 @@ class Renderer:
         """Return the text that follows an answer, with the ranges of the messages' contents."""
         contents = [message.content for message in messages if isinstance(message.content, str)]
         if len(contents) == len(messages) and not any(message.tool_calls for message in messages):
-            skeleton = self._skeletons(tuple(map(_shape, messages)))
+            skeleton = self._skeletons(tuple(map(shape_of, messages)))
             filled = None if skeleton is None else skeleton.fill([*map(self.guard.text, contents)])
             if filled is not None:
                 text, ranges = filled

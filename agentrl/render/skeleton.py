@@ -7,15 +7,18 @@ learn it, a template is rendered once with `ContentProbe` values, which record w
 - what it writes: the content, or the content without white space at its ends;
 - the tests on which it decides, each with its result. A skeleton is used only for contents with the same results.
 
-A template that does anything else with a content has no skeleton, and is rendered each time.
+A template that does anything else with a content has no skeleton, and is rendered each time; `ContentSpans` then finds
+the contents in the text.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -24,6 +27,9 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from agentrl.message import Message
+from agentrl.trajectory import Source
 
 MARK = "@@CONTENT-{}@@"
 """Text of a probe; it has nothing that a template could strip or escape except as a content."""
@@ -49,6 +55,9 @@ class Condition(NamedTuple):
 Part: TypeAlias = str | Inserted
 
 
+_MARKS = re.compile(r"@@CONTENT-\d+@@")
+SHAPES = 512
+"""Maximum number of shapes of messages whose renderings are cached."""
 _FILTERS = """trim string safe tojson default d length count first last list map select reject selectattr rejectattr
 items dictsort join replace upper lower title capitalize sort unique reverse batch"""
 """Filters that call methods of a text, so that a probe notices them, or do not read it."""
@@ -321,3 +330,67 @@ def _merge(parts: Iterable[Part]) -> list[Part]:
         else:
             found.append(part)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Range of characters that does not come from the template."""
+
+    start: int
+    end: int
+    source: Source
+
+
+class ContentSpans:
+    """Locator of message contents in a rendering.
+
+    Messages of each shape are rendered once with marks as contents; the text between the marks is the template's.
+
+    Args:
+        render: Returns the text of messages that follow an answer.
+        shown: Returns a message's text as it appears in the rendering.
+    """
+
+    def __init__(self, render: Callable[[Sequence[Message]], str], shown: Callable[[str], str]) -> None:
+        self._render = render
+        self._shown = shown
+        self._pieces = functools.lru_cache(SHAPES)(self._split_by_marks)
+
+    def find(self, text: str, messages: Sequence[Message]) -> list[Span]:
+        """Return the spans of the messages' contents in `text`, in order."""
+        pieces = self._pieces(tuple(map(shape_of, messages)))
+        if len(pieces) != len(messages) + 1 or not text.startswith(pieces[0]):
+            return [Span(0, len(text), Source.OBSERVATION)]
+        spans: list[Span] = []
+        cursor = len(pieces[0])
+        for message, after in zip(messages, pieces[1:], strict=True):
+            end = _content_end(text, cursor, self._shown(message.text), after)
+            spans.append(Span(cursor, end, source_of(message)))
+            cursor = end + len(after)
+        return spans
+
+    def around(self, shape: tuple[Message, ...]) -> list[str]:
+        """Return the template's texts before, between and after the contents of messages of a shape."""
+        return self._pieces(shape)
+
+    def _split_by_marks(self, shape: tuple[Message, ...]) -> list[str]:
+        marked = [replace(message, content=MARK.format(i)) for i, message in enumerate(shape)]
+        return _MARKS.split(self._render(marked))
+
+
+def shape_of(message: Message) -> Message:
+    """Return a message without what a skeleton does not depend on."""
+    return replace(message, content="", tool_calls=(), reasoning=None)
+
+
+def source_of(message: Message) -> Source:
+    """Return the source of the tokens of a message's content."""
+    return Source.FORCED if message.role == "assistant" else Source.OBSERVATION
+
+
+def _content_end(text: str, start: int, content: str, after: str) -> int:
+    for candidate in (content, content.strip()):
+        if text.startswith(candidate + after, start):
+            return start + len(candidate)
+    found = text.find(after, start) if after else -1
+    return found if found >= 0 else len(text)
