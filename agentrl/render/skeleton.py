@@ -41,7 +41,7 @@ class Inserted(NamedTuple):
     number: int
     """Number of the content, from 0 on."""
     form: Callable[[str], str] = str
-    """What the template does with it: `str` or one of the strip methods of `str`."""
+    """Function that the template applies to it: `str` or one of the strip methods of `str`."""
 
 
 class Condition(NamedTuple):
@@ -93,7 +93,7 @@ class Skeleton:
 
 
 class _Record:
-    """What a template did with the contents of one rendering."""
+    """Record of what a template did with the contents of one rendering."""
 
     def __init__(self) -> None:
         self.conditions: list[Condition] = []

@@ -315,7 +315,7 @@ def _connections_with_a_deadline() -> Any:
     """Return uvicorn's connections, closed without a request in `IDLE_CONNECTION_S`: idle ones count for its limit."""
     base = MCP.load("uvicorn.protocols.http.h11_impl").H11Protocol
 
-    class Connection(base):  # type: ignore[misc, valid-type]
+    class IdleConnection(base):  # type: ignore[misc, valid-type]
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
             asyncio.get_running_loop().call_later(IDLE_CONNECTION_S, self._close_if_silent)
@@ -324,7 +324,7 @@ def _connections_with_a_deadline() -> Any:
             if self.cycle is None:
                 self.transport.abort()
 
-    return Connection
+    return IdleConnection
 
 
 async def _refuse(send: Send, status: int, message: str) -> None:
