@@ -54,7 +54,8 @@ async def test_an_answer_has_a_timeout_and_is_asked_for_again_until_patience_end
 
 
 def test_ctrl_c_ends_a_program_that_waits_for_a_silent_server() -> None:
-    program = "import sys; from agentrl.remote import client; client.FIRST_ANSWER_S = 3600; "
+    program = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "  # a script may ignore it
+    program += "from agentrl.remote import client; client.FIRST_ANSWER_S = 3600; "
     program += "client.remote_spec(sys.argv[1])"
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
