@@ -46,7 +46,7 @@ async def test_an_episode_of_many_turns_and_metrics_is_read_at_once(runs: Path) 
         await viewer.indexed("first")
         used = time.process_time()
         found = await viewer.get(episode_path("first", episode.id))
-        assert time.process_time() - used < 2.0
+        assert time.process_time() - used < 4.0
         assert len(found["sequences"][0]["turns"]) == 3000
         assert len(found["metrics"]) == 7000
 
