@@ -269,6 +269,7 @@ def test_every_page_is_in_the_navigation_and_every_table_can_be_made(generator: 
         assert "<!-- generated" not in filled
 
 
+@pytest.mark.slow
 def test_generated_text_is_what_the_code_says(generator: ModuleType) -> None:
     """Pages of environments whose data may be anywhere are left out."""
     elsewhere = {generator.DOCS / "environments" / name for name in ("alfworld.md", "webshop.md")}
@@ -298,6 +299,7 @@ def test_every_environment_has_a_page(generator: ModuleType) -> None:
             assert f"\n<!-- generated: environment {name} -->\n" in (ROOT / "docs" / path).read_text()
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 def test_a_made_page_tells_what_can_be_known_without_words(generator: ModuleType) -> None:
     page = generator.generated_pages()["environments/household.md"]

@@ -17,6 +17,7 @@ QUICK = (
 )
 
 
+@pytest.mark.slow
 def test_the_demo_does_the_whole_job_and_says_so_when_nothing_was_learnt(
     agentrl: Callable[..., Any], tmp_path: Path
 ) -> None:

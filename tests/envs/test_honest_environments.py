@@ -66,6 +66,7 @@ def stated(name: str) -> float:
     return resolve_environment(name).scores["blind"]
 
 
+@pytest.mark.slow
 def test_one_sequence_solves_few_lakes() -> None:
     """No sequence of six moves solves 13 % of the lakes; from corner to corner, one solves over a third."""
 

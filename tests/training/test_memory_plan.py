@@ -200,6 +200,7 @@ def run(capsys, *words):
     return end.value.code or 0, capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_the_command_refuses_what_cannot_fit_and_says_what_would(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--env", "guess_number", "agent.max_tokens=1024"]

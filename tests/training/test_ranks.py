@@ -277,6 +277,7 @@ def test_ranks_train_the_critic_that_one_trains_and_go_on_with_it(
         assert_same_numbers(again["second"], one["second"])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_with_any_number_of_ranks(alone, path, module_trajectories, tmp_path):
     name = "one micro-batch"
     one = alone(name)
