@@ -87,7 +87,7 @@ async def test_prompts_and_tools_reach_the_policy(files: dict[str, str]) -> None
     ("options", "words"),
     [
         ({"environment": "gsm9k"}, "Did you mean 'gsm8k'"),
-        ({}, "the environment of skyrl_gym is not set"),
+        ({}, "the environment for skyrl_gym is not set"),
         ({"environment": "aime"}, "aime of skyrl-gym cannot be created: got reward_model field is required"),
         ({"environment": "search", "config": {"colour": 1}}, "search of skyrl-gym cannot be created: got .*colour"),
         ({"environment": SUMS}, "cannot be created"),
