@@ -131,8 +131,11 @@ class OpenEnvironment(AsyncEnv):
                 raise EnvironmentFailure(f"the tool {name} of {self._url} failed", got=told)
             if not is_over and not reward:
                 raise ToolError(f"{name}: {told}")
-            return ToolResult(f"{name}: {told}", reward=reward, stop=is_over)
-        return ToolResult(tool_value(data["observation"].get("result")), reward=reward, stop=is_over)
+            value: Any = f"{name}: {told}"
+        else:
+            value = tool_value(data["observation"].get("result"))
+        success = self._is_solved(is_done) if is_over else None
+        return ToolResult(value, reward=reward, stop=is_done, truncated=is_over and not is_done, success=success)
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take an action.
@@ -155,9 +158,12 @@ class OpenEnvironment(AsyncEnv):
         return self._shown, reward, done, self._steps >= self._max_steps and not done, info
 
     def _info(self, *, is_valid: bool, is_done: bool = False) -> dict[str, Any]:
-        if self._has_tools and not is_done:  # a tool call may still end the episode, and leaves no info
+        if self._has_tools and not is_done:  # a tool call may still end the episode
             return {"valid": is_valid}
-        return {"valid": is_valid, "success": is_done and self._total >= self._success_from}
+        return {"valid": is_valid, "success": self._is_solved(is_done)}
+
+    def _is_solved(self, is_done: bool) -> bool:
+        return is_done and self._total >= self._success_from
 
     async def close(self) -> None:
         """End the session."""

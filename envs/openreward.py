@@ -98,7 +98,7 @@ class OpenRewardEnvironment(AsyncEnv):
             EnvironmentFailure: the server is lost, or failed.
         """
         if self._terminal is None:
-            self._steps += 1  # no success yet: a call may still end the episode, and leaves no info
+            self._steps += 1  # no success yet: a call may still end the episode
             return CALL_A_TOOL, 0.0, False, self._steps >= self._max_steps, {"valid": False}
         field = self._terminal.get("arg")
         try:
@@ -148,7 +148,10 @@ class OpenRewardEnvironment(AsyncEnv):
             if self._steps < self._max_steps:
                 raise
             result = ToolResult(str(error))
-        return replace(result, stop=result.stop or self._steps >= self._max_steps)
+        if result.stop:
+            return replace(result, success=self._total >= self._success_from)
+        is_late = self._steps >= self._max_steps
+        return replace(result, truncated=is_late, success=False if is_late else None)
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Call a tool.

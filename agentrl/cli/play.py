@@ -51,6 +51,7 @@ async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
     observation, _ = await maybe_await(env.reset(seed=task.seed, options=dict(task.options)))
     expert = await _expert_of(env)
     tools: dict[str, Tool] = {tool.name: tool for tool in optional_part(env, "tools") or ()}
+    info: dict[str, Any] = {}
     total, turns, done = 0.0, 0, False
     out.print(Text(f"{spec.name}, task {task.id} ({f'{TOOL_KEYS}; {KEYS}' if tools else KEYS})\n", style="dim"))
     out.print(show(observation))
@@ -64,7 +65,8 @@ async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
         if action.startswith("/") and tools:
             result = await _call_tool(action, tools)
             out.print(result.text)
-            total, turns, done = total + result.reward, turns + 1, result.stop
+            total, turns, done = total + result.reward, turns + 1, result.ends_episode
+            info = info if result.success is None else {**info, "success": result.success}
             continue
         if action == "!" and expert is None:
             out.print("The environment has no expert, or it was not used from the first turn.")

@@ -241,8 +241,15 @@ def write_tool_result(result: ToolResult) -> dict[str, Any]:
     """Write the result of a tool; fields without a value are left out, except the text."""
     content = result.content
     parts = None if isinstance(content, str) else write_content(content)
-    more = {"content": parts, "reward": result.reward, "metrics": dict(result.metrics), "stop": result.stop}
-    return {"text": result.text, **{name: value for name, value in more.items() if value}}
+    more = {
+        "content": parts,
+        "reward": result.reward,
+        "metrics": dict(result.metrics),
+        "stop": result.stop,
+        "truncated": result.truncated,
+    }
+    success = {} if result.success is None else {"success": result.success}
+    return {"text": result.text, **{name: value for name, value in more.items() if value}, **success}
 
 
 def read_tool_result(plain: Mapping[str, Any]) -> ToolResult:
@@ -252,6 +259,8 @@ def read_tool_result(plain: Mapping[str, Any]) -> ToolResult:
         reward=plain.get("reward", 0.0),
         metrics=plain.get("metrics", {}),
         stop=bool(plain.get("stop", False)),
+        truncated=bool(plain.get("truncated", False)),
+        success=plain.get("success"),
     )
 
 

@@ -238,8 +238,12 @@ class RuntimeEpisode(Episode):
             self._add_component(f"tool/{call.name}", result.reward)
         if self._ended_by_tool is not None:
             raise EpisodeEnd(self._ended_by_tool)
+        if result.success is not None:
+            self._decide_success(call.name, result.success)
         if called.tool is not None and not called.failed and (called.tool.stop or result.stop):
             raise EpisodeEnd(Outcome.STOPPED_BY_TOOL)
+        if result.truncated:
+            raise EpisodeEnd(Outcome.TRUNCATED_TURNS)
         self.turns.state_key = None  # a configured tool may lead to any state
         if call.name in self.tools and call.name not in self._configured:
             self.observation = result.content
@@ -250,6 +254,15 @@ class RuntimeEpisode(Episode):
         if called.tool is not None and shown != whole:
             self.turns.add_metric(f"tool/{call.name}/cut", 1)
         return tool_result(call, shown)
+
+    def _decide_success(self, tool: str, success: bool) -> None:
+        if tool in self._configured:
+            raise UsageError(
+                f"tool {tool} decides whether the task is solved",
+                got=f"a ToolResult with success={success}",
+                expected="success=None; only the environment and its own tools decide",
+            )
+        self.info["success"] = success
 
     def _add_tool_metrics(self, name: str, called: ToolCallResult) -> None:
         counts = {"calls": 1.0, "errors": float(called.failed), "kept": float(called.was_cached)}

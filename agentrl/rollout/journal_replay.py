@@ -323,7 +323,7 @@ class JournaledTools:
 
 def _seen(called: ToolCallResult) -> str:
     result = called.result
-    return fingerprint([_content(result.content), result.reward, result.stop, called.failed])
+    return fingerprint([_content(result.content), result.reward, result.stop, result.truncated, result.success, called.failed])
 
 
 class JournaledRunner(EpisodeRunner):

@@ -275,7 +275,14 @@ async def _call(tools: Sequence[Tool], action: str, at_least_s: float = 0.0) -> 
         except AgentRLError as error:
             result = ToolResult(str(error))
     ended = result.stop or tool.stop
-    return StepResult(observation=result.content, reward=result.reward, terminated=ended, truncated=False, info={})
+    info = {} if result.success is None else {"success": result.success}
+    return StepResult(
+        observation=result.content,
+        reward=result.reward,
+        terminated=ended,
+        truncated=result.truncated and not ended,
+        info=info,
+    )
 
 
 def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> PlayedEpisode:

@@ -137,6 +137,15 @@ class ToolResult:
     """Metrics, which are added to the trajectory's as ``tool/NAME/METRIC``."""
     stop: bool = False
     """True if the call ends the episode, independent of the tool's rules."""
+    truncated: bool = False
+    """True if the environment's step limit ends the episode with this call."""
+    success: bool | None = None
+    """For tools of an environment: True if the task is solved; by default, the environment's threshold decides."""
+
+    @property
+    def ends_episode(self) -> bool:
+        """True if the episode ends with the call, by the result itself."""
+        return self.stop or self.truncated
 
     @property
     def text(self) -> str:

@@ -107,7 +107,7 @@ class InspectEnvironment(AsyncEnv):
         text, reward, is_over, info = await self._answer(output)
         if not info["valid"]:
             raise ToolError(text)
-        return ToolResult(text, reward=reward, stop=is_over)
+        return ToolResult(text, reward=reward, stop=is_over, success=info.get("success"))
 
     async def _answer(self, output: Any) -> tuple[str, float, bool, dict[str, Any]]:
         """Give an answer; return what follows, the reward, whether the episode is over, and the info."""
@@ -126,7 +126,7 @@ class InspectEnvironment(AsyncEnv):
             self._is_lost = True
             self._abandon()
             raise
-        if isinstance(prompt, InspectPrompt):  # no success yet: a call may still end the episode, and leaves no info
+        if isinstance(prompt, InspectPrompt):  # no success yet: a call may still end the episode
             failed = getattr(prompt.messages[-1], "error", None)
             return self._text(prompt), 0.0, False, {"valid": failed is None}
         self._episode = None

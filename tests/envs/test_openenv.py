@@ -246,11 +246,16 @@ async def test_failed_tool_calls_count_and_keep_what_the_server_says(url: str, s
         await call(env)
     scripted.say(error={"message": "fatal"}, reward=-1.0, done=True)
     ended = await call(env)
-    assert (ended.text, ended.reward, ended.stop) == ("add: fatal", -1.0, True)
+    assert (ended.text, ended.reward, ended.stop, ended.success) == ("add: fatal", -1.0, True, False)
     await env.close()
     env = await with_tools(url, scripted, max_steps=1)
     scripted.say(error={"message": "broken"})
-    assert (await call(env)).stop
+    late = await call(env)
+    assert (late.stop, late.truncated, late.success) == (False, True, False)
+    await env.close()
+    env = await with_tools(url, scripted, success_from=0.5)
+    scripted.say(result="ok", reward=0.5, done=True)
+    assert (await call(env)).success
     await env.close()
 
 

@@ -332,6 +332,55 @@ async def test_a_result_may_end_the_episode_and_nothing_is_called_after_it(make_
     assert (trajectory.outcome, trajectory.reward, called) == (Outcome.STOPPED_BY_TOOL, 1.0, [1, 3])
 
 
+class Climb(gymnasium.Env):
+    """A wall that is climbed by a tool, in two steps at most."""
+
+    observation_space = action_space = gymnasium.spaces.Text(100)
+    action_hint = None
+
+    def __init__(self):
+        self.tools = (agentrl.tool(self.climb, inline=True),)
+        self._height = self._steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        self._height = self._steps = 0
+        return "Climb to 3.", {}
+
+    def step(self, action):
+        return "", 0.0, True, False, {"success": False}
+
+    def climb(self, metres: int) -> ToolResult:
+        """Climb.
+
+        Args:
+            metres: How far.
+        """
+        self._height, self._steps = self._height + metres, self._steps + 1
+        done = self._height >= 3
+        return ToolResult("up", stop=done, truncated=self._steps == 2 and not done, success=done or None)
+
+
+@pytest.mark.parametrize(
+    ("metres", "outcome", "success"),
+    [((1, 2), Outcome.STOPPED_BY_TOOL, True), ((1, 1), Outcome.TRUNCATED_TURNS, None)],
+)
+async def test_an_environments_tool_says_how_the_episode_ended(make_runner, play, metres, outcome, success):
+    trajectory = await play(
+        make_runner(Climb, "".join(call("climb", metres=one) for one in metres), loop="tool_calling")
+    )
+    assert (trajectory.outcome, trajectory.success) == (outcome, success)
+
+
+async def test_configured_tools_cannot_decide_success(make_runner, play, worlds):
+    @agentrl.tool(inline=True)
+    def claim() -> ToolResult:
+        """Claims success."""
+        return ToolResult("solved", success=True)
+
+    with pytest.raises(UsageError, match="tool claim decides whether the task is solved"):
+        await play(make_runner(worlds.Corridor, call("claim"), loop="tool_calling", tools=[claim]))
+
+
 class Judge(gymnasium.Env):
     """Judges the answer that is handed in."""
 
@@ -504,5 +553,7 @@ def test_tools_and_results_are_written_as_json_and_read_again():
     assert not RemoteTool(**plain).stop
     assert "rules" not in RemoteTool.describe(Tool(double.target)).to_plain()
     for result in (ToolResult("x"), ToolResult("x", reward=1.5, metrics={"a": 2.0}, stop=True)):
+        assert read_tool_result(json.loads(json.dumps(write_tool_result(result)))) == result
+    for result in (ToolResult("x", truncated=True, success=False), ToolResult("x", success=True)):
         assert read_tool_result(json.loads(json.dumps(write_tool_result(result)))) == result
     assert write_tool_result(ToolResult({"a": 1})) == {"text": '{"a": 1}'}

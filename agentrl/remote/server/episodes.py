@@ -198,7 +198,7 @@ class ServedEpisode:
             return result
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Call a tool of the environment; one that ends an episode terminates it.
+        """Call a tool of the environment; one that ends an episode terminates or truncates it.
 
         Raises:
             ToolError: the tool is unknown, the arguments are wrong, or the tool failed: text for the policy.
@@ -214,9 +214,12 @@ class ServedEpisode:
                 raise
             finally:
                 self._used_at = self._clock()
-            self._count(result.reward, terminated=self.tools[name].stop or result.stop, truncated=False)
+            stopped = self.tools[name].stop or result.stop
+            self._count(result.reward, terminated=stopped, truncated=result.truncated and not stopped)
             threshold = self._tasks.spec.success_threshold
-            if self.state.terminated and threshold is not None:
+            if result.success is not None:
+                self.state.success = result.success
+            elif self.state.terminated and threshold is not None:
                 self.state.success = self.state.total >= threshold
             return result
 
