@@ -15,7 +15,7 @@ from agentrl.agent_loop import AgentLoop, Episode
 from agentrl.config.config import Config
 from agentrl.errors import EnvironmentFailure, described_error
 from agentrl.evaluation.panel import EvaluatedEpisode
-from agentrl.gateway import Gateway, GatewaySession
+from agentrl.gateway import Gateway, GatewaySession, Verify
 from agentrl.observe.console import note
 from agentrl.observe.files import JsonLinesWriter, writing
 from agentrl.remote.chat import as_openai
@@ -108,10 +108,12 @@ class LiveTraffic:
         if self.failure is not None:
             raise self.failure
 
-    async def _open(self, name: str | None) -> list[GatewaySession]:
+    async def _open(self, name: str | None, verify: Verify) -> list[GatewaySession]:
         name = name or DEFAULT
         while True:
             if name not in self._playing:
+                await verify()
+            if name not in self._playing:  # still not, after the check
                 self._begin(name)
             number, playing = self._numbers[name], self._playing[name]
             session = await self._loop.session_of(number)

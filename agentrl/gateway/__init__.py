@@ -28,7 +28,7 @@ from agentrl.gateway.dialect import BadRequest, Dialect, Event, Reply
 from agentrl.gateway.fields import read_feedback, refuse_unknown, take
 from agentrl.gateway.history import chain_of
 from agentrl.gateway.pending import NO_SIDE_CALLS, PendingRequest, UntrainedRequestRules, digest_of, off_loop
-from agentrl.gateway.refusals import SessionOver, Unavailable
+from agentrl.gateway.refusals import TOO_DEEP, SessionOver, Unavailable
 from agentrl.gateway.responses import Responses
 from agentrl.gateway.session import GatewaySession
 from agentrl.message import text_of
@@ -43,7 +43,7 @@ from agentrl.remote.listening import (
     read_bytes_of,
 )
 
-__all__ = ["BadRequest", "Gateway", "GatewaySession", "Unavailable", "UntrainedRequestRules", "read_feedback"]
+__all__ = ["BadRequest", "Gateway", "GatewaySession", "Unavailable", "UntrainedRequestRules", "Verify", "read_feedback"]
 
 _log = logging.getLogger(__name__)
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
@@ -57,7 +57,9 @@ MODEL = "policy"
 """Name of the model in the list of models."""
 
 
-Opener: TypeAlias = Callable[[str | None], Awaitable[Sequence[GatewaySession]]]
+Verify: TypeAlias = Callable[[], Awaitable[None]]
+"""Check of a request, which raises `BadRequest` if it is malformed."""
+Opener: TypeAlias = Callable[[str | None, Verify], Awaitable[Sequence[GatewaySession]]]
 FeedbackTaker: TypeAlias = Callable[[str, Mapping[str, Any], bool], Awaitable[Mapping[str, Any]]]
 
 
@@ -73,8 +75,9 @@ class Gateway:
         host: Address to listen on; by default reachable from this machine only.
         port: Port; 0 takes a free one.
         key: Key that all clients must send, if `opener` makes the sessions.
-        opener: Makes or finds the sessions for the session name in the path (``None`` if the path has none). The first
-            one takes new conversations; the others only continue the conversations that they have recorded.
+        opener: Makes or finds the sessions for the session name in the path (``None`` if the path has none); it awaits
+            its second argument before it makes one, so that malformed requests open no session. The first session
+            takes new conversations; the others only continue the conversations that they have recorded.
         feedback: Takes the feedback on a session of `opener`: its name, the body, and True if the client marks the
             request as a retry. Returns the body of the answer.
         feedback_key: Key of feedback; `key` by default.
@@ -186,8 +189,7 @@ class Gateway:
     def _answering(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def answer(request: web.Request) -> web.StreamResponse:
             try:
-                sessions = await self._sessions_of(request)
-                body, raw = await _read(request)
+                sessions, body, raw = await self._sessions_and_body(request, lambda body: dialect.read(body, {}))
                 is_retry = _is_retry(request)
                 session = await session_of_history(sessions, dialect, body, raw, is_retry=is_retry)
                 pending = await session.begin(dialect, body, raw, is_retry=is_retry)
@@ -199,17 +201,37 @@ class Gateway:
 
         return answer
 
-    async def _sessions_of(self, request: web.Request) -> Sequence[GatewaySession]:
-        """Return the candidate sessions of a request by its path and key, which must agree if both name a session.
+    async def _sessions_and_body(
+        self, request: web.Request, read: Callable[[Mapping[str, Any]], object]
+    ) -> tuple[Sequence[GatewaySession], Mapping[str, Any], bytes]:
+        """Return the candidate sessions of a request, its body, and the body's bytes.
+
+        `read` checks the body of a request that opens a session.
+
+        Raises:
+            BadRequest: the request is malformed, or no session matches it.
+        """
+        if self._opener is None:
+            sessions = self._running_sessions_of(request)
+            return sessions, *await _read(request)
+        self._check_client(request, self._key)
+        body, raw = await _read(request)
+
+        async def verify() -> None:
+            try:
+                await off_loop(len(raw), read, body)
+            except RecursionError as error:
+                raise BadRequest(TOO_DEEP, code="invalid_json") from error
+
+        return await self._opener(request.match_info.get("session"), verify), body, raw
+
+    def _running_sessions_of(self, request: web.Request) -> Sequence[GatewaySession]:
+        """Return the session of a request by its path and key, which must agree if both name a session.
 
         Raises:
             BadRequest: no session matches, or the key belongs to another session.
         """
-        key = _key_of(request)
-        if self._opener is not None:
-            self._check_client(request, self._key)
-            return await self._opener(request.match_info.get("session"))
-        by_key = self._by_key.get(key)
+        by_key = self._by_key.get(_key_of(request))
         name = request.match_info.get("session")
         if name is None:
             if by_key is None:
@@ -251,8 +273,7 @@ class Gateway:
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
         dialect = next(dialect for dialect in DIALECTS if isinstance(dialect, AnthropicMessages))
         try:
-            session, *_ = await self._sessions_of(request)
-            body, raw = await _read(request)
+            (session, *_), body, raw = await self._sessions_and_body(request, dialect.read_count)
 
             def count() -> int:
                 return session.count_tokens(dialect.read_count(body))
@@ -264,7 +285,7 @@ class Gateway:
     async def _models(self, request: web.Request) -> web.StreamResponse:
         try:
             if self._opener is None:
-                await self._sessions_of(request)
+                self._running_sessions_of(request)
             else:
                 self._check_client(request, self._key)  # a list of models opens no session
         except BadRequest as error:

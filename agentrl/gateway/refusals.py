@@ -8,6 +8,7 @@ from agentrl.gateway.dialect import BadRequest
 RETRIED = (408, 409, 425, 429)
 """Statuses below 500 after which the vendors' packages retry."""
 NOT_IMPLEMENTED = 501
+TOO_DEEP = "the request is nested too deeply"
 
 
 class SessionOver(Exception):

@@ -64,7 +64,7 @@ from agentrl.gateway.pending import (
     digest_of,
     off_loop,
 )
-from agentrl.gateway.refusals import SessionOver, client_error_of
+from agentrl.gateway.refusals import TOO_DEEP, SessionOver, client_error_of
 from agentrl.message import Message, ToolCall
 from agentrl.remote.listening import DEEPEST, is_deep
 
@@ -255,7 +255,7 @@ class GatewaySession:
                 self.refusal = self.refusal or error.message
             raise
         except RecursionError as error:
-            raise BadRequest("the request is nested too deeply", code="invalid_json") from error
+            raise BadRequest(TOO_DEEP, code="invalid_json") from error
 
     def _start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Run a coroutine as a task that the end of the session cancels."""

@@ -323,7 +323,8 @@ class JournaledTools:
 
 def _seen(called: ToolCallResult) -> str:
     result = called.result
-    return fingerprint([_content(result.content), result.reward, result.stop, result.truncated, result.success, called.failed])
+    ending = (result.stop, result.truncated, result.success)
+    return fingerprint([_content(result.content), result.reward, *ending, called.failed])
 
 
 class JournaledRunner(EpisodeRunner):

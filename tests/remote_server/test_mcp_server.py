@@ -150,6 +150,19 @@ async def test_silent_connections_do_not_lock_clients_out(serve: Any, monkeypatc
     writer.close()
 
 
+async def test_a_request_whose_body_is_late_is_refused_and_closed(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_server, "BODY_S", 0.05)
+    url = serve(STAIRS, kind=MCPServer).url
+    host, port = url.removeprefix("http://").removesuffix("/mcp").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"POST /mcp HTTP/1.1\r\nHost: {host}\r\nContent-Length: 100\r\n\r\n{{".encode())
+    assert b"408" in await asyncio.wait_for(reader.readline(), 30)
+    assert b"did not arrive in time" in await asyncio.wait_for(reader.read(), 30), "the connection is closed"
+    writer.close()
+
+
 class Acting(Stairs):
     """Has a tool that is named like one of the server's."""
 

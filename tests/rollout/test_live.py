@@ -182,6 +182,16 @@ async def test_a_request_needs_a_session(serve):
     assert await refused(url(scheduler, "x" * 129) + CHAT, ASK) == (400, "invalid_session")
 
 
+@pytest.mark.parametrize("body", [{}, {"messages": "one"}, {**ASK, "n": 0}])
+async def test_a_malformed_request_opens_no_session(serve, body):
+    scheduler = await serve()
+    assert (await refused(url(scheduler, "a") + CHAT, body))[0] == 400
+    assert (await post(url(scheduler, "a") + "/v1/messages/count_tokens", "", body))[0] == 400
+    assert (scheduler.live.counts["opened"], scheduler.live.open) == (0, 0)
+    assert await refused(url(scheduler, "a") + "/feedback", GOOD) == (404, "unknown_session")
+    await chat(scheduler, "a")
+
+
 async def test_feedback_waits_for_the_end_of_an_answer(serve, renderer):
     asked, blocked = asyncio.Event(), asyncio.Event()
     scheduler = await serve()

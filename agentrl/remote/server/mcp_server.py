@@ -23,7 +23,7 @@ from agentrl.env import EnvironmentSpec
 from agentrl.errors import AgentRLError, ToolError, UsageError
 from agentrl.message import Content, TextPart
 from agentrl.registry import Extra
-from agentrl.remote.listening import IDLE_CONNECTION_S, is_own_host, is_own_origin, own_names
+from agentrl.remote.listening import BODY_S, IDLE_CONNECTION_S, SLOWEST, is_own_host, is_own_origin, own_names
 from agentrl.remote.server.episodes import EpisodeHost, ServedEpisode, TaskChoice, first_text
 from agentrl.remote.server.server import ServerSettings
 from agentrl.remote.server.session import Clock, Leases
@@ -199,7 +199,12 @@ class MCPServer:
             elif wanted is not None and not hmac.compare_digest(headers.get("authorization", b""), wanted):
                 await _refuse(send, 401, "wrong token" if "authorization" in headers else "no token")
             else:
-                await application(scope, receive, send)
+                try:
+                    received = await _receive_body(receive)
+                except TimeoutError:
+                    await _refuse(send, 408, "the request did not arrive in time")
+                    return
+                await application(scope, received, send)
                 if scope["method"] == "DELETE":
                     self.sessions.end(headers.get("mcp-session-id", b"").decode("latin-1"))
 
@@ -325,6 +330,29 @@ def _connections_with_a_deadline() -> Any:
                 self.transport.abort()
 
     return IdleConnection
+
+
+async def _receive_body(receive: Receive) -> Receive:
+    """Read a request's body within the deadlines of `agentrl.remote.listening`; return what a later reader receives.
+
+    What follows the first `LARGEST_CALL` bytes is left to the application, which refuses it.
+
+    Raises:
+        TimeoutError: the body is late.
+    """
+    loop, size, read = asyncio.get_running_loop(), 0, list[dict[str, Any]]()
+    last = loop.time() + BODY_S + LARGEST_CALL / SLOWEST
+    async with asyncio.timeout(BODY_S) as limit:
+        while size <= LARGEST_CALL and (not read or read[-1].get("more_body")):
+            read.append(await receive())
+            size += len(read[-1].get("body", b""))
+            limit.reschedule(min(last, loop.time() + BODY_S))
+    messages = iter(read)
+
+    async def received() -> dict[str, Any]:
+        return next(messages, None) or await receive()
+
+    return received
 
 
 async def _refuse(send: Send, status: int, message: str) -> None:

@@ -26,6 +26,7 @@ from agentrl.gateway import (
     GatewaySession,
     Unavailable,
     UntrainedRequestRules,
+    Verify,
     read_feedback,
 )
 
@@ -261,11 +262,11 @@ class LiveSessions(AgentLoop):
         while len(self._ended) > MOST_ENDED:
             del self._ended[next(iter(self._ended))]
 
-    async def _session_of(self, name: str | None) -> list[GatewaySession]:
-        """Find or open the session of a request.
+    async def _session_of(self, name: str | None, verify: Verify) -> list[GatewaySession]:
+        """Find or open the session of a request, which `verify` checks before.
 
         Raises:
-            BadRequest: the path has no valid name, or the session has ended.
+            BadRequest: the path has no valid name, the session has ended, or a malformed request would open one.
             Unavailable: the run is stopping, or there are too many sessions.
         """
         if name is None:
@@ -276,6 +277,8 @@ class LiveSessions(AgentLoop):
                 code="no_session",
             )
         _check_name(name)
+        if name not in self._open and name not in self._ended:
+            await verify()
         if (end := self._ended.get(name)) is not None:
             raise BadRequest(
                 f"session {name} has ended ({end}): use a new name for each session", status=403, code="session_ended"
