@@ -190,7 +190,7 @@ def _size(spec: EnvironmentSpec, split: str, options: Mapping[str, Any]) -> str:
 @app.command(
     epilog=examples(
         "agentrl env check household",
-        "agentrl env check my_game:GuessNumber-v0 --skip 'is as fast as it says'",
+        "agentrl env check my_game:GuessNumber-v0 --skip 'steps are fast enough'",
         "agentrl env check --all --json -",
     )
 )

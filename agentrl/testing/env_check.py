@@ -49,11 +49,11 @@ RULES = (
     determinism.runs_in_threads,
     determinism.is_isolated_enough,
     determinism.survives_cancellation,
-    contract.speaks_properly,
+    contract.returns_valid_values,
     contract.ends_properly,
     contract.accepts_admissible_actions,
-    contract.bears_nonsense,
-    determinism.has_keys_of_its_states,
+    contract.answers_invalid_actions,
+    determinism.has_stable_state_keys,
     determinism.restores_snapshots,
     rewards.is_solved_by_its_expert,
     rewards.survives_mistakes,
@@ -63,8 +63,8 @@ RULES = (
     *LEAKS,
     *LAZY,
     resources.releases_everything,
-    resources.keeps_its_memory,
-    resources.is_as_fast_as_it_says,
+    resources.keeps_memory_constant,
+    resources.steps_are_fast_enough,
 )
 """Rules of `check_env`, in the order of the report."""
 INTEGRITY = (
@@ -75,7 +75,7 @@ INTEGRITY = (
     rewards.echoed_success_earns_nothing,
     rewards.repeating_earns_nothing,
     rewards.another_solution_earns_nothing,
-    rewards.openings_tell_no_luck,
+    rewards.openings_do_not_predict_rewards,
     leaks.keeps_secrets_out_of_the_sandbox,
 )
 """Rules of `reward_integrity`, in the order of the report."""

@@ -25,7 +25,7 @@ LONGEST_HEARD = 4000
 BEGIN = '(You begin with: "{}")'
 """Line below the greeting. The notes contain it, too, but small models find it only here."""
 AGAIN = "(That could not be understood. Say in plain words what the customer says now.)"
-NOT_YET = f"(The conversation has only just begun. Say what you want, without {STOP}.)"
+NOT_YET = f"(The conversation has just begun. Say what you want, without {STOP}.)"
 _NOTHING = "(says nothing)"
 _NO_STOP = "[…]"
 """Replacement of the stop mark in the agent's words, so that the customer does not repeat it."""

@@ -126,7 +126,7 @@ SEEN = [
     (Gullible, "echoed success earns nothing", FAILED),
     (Parroted, "repeating earns nothing", FAILED),
     (Same, "another solution earns nothing", WARNED),
-    (Marked, "openings tell no luck", WARNED),
+    (Marked, "openings do not predict rewards", WARNED),
     (Open, "keeps secrets out of the sandbox", FAILED),
 ]
 
@@ -157,7 +157,7 @@ def test_a_single_success_by_chance_is_no_word_that_tells() -> None:
             Lucky.episodes += action in ("10", "20")
             return Lucky.episodes == 5 or super().earns(action)
 
-    report = reward_integrity(spec_of(Lucky), only=["openings tell no luck"])
+    report = reward_integrity(spec_of(Lucky), only=["openings do not predict rewards"])
     assert [(row.status, row.detail) for row in report.rows] == [
         (CheckStatus.PASSED, "random play: mean return 0.0625")
     ]

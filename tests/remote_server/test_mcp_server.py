@@ -150,9 +150,7 @@ async def test_silent_connections_do_not_lock_clients_out(serve: Any, monkeypatc
     writer.close()
 
 
-async def test_a_request_whose_body_is_late_is_refused_and_closed(
-    serve: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_whose_body_is_late_is_refused_and_closed(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_server, "BODY_S", 0.05)
     url = serve(STAIRS, kind=MCPServer).url
     host, port = url.removeprefix("http://").removesuffix("/mcp").split(":")

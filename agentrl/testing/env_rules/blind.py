@@ -145,7 +145,7 @@ def _try(session: EnvSession, subject: Subject, task: Task, blind: BlindPolicy) 
             blind.played.append(play(session, task, blind.policy(), subject.limit))
     except (CallFailed, WrongReturn):
         raise
-    except Exception:  # the rule `bears nonsense` reports it
+    except Exception:  # the rule `answers invalid actions` reports it
         blind.is_refused = True
 
 

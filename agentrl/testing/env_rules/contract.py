@@ -212,7 +212,7 @@ def keeps_gymnasium_rules(subject: Subject) -> str:
 
 
 @rule("return what the message expects, because runs refuse anything else; state the true `reward_range`")
-def speaks_properly(subject: Subject) -> str:
+def returns_valid_values(subject: Subject) -> str:
     """Runs accept the values that `reset` and `step` return, and returns are in the stated range."""
     low, high = subject.spec.reward_range
     played = subject.random_episodes
@@ -293,7 +293,7 @@ def _take(session: EnvSession, action: str) -> StepResult:
 
 
 @rule('answer an invalid action with an explanation, and set `info["valid"] = False`')
-def bears_nonsense(subject: Subject) -> str:
+def answers_invalid_actions(subject: Subject) -> str:
     """No action raises an exception: invalid actions of a model get an observation."""
     with subject.session() as session:
         for text in NONSENSE:

@@ -156,7 +156,7 @@ def _hidden_state(session: EnvSession, task: Task) -> str | None:
 
 
 @rule("compute the key only from the state, as text: from sorted plain data, or as its checksum")
-def has_keys_of_its_states(subject: Subject) -> str:
+def has_stable_state_keys(subject: Subject) -> str:
     """`state_key()` is text, and the same for the same state, in a second call and in another environment."""
     compared = 0
     with subject.session() as session, subject.session() as other:

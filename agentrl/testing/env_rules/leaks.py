@@ -217,7 +217,7 @@ def _text_arguments(tool: Tool) -> list[str]:
 def keeps_secrets_out_of_the_sandbox(subject: Subject) -> CheckFinding:
     """The policy's sandbox contains no hidden test and no solution, neither at first nor after a step.
 
-    ``visible()`` returns the readable texts by their location, ``secrets()`` the texts that must not be among them.
+    ``visible()`` returns the readable texts by their location, ``secrets()`` texts that may not occur in them.
     """
     read = 0
     with subject.session() as session:

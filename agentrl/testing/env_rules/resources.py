@@ -113,7 +113,7 @@ class _Reading(NamedTuple):
 
 
 @rule("release the data of an episode in `reset`; limit the size of caches")
-def keeps_its_memory(subject: Subject) -> CheckFinding:
+def keeps_memory_constant(subject: Subject) -> CheckFinding:
     """Memory does not grow when the first steps of the same episodes are repeated, up to 1,000 times in total."""
     limit = min(subject.limit, _STEPS)
     with subject.session() as session:
@@ -218,7 +218,7 @@ _TIMED_STEPS = 20
 
 
 @rule("state `isolation=Isolation.THREAD` or `PROCESS`, or make steps faster")
-def is_as_fast_as_it_says(subject: Subject) -> CheckFinding:
+def steps_are_fast_enough(subject: Subject) -> CheckFinding:
     """An environment that runs in the event loop has steps that take far less time than a model's turn."""
     resets: list[float] = []
     steps: list[float] = []

@@ -253,7 +253,7 @@ def another_solution_earns_nothing(subject: Subject) -> CheckFinding:
 
 
 @rule("look at the tasks with these words; easier tasks are fine")
-def openings_tell_no_luck(subject: Subject) -> CheckFinding:
+def openings_do_not_predict_rewards(subject: Subject) -> CheckFinding:
     """No word of the opening predicts whether random play is rewarded."""
     found = _mean(subject.random_episodes)
     if words := telling(subject.random_episodes):
@@ -283,7 +283,7 @@ def _compare(subject: Subject, policy_of: Callable[[Task], Policy]) -> CheckFind
     """Compare the returns of lazy play with those of random play on the same tasks.
 
     Raises:
-        Missing: lazy play raises an exception, which the rule *bears nonsense* reports.
+        Missing: lazy play raises an exception, which the rule *answers invalid actions* reports.
         Broken: lazy play earned significantly more, or as much as an expert that is better than random play.
     """
     lazy = _lazy_episodes(subject, policy_of)
