@@ -125,8 +125,8 @@ SPEC = puzzle_spec(
     Bandit,
     description=(
         "A bandit of five arms and 30 pulls, solved when more than half of the pulls went to the best arm. Playing"
-        " one arm throughout solves a fifth of the tasks. Options: arms (2 to 8), pulls (up to 40), reward (pays, regret"
-        " or ucb)."
+        " one arm throughout solves a fifth of the tasks. Options: arms (2 to 8), pulls (up to 40), reward (pays,"
+        " regret or ucb)."
     ),
     instructions=(
         "You play a slot machine with several arms. Each arm pays with a fixed probability that you do not know."
