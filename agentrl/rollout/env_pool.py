@@ -29,9 +29,9 @@ from agentrl.rollout.waits import WaitKind, WaitTracker
 from agentrl.sandbox.orphan_guard import OrphanGuard
 from agentrl.task import Task
 
-TASKS_PER_PASS = 256
+TASKS_PER_PASS = 128
 """Maximum number of episodes whose asyncio tasks are made in one pass of the event loop; each takes about 30 us."""
-STARTS_PER_PASS = 16
+STARTS_PER_PASS = 4
 """Maximum number of environments that start in one pass; each start leads to about a millisecond of work."""
 
 
