@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any
 
 from agentrl.observe.metrics import (
@@ -103,9 +104,10 @@ class Sums:
     trained: int = 0
     trained_total: float = 0.0
 
-    def __add__(self, other: Sums) -> Sums:
-        """Return the sums over the episodes of both."""
-        return Sums(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
+    @classmethod
+    def add_up(cls, parts: Sequence[Sums]) -> Sums:
+        """Return the sums over the episodes of all parts."""
+        return cls(**{name: sum(map(attrgetter(name), parts)) for name in cls.__slots__})
 
     @property
     def bias(self) -> float:
@@ -202,11 +204,11 @@ def _sum_up(values: Sequence[tuple[float, bool]]) -> Sums:
 
 
 def _merge(parts: Iterable[Mapping[str, Sums]]) -> dict[str, Sums]:
-    merged: dict[str, Sums] = {}
+    found: dict[str, list[Sums]] = {}
     for part in parts:
         for name, sums in part.items():
-            merged[name] = merged.get(name, Sums()) + sums
-    return merged
+            found.setdefault(name, []).append(sums)
+    return {name: Sums.add_up(sums) for name, sums in found.items()}
 
 
 def _to_record(part: Mapping[str, Sums]) -> dict[str, dict[str, float]]:

@@ -88,7 +88,7 @@ def test_the_margin_holds_for_19_of_20_random_choices():
     for _ in range(1000):
         values = [generator.expovariate(0.1) for _ in range(60)]
         kept = [generator.random() < 0.8 for _ in values]
-        sums = sum((sums_of([value], trains) for value, trains in zip(values, kept, strict=True)), Sums())
+        sums = Sums.add_up([sums_of([value], trains) for value, trains in zip(values, kept, strict=True)])
         outside += abs(sums.bias) > sums.margin
     assert 20 <= outside <= 80
     assert fmean(values) == pytest.approx(sums.total / 60)
