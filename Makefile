@@ -163,8 +163,9 @@ ray: setup
 	@test -e $(RAY)/.installed || { $(BIN)/pip $(INTO_ENGINE) --no-deps --target $(RAY) ray==$(RAY_VERSION) \
 		msgpack==1.2.4 && touch $(RAY)/.installed; }
 
+# The tests mostly wait, for Ray to notice what is lost; each of the two processes has a cluster of its own.
 test-cluster: ray
-	PYTHONPATH=$(RAY) $(PYTEST) -rs --durations=5 tests/cluster
+	PYTHONPATH=$(RAY) $(PYTEST) --numprocesses 2 --dist worksteal -rs --durations=5 tests/cluster
 
 # Packages that environments are compared with, in folders outside the checkout. They contain only what .venv lacks, so that
 # they hide no package of .venv. A folder is complete once it contains .installed.
@@ -255,7 +256,8 @@ original-%: setup
 test-originals: setup originals
 	PYTHONPATH=$(ALFWORLD)$$(printf ':$(ORIGINALS)/%s-$(PYTHON_TAG)' $(ADAPTED)) AGENTRL_OPENENV=$(OPENENV) \
 		AGENTRL_OPENREWARD=$(OPENREWARD) \
-		$(PYTEST) --durations=5 $(addprefix --ignore=,$(VERIFIERS_V1_TESTS)) tests/originals
+		$(PYTEST) --numprocesses 2 --dist worksteal --durations=5 $(addprefix --ignore=,$(VERIFIERS_V1_TESTS)) \
+		tests/originals
 
 # verifiers 0.4 cannot be imported beside 0.3.1.
 test-verifiers: setup originals

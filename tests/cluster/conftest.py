@@ -152,15 +152,15 @@ def stop_node_of(nodes):
 
 
 def pids_of(kind):
-    """The processes of actors of one class, below this machine's nodes."""
+    """The processes of actors of one class, below the nodes of this process."""
     found = []
-    for line in Path("/proc").glob("[0-9]*/cmdline"):
+    for pid in descendants(os.getpid()):
         try:
-            title = line.read_bytes().replace(b"\0", b" ").decode()
+            title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         except (OSError, UnicodeDecodeError):
             continue
         if title.startswith(f"ray::{kind}"):
-            found.append(int(line.parent.name))
+            found.append(pid)
     return found
 
 
