@@ -114,8 +114,10 @@ def measure(path: str, episodes: int, turns: int, wait_s: float) -> dict[str, fl
     with asyncio.Runner(loop_factory=TimedLoop) as loop:
         cpu = time.process_time()
         with settled_heap(runner.pool.waits):  # as in a run
-            played = loop.run(_count_turns(source))
+            kept = loop.run(_keep(source))
         cpu = time.process_time() - cpu
+        played = sum(len(trajectory.turns) for trajectory in kept)
+        assert all(trajectory.success for trajectory in kept)
         timed = loop.get_loop()
         assert isinstance(timed, TimedLoop)
         passes = sorted(timed.passes)
@@ -131,10 +133,9 @@ def measure(path: str, episodes: int, turns: int, wait_s: float) -> dict[str, fl
     }
 
 
-async def _count_turns(played: AsyncIterator[Trajectory]) -> int:
-    kept = [trajectory async for trajectory in played]  # as a training step keeps them
-    assert all(trajectory.success for trajectory in kept)
-    return sum(len(trajectory.turns) for trajectory in kept)
+async def _keep(played: AsyncIterator[Trajectory]) -> list[Trajectory]:
+    """Return all episodes, as a training step keeps them."""
+    return [trajectory async for trajectory in played]
 
 
 async def _trained(runner: EpisodeRunner, episodes: int) -> AsyncIterator[Trajectory]:
