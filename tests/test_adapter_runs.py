@@ -46,6 +46,7 @@ def adapters(run):
     }
 
 
+@pytest.mark.slow
 def test_two_adapters_train_and_go_on_bit_for_bit(tiny_run):
     whole = tiny_run(*ADAPTERS, "observe.tokens=all", name="whole")
     train(whole)
@@ -98,6 +99,7 @@ def test_tokens_say_which_adapter_sampled_them_and_which_version_of_it(tiny_run)
     assert {int(v) for t in stored for s in t.sequences for v in s.versions[s.loss_mask]} == {0, 1}
 
 
+@pytest.mark.slow
 def test_an_older_self_plays_and_stays_as_it_is(tiny_run, tmp_path):
     old = tiny_run(*ADAPTERS, "trainer.steps=1", name="old")
     train(old)

@@ -107,6 +107,7 @@ def in_a_loop(call):
         loop.close()
 
 
+@pytest.mark.slow
 def test_a_notebook_trains_with_its_own_objects_and_goes_on(capsys, tmp_path):
     objects = make_objects()
     run = in_a_loop(lambda: agentrl.train(**objects, model="scratch", steps=1, overrides=SMALL))

@@ -34,6 +34,7 @@ def moments(run, step):
     return load_state(run.folder.checkpoints / f"step-{step:06d}" / "trainer.pt")["optimizer"]["adamw"]["state"]
 
 
+@pytest.mark.slow
 def test_the_same_bytes_as_at_once_and_an_exact_resume(tiny_run, tmp_path):
     found, seen = {}, Seen()
     for background in ("false", "true"):

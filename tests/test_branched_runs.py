@@ -25,6 +25,7 @@ def stored(folder):
     return {one.trajectory.id: one.trajectory for one in found}
 
 
+@pytest.mark.slow
 def test_a_branched_run_trains_and_a_killed_one_ends_as_if_it_had_not_been(tiny_run, tmp_path):
     run = tiny_run(*BRANCHED, "observe.tokens=all")
     watcher = Snapshots(tmp_path / "cut", [20, 45])
@@ -70,6 +71,7 @@ def test_an_asynchronous_branched_run_keeps_groups_and_staleness(tiny_run):
     assert max(line["staleness/max"] for line in lines) <= 1
 
 
+@pytest.mark.slow
 def test_prefixes_that_are_computed_once_give_the_same_run(tiny_run):
     plain, shared = tiny_run(*BRANCHED), tiny_run(*BRANCHED, "trainer.share_prefixes=true", name="shared")
     for run in (plain, shared):
@@ -130,6 +132,7 @@ def test_two_ranks_train_two_algorithms_as_one_does(tiny_run):
         assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
 
 
+@pytest.mark.slow
 def test_a_run_with_two_algorithms_reports_each_and_resumes(tiny_run, tmp_path):
     run = tiny_run(TWO, "trainer.tasks_per_step=3", "algorithm.dynamic_sampling=true")
     train(run, watcher=Snapshots(tmp_path / "cut", [30]))

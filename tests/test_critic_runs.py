@@ -17,6 +17,7 @@ def weights(run):
 
 
 @pytest.mark.parametrize("kind", ["own", "shared"])
+@pytest.mark.slow
 def test_a_run_with_a_critic_goes_on_bit_for_bit(tiny_run, kind):
     settings = (*PPO, f"trainer.critic={{kind: {kind}, pretrain_steps: 1, learning_rate: 1e-2}}")
     whole = tiny_run(*settings, name="whole")

@@ -76,6 +76,7 @@ def test_a_constant_reward_is_not_reported_as_failure_of_all_episodes(ended):
     assert "failed" not in idle
 
 
+@pytest.mark.slow
 def test_problems_are_in_the_folder_and_in_the_report(ended):
     result, _ = ended("constant")
     (first, *_) = json.loads((result.folder / "diagnosis.json").read_text())["problems"]

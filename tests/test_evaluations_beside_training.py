@@ -47,6 +47,7 @@ class Evaluations(RunWatcher):
             raise Crash
 
 
+@pytest.mark.slow
 def test_an_evaluation_measures_the_weights_of_its_step_while_later_steps_train(tiny_run, tmp_path):
     run, watcher = tiny_run(*BESIDE, "trainer.steps=6"), Evaluations()
     train(run, watcher=watcher)
@@ -89,6 +90,7 @@ LOST = "the evaluation of step {} did not finish, and is not repeated: {}"
         (2, 2, ["evaluation.engine=null"], [], [LOST.format(2, "evaluation.engine is no longer set")]),
     ],
 )
+@pytest.mark.slow
 def test_a_stopped_evaluation_is_repeated_if_its_weights_are_stored(tiny_run, every, crash_at, change, measured, lost):
     slow = (
         f"evaluation={{every: {every}, tasks: 100, samples: 4, split: test, engine: {{type: local, max_num_seqs: 2}}}}"

@@ -43,6 +43,7 @@ def more_vowels(question, body):
 
 
 @pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_run_learns_from_comparisons_and_each_episode_is_written_with_its_rank(tiny_run, staleness):
     with judge_service(more_vowels) as service:
         settings = judge(service, compare="pairwise", reasons=False)

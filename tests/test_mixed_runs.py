@@ -80,6 +80,7 @@ CURRICULA = (
 
 
 @pytest.mark.parametrize("curriculum", CURRICULA)
+@pytest.mark.slow
 def test_a_run_with_a_curriculum_that_was_cut_off_ends_as_if_it_had_not_been(mixed_run, tmp_path, curriculum):
     run = mixed_run(curriculum, "agent.max_turns=3", "trainer.steps=4", "algorithm.dynamic_sampling=true")
     train(run, watcher=Snapshots(tmp_path / "cut", [20, 45]))
@@ -92,6 +93,7 @@ def test_a_run_with_a_curriculum_that_was_cut_off_ends_as_if_it_had_not_been(mix
         assert {t.id: t.reward for t in stored(folder)} == {t.id: t.reward for t in stored(run.folder.path)}
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_with_what_it_had_begun(mixed_run):
     class Interrupting(RunWatcher):
         asked = False

@@ -140,6 +140,7 @@ def test_the_dashboard_asks_only_for_metrics_that_a_run_has(tiny_run, free_port)
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed: make prometheus")
+@pytest.mark.slow
 def test_a_real_prometheus_server_reads_a_run(tiny_run, free_port, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -75,6 +75,7 @@ def test_a_killed_process_resumes_bit_for_bit(tiny_run, expected, start_python):
     assert_same(killed.folder.path, expected.folder.path)
 
 
+@pytest.mark.slow
 def test_finished_episodes_of_a_killed_asynchronous_run_are_trained_on(tiny_run, start_python):
     run = tiny_run("trainer.steps=60", "rollout.max_staleness=3", "checkpoint.every=3")
     program = _start(start_python, run)

@@ -46,6 +46,7 @@ class Recorder(RunWatcher):
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 4])
+@pytest.mark.slow
 def test_a_run_from_start_to_end(tiny_run, staleness):
     run = tiny_run(f"rollout.max_staleness={staleness}", "evaluation={every: 2, tasks: 3, split: test}")
     watcher = Recorder()
@@ -125,6 +126,7 @@ def test_a_warm_start_that_does_not_get_there_says_so(tiny_run, settings, seen):
     assert seen in watcher.messages[-1]
 
 
+@pytest.mark.slow
 def test_a_warm_start_cannot_wait_for_a_success_that_nobody_tells(tiny_run):
     run = tiny_run("environment.name=letters:Silent", "sft={episodes: 8, stop_at: 0.4, check_every: 1}")
     with pytest.raises(UsageError, match=r"does not report success.*Remove sft\.stop_at"):
@@ -139,6 +141,7 @@ def test_bad_episodes_are_data(tiny_run):
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_runs_are_equal_wherever_environments_run_if_that_is_asked_for(tiny_run):
     """Steps of environments end in another order each time."""
     words = [

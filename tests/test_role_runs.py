@@ -17,6 +17,7 @@ from agentrl.runs.start import resume_run
 LOOP = ("agent={loop: 'two_agents:Telling', options: {}}", "agent.max_answer_tokens=6", "agent.max_tokens=256")
 
 
+@pytest.mark.slow
 def test_two_roles_train_on_one_policy_and_go_on_bit_for_bit(tiny_run):
     whole = tiny_run(*LOOP, "observe.tokens=all", name="whole")
     train(whole)
@@ -95,6 +96,7 @@ def test_debaters_and_their_judge_train_on_one_policy(tiny_run):
 GUESTS = ("environment={name: 'guests:SPEC', isolation: inline}", "agent.max_answer_tokens=6", "agent.max_tokens=200")
 
 
+@pytest.mark.slow
 def test_an_environment_s_user_speaks_in_runs_which_go_on_bit_for_bit(tiny_run):
     whole = tiny_run(*GUESTS, name="whole")
     train(whole)

@@ -166,6 +166,7 @@ def test_a_run_that_hangs_is_suspended_and_killed(tiny_words, start_python, tmp_
     assert read_status(folder).in_flight
 
 
+@pytest.mark.slow
 def test_a_run_that_two_interruptions_end_by_force_was_interrupted(tiny_words, start_python, tmp_path, capsys):
     words = tiny_words("run.directory=runs", "run.name=run")
     program = start_python("-c", IGNORING, json.dumps(words), folder=tmp_path)

@@ -156,6 +156,7 @@ def test_a_judge_scores_a_runs_episodes_and_its_silence_is_no_reward(tiny_run, j
     assert all(t.reward is None and "gave no score" in t.error for t in silent)
 
 
+@pytest.mark.slow
 def test_a_policy_learns_from_the_pairs_of_a_run(tiny_run):
     played = tiny_run("trainer={steps: 2, tasks_per_step: 4}", "algorithm.group_size=4", name="played")
     train(played)

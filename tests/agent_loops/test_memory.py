@@ -86,6 +86,7 @@ async def test_a_long_observation_is_read_in_parts(play):
     assert max(len(sequence) for sequence in played.trajectory.sequences) < 1500
 
 
+@pytest.mark.slow
 def test_memories_that_do_not_train_are_forced_tokens(tiny_run):
     tokens = {}
     for trained in (True, False):
@@ -301,6 +302,7 @@ COMPACT = (
 
 
 @pytest.mark.parametrize("words", [RUN, COMPACT])
+@pytest.mark.slow
 def test_a_run_goes_on_bit_for_bit(tiny_run, words):
     whole = tiny_run(*words, "trainer.steps=2", "checkpoint.every=1", name="whole")
     train(whole)

@@ -217,6 +217,7 @@ RUN = (
 )
 
 
+@pytest.mark.slow
 def test_both_players_train_and_a_run_goes_on_bit_for_bit(tiny_run):
     whole = tiny_run(*RUN, "trainer.steps=2", "checkpoint.every=1", name="whole")
     train(whole)

@@ -203,6 +203,7 @@ def test_a_run_that_does_not_end_when_it_is_told_to_is_hung(tmp_path: Path) -> N
     assert "trainer: SIGINT -> SIGKILL" in said[0]
 
 
+@pytest.mark.slow
 def test_processes_that_outlive_a_run_make_it_hung(tmp_path: Path) -> None:
     run, result, _ = disturbed(tmp_path, CHILD + PROGRESS, stall_s=60)
     assert run._reach(fault(Target.TRAINER, "SIGKILL"))

@@ -30,6 +30,7 @@ def run(tiny_run):
     sys.modules.pop("two_agents", None)
 
 
+@pytest.mark.slow
 def test_adapters_are_exported_evaluated_and_shown_by_role(agentrl, run, tmp_path):
     folder, out = str(run.folder.path), tmp_path / "out"
     (line,) = read_metrics(run.folder.metrics_file)

@@ -117,6 +117,7 @@ with open(sys.argv[1] + "/metrics.jsonl", "w") as file:
 """
 
 
+@pytest.mark.slow
 def test_a_run_ends_once_three_steps_together_succeed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     runs = importlib.import_module("peers.e2e_runs")

@@ -164,6 +164,7 @@ def test_reused_episodes_are_named_and_fresh_ones_replace_them(agentrl: Cli, wor
     assert json.loads((folder / "evaluation.json").read_text())["reused_since"] is None
 
 
+@pytest.mark.slow
 def test_changed_weights_are_played_anew_whatever_their_size_and_time(
     agentrl: Cli, trained_run: Path, workplace: Path
 ) -> None:

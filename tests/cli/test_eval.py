@@ -36,6 +36,7 @@ def test_the_expert_solves_the_household_and_the_json_says_so(agentrl: Cli, work
     assert "100.0 % (75.8 to 100.0)" in ended.out
 
 
+@pytest.mark.slow
 def test_a_run_is_measured_with_its_own_settings_and_found_again(agentrl: Cli, trained_run: Path) -> None:
     words = ("eval", "--model", str(trained_run), "--tasks", "3", "--samples", "2")
     others = set((trained_run / "evaluations").glob("*"))

@@ -52,6 +52,7 @@ def test_a_project_with_tools_is_shown_and_played_through_them(with_tools: Path,
     assert '{"name": "read_lamps", "arguments": {}}' in prompt.out, prompt.err
 
 
+@pytest.mark.slow
 def test_the_tests_of_a_project_with_tools_pass(with_tools: Path, run: Run) -> None:
     ended = run(with_tools, *PYTEST)
     assert ended.code == 0, ended.out + ended.err
@@ -67,6 +68,7 @@ def test_solving_through_own_tools_counts_as_success(with_tools: Path, run: Run)
     assert ended.out.strip() == "1.0", ended.err
 
 
+@pytest.mark.slow
 def test_it_trains(project: Path, run: Run) -> None:
     ended = run(project, *AGENTRL, "train", "train.yaml", "trainer.steps=1", *SMALL)
     assert ended.code == 0, ended.err

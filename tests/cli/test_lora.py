@@ -33,6 +33,7 @@ def base(tmp_path_factory: pytest.TempPathFactory, small: tuple[str, ...]) -> Pa
     return (runs / "latest").resolve()
 
 
+@pytest.mark.slow
 def test_a_run_with_adapters(agentrl: Cli, base: Path, workplace: Path, small: tuple[str, ...]) -> None:
     model = ("--model", str(base))
     scratch = tuple(word for word in small if not word.startswith("model.scratch"))

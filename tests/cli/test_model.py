@@ -67,6 +67,7 @@ def test_before_a_model_is_added_the_list_says_how(
     assert "agentrl model add PATH NAME" in agentrl("model", "list").out
 
 
+@pytest.mark.slow
 def test_another_chat_template_is_rendered_served_and_exported(
     agentrl: Cli, workplace: Path, small: tuple[str, ...], added: str
 ) -> None:
@@ -86,6 +87,7 @@ def test_another_chat_template_is_rendered_served_and_exported(
     assert "<|im_start|>assistant" not in shown
 
 
+@pytest.mark.slow
 def test_a_template_that_forgets_is_trained_in_forks_with_a_warning(
     agentrl: Cli, workplace: Path, small: tuple[str, ...], added: str
 ) -> None:

@@ -30,6 +30,7 @@ def test_environments_are_listed_and_shown(agentrl: Cli) -> None:
     assert "take apple 1 from fridge 1" in shown
 
 
+@pytest.mark.slow
 def test_checking_prints_each_rule_and_fails_where_one_is_broken(
     agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ def few_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulate, "EPISODES", 100)
 
 
+@pytest.mark.slow
 def test_a_plan_of_other_stalenesses(agentrl: Cli, trained_run: Path) -> None:
     ended = agentrl("plan", "--simulate", str(trained_run), "--json")
     assert ended.code == 0, ended.err

@@ -132,6 +132,7 @@ def test_every_option_arrives_in_the_request(
     assert (second.config.agent.max_turns, second.config.agent.branch) == (9, None)
 
 
+@pytest.mark.slow
 def test_the_seed_decides_what_is_sampled(agentrl: Cli, trained_run: Path, longest: Trajectory) -> None:
     found = []
     for seed in ("3", "3", "4"):

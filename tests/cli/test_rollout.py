@@ -16,6 +16,7 @@ from agentrl.errors import UsageError
 Cli = Callable[..., Any]
 
 
+@pytest.mark.slow
 def test_episodes_are_played_viewed_and_trained_on(
     agentrl: Cli, trained_run: Path, workplace: Path, small: tuple[str, ...]
 ) -> None:

@@ -23,6 +23,7 @@ def test_a_dry_run_is_about_the_warm_start(agentrl: Cli, workplace: Path) -> Non
     assert list(workplace.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_warm_start_leaves_a_model_that_can_be_evaluated(agentrl: Cli, workplace: Path) -> None:
     ended = agentrl(
         "sft",

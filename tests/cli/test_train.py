@@ -58,6 +58,7 @@ def test_every_option_of_a_run_shows_in_its_config(
     assert found == value
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_size_first(agentrl: Cli, workplace: Path, small: tuple[str, ...]) -> None:
     ended = agentrl("train", "--env", "guess_number", "trainer.steps=1", "run.directory=my runs", *small)
     assert ended.code == 0, ended.err
@@ -90,6 +91,7 @@ def test_a_run_leaves_a_folder_with_everything(trained_run: Path) -> None:
     assert all(line["mismatch/prob_abs_mean"] < 1e-4 for line in lines)
 
 
+@pytest.mark.slow
 def test_a_report_shows_the_newest_step_and_no_copies_of_files(trained_run: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(trained_run, tmp_path / "run", symlinks=True))
     store = run / "trajectories"
@@ -105,6 +107,7 @@ def test_the_learning_curve_of_a_run_that_goes_on_is_drawn(trained_run: Path, tm
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "learning_curve.png"}
 
 
+@pytest.mark.slow
 def test_progress_is_plain_lines_where_there_is_no_terminal(
     agentrl: Cli, workplace: Path, small: tuple[str, ...]
 ) -> None:
@@ -140,6 +143,7 @@ def test_a_run_is_not_resumed_with_another_environment(agentrl: Cli, trained_run
     assert "its own config" in ended.err
 
 
+@pytest.mark.slow
 def test_control_c_saves_and_says_how_to_go_on(
     tmp_path: Path, small: tuple[str, ...], start_python: Callable[..., ForkedProgram]
 ) -> None:
@@ -220,6 +224,7 @@ def leaving(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     sys.modules.pop("leaving", None)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_an_environment_exits_or_is_cancelled(
     agentrl: Cli, leaving: str, small: tuple[str, ...]
 ) -> None:

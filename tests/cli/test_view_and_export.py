@@ -52,6 +52,7 @@ def test_an_evaluations_episodes_can_be_viewed(agentrl: Cli, trained_run: Path) 
     assert "turns" in ended.out
 
 
+@pytest.mark.slow
 def test_view_and_eval_find_the_same_run(agentrl: Cli, trained_run: Path) -> None:
     latest = trained_run.parent / "latest"
     for folder in (latest, latest.parent, latest / "checkpoints" / "step-000002"):

@@ -19,6 +19,7 @@ def newest(name: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "options"), [("gymnasium", {"env_id": "FrozenLake-v1"}), ("Pendulum-v1", {})])
+@pytest.mark.slow
 def test_gymnasiums_own_environments_keep_the_rules(name: str, options: dict[str, Any]) -> None:
     report = check_env(name, options=options, episodes=1)
     assert report.passed, str(report)

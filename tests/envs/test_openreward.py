@@ -90,7 +90,7 @@ async def test_wrong_calls_count_and_a_text_says_nothing_about_success(server: S
     with pytest.raises(ToolError, match="add: no"):
         await call(env)
     last = await call(env)
-    assert (last.text, last.stop) == ("add: no", True)
+    assert (last.text, last.stop, last.truncated, last.success) == ("add: no", False, True, False)
     await env.close()
 
 

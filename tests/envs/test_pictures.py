@@ -30,6 +30,7 @@ def make(spec: EnvironmentSpec, **options: Any) -> Any:
 
 
 @DRAWN
+@pytest.mark.slow
 def test_an_environment_with_pictures_keeps_every_rule(spec: EnvironmentSpec) -> None:
     report = check_env(spec, options={"observation": "image"}, episodes=3)
     assert report.passed, str(report)

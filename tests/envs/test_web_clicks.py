@@ -113,6 +113,7 @@ def test_the_expert_solves_each_kind(world: WebClicks, kind: PageKind) -> None:
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_an_episode_whose_browser_ends_fails_and_the_next_one_starts_another(world: WebClicks) -> None:
     world.reset(seed=1)
     SHARED.close()

@@ -19,6 +19,7 @@ from agentrl.runs.start import Run
 from agentrl.trajectory import Trajectory
 
 
+@pytest.mark.slow
 def test_evaluations_have_their_own_sampling_and_the_seed_of_the_run(
     tiny_run: Callable[..., Run], tmp_path: Path
 ) -> None:

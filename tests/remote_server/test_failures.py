@@ -217,6 +217,7 @@ async def test_failures_of_the_environment_keep_their_kinds(serve: Any) -> None:
     await env.close()
 
 
+@pytest.mark.slow
 async def test_hundreds_of_episodes_share_their_connections(serve: Any) -> None:
     running = serve(STAIRS)
     spec = await asyncio.to_thread(resolve_environment, running.url)

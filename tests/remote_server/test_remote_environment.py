@@ -36,6 +36,7 @@ SHIPPED = [
 
 
 @pytest.mark.parametrize(("name", "options"), [SHIPPED[0], pytest.param(*SHIPPED[1], marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_served_environments_pass_the_check(serve: Any, name: str, options: dict[str, Any]) -> None:
     running = serve(resolve_environment(name), options)
     report = check_env(running.url, episodes=1)
@@ -45,6 +46,7 @@ def test_served_environments_pass_the_check(serve: Any, name: str, options: dict
 
 
 @pytest.mark.parametrize("spec", [STAIRS, WAITING], ids=["stairs", "waiting"])
+@pytest.mark.slow
 def test_asynchronous_and_tooled_environments_pass_the_check(serve: Any, spec: EnvironmentSpec) -> None:
     spec = EnvironmentSpec(
         **{name: getattr(spec, name) for name in spec.__slots__} | {"splits": ("train", "valid"), "scores": {}}

@@ -126,6 +126,7 @@ class Reader(Scorer):
         return Score(reward=1.0)
 
 
+@pytest.mark.slow
 async def test_no_exception_of_a_loop_or_a_scorer_ends_or_hangs_a_run(make_runner):
     runner = make_runner(AsyncSaboteur, "x", scorer=Reader())
     runner.loop = Loop()

@@ -29,6 +29,7 @@ class Observation:
     pass
 
 
+@pytest.mark.slow
 def test_what_was_alive_before_is_left_alone_until_the_end():
     before = Node()
     gone = weakref.ref(before)

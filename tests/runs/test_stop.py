@@ -125,6 +125,7 @@ with end_despite_foreign_code():
 """
 
 
+@pytest.mark.slow
 def test_two_interruptions_end_a_program_that_is_stuck_in_c_code() -> None:
     """Python runs no signal handler until the C code returns."""
     with subprocess.Popen([sys.executable, "-c", DEADLOCK], stdout=subprocess.PIPE) as program:

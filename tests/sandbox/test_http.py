@@ -37,6 +37,7 @@ async def server() -> AsyncIterator[SandboxServer]:
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.slow
 async def test_served_sandboxes_keep_the_rules(server: SandboxServer, rule: str):
     report = await check_sandbox({"type": "http", "url": server.url}, only=[rule])
     assert report.passed, report

@@ -13,6 +13,7 @@ from agentrl.testing.sandbox_subject import SandboxSubject
 
 
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES])
+@pytest.mark.slow
 async def test_local_sandboxes_keep_every_rule(rule):
     report = await check_sandbox("local", only=[rule])
     (row,) = report.rows

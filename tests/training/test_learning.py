@@ -79,6 +79,7 @@ def mean_of_last(metrics):
     ],
     ids=lambda settings: f"{settings['advantage']}-{settings['loss']}",
 )
+@pytest.mark.slow
 def test_reward_rises(model, settings):
     config = TrainerConfig(learning_rate=1e-2, mini_batches=2)
     trainer = Trainer(model, AlgorithmConfig(**settings), config, seed=0, max_tokens=10)
@@ -97,6 +98,7 @@ def test_reward_rises(model, settings):
     ],
     ids=["own-gae", "shared-gae_turn", "own-vapo"],
 )
+@pytest.mark.slow
 def test_reward_rises_without_groups(model, critic, settings):
     """No episode is compared with another of its task; the critic tells what was to be expected."""
     config = TrainerConfig(learning_rate=1e-2, mini_batches=2, critic=critic, max_kl=0.2)

@@ -62,6 +62,7 @@ def test_two_ranks_learn_what_one_learns(model, demonstrations, tmp_path, traine
         torch.testing.assert_close(shared[name], value, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_warm_start_of_two_processes_measures_and_saves_the_whole_model(tiny_run, monkeypatch):
     @contextmanager
     def forked_ranks(count, *, logs):

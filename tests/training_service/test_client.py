@@ -44,6 +44,7 @@ def logprobs_of(client: Any, *ids: int) -> list[float | None]:
     return found
 
 
+@pytest.mark.slow
 def test_the_example_learns(
     serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -281,6 +282,7 @@ def test_requests_that_no_server_could_serve(service: Any) -> None:
     assert len(sampler.sample(types.ModelInput.from_ints([1]), 1, GREEDY).result().sequences) == 1
 
 
+@pytest.mark.slow
 def test_two_clients_at_once_learn_what_each_learns_alone(serve: Callable[..., Any], client_of: Any) -> None:
     texts = {"a": sentence(1, 2, 3, 4, 5), "b": sentence(9, 8, 7, 6)}
     alone = {name: trainer_of(client_of(serve()), seed=k) for k, name in enumerate(texts)}

@@ -88,6 +88,7 @@ def this_process(**changes: Any) -> RunSnapshot:
     return RunSnapshot(**{**values, **changes})
 
 
+@pytest.mark.slow
 async def test_new_episodes_metrics_status_and_runs_are_announced(runs: Path) -> None:
     first = runs / "first"
     async with open_viewer(runs) as viewer:

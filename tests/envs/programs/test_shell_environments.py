@@ -300,6 +300,7 @@ def test_commands_are_read_from_answers() -> None:
 
 
 @pytest.mark.parametrize("name", ["code", "repo_fix", "terminal"])
+@pytest.mark.slow
 def test_nothing_that_a_policy_reads_goes_with_the_reward(name: str) -> None:
     report = reward_integrity(name, options={"sandbox": "plain"}, episodes=2, skip=["reads no files"])
     wrong = report.with_status(CheckStatus.FAILED) + report.with_status(CheckStatus.WARNED)

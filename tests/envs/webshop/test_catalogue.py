@@ -273,6 +273,7 @@ def same_but_for_the_price(one: Product, other: Product) -> bool:
     return (one.title, one.options, one.attributes) == (other.title, other.options, other.attributes)
 
 
+@pytest.mark.slow
 def test_the_manifest_tells_what_the_code_makes() -> None:
     manifest = load_manifest("agentrl.envs.webshop")
     assert manifest == build_manifest()

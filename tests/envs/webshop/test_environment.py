@@ -418,6 +418,7 @@ def play_randomly(env: WebShopEnv, seed: int, steps: int = 15) -> list[tuple[Any
     return moments
 
 
+@pytest.mark.slow
 def test_random_play_has_the_stated_score() -> None:
     env, solved = WebShopEnv(), []
     for number in range(500):
@@ -458,6 +459,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_every_process_sees_the_same_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     digests = set()
     for hash_seed in ("1", "2"):

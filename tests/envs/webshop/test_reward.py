@@ -262,6 +262,7 @@ def phrase(rng: random.Random, words: Sequence[str], low: int, high: int) -> str
     return " ".join(rng.choices(words, k=rng.randint(low, high)))
 
 
+@pytest.mark.slow
 def test_ten_thousand_purchases_are_worth_what_the_tables_say(product: Any, goal: Any) -> None:
     rng, seen = random.Random(7), set()
     for _ in range(10_000):

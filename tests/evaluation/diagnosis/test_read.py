@@ -20,6 +20,7 @@ from agentrl.runs.stop import StopRequest
 FAILING = ("environment={name: 'faults:Breaking', isolation: inline}", "rollout.retries=0", "trainer.steps=9")
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_says_how_it_ended_and_what_failed(tiny_run, agentrl_out):
     run = tiny_run(*FAILING)
     with pytest.raises(TrainingError):
@@ -41,6 +42,7 @@ def test_a_run_that_failed_says_how_it_ended_and_what_failed(tiny_run, agentrl_o
     assert record["findings"][0]["file"] == first.file
 
 
+@pytest.mark.slow
 def test_a_running_run_and_one_that_was_killed(tiny_run):
     run = tiny_run("trainer.steps=2")
     train(run)

@@ -139,6 +139,7 @@ async def test_closing_ends_a_server_that_is_being_restarted(launcher_of, fakes,
     assert alive_of(fakes.pids()) == set()
 
 
+@pytest.mark.slow
 async def test_a_server_that_does_not_come_back_leaves_nothing(launcher_of, fakes, alive_of):
     fakes.flags[1] = ("hangs",)
     async with launcher_of(1, start_timeout_s=3) as launcher:

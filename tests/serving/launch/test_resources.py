@@ -44,6 +44,7 @@ def test_ports_are_not_those_of_outgoing_connections():
     assert not low <= reservation.port <= high
 
 
+@pytest.mark.slow
 def test_another_process_sees_the_reservation():
     program = (
         "import sys\nfrom agentrl.serving.launch.resources import reserve_exactly\nreserve_exactly(int(sys.argv[1]))"
