@@ -185,6 +185,27 @@ def test_a_person_calls_tools(agentrl: Cli, monkeypatch: pytest.MonkeyPatch) -> 
     assert "query is missing" in out
 
 
+def test_a_tool_may_end_what_a_person_plays(agentrl: Cli, monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
+    (workplace / "vault_world.py").write_text(
+        "import gymnasium as gym\n"
+        "import agentrl\n"
+        "class Vault(gym.Env):\n"
+        "    observation_space = action_space = gym.spaces.Text(50)\n"
+        "    def __init__(self):\n"
+        "        self.tools = [agentrl.tool(self.turn)]\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return 'Open the vault.', {}\n"
+        "    def step(self, action):\n"
+        "        return '', 0.0, False, False, {}\n"
+        "    def turn(self, number: int) -> agentrl.ToolResult:\n"
+        "        'Turns the wheel.\\n\\nArgs:\\n    number: Where to.'\n"
+        "        return agentrl.ToolResult('It clicks.', reward=1.0, stop=number == 7, success=number == 7)\n"
+    )
+    monkeypatch.syspath_prepend(str(workplace))
+    out = play(agentrl, monkeypatch, "/turn number=7\n", "vault_world:Vault")
+    assert "Solved. Return 1 after 1 turns" in out
+
+
 def test_the_expert_helps_a_person(agentrl: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     out = play(agentrl, monkeypatch, "?\n" + "!\n" * 50, "household", "size=tiny", "--task", "2")
     assert "go to" in out
