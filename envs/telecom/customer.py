@@ -16,6 +16,8 @@ from .hearing import CallerTopic, hear_instructions
 from .phone import SIM_LOCKED, Feature, Functions, Network, Phone, PhoneStep, Verb
 from .records import TelecomDatabase, TelecomStore
 
+MOST_STEPS = 3
+"""Maximum number of things that a customer does on the phone per message; a cautious one does only one."""
 PATIENCE = 8
 """Maximum number of replies that contain nothing new."""
 
@@ -78,15 +80,18 @@ class Caller:
         if database.transfers:
             return phrases.HANDED_OVER
         heard = hear_instructions(text)
-        words = [self._know(topic) for topic in heard.topics]
+        words = [self._know(topic) for topic in heard.topics if topic is not CallerTopic.STATE]
         wanted = heard.steps or self._agreed(text, database)
-        steps = wanted[:1] if self.trouble.persona is CallerPersona.CAUTIOUS else wanted
+        steps = wanted[: 1 if self.trouble.persona is CallerPersona.CAUTIOUS else MOST_STEPS]
         words += [self._do(step, database) for step in steps]
-        if all(self.functions(database)):
+        functions = self.functions(database)
+        if all(functions):
             return " ".join([*words, phrases.FIXED])
+        if CallerTopic.STATE in heard.topics:
+            words.append(phrases.STILL[functions._fields[functions.index(False)]])
         if not words:
             words = [phrases.YES if heard.wants_consent else phrases.NOT_UNDERSTOOD]
-        return self._reply([*words, *([phrases.ONLY_ONE] if len(steps) < len(wanted) else [])])
+        return self._reply([*words, *([phrases.TOO_MANY] if len(steps) < len(wanted) else [])])
 
     def _agreed(self, text: str, database: TelecomDatabase) -> tuple[PhoneStep, ...]:
         """Return the payment if the agent answers yes to the customer, who has asked whether to pay."""

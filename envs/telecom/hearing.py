@@ -24,6 +24,8 @@ class CallerTopic(enum.StrEnum):
     PLACE = "place"
     DATA_AMOUNT = "data_amount"
     PROBLEM = "problem"
+    STATE = "state"
+    """Whether everything works now."""
 
 
 class HeardInstructions(NamedTuple):
@@ -111,7 +113,8 @@ _TOPICS: Mapping[CallerTopic, re.Pattern[str]] = {
         CallerTopic.MODEL: r"\bmodel\b|\b(?:which|what|kind of) (?:phone|device)\b(?! number)",
         CallerTopic.PLACE: r"\babroad\b|\btravel|\bwhere are you\b|\blocation\b|\bcountry\b|\bhome network\b",
         CallerTopic.DATA_AMOUNT: r"\bhow (?:much|many)\b|\bamount of data\b|\bgigabytes?\b|\brefuel|\bmore data\b",
-        CallerTopic.PROBLEM: r"\bproblem\b|\bissue\b|\bdescribe\b|\bhow (?:can|may) I help\b",
+        CallerTopic.PROBLEM: r"\b(?:what|which|describe)\b.*\b(?:problem|issue|wrong)\b|\bhow (?:can|may) I help\b",
+        CallerTopic.STATE: r"\bwork(?:s|ing)?\b|\b(?:fixed|resolved|solved|better|helped|anything else)\b",
     }.items()
 }
 _ASKS = re.compile(r"\?|\b(?:tell|give|provide|need|share|send|know|confirm|verify|what|which)\b", re.IGNORECASE)

@@ -25,7 +25,14 @@ AMOUNT = "If my data is used up, I would like to have {gb} GB more."
 REQUESTED = "I see a payment request of {dollars:.2f} dollars for bill {bill_id}. Should I pay it?"
 PAID = "I have paid the {dollars:.2f} dollars for bill {bill_id}."
 NO_REQUEST = "I do not see any payment request."
-ONLY_ONE = "I do only one thing at a time. What comes next?"
+STILL: Mapping[str, str] = {
+    "service": "My phone still has no service.",
+    "data": "Mobile data still does not work.",
+    "fast": "The mobile internet is still slow.",
+    "picture_messages": "Picture messages still do not go out.",
+}
+"""Answers to the question whether everything works, by the first thing that does not."""
+TOO_MANY = "That was enough at once; I have not done the rest. What comes next?"
 YES = "Yes, please."
 NOT_UNDERSTOOD = (
     "I did not understand that. Ask me one thing, or tell me what to do on my phone, for example: check the status bar."
