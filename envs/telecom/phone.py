@@ -95,7 +95,7 @@ _APN_SHOWN = {
 class Phone:
     """Settings of a phone; the defaults are those of a phone on which everything works at home."""
 
-    switches: dict[str, bool] = field(default_factory=lambda: {one: one is Feature.DATA for one in SWITCHES})
+    switches: dict[str, bool] = field(default_factory=lambda: {one.value: one is Feature.DATA for one in SWITCHES})
     """Switches by the names of their features."""
     sim: str = SIM_OK
     network_mode: str = "5G"
