@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from . import phrases
-from .faults import CallerPersona, Trouble, network_of
+from .faults import NEEDED, CallerPersona, Trouble, network_of
 from .hearing import CallerTopic, hear_instructions
-from .phone import SIM_LOCKED, Feature, Functions, Network, Phone, PhoneStep, Verb
+from .phone import SIM_LOCKED, Feature, Network, Phone, PhoneStep, Verb
 from .records import TelecomDatabase, TelecomStore
 
 MOST_STEPS = 3
@@ -71,9 +71,10 @@ class Caller:
         self.state.said += told
         return " ".join(["Hello.", self.trouble.opening, *told])
 
-    def functions(self, database: TelecomDatabase) -> Functions:
-        """Return what works on the phone."""
-        return self.phone.functions(self._network(database))
+    def missing(self, database: TelecomDatabase) -> str | None:
+        """Return the first function that the customer wants and that does not work; ``None`` if all work."""
+        functions = self.phone.functions(self._network(database))
+        return next((name for name in NEEDED[self.trouble.kind] if not getattr(functions, name)), None)
 
     def answer(self, text: str, database: TelecomDatabase) -> str:
         """Do what the agent says, and return the reply; the last one ends with `STOP`."""
@@ -84,11 +85,11 @@ class Caller:
         wanted = heard.steps or self._agreed(text, database)
         steps = wanted[: 1 if self.trouble.persona is CallerPersona.CAUTIOUS else MOST_STEPS]
         words += [self._do(step, database) for step in steps]
-        functions = self.functions(database)
-        if all(functions):
+        missing = self.missing(database)
+        if missing is None:
             return " ".join([*words, phrases.FIXED])
         if CallerTopic.STATE in heard.topics:
-            words.append(phrases.STILL[functions._fields[functions.index(False)]])
+            words.append(phrases.STILL[missing])
         if not words:
             words = [phrases.YES if heard.wants_consent else phrases.NOT_UNDERSTOOD]
         return self._reply([*words, *([phrases.TOO_MANY] if len(steps) < len(wanted) else [])])

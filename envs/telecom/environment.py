@@ -21,7 +21,7 @@ from ..desks.toolset import declare_tools
 from ..task_ids import TRAIN, asked_task
 from .customer import Caller
 from .expert import TelecomExpert
-from .faults import Fault, ProblemKind
+from .faults import Fault, ProblemKind, keeps_settings
 from .phrases import OUT_OF_TIME, STOP
 from .records import TABLES, TelecomDatabase, TelecomStore
 from .system import CustomerSystem
@@ -45,9 +45,10 @@ class TelecomDesk(gymnasium.Env[str, str]):
 
     The agent's tools act on the company's records; on the phone, only the customer acts, as the agent says. An action
     is text for the customer, or a tool call as text: ``{"name": …, "arguments": {…}}``. Agents that call tools natively
-    use `tools`; their other text goes to the customer. The customer ends the episode; the reward is 1 if everything on
-    the phone works, or the problem had to be transferred for a reason that the agent has found out, and the records are
-    as after the right actions; else 0. `reset` takes the option ``task_id``; without it the seed draws a training task.
+    use `tools`; their other text goes to the customer. The customer ends the episode; the reward is 1 if the problem is
+    gone (or was transferred for the right reason, which the agent has found out), the records are as after the right
+    actions, and the phone's other settings are as before; else 0. `reset` takes the option ``task_id``; without it the
+    seed draws a training task.
 
     Args:
         options: Options of `parse_options`.
@@ -131,8 +132,10 @@ class TelecomDesk(gymnasium.Env[str, str]):
         trouble, database = self.case.trouble, self._system.database
         if trouble.customer_id not in database.seen or database.key() != self.case.gold_key:
             return False
+        if not keeps_settings(trouble, self._caller.phone):
+            return False
         if trouble.kind is not ProblemKind.UNSOLVABLE:
-            return all(self._caller.functions(database))
+            return self._caller.missing(database) is None
         if Fault.LOCKED_SIM in trouble.faults:
             return self._caller.state.has_seen_lock
         return trouble.line_id in database.seen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from ..desks.calls import call_text
@@ -20,6 +21,7 @@ class _Conversation(Conversation):
         super().__init__(opening)
         self.customer: dict[str, Any] = {}
         self.line: dict[str, Any] = {}
+        self.kind = next(kind for kind, texts in phrases.OPENINGS.items() if any(text in opening for text in texts))
 
     def steps(self) -> Steps:
         """Find the line, then repair the records, then the phone."""
@@ -29,14 +31,12 @@ class _Conversation(Conversation):
                 yield from self._transfer("The contract of the suspended line has ended.")
                 return
             yield from self._collect_payments()
-        is_abroad = yield from self._is_abroad()
-        if is_abroad and not self.line["roaming_enabled"]:
-            yield call_text("enable_roaming", self._ids())
-        yield from self._refuel()
-        yield from self._repair_basics()
-        if is_abroad:
-            yield "Please turn on data roaming."
-        yield from self._repair_others()
+        yield from self._repair_service()
+        yield from self._repair_data()
+        if self.kind == "slow_data":
+            yield from self._repair_speed()
+        if self.kind == "mms":
+            yield from self._repair_messages()
 
     def _ids(self) -> dict[str, Any]:
         return {"customer_id": self.customer["customer_id"], "line_id": self.line["line_id"]}
@@ -84,34 +84,41 @@ class _Conversation(Conversation):
         yield from self.ask(f"Your data is used up. How many GB would you like to add, for {price:.2f} dollars each?")
         yield call_text("refuel_data", {**self._ids(), "gb_amount": int(self.last(phrases.AMOUNT_GB)[1])})
 
-    def _repair_basics(self) -> Steps:
-        """Repair what the status bar shows."""
+    def _repair_service(self) -> Steps:
         shown = yield _STATUS
         if "airplane mode" in shown:
             shown = yield "Please turn off airplane mode."
         if "no SIM card" in shown:
-            yield "Please take the SIM card out and put it back in."
-            shown = yield _STATUS
+            shown = yield "Please take the SIM card out and put it back in."
         if "locked SIM card" in shown:
             yield from self._transfer("The SIM card is locked with a PIN.")
-        if "mobile data off" in shown:
-            yield "Please turn on mobile data."
-        for sign in ("VPN", "data saver"):
-            if f"the {sign} sign" in shown:
-                yield f"Please turn off the {sign}."
 
-    def _repair_others(self) -> Steps:
-        """Repair what the customer has to look for."""
-        mode = yield "Which network mode is set?"
-        if not ("5G" in mode or "4G" in mode):
-            yield "Please set the network mode to 5G."
+    def _repair_data(self) -> Steps:
+        is_abroad = yield from self._is_abroad()
+        if is_abroad and not self.line["roaming_enabled"]:
+            yield call_text("enable_roaming", self._ids())
+        yield from self._refuel()
+        yield "Please turn on mobile data."
+        if is_abroad:
+            yield "Please turn on data roaming."
         apn = yield "Please check the APN settings."
         if "carrier defaults" not in apn:
             yield "Please reset the APN settings."
             yield _RESTART
-        calling = yield "Is Wi-Fi calling on?"
-        if "is on" in calling:
-            yield "Please turn off Wi-Fi calling."
+
+    def _repair_speed(self) -> Steps:
+        yield "Please turn off the VPN."
+        yield "Please turn off the data saver."
+        yield from self._set_mode(slow=("3G", "2G"))
+
+    def _set_mode(self, slow: Sequence[str]) -> Steps:
+        mode = yield "Which network mode is set?"
+        if any(one in mode for one in slow):
+            yield "Please set the network mode to 5G."
+
+    def _repair_messages(self) -> Steps:
+        yield from self._set_mode(slow=("2G",))
+        yield "Please turn off Wi-Fi calling."
         allowed = yield "Please check the permissions of the messaging app."
         for one in PERMISSIONS:
             if f"{one} is not allowed" in allowed:

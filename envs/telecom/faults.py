@@ -16,6 +16,7 @@ from .phone import (
     PERMISSIONS,
     SIM_LOCKED,
     SIM_LOOSE,
+    SWITCHES,
     Feature,
     Network,
     Phone,
@@ -86,13 +87,37 @@ _MAIN: Mapping[ProblemKind, Sequence[Fault]] = {
 }
 """Faults that cause a kind of problem; one to three of them occur."""
 _ADDED: Mapping[ProblemKind, Sequence[Fault]] = {
-    ProblemKind.NO_SERVICE: (Fault.DATA_OFF, Fault.PHONE_ROAMING, Fault.DATA_SAVER),
-    ProblemKind.NO_DATA: (Fault.AIRPLANE_MODE, Fault.LOOSE_SIM, Fault.UNPAID_BILLS, Fault.VPN, Fault.SLOW_MODE),
+    ProblemKind.NO_SERVICE: (),
+    ProblemKind.NO_DATA: (Fault.AIRPLANE_MODE, Fault.LOOSE_SIM, Fault.UNPAID_BILLS),
     ProblemKind.SLOW_DATA: (),
     ProblemKind.MMS: (Fault.DATA_OFF, Fault.DATA_USED_UP, Fault.LINE_ROAMING, Fault.AIRPLANE_MODE),
-    ProblemKind.UNSOLVABLE: (Fault.AIRPLANE_MODE, Fault.DATA_OFF, Fault.DATA_SAVER),
+    ProblemKind.UNSOLVABLE: (Fault.AIRPLANE_MODE,),
 }
 """Other faults that may occur at the same time; at most one does."""
+_OWN: Mapping[ProblemKind, Sequence[Fault]] = {
+    ProblemKind.NO_SERVICE: (
+        Fault.DATA_OFF,
+        Fault.DATA_SAVER,
+        Fault.VPN,
+        Fault.WIFI_CALLING,
+        Fault.PERMISSIONS,
+        Fault.SLOW_MODE,
+    ),
+    ProblemKind.NO_DATA: (Fault.DATA_SAVER, Fault.VPN, Fault.WIFI_CALLING, Fault.PERMISSIONS, Fault.SLOW_MODE),
+    ProblemKind.SLOW_DATA: (Fault.WIFI_CALLING, Fault.PERMISSIONS),
+    ProblemKind.MMS: (Fault.DATA_SAVER, Fault.VPN),
+    ProblemKind.UNSOLVABLE: (Fault.DATA_OFF, Fault.DATA_SAVER, Fault.VPN, Fault.WIFI_CALLING),
+}
+"""Settings that do not matter for a kind of problem: some customers have chosen them and want to keep them."""
+_OWN_SHARE = 0.25
+NEEDED: Mapping[ProblemKind, Sequence[str]] = {
+    ProblemKind.NO_SERVICE: ("service",),
+    ProblemKind.NO_DATA: ("service", "data"),
+    ProblemKind.SLOW_DATA: ("service", "data", "fast"),
+    ProblemKind.MMS: ("service", "data", "picture_messages"),
+    ProblemKind.UNSOLVABLE: ("service",),
+}
+"""Fields of `Functions` that the customer wants to work."""
 _ROAMING = (Fault.PHONE_ROAMING, Fault.LINE_ROAMING)
 _SWITCHED: Mapping[Fault, tuple[Feature, bool]] = {
     Fault.AIRPLANE_MODE: (Feature.AIRPLANE_MODE, True),
@@ -147,6 +172,12 @@ def draw_trouble(store: TelecomStore, random: Random, kind: ProblemKind) -> Trou
     abroad = abroad or any(fault in _ROAMING for fault in faults)
     if abroad:
         phone.switches[Feature.ROAMING] = database.edit("lines", line_id)["roaming_enabled"] = True
+    else:
+        phone.switches[Feature.ROAMING] = random.random() < 0.3
+    phone.network_mode = random.choice(("5G", "5G", "4G"))
+    for choice in _OWN[kind]:
+        if random.random() < _OWN_SHARE:
+            _break_phone(choice, phone, random)
     for fault in faults:
         _break_phone(fault, phone, random)
         _break_records(fault, database, customer["bill_ids"], line_id, random)
@@ -230,6 +261,18 @@ def repairs_of(trouble: Trouble) -> tuple[PhoneStep, ...]:
             steps.append(PhoneStep(Verb.OFF if wrong else Verb.ON, feature))
         steps += [step for step in _REPAIRS.get(fault, ()) if step not in steps]
     return tuple(sorted(steps, key=lambda step: step is _RESTART))
+
+
+def keeps_settings(trouble: Trouble, phone: Phone) -> bool:
+    """Return True if the settings that were not at fault are as at the start."""
+    start, repaired = Phone(**trouble.phone), {step.feature for step in repairs_of(trouble)}
+    same = {
+        Feature.NETWORK_MODE: phone.network_mode == start.network_mode,
+        Feature.PERMISSIONS: set(phone.permissions) == set(start.permissions),
+        Feature.APN: phone.apn == start.apn,
+        **{feature: phone.is_on(feature) == start.is_on(feature) for feature in SWITCHES},
+    }
+    return all(is_same or feature in repaired for feature, is_same in same.items())
 
 
 def actions_of(trouble: Trouble, database: TelecomDatabase) -> list[Action]:

@@ -37,7 +37,7 @@ YES = "Yes, please."
 NOT_UNDERSTOOD = (
     "I did not understand that. Ask me one thing, or tell me what to do on my phone, for example: check the status bar."
 )
-FIXED = f"Now everything on my phone works. Thank you! {STOP}"
+FIXED = f"Now it works. Thank you! {STOP}"
 HANDED_OVER = f"I will wait for your colleague. {STOP}"
 OUT_OF_TIME = f"This leads nowhere, and I have no more time. {STOP}"
 

@@ -10,7 +10,7 @@ import pytest
 from agentrl.envs.desks.calls import call_text
 from agentrl.envs.task_ids import SPLITS
 from agentrl.envs.telecom.environment import TelecomDesk
-from agentrl.envs.telecom.faults import CallerPersona, Fault, ProblemKind, repairs_of
+from agentrl.envs.telecom.faults import NEEDED, CallerPersona, Fault, ProblemKind, repairs_of
 from agentrl.envs.telecom.generator import store_of
 from agentrl.envs.telecom.hearing import hear_instructions
 from agentrl.envs.telecom.phone import Feature, Functions, Network, Phone, PhoneStep, Verb
@@ -182,12 +182,18 @@ def test_an_unnecessary_change_of_the_records_costs_the_reward() -> None:
     task_id = first_with(Fault.AIRPLANE_MODE)
     fix, line = "Please turn off airplane mode.", ids_of(task_id)
     change = "disable_roaming" if case_of(task_id).store.lines[line["line_id"]]["roaming_enabled"] else "enable_roaming"
-    assert ended(task_id, fix) == (
-        1.0,
-        "I have turned airplane mode off. The status bar shows a 5G signal. Now everything on my phone works."
-        " Thank you! ###STOP###",
-    )
+    reward, last = ended(task_id, fix)
+    assert reward == 1.0
+    assert last.startswith("I have turned airplane mode off. The status bar shows a 4G signal")
+    assert last.endswith("Now it works. Thank you! ###STOP###")
     assert ended(task_id, call_text(change, line), fix)[0] == 0.0
+
+
+def test_an_unnecessary_change_of_the_phone_costs_the_reward_unless_it_is_undone() -> None:
+    task_id, fix = first_with(Fault.AIRPLANE_MODE), "Please turn off airplane mode."
+    assert ended(task_id, "Please toggle data roaming.", fix)[0] == 0.0
+    assert ended(task_id, "Please set the network mode to 3G.", fix)[0] == 0.0
+    assert ended(task_id, *["Please toggle data roaming."] * 2, fix)[0] == 1.0
 
 
 def test_a_cautious_customer_does_one_thing_at_a_time_and_others_three() -> None:
@@ -216,7 +222,8 @@ def test_every_repair_of_a_case_is_needed() -> None:
             for step in repairs:
                 if step != left_out:
                     phone.carry_out(step, network)
-            assert all(phone.functions(network)) == (left_out is None), (trouble.faults, left_out)
+            works = all(getattr(phone.functions(network), name) for name in NEEDED[trouble.kind])
+            assert works == (left_out is None), (trouble.faults, left_out)
 
 
 def test_an_episode_continues_from_a_snapshot() -> None:
