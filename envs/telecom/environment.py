@@ -124,7 +124,11 @@ class TelecomDesk(gymnasium.Env[str, str]):
     def _call(self, call: ToolCall) -> str:
         tool = self._named.get(call.name)
         if tool is None:
-            raise ToolError(f"there is no tool {call.name!r}", expected=", ".join(self._named))
+            raise ToolError(
+                f"there is no tool {call.name!r}",
+                expected=", ".join(self._named),
+                hint="only the customer can do something on the phone: say in plain words what",
+            )
         text: str = tool(**tool.validate(call.arguments))
         return text
 
