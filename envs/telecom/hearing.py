@@ -81,7 +81,7 @@ _VERBS: Mapping[Verb, re.Pattern[str]] = {
     for verb, pattern in {
         Verb.OFF: r"\b(?:disable|deactivate|disconnect|revoke|remove the permission)\b",
         Verb.ON: r"\b(?:enable|activate|allow|grant|give|accept|approve|pay)\b",
-        Verb.RESET: r"\b(?:re-?set|re-?seat|re-?insert|remove|take (?:.* )?out|eject|put|restore|restart)\b",
+        Verb.RESET: r"\b(?:re-?set|re-?seat\w*|re-?insert\w*|remove|take (?:.* )?out|eject|put|restore|restart)\b",
         Verb.TOGGLE: r"\b(?:toggle|flip)\b",
         Verb.SET: r"\b(?:set|change|switch|select|choose|use)\b",
         Verb.CHECK: r"\b(?:check|look|tell|what|which|see|show|read|run|do|try|test|send|open|report|verify|confirm"
@@ -113,10 +113,10 @@ _TOPICS: Mapping[CallerTopic, re.Pattern[str]] = {
         CallerTopic.NUMBER: r"\b(?:phone|mobile|line|your) number\b|\bwhich (?:line|number)\b",
         CallerTopic.NAME: r"\b(?:full |your )name\b|\bname\b|\bdate of birth\b|\bborn\b|\bidentif|\bwho you are\b",
         CallerTopic.MODEL: r"\bmodel\b|\b(?:which|what|kind of) (?:phone|device)\b(?! number)",
-        CallerTopic.PLACE: r"\babroad\b|\btravel|\bwhere are you\b|\blocation\b|\bcountry\b|\bhome network\b",
+        CallerTopic.PLACE: r"\babroad\b|\bat home\b|\btravel|\bwhere are you\b|\blocation\b|\bcountry\b",
         CallerTopic.DATA_AMOUNT: r"\bhow (?:much|many)\b|\bamount of data\b|\bgigabytes?\b|\brefuel|\bmore data\b",
         CallerTopic.PROBLEM: r"\b(?:what|which|describe)\b.*\b(?:problem|issue|wrong)\b|\bhow (?:can|may) I help\b",
-        CallerTopic.STATE: r"\bwork(?:s|ing)?\b|\b(?:fixed|resolved|solved|better|helped|anything else)\b",
+        CallerTopic.STATE: r"\bwork(?:s|ing)?\b|\b(?:fixed|resolved|solved|helped|anything else|make calls|internet)\b",
     }.items()
 }
 _ASKS = re.compile(r"\?|\b(?:tell|give|provide|need|share|send|know|confirm|verify|what|which)\b", re.IGNORECASE)

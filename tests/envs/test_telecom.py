@@ -81,6 +81,7 @@ ON, OFF, CHECK, RESET = Verb.ON, Verb.OFF, Verb.CHECK, Verb.RESET
         ("Do not turn off mobile data. Your data usage is high.", []),
         ("I will check the roaming of your line.", []),
         ("Your speed should be better now.", []),
+        ("Please turn the VPN off. " * 300, [(OFF, "VPN")]),
     ],
 )
 def test_the_customer_hears_instructions(text: str, steps: list[tuple[Any, ...]]) -> None:
