@@ -72,7 +72,7 @@ _FEATURES: Mapping[Feature, re.Pattern[str]] = {
 """Features by their names, the more special ones first: found words are removed before the next feature."""
 _NO_FEATURE = re.compile(r"\bdata (?:usage|limit|plan|allowance|volume)\b|\bmobile data plan\b", re.IGNORECASE)
 _SWITCHED = re.compile(
-    r"\b(?:turn|switch|set|put|toggle|make sure|ensure)\b.*?\b(on|off|enabled|disabled|active|allowed)\b"
+    r"\b(?:turn|switch|set|change|put|toggle|make sure|ensure)\b.*?\b(on|off|enabled|disabled|active|allowed)\b"
     r"|^\W*(?:back )?(on|off)(?: again)?\W*$",
     re.IGNORECASE,
 )
@@ -95,9 +95,8 @@ _QUESTION = re.compile(
 )
 _NOT = re.compile(r"\b(?:do not|don't|never|no need|not have to|without|instead of)\b(?! forget)", re.IGNORECASE)
 _AGENT = re.compile(r"\b(?:I|we|let me)\b", re.IGNORECASE)
-_CUSTOMER = re.compile(
-    r"\b(?:you to|you can|you could|can you|could you|let me know|please|your phone)\b", re.IGNORECASE
-)
+_ANYWAY = re.compile(r"\b(?:you to|you can|you could|can you|could you|let me know)\b", re.IGNORECASE)
+_PLEASE = re.compile(r"\bplease\b(?!.*\b(?:while|as|until|before) (?:I|we)\b)", re.IGNORECASE)
 _IT = re.compile(r"\b(?:it|them)\b", re.IGNORECASE)
 _MODE = re.compile(r"\b([2345]) ?g\b|\b(lte)\b", re.IGNORECASE)
 _PERMISSION_NAMES = {
@@ -153,12 +152,17 @@ def _steps_in(text: str) -> Iterator[PhoneStep]:
             found, said = _features_in(clause), _verb_in(clause)
             refers = not is_first or _IT.search(clause) is not None
             named, is_first = found or named, False
-            if _NOT.search(clause) or (_AGENT.search(clause) and not _CUSTOMER.search(clause)):
+            if _NOT.search(clause) or _is_about_the_agent(clause):
                 verb = None
                 continue
             verb = said or verb
             if verb is not None and (found or (said and refers)):
                 yield from (_step(verb, feature, clause) for feature in named)
+
+
+def _is_about_the_agent(clause: str) -> bool:
+    """Return True if a clause says what the agent does, and not what the customer is to do."""
+    return bool(_AGENT.search(clause)) and not (_ANYWAY.search(clause) or _PLEASE.search(clause))
 
 
 def _features_in(clause: str) -> tuple[Feature, ...]:
@@ -199,4 +203,4 @@ def _step(verb: Verb, feature: Feature, clause: str) -> PhoneStep:
             return PhoneStep(Verb.ON if verb is Verb.ON else Verb.CHECK, feature)
         case Feature.STATUS_BAR | Feature.SPEED | Feature.PICTURE_MESSAGE:
             return PhoneStep(Verb.CHECK, feature)
-    return PhoneStep(Verb.TOGGLE if verb in (Verb.SET, Verb.RESET) else verb, feature)
+    return PhoneStep(Verb.CHECK if verb in (Verb.SET, Verb.RESET) else verb, feature)

@@ -80,6 +80,11 @@ ON, OFF, CHECK, RESET = Verb.ON, Verb.OFF, Verb.CHECK, Verb.RESET
         ("Reset the APN settings and turn your phone off and on again.", [(RESET, "APN settings"), (RESET, "restart")]),
         ("Do not turn off mobile data. Your data usage is high.", []),
         ("I will check the roaming of your line.", []),
+        ("Please hold while I enable roaming for you.", []),
+        (
+            "I need you to change data roaming to off, and don't forget to restart.",
+            [(OFF, "data roaming"), (RESET, "restart")],
+        ),
         ("Your speed should be better now.", []),
         ("Please turn the VPN off. " * 300, [(OFF, "VPN")]),
     ],
