@@ -42,6 +42,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "skyrl_gym": "agentrl.envs.adapters.skyrl_gym:SPEC",
         "sokoban": "agentrl.envs.puzzles.sokoban:SPEC",
         "sudoku": "agentrl.envs.puzzles.sudoku:SPEC",
+        "telecom": "agentrl.envs.telecom.spec:SPEC",
         "terminal": "agentrl.envs.terminal.environment:SPEC",
         "textarena": "agentrl.envs.adapters.textarena:SPEC",
         "tic_tac_toe": "agentrl.envs.puzzles.tic_tac_toe:SPEC",

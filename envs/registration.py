@@ -42,6 +42,7 @@ ENTRY_POINTS = {
     "agentrl/SkyRLGym-v0": "agentrl.envs.adapters.skyrl_gym:SkyRLGym",
     "agentrl/Sokoban-v0": "agentrl.envs.puzzles.sokoban:make",
     "agentrl/Sudoku-v0": "agentrl.envs.puzzles.sudoku:make",
+    "agentrl/Telecom-v0": "agentrl.envs.telecom.environment:TelecomDesk",
     "agentrl/TextArena-v0": "agentrl.envs.adapters.textarena:TextArena",
     "agentrl/TicTacToe-v1": "agentrl.envs.puzzles.tic_tac_toe:make",
     "agentrl/WebClicks-v0": "agentrl.envs.web_clicks.environment:WebClicks",

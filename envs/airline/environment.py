@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import string
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -18,6 +17,7 @@ from agentrl.message import Message, ToolCall
 from agentrl.tool import Tool
 
 from ..desks.calls import RESPOND, DeskTool, parse_call, tool_message
+from ..desks.toolset import declare_tools
 from ..retail import phrases as role_phrases
 from ..retail.hearing import figures_in
 from ..task_ids import TEST, TRAIN, asked_task
@@ -37,18 +37,7 @@ _OUT_OF_TIME = (OUT_OF_TIME, role_phrases.OUT_OF_TIME)
 @functools.cache
 def declared_tools() -> dict[str, Tool]:
     """Return all tools by name, bound to a desk without records."""
-    desk = _empty_desk()
-    return {name: Tool(getattr(desk, name), inline=True) for name in vars(Desk) if not name.startswith("_")}
-
-
-def describe_tools() -> str:
-    """Return a line per tool, with its arguments and summary, for agents that write their calls as text."""
-    lines = []
-    for name, declared in declared_tools().items():
-        signature = str(inspect.signature(declared.target)).partition(" ->")[0].replace("'", "").replace("Any", "any")
-        summary = " ".join((inspect.getdoc(declared.target) or "").partition("\n\n")[0].split())
-        lines.append(f"- {name}{signature}: {summary}")
-    return "\n".join(lines)
+    return declare_tools(_empty_desk())
 
 
 def _empty_desk() -> Desk:

@@ -8,9 +8,10 @@ from typing import Any
 from agentrl.env import EnvironmentSpec, Isolation
 
 from ..desks.calls import call_text
+from ..desks.toolset import describe_tools
 from ..retail.role_customer import roles_of
 from ..task_ids import SPLITS
-from .environment import AirlineDesk, describe_tools
+from .environment import AirlineDesk, declared_tools
 from .tasks import ENVIRONMENT, MAX_STEPS, AirlineTasks, parse_options
 
 POLICY = importlib.resources.files(__package__).joinpath("data/policy.md").read_text(encoding="utf-8")
@@ -19,7 +20,7 @@ INSTRUCTIONS = f"""\
 # How to act
 Each turn, either talk to the customer in plain words, or call one of these tools:
 
-{describe_tools()}
+{describe_tools(declared_tools())}
 
 To call a tool, write one JSON object and nothing else, for example:
 {call_text("get_reservation_details", {"reservation_id": "1ABC23"})}"""

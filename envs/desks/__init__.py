@@ -1,1 +1,1 @@
-"""Shared parts of the service desks `retail` and `airline`: records, calls as text, and the expert's skeleton."""
+"""Shared parts of the service desks `retail`, `airline` and `telecom`: records, tools, calls, the expert's skeleton."""

@@ -8,12 +8,13 @@ from typing import Any
 from agentrl.env import EnvironmentSpec, Isolation
 
 from ..desks.calls import call_text
+from ..desks.toolset import describe_tools
 from ..task_ids import SPLITS
 from .environment import RetailDesk
 from .options import MAX_STEPS, parse_options
 from .role_customer import roles_of
 from .tasks import ENVIRONMENT, RetailTasks
-from .tools import describe_tools
+from .tools import declared_tools
 
 POLICY = importlib.resources.files(__package__).joinpath("data/policy.md").read_text(encoding="utf-8")
 INSTRUCTIONS = f"""\
@@ -21,7 +22,7 @@ INSTRUCTIONS = f"""\
 # How to act
 Each turn, either talk to the customer in plain words, or call one of these tools:
 
-{describe_tools()}
+{describe_tools(declared_tools())}
 
 To call a tool, write one JSON object and nothing else, for example:
 {call_text("get_order_details", {"order_id": "#W1234567"})}"""

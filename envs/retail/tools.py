@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 
 from agentrl.errors import ToolError
 from agentrl.message import ToolCall
 from agentrl.tool import Tool
 
 from ..desks.calls import DeskTool
+from ..desks.toolset import declare_tools
 from .database import Database, Store
 from .desk import Desk
 
@@ -42,16 +42,4 @@ def _empty_desk() -> Desk:
 @functools.cache
 def declared_tools() -> dict[str, Tool]:
     """Return all tools by name, bound to a desk without records."""
-    desk = _empty_desk()
-    names = [name for name in vars(Desk) if not name.startswith("_")]
-    return {name: Tool(getattr(desk, name), inline=True) for name in names}
-
-
-def describe_tools() -> str:
-    """Return a line per tool, with its arguments and summary, for agents that write their calls as text."""
-    lines = []
-    for name, declared in declared_tools().items():
-        signature = str(inspect.signature(declared.target)).partition(" ->")[0].replace("'", "")
-        summary = " ".join((inspect.getdoc(declared.target) or "").partition("\n\n")[0].split())
-        lines.append(f"- {name}{signature}: {summary}")
-    return "\n".join(lines)
+    return declare_tools(_empty_desk())
