@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, normalizers
+from tokenizers.decoders import DecodeStream
 
 from agentrl.errors import LedgerError, TemplateError, UsageError
 from agentrl.message import ImagePart, Message, TextPart, user
@@ -37,6 +38,8 @@ ToolSchema = Mapping[str, Any]
 """Schema of a tool for chat templates: ``{"type": "function", "function": {...}}``."""
 CHAT_TEMPLATES = Path(__file__).parent / "chat_templates"
 _NEIGHBOURS = 6
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""Name of a token of one byte, in sentencepiece's vocabularies."""
 
 
 class TextEncoder:
@@ -64,6 +67,7 @@ class TextEncoder:
         self._added: dict[str, int] = {t.content: i for i, t in added.items()}
         self._added_ids = frozenset(added)
         self._special = frozenset(i for i, token in added.items() if token.special)
+        self._unknown: int | None = tokenizer.unk_token_id
         self.special_tokens: frozenset[str] = frozenset(token.content for token in added.values() if token.special)
         """Added tokens that are not part of ordinary text."""
         self.normalized_tokens: frozenset[str] = frozenset(t.content for t in added.values() if t.normalized)
@@ -146,6 +150,10 @@ class TextEncoder:
         """Return True for the id of an added token, which never merges with text."""
         return token_id in self._added_ids
 
+    def is_special(self, token_id: int) -> bool:
+        """Return True for the id of an added token that is not part of ordinary text."""
+        return token_id in self._special
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the exact text of token ids."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=False)
@@ -155,6 +163,49 @@ class TextEncoder:
         """Return the text of token ids without special tokens, except those in `keep`."""
         left_out = self._special - keep
         return self.decode([i for i in ids if i not in left_out])
+
+    def decode_parts(self, ids: Sequence[int]) -> list[str | None]:
+        """Return the text that each token adds to that of the tokens before it; ``None`` within a character."""
+        stream = DecodeStream(skip_special_tokens=False)
+        return [stream.step(self._backend, token) for token in ids]
+
+    def byte_sizes(self, ids: Sequence[int]) -> list[int | None]:
+        """Return the number of bytes that each token of text has; ``None`` for those of some tokenizers."""
+        pieces = [self._backend.id_to_token(token) or "" for token in ids]
+        if self._is_byte_level:
+            return [*map(len, pieces)]
+        return [1 if _BYTE.fullmatch(piece) else None for piece in pieces]
+
+    @functools.cached_property
+    def _is_byte_level(self) -> bool:
+        """True if each letter of a token's name stands for one byte."""
+        return b'"ByteLevel"' in self._backend.decoder.__getstate__() if self._backend.decoder else False
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the result of `encode`, and the range of characters (start, end) that each token covers.
+
+        Ranges refer to the text before the tokenizer's normalization. Tokens that split a character all cover it.
+        """
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        start = 0
+        for piece in [text] if self._split is None else self._split.split(text):
+            if self._split is not None and piece in self._added:
+                ids.append(self._added[piece])
+                offsets.append((start, start + len(piece)))
+            elif piece:
+                encoding = self._backend_for(piece).encode(piece, add_special_tokens=False)
+                ids += encoding.ids
+                offsets += [(start + first, start + end) for first, end in encoding.offsets]
+            start += len(piece)
+        return ids, offsets
+
+    @functools.cached_property
+    def unknown_id(self) -> int | None:
+        """Id of the token for text that the vocabulary lacks; ``None`` if every text can be encoded."""
+        name = getattr(self._backend.model, "unk_token", None)
+        found: int | None = self._backend.token_to_id(name) if name is not None else self._unknown
+        return found
 
     def cut(self, text: str, max_tokens: int) -> str:
         """Cut `text` to a token budget, with a mark that states the number of omitted characters.
