@@ -197,7 +197,7 @@ async def _score_by_teacher(
     return {t.id: [next(rest) for _ in t.sequences] for t in trajectories}
 
 
-MAX_UNALIGNED = 0.25
+MAX_UNALIGNED = 0.5
 """Maximum share of a step's tokens that a teacher with another tokenizer need not be able to compare."""
 
 

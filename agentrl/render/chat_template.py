@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, normalizers
-from tokenizers.decoders import DecodeStream
 
 from agentrl.errors import LedgerError, TemplateError, UsageError
 from agentrl.message import ImagePart, Message, TextPart, user
 from agentrl.render.call_form import with_json_arguments
-from agentrl.render.content_guard import BREAK, ContentGuard
+from agentrl.render.content_guard import BREAK, REPLACEMENT, ContentGuard
 from agentrl.render.named_templates import choose_chat_template
 from agentrl.render.skeleton import Skeleton, SkeletonFinder
 from agentrl.render.trial import EndlessTemplate, render_in_time
@@ -165,9 +164,27 @@ class TextEncoder:
         return self.decode([i for i in ids if i not in left_out])
 
     def decode_parts(self, ids: Sequence[int]) -> list[str | None]:
-        """Return the text that each token adds to that of the tokens before it; ``None`` within a character."""
-        stream = DecodeStream(skip_special_tokens=False)
-        return [stream.step(self._backend, token) for token in ids]
+        """Return the text that each token adds to that of the tokens before it; ``None`` within a character.
+
+        Each token is decoded together with those before it, because some tokenizers drop the space at the start of a
+        text. Bytes that are no character are replacement characters of the last of their tokens.
+        """
+        found: list[str | None] = []
+        start, read, before, open_text = 0, 0, "", ""
+        for end in range(1, len(ids) + 1):
+            text = self.decode(ids[start:end])
+            if text.endswith(REPLACEMENT):
+                found.append(None)
+                open_text = text
+                continue
+            if open_text.startswith(before) and text.startswith(open_text) and open_text:
+                found[-1] = open_text[len(before) :]
+                before = open_text
+            # `tokenizers` decodes bytes before an invalid one differently than without it.
+            found.append(text[len(before) :] if text.startswith(before) else self.decode(ids[read:end]))
+            start, read, open_text = read, end, ""
+            before = self.decode(ids[start:read])
+        return found
 
     def byte_sizes(self, ids: Sequence[int]) -> list[int | None]:
         """Return the number of bytes that each token of text has; ``None`` for those of some tokenizers."""

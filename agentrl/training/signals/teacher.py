@@ -108,9 +108,9 @@ class TeacherModel(TokenSignal):
         Raises:
             TrainingError: a served teacher was not queried for an episode, or an episode has no hint.
         """
-        self._metrics = _alignment_metrics(batch)
         if batch.extras.translations:
             teacher = TeacherLogprobs(logp=_of_tokens(batch, self._translated_logprobs(batch), self._device))
+            self._metrics = _alignment_metrics(batch)
         elif self._runner is None:
             teacher = _served_logprobs(batch, self._device)
         else:
@@ -205,8 +205,6 @@ def _of_tokens(batch: StepBatch, by_sequence: Sequence[npt.NDArray[Any]], device
 def _alignment_metrics(batch: StepBatch) -> dict[str, float]:
     """Compute the shares of tokens that a teacher with another tokenizer has one to one, or not at all."""
     known = batch.extras.translations
-    if not known:
-        return {}
     counts = [known[trajectory.id][number].counts for trajectory, number in _trained_rows(batch)]
     trained, equal, unaligned = (sum(column) for column in zip(*counts, strict=True))
     return {"train/teacher_equal_tokens": equal / trained, "train/teacher_unaligned_tokens": unaligned / trained}
