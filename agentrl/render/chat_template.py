@@ -149,10 +149,6 @@ class TextEncoder:
         """Return True for the id of an added token, which never merges with text."""
         return token_id in self._added_ids
 
-    def is_special(self, token_id: int) -> bool:
-        """Return True for the id of an added token that is not part of ordinary text."""
-        return token_id in self._special
-
     def decode(self, ids: Sequence[int]) -> str:
         """Return the exact text of token ids."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=False)
@@ -163,11 +159,12 @@ class TextEncoder:
         left_out = self._special - keep
         return self.decode([i for i in ids if i not in left_out])
 
-    def decode_parts(self, ids: Sequence[int]) -> list[str | None]:
+    def decode_parts(self, ids: Sequence[int], *, is_cut: bool = False) -> list[str | None]:
         """Return the text that each token adds to that of the tokens before it; ``None`` within a character.
 
         Each token is decoded together with those before it, because some tokenizers drop the space at the start of a
-        text. Bytes that are no character are replacement characters of the last of their tokens.
+        text. Bytes that are no character are replacement characters of the last of their tokens. If the text is cut,
+        those at its end are ``None``, because more bytes may have followed.
         """
         found: list[str | None] = []
         start, read, before, open_text = 0, 0, "", ""
@@ -184,6 +181,8 @@ class TextEncoder:
             found.append(text[len(before) :] if text.startswith(before) else self.decode(ids[read:end]))
             start, read, open_text = read, end, ""
             before = self.decode(ids[start:read])
+        if open_text and not is_cut:
+            found[-1] = open_text[len(before) :] if open_text.startswith(before) else self.decode(ids[read:])
         return found
 
     def byte_sizes(self, ids: Sequence[int]) -> list[int | None]:

@@ -495,10 +495,6 @@ class Renderer:
         """Return the text of an answer's tokens without special tokens, except those that mark its parts."""
         return self.encoder.decode_plain(token_ids, keep=self._markup)
 
-    def shows(self, token_id: int) -> bool:
-        """Return True if a token is part of `plain_text`."""
-        return token_id in self._markup or not self.encoder.is_special(token_id)
-
     def read_beginning(self, text: str, tools: Sequence[ToolSchema] = ()) -> tuple[str, str]:
         """Return the thinking and the content of an unfinished answer that no later text can change."""
         return self._reader.read_beginning(text, tools)

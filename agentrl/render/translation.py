@@ -1,8 +1,8 @@
 """Translation of the ledger's sequences to the tokens of another model, such as a teacher with another tokenizer.
 
 The other model reads the same conversation in its own chat template, written by the same code as the ledger's. Of an
-answer, it reads the text that the policy sampled, including thinking and the notation of tool calls, without special
-tokens. The end of the turn is its own. The tokens of each answer are aligned by bytes (`token_alignment`).
+answer, it reads everything that the policy sampled as text, including thinking, the notation of tool calls and control
+tokens. Only the end of the turn is its own. The tokens of each answer are aligned by bytes (`token_alignment`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from agentrl.trajectory import TokenSequence, Trajectory, Turn, TurnContext
 
 UNALIGNED = -2
 """Group of a trained token for which the other model has no tokens of the same text."""
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _PROBE = "@@ANSWER@@"
 SAMPLE = """The train leaves at 7:45 and arrives 2.5 hours later; how far is it at 80 km/h?
 Let me think step by step. 2.5 * 80 = 200, so the answer is 200 km.
@@ -176,9 +175,9 @@ class Translator:
     def _align(self, ids: Sequence[int], trained: npt.NDArray[np.bool_]) -> _AlignedTurn:
         """Align a turn with what the reader reads of it; groups with an untrained token do not count."""
         encoder, is_ended = self.reader.encoder, bool(ids) and ids[-1] in self._ends
-        body = [at for at in range(len(ids) - is_ended) if self._policy.shows(ids[at])]
-        shown = [ids[at] for at in body]
-        parts, sizes = self._policy.encoder.decode_parts(shown), self._policy.encoder.byte_sizes(shown)
+        body = ids[: len(ids) - is_ended]
+        parts = self._policy.encoder.decode_parts(body, is_cut=not is_ended)
+        sizes = self._policy.encoder.byte_sizes(body)
         plain = self._lead + "".join(part or "" for part in parts)
         text = self._lead + self.reader.guard.text(plain[len(self._lead) :])
         other_ids, offsets = encoder.encode_with_offsets(text)
@@ -188,9 +187,8 @@ class Translator:
             lead: list[str | None] = [self._lead] if self._lead else []
             own_ends = ends_of_parts([*lead, *parts], [*([None] if lead else []), *sizes])
             found, other[:-1] = align(own_ends, ends)
-            own[body] = found[len(lead) :]
+            own[: len(body)] = found[len(lead) :]
             bad = {group for group, is_unknown in zip(other[:-1].tolist(), unknown, strict=True) if is_unknown}
-            bad |= {group for group, part in zip(found, [*lead, *parts], strict=True) if part and _REPLACEMENT in part}
             bad |= {*own[~trained].tolist(), *found[: len(lead)]}
             own[np.isin(own, list(bad))] = NO_GROUP
             other[np.isin(other, list(bad))] = NO_GROUP

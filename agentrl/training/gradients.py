@@ -446,12 +446,10 @@ class GradientPass:
     def _loss_input(self, indices: list[int], where: torch.Tensor, logp: torch.Tensor) -> LossInput:
         own = self._tokens.select(where)
         counts = torch.tensor([self.batch.lengths[i] for i in indices], device=where.device)
-        old, behaviour, teacher = self._old_logp(own, where, logp.detach()), own.behaviour_logp, own.teacher_logp
+        old, behaviour = self._old_logp(own, where, logp.detach()), own.behaviour_logp
         return replace(
             own,
             logp=logp,
-            # A token that a teacher with another tokenizer cannot compare has no difference, and no gradient.
-            teacher_logp=None if teacher is None else torch.where(teacher.isnan(), logp.detach(), teacher),
             old_logp=old,
             behaviour_logp=behaviour if own.expert is None else torch.where(own.expert, old, behaviour),
             sequence=torch.arange(len(indices), device=where.device).repeat_interleave(counts),

@@ -2,7 +2,7 @@
 
 import copy
 import random
-from string import ascii_lowercase
+from string import ascii_lowercase, printable
 
 import numpy as np
 import pytest
@@ -197,7 +197,7 @@ def letters(seed):
     """A backend of letters and some pairs of them, in which every token is a text."""
     rng = random.Random(seed)
     merges = [tuple(rng.sample(ascii_lowercase, 2)) for _ in range(14)]
-    names = [*ascii_lowercase, *dict.fromkeys("".join(pair) for pair in merges)]
+    names = [*printable, *dict.fromkeys("".join(pair) for pair in merges)]
     backend = Tokenizer(models.BPE(vocab={name: number for number, name in enumerate(names)}, merges=merges))
     backend.decoder = decoders.Fuse()
     return backend
@@ -213,7 +213,7 @@ def sample(model, policy, group, count, longest):
         drawn = logp.exp().multinomial(1)
         ids, logprobs = torch.cat([ids, drawn], 1), torch.cat([logprobs, logp.gather(1, drawn)], 1)
     answers = ids[:, len(prompt) :].tolist()
-    lengths = [(row + [policy.boundary.end_id]).index(policy.boundary.end_id) + 1 for row in answers]
+    lengths = [([*row, policy.boundary.end_id]).index(policy.boundary.end_id) + 1 for row in answers]
     pairs = zip(answers, logprobs.tolist(), lengths, strict=True)
     return [play(policy, [(row[:end], own[:end])], f"{group}-{at}") for at, (row, own, end) in enumerate(pairs)]
 
@@ -229,12 +229,13 @@ def test_a_policy_approaches_a_teacher_with_another_tokenizer():
         teacher,
         AlgorithmConfig(**DISTILL, teacher={"path": "any"}),
         max_grad_norm=1.0,
+        learning_rate=3e-3,
     )
     gaps = []
     with torch.random.fork_rng():
         torch.manual_seed(0)
         for number in range(60):
-            trajectories = sample(trainer.model, policy, f"g{number}", count=24, longest=8)
+            trajectories = sample(trainer.model, policy, f"g{number}", count=32, longest=6)
             translations = translations_of(trajectories, policy, reader)
             report, batch, _ = step(trainer, trajectories, translations=translations)
             gaps.append(report.metrics["train/kl_teacher"] * batch.tokens / len(trajectories))

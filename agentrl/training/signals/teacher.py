@@ -109,7 +109,8 @@ class TeacherModel(TokenSignal):
             TrainingError: a served teacher was not queried for an episode, or an episode has no hint.
         """
         if batch.extras.translations:
-            teacher = TeacherLogprobs(logp=_of_tokens(batch, self._translated_logprobs(batch), self._device))
+            logp = _of_tokens(batch, self._translated_logprobs(batch), torch.device("cpu"))
+            teacher = TeacherLogprobs(logp=_fill_unaligned(batch, logp).to(self._device))
             self._metrics = _alignment_metrics(batch)
         elif self._runner is None:
             teacher = _served_logprobs(batch, self._device)
@@ -202,6 +203,18 @@ def _of_tokens(batch: StepBatch, by_sequence: Sequence[npt.NDArray[Any]], device
     return torch.cat(found).to(device)
 
 
+def _fill_unaligned(batch: StepBatch, logp: torch.Tensor) -> torch.Tensor:
+    """Give tokens that a teacher cannot compare (NaN) the mean difference from log mu of the others.
+
+    They are then neither preferred nor avoided. Without a difference, they would be the only tokens that cost nothing,
+    and a policy that is far from its teacher would learn to write them.
+    """
+    gap = batch.behaviour_logp - logp
+    known = ~gap.isnan() if batch.expert is None else ~gap.isnan() & ~batch.expert
+    mean = gap[known].mean() if known.any() else gap.new_zeros(())
+    return torch.where(logp.isnan(), batch.behaviour_logp - mean, logp)
+
+
 def _alignment_metrics(batch: StepBatch) -> dict[str, float]:
     """Compute the shares of tokens that a teacher with another tokenizer has one to one, or not at all."""
     known = batch.extras.translations
@@ -214,8 +227,7 @@ def with_teacher_reward(batch: StepBatch, shaping: RewardShaping, teacher: Teach
     """Add the divergence from a teacher to a batch's rewards if a shaping asks for it, except on an expert's tokens."""
     if shaping.distill is None:
         return batch
-    logp = teacher.logp.cpu()
-    penalty = shaping.distill.penalty(batch.behaviour_logp, logp).masked_fill(logp.isnan(), 0.0)
+    penalty = shaping.distill.penalty(batch.behaviour_logp, teacher.logp.cpu())
     if batch.expert is not None:
         penalty = penalty.masked_fill(batch.expert, 0.0)
     return dataclasses.replace(batch, episodes=batch.episodes.with_token_reward(penalty))
