@@ -1,6 +1,8 @@
 """Two tokenizations of one text: hand-computed groups, and what holds for any text and any pair of tokenizers."""
 
 import functools
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,6 +32,8 @@ MAKERS = {
     "bytes": lambda: assemble_tokenizer("llama3", random_bpe(3, merges=80)),
     "unigram": lambda: assemble_tokenizer("gemma", train_unigram()),
     "words": lambda: assemble_tokenizer("mistral", train_words()),
+    "random-1": lambda: assemble_tokenizer("llama3", random_bpe(1, merges=120)),
+    "random-2": lambda: assemble_tokenizer("llama3", random_bpe(2, merges=120)),
 }
 PAIRS = (("qwen3", "bytes"), ("bytes", "unigram"), ("unigram", "qwen3"))
 """Byte-level BPE of words, byte-level BPE over spaces, and unigrams with bytes for rare characters."""
@@ -161,6 +165,20 @@ def test_bytes_that_are_no_character_and_control_tokens_are_read_as_text(policy,
     read = renderer(reader).encoder.decode(ids[groups >= 0][:-1].tolist())
     if "\N{REPLACEMENT CHARACTER}" not in encoder.decode(choices):
         assert read == encoder.decode(choices)
+
+
+def test_groups_of_the_authors_of_dpca():
+    """Computed by their code for random texts; `large_chunk_threshold`, which drops long groups, was off."""
+    own, other = (renderer(f"random-{seed}") for seed in (1, 2))
+    cases = json.loads((Path(__file__).parent / "authors_chunks.json").read_text())["cases"]
+    for case in cases:
+        ids = own.encoder.encode(case["text"])
+        turn = Translator(own, other)._align([*ids, own.boundary.end_id], np.ones(len(ids) + 1, np.bool_))
+        assert turn.own[:-1].tolist() == case["chunks"]
+        sums = np.bincount(turn.other[:-1], case["teacher_logp"])
+        sizes = np.bincount(turn.own[:-1])
+        assert (sums / sizes)[turn.own[:-1]].tolist() == pytest.approx(case["mean_logp"], abs=2e-4)
+    assert sum(len(case["chunks"]) - case["chunks"][-1] for case in cases) > len(cases), "some have several tokens"
 
 
 def test_the_same_tokenizer_has_every_token_one_to_one():
