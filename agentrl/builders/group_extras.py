@@ -72,6 +72,8 @@ class GroupExtras:
         if self.translator is not None:
             experts, every = extras.expert_ids, [*trained, *extras.experts]
             translations = await run_in_own_thread(_translate, self.translator, every, experts)
+            for trajectory in (*every, *(one for group in groups for one in group.trajectories)):
+                trajectory.contexts.clear()  # nothing else needs the messages
             told = {} if self.teacher is None else await _score_translations(self.teacher, translations)
             return replace(extras, hints=hints, translations=translations, teacher_logp=told)
         scored = {} if self.teacher is None else await _score_by_teacher(self.teacher, [*trained, *extras.experts])
@@ -204,7 +206,7 @@ MAX_UNALIGNED = 0.5
 def _translate(
     translator: Translator, trajectories: Sequence[Trajectory], experts: Set[str]
 ) -> dict[str, list[Translation]]:
-    """Translate episodes to the teacher's tokens, and drop their messages, which nothing else needs.
+    """Translate episodes to the teacher's tokens.
 
     Raises:
         TrainingError: more than `MAX_UNALIGNED` of the trained tokens cannot be compared.
@@ -213,7 +215,6 @@ def _translate(
     for trajectory in trajectories:
         masks = [trained_mask(sequence, by_expert=trajectory.id in experts) for sequence in trajectory.sequences]
         found[trajectory.id] = translator.translate(trajectory, masks)
-        trajectory.contexts.clear()
     counts = {name: [one.counts for one in own] for name, own in found.items()}
     trained = sum(one[0] for own in counts.values() for one in own)
     unaligned = {name: sum(one[2] for one in own) for name, own in counts.items()}

@@ -304,6 +304,31 @@ def test_a_fork_is_translated_with_what_it_shares_and_a_rewritten_history_withou
     assert "Where to?" not in decode(third.ids[0].tolist())
 
 
+@pytest.mark.parametrize(
+    ("policy", "reader", "begins"),
+    [
+        ("deepseek_r1", "bytes", "<think>\nhm</think>north"),
+        ("deepseek_r1", "deepseek_r1", "hm</think>north"),
+        ("gpt_oss", "bytes", "hm</think>north"),
+        ("bytes", "gpt_oss", "<|channel|>final<|message|>hm</think>north"),
+    ],
+)
+def test_headers_that_open_thinking_or_a_channel(policy, reader, begins):
+    """The mark that only one of the two headers writes is context, and the answer's tokens are compared."""
+    own, other = other_renderer(policy), other_renderer(reader)
+    own.keeps_contexts, trajectory = True, Trajectory(id="t", task_id="", environment="", seed=0, group_id="")
+    conversation = LedgerConversation(own, trajectory, ASKED)
+    conversation.prepare()
+    ids = [*own.encoder.encode("hm</think>north"), own.boundary.end_id]
+    conversation.accept(generation(ids, [-1.0] * len(ids)))
+    masks = [sequence.loss_mask for sequence in trajectory.sequences]
+    (found,) = Translator(own, other).translate(trajectory, masks)
+    text = other.encoder.decode(found.ids[0].tolist())
+    assert text.removeprefix(other.encoder.decode(other.prompt(ASKED).ids)).startswith(begins)
+    assert found.counts[2] <= 1
+    check_sums(trajectory, found, 0)
+
+
 def test_an_episode_whose_messages_were_not_kept_is_an_error():
     trajectory = sampled("qwen3", "go")
     trajectory.contexts.clear()

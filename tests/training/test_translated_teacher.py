@@ -1,5 +1,6 @@
 """A teacher with another tokenizer in a step of the trainer: its values, its gradient, and what the policy learns."""
 
+import asyncio
 import copy
 import random
 
@@ -19,6 +20,7 @@ from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
 from agentrl.render.token_alignment import NO_GROUP
 from agentrl.render.translation import UNALIGNED, Translator
+from agentrl.serving.teacher import TeacherScore
 from agentrl.training.batch import StepExtras
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Trajectory
@@ -171,6 +173,23 @@ def test_a_token_without_a_counterpart_is_neither_preferred_nor_avoided(policy, 
     trainer = trainer_for(model, teacher, AlgorithmConfig(**shaped, teacher={"path": "any"}))
     _, rewarded, _ = step(trainer, trajectories, translations=translations)
     assert rewarded.episodes.token_reward.numpy() == pytest.approx(-gap.clip(-20, 20), abs=1e-5)
+
+
+def test_servers_are_asked_for_the_teachers_tokens_only(policy, reader):
+    class Server:
+        """Says for each token how many are before it."""
+
+        async def score(self, sequences):
+            self.asked = sequences
+            return [TeacherScore(logp=-np.arange(len(ids), dtype=np.float32)) for ids in sequences]
+
+    trajectories, server = [play(policy, ANSWERS, "a"), play(policy, ["go"], "b")], Server()
+    translations = translations_of(trajectories, policy, reader)
+    told = asyncio.run(group_extras._score_translations(server, translations))
+    for name, at in (("a", 0), ("b", 1)):
+        (one,) = translations[name]
+        assert server.asked[at] == one.ids[0].tolist()
+        assert told[name][0].tolist() == (-np.flatnonzero(one.other_groups[0] >= 0)).tolist()
 
 
 def test_too_many_tokens_without_a_counterpart_are_an_error(policy, reader):
