@@ -214,10 +214,11 @@ class Translator:
 
 def _with_call_ids(messages: Sequence[Message], reader: Renderer) -> list[Message]:
     """Return messages whose tool calls and results have ids in the format of the reader's family."""
-    known: dict[str | None, str] = {}
+    known: dict[str | int, str] = {}
 
     def own_id(given: str | None, name: str | None) -> str:
-        return known.setdefault(given, reader.call_id(name or "tool", len(known)))
+        number = len(known)
+        return known.setdefault(number if given is None else given, reader.call_id(name or "tool", number))
 
     return [
         replace(
