@@ -383,6 +383,18 @@ class StoredSequence(TokenSequence):
         return getattr(self, name)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnContext:
+    """Conversation in which a turn was sampled."""
+
+    messages: Sequence[Message]
+    """Messages of the conversation, which grow with it."""
+    position: int
+    """Index of the turn's answer among the messages; the policy had read those before it."""
+    tools: Sequence[Mapping[str, Any]]
+    """Schemas of the offered tools."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Trajectory:
     """The ledger of one episode."""
@@ -424,6 +436,9 @@ class Trajectory:
     """Parsed answers of the policy, one for each turn."""
     completions: list[str] = field(default_factory=list, repr=False, compare=False)
     """Full texts of the answers, with thinking and the markup of tool calls, without special tokens."""
+
+    contexts: dict[int, TurnContext] = field(default_factory=dict, repr=False, compare=False)
+    """Conversation of each turn, by its index, if the renderer keeps them; never stored on disk."""
 
     @property
     def is_trainable(self) -> bool:

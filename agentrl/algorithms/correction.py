@@ -220,7 +220,8 @@ def kl_divergence(estimator: KLEstimator, logp: torch.Tensor, reference_logp: to
 
     k1 = -x, k2 = x^2 / 2, and k3 = exp(x) - x - 1, at most 10 and without gradient above. On tokens that the policy
     sampled, the gradient of k2 is an unbiased estimate of the gradient of the divergence. The gradient of k3 estimates
-    that of KL(ref, pi) instead (arXiv 2510.01555, 2512.21852). ``k3_ratio`` needs the factor r (`policy_kl`).
+    that of KL(ref, pi) instead (arXiv 2510.01555, 2512.21852). ``k3_ratio`` needs the factor r (`policy_kl`). Where x
+    is clamped, only ``k1+`` has a gradient.
     """
     x = log_ratio(reference_logp, logp)
     k1, k2, k3 = -x, x.square() / 2, (x.exp() - x - 1).clamp(max=LARGEST_K3)
@@ -232,7 +233,8 @@ def kl_divergence(estimator: KLEstimator, logp: torch.Tensor, reference_logp: to
         case KLEstimator.K3 | KLEstimator.K3_RATIO:
             return k3
         case KLEstimator.K1_PLUS:
-            return k1.detach() + k2 - k2.detach()
+            # The gradient of k2, which is kept beyond the clamp: a token that is too unlikely must not become free.
+            return k1.detach() + k1.detach() * (logp - logp.detach())
         case KLEstimator.K3_PLUS:
             return k3.detach() + k2 - k2.detach()
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from agentrl.builders.adapter_checks import trained_roles
 from agentrl.builders.episodes import RunEnvironment, build_loop
@@ -14,8 +17,10 @@ from agentrl.config.derived import adapter_config, environment_algorithms, per_e
 from agentrl.config.step_settings import Settings
 from agentrl.engine import SamplingParams
 from agentrl.env.lookup import resolve_environment
-from agentrl.errors import UsageError
+from agentrl.errors import TrainingError, UsageError
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.render.renderer import Renderer
+from agentrl.render.translation import Translation, Translator
 from agentrl.rollout.environment_probe import has_expert
 from agentrl.rollout.groups import EXPERT, GREEDY, Group
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
@@ -24,7 +29,7 @@ from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPol
 from agentrl.rollout.waits import RolloutCounters
 from agentrl.serving.teacher import TeacherScore, TeacherServers
 from agentrl.task import Task
-from agentrl.training.batch import StepExtras
+from agentrl.training.batch import StepExtras, trained_mask
 from agentrl.training.dynamic_sampling import DynamicSampling, GroupLearner, is_in_band
 from agentrl.training.signals.extra_rollouts import needs_greedy_rollouts
 from agentrl.training.stored_episodes import load_trajectories
@@ -50,6 +55,8 @@ class GroupExtras:
     """Servers of the teacher; ``None`` without a teacher, or if the trainer loads it."""
     hint: Callable[[Task], Sequence[int]] | None = None
     """Function that renders what only the teacher reads, if the teacher has a hint."""
+    translator: Translator | None = None
+    """Translator to the tokens of a teacher with another tokenizer; ``None`` for other teachers, or without one."""
 
     async def for_step(self, groups: Sequence[Group]) -> StepExtras:
         """Collect the groups' extra rollouts and a served teacher's log-probabilities, for the trainer.
@@ -57,11 +64,19 @@ class GroupExtras:
         Raises:
             UsageError: the episodes contain images, which a served teacher does not accept, or a key is missing.
             EngineError: the teacher cannot be reached.
+            TrainingError: most tokens cannot be compared with those of a teacher with another tokenizer.
         """
         extras = extras_of(groups)
         trained = [trajectory for group in groups for trajectory in group.trainable]
-        scored = {} if self.teacher is None else await _score_by_teacher(self.teacher, [*trained, *extras.experts])
         hints = {} if self.hint is None else _hints(groups, self.hint)
+        if self.translator is not None:
+            experts, every = extras.expert_ids, [*trained, *extras.experts]
+            translations = await run_in_own_thread(_translate, self.translator, every, experts)
+            for trajectory in (*every, *(one for group in groups for one in group.trajectories)):
+                trajectory.contexts.clear()  # nothing else needs the messages
+            told = {} if self.teacher is None else await _score_translations(self.teacher, translations)
+            return replace(extras, hints=hints, translations=translations, teacher_logp=told)
+        scored = {} if self.teacher is None else await _score_by_teacher(self.teacher, [*trained, *extras.experts])
         return replace(
             extras,
             hints=hints,
@@ -89,7 +104,11 @@ def extras_of(groups: Sequence[Group]) -> StepExtras:
 
 
 def build_group_extras(
-    config: Config, environments: Sequence[RunEnvironment], policy: EngineEpisodePolicy, model_path: str
+    config: Config,
+    environments: Sequence[RunEnvironment],
+    policy: EngineEpisodePolicy,
+    model_path: str,
+    translator: Translator | None = None,
 ) -> GroupExtras:
     """Build the extra rollouts and the served teacher that the config's algorithm needs.
 
@@ -104,7 +123,10 @@ def build_group_extras(
         teacher=TeacherServers(teacher) if teacher is not None and teacher.servers else None,
         hint=None
         if teacher is None or teacher.hint is None
-        else functools.partial(_render_hint, teacher.hint, policy.renderer),
+        else functools.partial(
+            _render_hint, teacher.hint, policy.renderer if translator is None else translator.reader
+        ),
+        translator=translator,
     )
 
 
@@ -175,6 +197,52 @@ async def _score_by_teacher(
     found = await teacher.score([s.ids_list() for trajectory in trajectories for s in trajectory.sequences])
     rest = iter(found)
     return {t.id: [next(rest) for _ in t.sequences] for t in trajectories}
+
+
+MAX_UNALIGNED = 0.5
+"""Maximum share of a step's tokens that a teacher with another tokenizer need not be able to compare."""
+
+
+def _translate(
+    translator: Translator, trajectories: Sequence[Trajectory], experts: Set[str]
+) -> dict[str, list[Translation]]:
+    """Translate episodes to the teacher's tokens.
+
+    Raises:
+        TrainingError: more than `MAX_UNALIGNED` of the trained tokens cannot be compared.
+    """
+    found: dict[str, list[Translation]] = {}
+    for trajectory in trajectories:
+        masks = [trained_mask(sequence, by_expert=trajectory.id in experts) for sequence in trajectory.sequences]
+        found[trajectory.id] = translator.translate(trajectory, masks)
+    counts = {name: [one.counts for one in own] for name, own in found.items()}
+    trained = sum(one[0] for own in counts.values() for one in own)
+    unaligned = {name: sum(one[2] for one in own) for name, own in counts.items()}
+    if sum(unaligned.values()) > MAX_UNALIGNED * trained:
+        worst = max(unaligned, key=unaligned.__getitem__)
+        raise TrainingError(
+            "the teacher's tokenizer cannot express most of what the policy writes",
+            got=f"{sum(unaligned.values())} of {trained} tokens without a counterpart, {unaligned[worst]} of them in "
+            f"episode {worst}",
+            expected=f"at most {MAX_UNALIGNED:.0%}: control tokens and broken characters in answers",
+            hint="look at this episode's answers with agentrl view, or use a teacher of the policy's family",
+        )
+    return found
+
+
+async def _score_translations(
+    teacher: TeacherServers, translations: Mapping[str, Sequence[Translation]]
+) -> dict[str, list[npt.NDArray[np.float32]]]:
+    """Request the log-probabilities of all translated tokens that have a group: [grouped] for each translation."""
+    every = [one for own in translations.values() for one in own]
+    found = iter(await teacher.score([ids.tolist() for one in every for ids in one.ids]))
+    told = iter(
+        [
+            np.concatenate([np.empty(0, np.float32), *(next(found).logp[groups >= 0] for groups in one.other_groups)])
+            for one in every
+        ]
+    )
+    return {name: [next(told) for _ in own] for name, own in translations.items()}
 
 
 def worth_training(settings: Settings, has_signal: Callable[[Group], bool]) -> Callable[[Group], bool] | None:

@@ -13,11 +13,12 @@ from huggingface_hub import snapshot_download
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedTokenizerFast
 from transformers.utils.hub import CHAT_TEMPLATE_FILE
 
+from agentrl.builders.live import is_live
 from agentrl.builders.scratch import write_scratch_model
 from agentrl.config.algorithm import POLICY
 from agentrl.config.config import SCRATCH, Config
 from agentrl.config.section import Section
-from agentrl.errors import UsageError
+from agentrl.errors import ConfigError, UsageError
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.models.load import load_model
 from agentrl.models.lora import check_one_model, find_adapter, is_adapter_folder
@@ -28,7 +29,8 @@ from agentrl.observe.model_folder import check_fetchable, find_model
 from agentrl.render.chat_template import find_chat_template, read_chat_template
 from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
-from agentrl.render.tokenizers import check_same_tokens, load_tokenizer
+from agentrl.render.tokenizers import check_same_tokens, load_tokenizer, token_difference
+from agentrl.render.translation import Translator
 from agentrl.rollout.loop_choice import check_rendering
 from agentrl.rollout.waits import WaitTracker
 from agentrl.training.checkpoint import save_model_folder, system_errors
@@ -207,16 +209,42 @@ def build_renderer(config: Config, path: str, tokenizer: PreTrainedTokenizerFast
     )
 
 
-def check_tokens(config: Config, model_path: str) -> None:
-    """Check that the models which score the policy's tokens have its tokenizer.
+def check_tokens(config: Config, model_path: str) -> Renderer | None:
+    """Check that a process reward model has the policy's tokenizer, and that a teacher has it or needs no ids of it.
+
+    Returns:
+        The renderer of a teacher with another tokenizer; ``None`` for other teachers, or without one.
 
     Raises:
-        ConfigError: a model does not have the policy's tokenizer.
+        ConfigError: a model that reads the policy's tokens does not have its tokenizer.
+        UsageError: see `check_rendering`.
+        TemplateError: the chat template of a teacher with another tokenizer does not support the agent loop.
     """
-    scoring = {"the teacher": config.algorithm.teacher, "the process reward model": config.trainer.process_reward}
-    for what, section in scoring.items():
-        if section is not None and section.path not in (None, POLICY):
-            check_same_tokens(what, section.path, model_path)
+    section, teacher = config.trainer.process_reward, config.algorithm.teacher
+    if section is not None and section.path is not None:
+        check_same_tokens("the process reward model", section.path, model_path)
+    if teacher is None or teacher.path == POLICY:
+        return None
+    if (difference := token_difference(teacher.path, model_path)) is None:
+        return None
+    expert = config.algorithm.expert
+    needs = {
+        "algorithm.teacher.top_k": teacher.top_k is not None,
+        "algorithm.expert.trajectories": expert is not None and expert.trajectories is not None,
+        "trainer.episodes": config.trainer.episodes is not None,
+        "live traffic": is_live(config),
+    }
+    for what, is_needed in needs.items():
+        if is_needed:
+            raise ConfigError(
+                f"{what} needs a teacher with the policy's tokenizer",
+                got=difference,
+                expected="the same pieces under the same ids",
+                hint=f"use a model of the policy's family as the teacher, or train without {what}",
+            )
+    renderer = build_renderer(config, teacher.path, load_tokenizer(teacher.path))
+    check_rendering(config, renderer)
+    return renderer
 
 
 def check_model(config: Config) -> None:
@@ -245,8 +273,13 @@ def start_renderer(config: Config, *, fetch: bool = True) -> Renderer | None:
     return build_renderer(config, path, tokenizer)
 
 
-def check_policy(config: Config, renderer: Renderer, model_path: str, *, say: Callable[[str], None]) -> None:
-    """Check that the policy's chat template fits the loop, and that the models which score its tokens share them.
+def check_policy(
+    config: Config, renderer: Renderer, model_path: str, *, say: Callable[[str], None]
+) -> Translator | None:
+    """Check that the policy's chat template fits the loop, and that the models which score its tokens can read them.
+
+    Returns:
+        The translator to the tokens of a teacher with another tokenizer; ``None`` for other teachers, or without one.
 
     Raises:
         TemplateError: see `check_rendering`.
@@ -254,4 +287,13 @@ def check_policy(config: Config, renderer: Renderer, model_path: str, *, say: Ca
         ConfigError: see `check_tokens`.
     """
     check_rendering(config, renderer, say=say)
-    check_tokens(config, model_path)
+    teacher = check_tokens(config, model_path)
+    if teacher is None:
+        return None
+    renderer.keeps_contexts = True
+    translator = Translator(renderer, teacher)
+    say(
+        "the teacher has another tokenizer, so texts are compared instead of tokens: in a sample of prose, numbers and "
+        f"code, {translator.equal_share():.0%} of the policy's tokens are also tokens of the teacher"
+    )
+    return translator

@@ -176,7 +176,7 @@ def build_training(
     tasks = build_task_sampler(config, curriculum=config.curriculum, stages=True)
     tokenizer = load_tokenizer(model_path)
     renderer = build_renderer(config, model_path, tokenizer)
-    check_policy(config, renderer, model_path, say=say)
+    translator = check_policy(config, renderer, model_path, say=say)
     learning = build_learning(
         config,
         pool,
@@ -203,7 +203,7 @@ def build_training(
     is_lockstep = config.rollout.is_synchronous and isinstance(engine, LocalEngine)
     if config.trainer.deterministic and is_lockstep and isinstance(engine, LocalEngine):
         engine.lockstep = waits
-    extras = build_group_extras(config, built, policy, model_path)
+    extras = build_group_extras(config, built, policy, model_path, translator)
     has_signal = learning_signal(settings)
     keep = worth_training(settings, has_signal)
     scheduler = _build_scheduler(
@@ -272,6 +272,7 @@ def _build_scheduler(
         extra_runners=extras.runners,
         adapter_versions=lambda: trainer.versions,
         wait_to_start=branch_starts(branching),
+        keeps_finished=extras.translator is None,
     )
 
 

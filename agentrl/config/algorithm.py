@@ -19,9 +19,9 @@ class TeacherConfig(Section):
     """
 
     path: str
-    """Hugging Face name or folder, or a run folder; its tokenizer must be the policy's. Without ``servers``, the model
-    is loaded in the trainer's processes and sharded over the ranks. ``policy`` is the policy at the start of each step,
-    which needs a ``hint``."""
+    """Hugging Face name or folder, or a run folder. With a tokenizer other than the policy's, texts are compared, not
+    tokens. Without ``servers``, the model is loaded in the trainer's processes and sharded over the ranks.
+    ``policy`` is the policy at the start of each step, which needs a ``hint``."""
     hint: str | None = None
     """Text that only the teacher reads, in a message before the episode; it may contain fields of the task:
     ``"A correct answer is {ground_truth}."``, or ``{NAME}`` for another column of its row."""

@@ -17,7 +17,7 @@ _PLAIN_FIELDS = tuple(
     for one in fields(Trajectory)
     if one.name
     not in {"sequences", "outcome", "branches_from", "transcript", "conversations", "answers", "completions"}
-    and one.name not in ("proposals", "log")
+    and one.name not in ("proposals", "log", "contexts")
 )
 _TURN_FIELDS = tuple(one.name for one in fields(Turn) if one.name != "timings")
 _TIMING_FIELDS = tuple(one.name for one in fields(TurnTimings))

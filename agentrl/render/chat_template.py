@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, normalizers
 from agentrl.errors import LedgerError, TemplateError, UsageError
 from agentrl.message import ImagePart, Message, TextPart, user
 from agentrl.render.call_form import with_json_arguments
-from agentrl.render.content_guard import BREAK, ContentGuard
+from agentrl.render.content_guard import BREAK, REPLACEMENT, ContentGuard
 from agentrl.render.named_templates import choose_chat_template
 from agentrl.render.skeleton import Skeleton, SkeletonFinder
 from agentrl.render.trial import EndlessTemplate, render_in_time
@@ -37,6 +37,8 @@ ToolSchema = Mapping[str, Any]
 """Schema of a tool for chat templates: ``{"type": "function", "function": {...}}``."""
 CHAT_TEMPLATES = Path(__file__).parent / "chat_templates"
 _NEIGHBOURS = 6
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""Name of a token of one byte, in sentencepiece's vocabularies."""
 
 
 class TextEncoder:
@@ -64,6 +66,7 @@ class TextEncoder:
         self._added: dict[str, int] = {t.content: i for i, t in added.items()}
         self._added_ids = frozenset(added)
         self._special = frozenset(i for i, token in added.items() if token.special)
+        self._unknown: int | None = tokenizer.unk_token_id
         self.special_tokens: frozenset[str] = frozenset(token.content for token in added.values() if token.special)
         """Added tokens that are not part of ordinary text."""
         self.normalized_tokens: frozenset[str] = frozenset(t.content for t in added.values() if t.normalized)
@@ -155,6 +158,70 @@ class TextEncoder:
         """Return the text of token ids without special tokens, except those in `keep`."""
         left_out = self._special - keep
         return self.decode([i for i in ids if i not in left_out])
+
+    def decode_parts(self, ids: Sequence[int], *, is_cut: bool = False) -> list[str | None]:
+        """Return the text that each token adds to that of the tokens before it; ``None`` within a character.
+
+        Each token is decoded together with those before it, because some tokenizers drop the space at the start of a
+        text. Bytes that are no character are replacement characters of the last of their tokens. If the text is cut,
+        those at its end are ``None``, because more bytes may have followed.
+        """
+        found: list[str | None] = []
+        start, read, before, open_text = 0, 0, "", ""
+        for end in range(1, len(ids) + 1):
+            text = self.decode(ids[start:end])
+            if text.endswith(REPLACEMENT):
+                found.append(None)
+                open_text = text
+                continue
+            if open_text.startswith(before) and text.startswith(open_text) and open_text:
+                found[-1] = open_text[len(before) :]
+                before = open_text
+            # `tokenizers` decodes bytes before an invalid one differently than without it.
+            found.append(text[len(before) :] if text.startswith(before) else self.decode(ids[read:end]))
+            start, read, open_text = read, end, ""
+            before = self.decode(ids[start:read])
+        if open_text and not is_cut:
+            found[-1] = open_text[len(before) :] if open_text.startswith(before) else self.decode(ids[read:])
+        return found
+
+    def byte_sizes(self, ids: Sequence[int]) -> list[int | None]:
+        """Return the number of bytes that each token of text has; ``None`` for those of some tokenizers."""
+        pieces = [self._backend.id_to_token(token) or "" for token in ids]
+        if self._is_byte_level:
+            return [*map(len, pieces)]
+        return [1 if _BYTE.fullmatch(piece) else None for piece in pieces]
+
+    @functools.cached_property
+    def _is_byte_level(self) -> bool:
+        """True if each letter of a token's name stands for one byte."""
+        return b'"ByteLevel"' in self._backend.decoder.__getstate__() if self._backend.decoder else False
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the result of `encode`, and the range of characters (start, end) that each token covers.
+
+        Ranges refer to the text before the tokenizer's normalization. Tokens that split a character all cover it.
+        """
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        start = 0
+        for piece in [text] if self._split is None else self._split.split(text):
+            if self._split is not None and piece in self._added:
+                ids.append(self._added[piece])
+                offsets.append((start, start + len(piece)))
+            elif piece:
+                encoding = self._backend_for(piece).encode(piece, add_special_tokens=False)
+                ids += encoding.ids
+                offsets += [(start + first, start + end) for first, end in encoding.offsets]
+            start += len(piece)
+        return ids, offsets
+
+    @functools.cached_property
+    def unknown_id(self) -> int | None:
+        """Id of the token for text that the vocabulary lacks; ``None`` if every text can be encoded."""
+        name = getattr(self._backend.model, "unk_token", None)
+        found: int | None = self._backend.token_to_id(name) if name is not None else self._unknown
+        return found
 
     def cut(self, text: str, max_tokens: int) -> str:
         """Cut `text` to a token budget, with a mark that states the number of omitted characters.

@@ -15,7 +15,7 @@ from agentrl.render.chat_template import ToolSchema, common_prefix, require_pref
 from agentrl.render.check import is_same_history
 from agentrl.render.content_guard import unbroken
 from agentrl.render.renderer import RenderedTokens, Renderer
-from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn, TurnTimings
+from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn, TurnContext, TurnTimings
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +282,9 @@ class LedgerConversation:
             timings=timings,
         )
         self.sequence.turns.append(turn)
+        if self._renderer.keeps_contexts:
+            context = TurnContext(messages=self.messages, position=len(self.messages), tools=self.tools)
+            self._trajectory.contexts[turn.index] = context
         self.messages.append(answer.message)
         self._answers.append(_AnswerEnd(len(self.messages), turn.end, ids[-1] if ids else None))
         return answer

@@ -140,6 +140,8 @@ class Renderer:
         """True to render a conversation again whenever the template shows earlier turns differently."""
         self.omits_text_beside_calls = False
         """True to do so after answers with text and tool calls, because the template leaves out the text."""
+        self.keeps_contexts = False
+        """True to keep the messages of each turn with the episode, for a teacher with another tokenizer."""
         self.enable_thinking = enable_thinking
         self.encoder = TextEncoder(tokenizer)
         source = choose_chat_template(tokenizer)
@@ -215,11 +217,11 @@ class Renderer:
     @property
     def thinks(self) -> bool:
         """True if answers contain thinking: the template supports it, and it is on or cannot be switched off."""
-        switched_on = self.enable_thinking or self.thinking.always or self._opens_thinking
+        switched_on = self.enable_thinking or self.thinking.always or self.opens_thinking
         return self.thinking.close in self.template.source and switched_on
 
     @property
-    def _opens_thinking(self) -> bool:
+    def opens_thinking(self) -> bool:
         """True if the template opens the thinking of an answer."""
         return self.header.rstrip().endswith(self.thinking.open)
 
@@ -389,7 +391,7 @@ class Renderer:
         numbered = enumerate(message.tool_calls, start=earlier_calls)
         calls = tuple(replace(call, id=self.call_id(call.name, index)) for index, call in numbered)
         given = self.template.render([user(_BEFORE), replace(message, tool_calls=calls)])
-        if self._opens_thinking and not given.startswith(header):
+        if self.opens_thinking and not given.startswith(header):
             given = self._with_empty_thought(given)
         text = given.removeprefix(header)
         end = len(text) if self.boundary.opens_message else max(map(text.rfind, self._ends()))
@@ -462,7 +464,7 @@ class Renderer:
             text = self.answer_text(Message(role="assistant", content=text))
         else:
             text = self.guard.text(text)
-        if thought is None and not self._opens_thinking:
+        if thought is None and not self.opens_thinking:
             return text
         return self.thinking.write(self.guard.text(thought or ""), self.header) + text
 

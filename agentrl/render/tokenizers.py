@@ -60,21 +60,34 @@ def check_same_tokens(what: str, path: str, model_path: str) -> None:
         ConfigError: the vocabularies differ; shows the first difference.
         UsageError: a model has no tokenizer.
     """
+    if (difference := token_difference(path, model_path)) is not None:
+        raise ConfigError(
+            f"{what} does not have the policy's tokenizer",
+            got=difference,
+            expected="the same pieces under the same ids",
+            hint="use a model of the policy's family, or a run that started from the same model",
+        )
+
+
+def token_difference(path: str, model_path: str) -> str | None:
+    """Describe how the vocabulary of the model at `path` differs from the policy's; ``None`` if they are the same.
+
+    Raises:
+        UsageError: a model has no tokenizer.
+    """
     if path == model_path:
-        return
+        return None
     own, other = (
         {number: piece for piece, number in load_tokenizer(at).get_vocab().items()} for at in (model_path, path)
     )
     apart = sorted(number for number in own.keys() | other.keys() if own.get(number) != other.get(number))
-    if apart:
-        first = apart[0]
-        raise ConfigError(
-            f"{what} does not have the policy's tokenizer",
-            got=f"{len(apart)} ids that differ; id {first} is {_piece(other.get(first))} for {path} "
-            f"and {_piece(own.get(first))} for {model_path}",
-            expected="the same pieces under the same ids",
-            hint="use a model of the policy's family, or a run that started from the same model",
-        )
+    if not apart:
+        return None
+    first = apart[0]
+    return (
+        f"{len(apart)} ids that differ; id {first} is {_piece(other.get(first))} for {path} "
+        f"and {_piece(own.get(first))} for {model_path}"
+    )
 
 
 def _piece(piece: str | None) -> str:

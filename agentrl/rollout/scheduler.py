@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -75,6 +75,8 @@ class GroupScheduler:
             name. A group fails if one of its extra rollouts fails.
         adapter_versions: Returns the current versions of several adapters; a token's age counts by its own adapter.
         wait_to_start: Returns what a member of a group waits for before it can be played; ``None`` for nothing.
+        keeps_finished: A resumed run trains on the finished episodes of the run before; otherwise it plays them again,
+            because training needs their messages, which no checkpoint contains.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class GroupScheduler:
         extra_runners: Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]] | None = None,
         adapter_versions: Callable[[], Mapping[str, int]] = dict,
         wait_to_start: Callable[[Group, int], Awaitable[None] | None] = lambda group, member: None,
+        keeps_finished: bool = True,
     ) -> None:
         self.tasks = tasks
         self.runners = runners
@@ -113,6 +116,7 @@ class GroupScheduler:
         self._extra_runners = extra_runners or {}
         self._adapter_versions = adapter_versions
         self._wait_to_start = wait_to_start
+        self._keeps_finished = keeps_finished
         self._places = asyncio.Semaphore(max_concurrent)
         self._unfinished = self._idle = 0
         self._to_restart: deque[Group] = deque()
@@ -295,6 +299,8 @@ class GroupScheduler:
                 again are removed.
         """
         unfinished = [group.id for group in self._to_restart]
+        if not self._keeps_finished:
+            episodes = RecoveredEpisodes()
         episodes.keep_groups_from(self.tasks.position, unfinished)
         finished = [(group.id, member) for group in self._to_restart for member in group.members]
         for group_id, member in finished:
@@ -519,9 +525,18 @@ class GroupScheduler:
         self._outcomes = [GroupOutcome(**record) for record in state["tallies"]]
         self._finished = [self._restore(record) for record in state["finished"]]
         self._to_restart = deque(self._restore(record) for record in state["unfinished"])
+        if not self._keeps_finished:
+            self._play_again([*self._finished, *self._to_restart])
         self.version = state["version"]
         self.bias.load_state_dict(state["bias"])
         self.used = self.version * self.batch  # each version used one batch, whatever its size
+
+    def _play_again(self, groups: Sequence[Group]) -> None:
+        """Start groups without any of their episodes."""
+        for group in groups:
+            group.members.clear()
+            group.extra_rollouts.clear()
+        self._finished, self._to_restart = [], deque(sorted(groups, key=lambda group: group.position))
 
     def _restore(self, record: Mapping[str, Any]) -> Group:
         place = (record["environment"], record["place"], record["horizon"], record.get("stage", 0))

@@ -22,7 +22,7 @@ from types import TracebackType
 
 from agentrl.builders.adapter_checks import refuse_role_adapters
 from agentrl.builders.group_extras import learning_signal, policy_group_size, worth_training
-from agentrl.builders.models import load_images, prepare_model, start_renderer
+from agentrl.builders.models import check_tokens, load_images, prepare_model, start_renderer
 from agentrl.builders.trainers import TrainerParts, build_on_ranks, build_trainer
 from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
@@ -379,6 +379,7 @@ class StoredTraining:
             self._say("evaluation.every is not used: without an engine, no episode is played")
         start = await prepare_model(config, self.folder.model, say=self._say)
         model_path = start if self._saved is None else str(self._saved.path / MODEL)
+        check_tokens(config, start)
         self._groups = StoredGroups(config)
         stack.callback(self._groups.close)
         self._groups.check_model(start)

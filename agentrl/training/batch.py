@@ -21,6 +21,7 @@ from agentrl.algorithms.aggregation import TokenOwners
 from agentrl.algorithms.types import EpisodeBatch
 from agentrl.engine import TopTokens
 from agentrl.errors import A_REWARD, LedgerError, TrainingError, bounded_reward
+from agentrl.render.translation import Translation
 from agentrl.training.forward.logprobs import TeacherLogprobs
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
 from agentrl.training.rewards import RewardShaping, ShapedRewards
@@ -36,9 +37,12 @@ class StepExtras:
     experts: Sequence[Trajectory] = ()
     """Additional group members whose forced tokens are trained, for ``luffy``."""
     teacher_logp: Mapping[str, Sequence[npt.NDArray[np.float32]]] = field(default_factory=dict)
-    """log p of a served teacher, by trajectory id: float32 [T] for each sequence, NaN for its first token."""
+    """log p of a served teacher, by trajectory id: float32 [T] for each sequence, NaN for its first token. With
+    `translations`, log p of the tokens of `Translation.grouped` instead."""
     teacher_top: Mapping[str, Sequence[TopTokens]] = field(default_factory=dict)
     """The teacher's most probable tokens, by trajectory id, for each sequence; empty without ``teacher.top_k``."""
+    translations: Mapping[str, Sequence[Translation]] = field(default_factory=dict)
+    """Each sequence in the tokens of a teacher with another tokenizer, by trajectory id; empty for other teachers."""
     hints: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Token ids that only the teacher reads, before each sequence of an episode, by trajectory id."""
     environments: Mapping[str, str] = field(default_factory=dict)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Iterable, Mapping, Set
+from typing import Any
 
 import torch
 
@@ -101,18 +102,17 @@ def role_extras(extras: StepExtras, trajectories: Iterable[Trajectory]) -> StepE
     hints = dict(extras.hints)
     for trajectory in trajectories if hints else ():
         hints |= {f"{trajectory.id}:{role}": hints[trajectory.id] for role in _hinted_roles(trajectory, hints)}
-    if not extras.teacher_logp:
-        return dataclasses.replace(extras, greedy=greedy, hints=hints)
-    logp, top = dict(extras.teacher_logp), dict(extras.teacher_top)
-    for trajectory in trajectories:
-        if not has_roles(trajectory) or trajectory.id not in logp:
-            continue
-        for role in trajectory.trained_roles:
+    logp, top, translations = dict(extras.teacher_logp), dict(extras.teacher_top), dict(extras.translations)
+    by_sequence: tuple[dict[str, Any], ...] = (logp, top, translations)
+    for trajectory in trajectories if any(by_sequence) else ():
+        for role in trajectory.trained_roles if has_roles(trajectory) else ():
             own = [number for number, s in enumerate(trajectory.sequences) if _role_in(s) == role]
-            logp[f"{trajectory.id}:{role}"] = [logp[trajectory.id][number] for number in own]
-            if trajectory.id in top:
-                top[f"{trajectory.id}:{role}"] = [top[trajectory.id][number] for number in own]
-    return dataclasses.replace(extras, greedy=greedy, teacher_logp=logp, teacher_top=top)
+            for known in by_sequence:
+                if trajectory.id in known:
+                    known[f"{trajectory.id}:{role}"] = [known[trajectory.id][number] for number in own]
+    return dataclasses.replace(
+        extras, greedy=greedy, hints=hints, teacher_logp=logp, teacher_top=top, translations=translations
+    )
 
 
 def _hinted_roles(trajectory: Trajectory, hints: Mapping[str, object]) -> Iterable[str]:

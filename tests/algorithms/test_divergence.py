@@ -45,6 +45,14 @@ def test_k3_is_at_most_ten(name, gradients):
     assert torch.autograd.grad(values.sum(), logp)[0].tolist() == pytest.approx(gradients)
 
 
+@pytest.mark.parametrize("gap", [-60.0, 60.0])
+def test_a_token_beyond_the_clamp_keeps_its_gradient(gap):
+    """Otherwise the tokens that a teacher finds most unlikely would cost nothing to learn."""
+    logp = torch.tensor([-70.0], dtype=torch.float64, requires_grad=True)
+    values = kl_divergence(KLEstimator.K1_PLUS, logp, logp.detach() + gap)
+    assert values.tolist() == torch.autograd.grad(values.sum(), logp)[0].tolist() == [-math.copysign(20, gap)]
+
+
 def test_k3_of_distant_policies_is_finite():
     assert kl_divergence(KLEstimator.K3, torch.tensor([-200.0]), torch.tensor([0.0])).tolist() == [10.0]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from support import deepseek_templates as deepseek
@@ -239,6 +240,30 @@ def random_bpe(seed: int, *, merges: int = 60, words: bool = True) -> Tokenizer:
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
     backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def train_unigram(text: Iterable[str] = DEFAULT_TEXT, *, vocab_size: int = 200) -> Tokenizer:
+    """A backend like sentencepiece's: spaces are part of words, and rare characters are written as bytes."""
+    backend = Tokenizer(models.Unigram())
+    backend.normalizer = normalizers.Replace(" ", "\u2581")
+    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    pieces = ["<unk>", *(f"<0x{value:02X}>" for value in range(256))]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocab_size, special_tokens=pieces, unk_token="<unk>", show_progress=False
+    )
+    backend.train_from_iterator(text, trainer)
+    written = json.loads(backend.to_str())
+    written["model"]["byte_fallback"], written["added_tokens"] = True, []
+    return Tokenizer.from_str(json.dumps(written))
+
+
+def train_words(text: Iterable[str] = DEFAULT_TEXT) -> Tokenizer:
+    """A backend that knows whole words in lower case, drops white space, and has a token for unknown words."""
+    backend = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.train_from_iterator(text, trainers.WordLevelTrainer(special_tokens=["<unk>"], show_progress=False))
     return backend
 
 

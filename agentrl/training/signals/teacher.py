@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Container, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -13,12 +16,14 @@ from agentrl.config.algorithm import POLICY
 from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.errors import ConfigError, TrainingError, UsageError
 from agentrl.registry import Kind, lookup
+from agentrl.render.translation import Translation
 from agentrl.training.batch import StepBatch, trained_mask
 from agentrl.training.forward.logprobs import TeacherLogprobs
 from agentrl.training.forward.runner import ModelRunner
-from agentrl.training.forward.sequences import ScoredSequence, with_prefix
+from agentrl.training.forward.sequences import ScoredSequence, scored_sequence, with_prefix
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.signals.base import SignalSetup, TokenSignal
+from agentrl.trajectory import Trajectory
 
 LOSS_INPUTS = frozenset({Input.TEACHER, Input.TEACHER_TOP})
 DISTILL = "distill"
@@ -43,6 +48,7 @@ class TeacherModel(TokenSignal):
     ) -> None:
         self._runner, self._top_k, self._shaping, self._device = runner, top_k, shaping, device
         self._hinted = hinted
+        self._metrics: dict[str, float] = {}
 
     @classmethod
     def check(cls, algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adapters: bool) -> None:
@@ -102,7 +108,11 @@ class TeacherModel(TokenSignal):
         Raises:
             TrainingError: a served teacher was not queried for an episode, or an episode has no hint.
         """
-        if self._runner is None:
+        if batch.extras.translations:
+            logp = _of_tokens(batch, self._translated_logprobs(batch), torch.device("cpu"))
+            teacher = TeacherLogprobs(logp=_fill_unaligned(batch, logp).to(self._device))
+            self._metrics = _alignment_metrics(batch)
+        elif self._runner is None:
             teacher = _served_logprobs(batch, self._device)
         else:
             sequences = _hinted(batch) if self._hinted else batch.sequences
@@ -110,6 +120,37 @@ class TeacherModel(TokenSignal):
                 sequences, top_k=self._top_k, temperature=batch.temperature, pad_id=batch.pad_id
             )
         return dataclasses.replace(with_teacher_reward(batch, self._shaping, teacher), teacher=teacher)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the shares of tokens that a teacher with another tokenizer has one to one, or not at all."""
+        return self._metrics
+
+    def _translated_logprobs(self, batch: StepBatch) -> list[npt.NDArray[np.float32]]:
+        """Return the log-probabilities of a teacher with another tokenizer for each sequence: float32 [T]."""
+        extras, rows = batch.extras, _trained_rows(batch)
+        _check_known(rows, extras.translations)
+        translations = [extras.translations[trajectory.id][number] for trajectory, number in rows]
+        if self._runner is None:
+            told = [extras.teacher_logp[trajectory.id][number] for trajectory, number in rows]
+        else:
+            told = self._score(translations, [extras.hints.get(trajectory.id, ()) for trajectory, _ in rows], batch)
+        sampled = [trajectory.sequences[number].logprobs for trajectory, number in rows]
+        return [one.distribute(own, logp) for one, own, logp in zip(translations, told, sampled, strict=True)]
+
+    def _score(
+        self, translations: Sequence[Translation], hints: Sequence[Sequence[int]], batch: StepBatch
+    ) -> list[npt.NDArray[np.float32]]:
+        """Score the tokens of each translation that have a group: float32 [grouped]."""
+        assert self._runner is not None
+        sequences = [
+            with_prefix(scored_sequence(ids, groups >= 0), hint)
+            for one, hint in zip(translations, hints, strict=True)
+            for ids, groups in zip(one.ids, one.other_groups, strict=True)
+        ]
+        if not sequences:
+            return [np.empty(0, np.float32) for _ in translations]
+        logp = self._runner.logprobs(sequences, temperature=batch.temperature, pad_id=0).logp.cpu().numpy()
+        return np.split(logp, np.cumsum([one.grouped.size for one in translations])[:-1])
 
 
 def _hinted(batch: StepBatch) -> list[ScoredSequence]:
@@ -125,29 +166,61 @@ def _hinted(batch: StepBatch) -> list[ScoredSequence]:
 
 def _served_logprobs(batch: StepBatch, device: torch.device) -> TeacherLogprobs:
     extras = batch.extras
-    rows = [
-        (trajectory, number)
-        for trajectory in batch.trajectories
-        for number, sequence in enumerate(trajectory.sequences)
-        if trained_mask(sequence, by_expert=trajectory.id in extras.expert_ids).any()
-    ]
-    if missing := [trajectory.id for trajectory, _ in rows if trajectory.id not in extras.teacher_logp]:
-        raise TrainingError(
-            "the teacher was not queried for every episode",
-            got=f"{len(missing)} sequences without its log-probabilities, such as one of trajectory {missing[0]}",
-        )
-    indices = [scored.positions + 1 for scored in batch.sequences]
-
-    def of_tokens(by_sequence: list[npt.NDArray[Any]]) -> torch.Tensor:
-        found = [torch.from_numpy(own)[where] for own, where in zip(by_sequence, indices, strict=True)]
-        return torch.cat(found).to(device)
-
+    rows = _trained_rows(batch)
+    _check_known(rows, extras.teacher_logp)
+    of_tokens = functools.partial(_of_tokens, batch, device=device)
     logp = of_tokens([extras.teacher_logp[trajectory.id][number] for trajectory, number in rows])
     if not extras.teacher_top:
         return TeacherLogprobs(logp=logp)
     tops = [extras.teacher_top[trajectory.id][number] for trajectory, number in rows]
     ids, top_logp = of_tokens([top.ids for top in tops]), of_tokens([top.logp for top in tops])
     return TeacherLogprobs(logp=logp, top_ids=ids, top_logp=top_logp)
+
+
+def _trained_rows(batch: StepBatch) -> list[tuple[Trajectory, int]]:
+    """Return the trajectory of each of the batch's sequences, and the sequence's number in it."""
+    experts = batch.extras.expert_ids
+    return [
+        (trajectory, number)
+        for trajectory in batch.trajectories
+        for number, sequence in enumerate(trajectory.sequences)
+        if trained_mask(sequence, by_expert=trajectory.id in experts).any()
+    ]
+
+
+def _check_known(rows: Sequence[tuple[Trajectory, int]], known: Container[str]) -> None:
+    if missing := [trajectory.id for trajectory, _ in rows if trajectory.id not in known]:
+        raise TrainingError(
+            "the teacher was not queried for every episode",
+            got=f"{len(missing)} sequences without its log-probabilities, such as one of trajectory {missing[0]}",
+        )
+
+
+def _of_tokens(batch: StepBatch, by_sequence: Sequence[npt.NDArray[Any]], device: torch.device) -> torch.Tensor:
+    """Select the values of the batch's tokens from those of whole sequences, [T, …] each."""
+    indices = [scored.positions + 1 for scored in batch.sequences]
+    found = [torch.from_numpy(own)[where] for own, where in zip(by_sequence, indices, strict=True)]
+    return torch.cat(found).to(device)
+
+
+def _fill_unaligned(batch: StepBatch, logp: torch.Tensor) -> torch.Tensor:
+    """Give tokens that a teacher cannot compare (NaN) the mean difference from log mu of the others.
+
+    They are then neither preferred nor avoided. Without a difference, they would be the only tokens that cost nothing,
+    and a policy that is far from its teacher would learn to write them.
+    """
+    gap = batch.behaviour_logp - logp
+    known = ~gap.isnan() if batch.expert is None else ~gap.isnan() & ~batch.expert
+    mean = gap[known].mean() if known.any() else gap.new_zeros(())
+    return torch.where(logp.isnan(), batch.behaviour_logp - mean, logp)
+
+
+def _alignment_metrics(batch: StepBatch) -> dict[str, float]:
+    """Compute the shares of tokens that a teacher with another tokenizer has one to one, or not at all."""
+    known = batch.extras.translations
+    counts = [known[trajectory.id][number].counts for trajectory, number in _trained_rows(batch)]
+    trained, equal, unaligned = (sum(column) for column in zip(*counts, strict=True))
+    return {"train/teacher_equal_tokens": equal / trained, "train/teacher_unaligned_tokens": unaligned / trained}
 
 
 def with_teacher_reward(batch: StepBatch, shaping: RewardShaping, teacher: TeacherLogprobs) -> StepBatch:
