@@ -24,6 +24,7 @@ def seconds_of(line):
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.slow
 def test_useful_and_lost_seconds_add_up_to_the_step(tiny_run, staleness):
     for line in lines_of(tiny_run(f"rollout.max_staleness={staleness}")):
         seconds = seconds_of(line)

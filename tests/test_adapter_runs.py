@@ -81,6 +81,7 @@ def test_a_killed_process_resumes_bit_for_bit(tiny_run, start_python):
         assert all(torch.equal(tensor, adapters(killed)[name][key]) for key, tensor in tensors.items())
 
 
+@pytest.mark.slow
 def test_episodes_go_on_while_adapters_train(tiny_run):
     run = tiny_run(*ADAPTERS, "rollout.max_staleness=1", "checkpoint.background=true")
     train(run)

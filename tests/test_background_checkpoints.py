@@ -58,6 +58,7 @@ def test_the_same_bytes_as_at_once_and_an_exact_resume(tiny_run, tmp_path):
     assert numbers(resumed.folder.path) == numbers(at_once.folder.path)
 
 
+@pytest.mark.slow
 def test_a_write_that_fails_ends_the_run_at_the_next_step(tiny_run, monkeypatch):
     run = tiny_run("checkpoint={every: 1, background: true}", "trainer.steps=5")
     save = Checkpoints.save

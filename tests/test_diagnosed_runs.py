@@ -45,6 +45,7 @@ def ended(tiny_run):
     return run
 
 
+@pytest.mark.slow
 def test_a_reward_that_raises_for_half_of_the_answers_is_said_at_once_and_at_the_end(ended):
     result, said = ended("raising")
     problem = result.problems[0]
@@ -57,6 +58,7 @@ def test_a_reward_that_raises_for_half_of_the_answers_is_said_at_once_and_at_the
     assert f"problem 1: {problem.text}" in said
 
 
+@pytest.mark.slow
 def test_a_reward_of_the_wrong_sign_is_named(ended):
     result, said = ended("against_success")
     problem = result.problems[0]

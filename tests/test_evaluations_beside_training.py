@@ -73,6 +73,7 @@ def test_an_evaluation_measures_the_weights_of_its_step_while_later_steps_train(
     assert len({line["eval/reward"] for line in measured.values()}) == 3, "the weights differ"
 
 
+@pytest.mark.slow
 def test_evaluations_of_every_step_are_awaited(tiny_run):
     run = tiny_run(*BESIDE, "evaluation.every=1", "trainer.steps=3")
     train(run)

@@ -158,6 +158,7 @@ def test_items_of_a_rubric_are_metrics_and_a_resumed_run_pays_for_nothing_twice(
 
 
 @pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.slow
 def test_training_evaluations_and_extra_rollouts_count_their_own_requests(tiny_run, beside):
     """All of them share the judge, its cache and its budget."""
     engine = ", engine: {type: local}" if beside else ""
@@ -187,6 +188,7 @@ def test_training_evaluations_and_extra_rollouts_count_their_own_requests(tiny_r
 
 
 @pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_spent_budget_ends_a_run_with_a_checkpoint_and_a_larger_one_goes_on(tiny_run, staleness):
     with judge_service(more_vowels) as service:
         settings = judge(service, compare="pairwise", reasons=False, budget={"max_requests": 20})

@@ -117,6 +117,7 @@ def groups_of(run):
     return {t.group_id: (t.environment, t.task_id) for t in stored(run.folder.path) if t.reward is not None}
 
 
+@pytest.mark.slow
 def test_the_horizon_of_every_step_is_told_and_evaluations_have_the_whole(mixed_run):
     run = mixed_run(CURRICULA[0], "agent.max_turns=3", "evaluation={every: 2, tasks: 2, split: test}")
     train(run)

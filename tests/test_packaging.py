@@ -109,6 +109,7 @@ def unpacked_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_source_file_and_the_data(unpacked_wheel: Path) -> None:
     inside = {str(path.relative_to(unpacked_wheel)) for path in unpacked_wheel.rglob("*") if path.is_file()}
     expected = {f"{package_name(path.parent).replace('.', '/')}/{path.name}" for path in python_files()}

@@ -205,6 +205,7 @@ def _recoverable(run):
     }
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_before_its_first_checkpoint_keeps_its_episodes(tiny_run, tmp_path):
     run = tiny_run("trainer.steps=2", "rollout.max_staleness=2", "checkpoint.every=9")
     train(run, watcher=Snapshots(tmp_path / "cut", [9]))

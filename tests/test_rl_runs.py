@@ -104,6 +104,7 @@ def test_a_warm_start_learns_what_the_expert_does(tiny_run):
         train(resume_run(run.folder.path))
 
 
+@pytest.mark.slow
 def test_a_warm_start_ends_at_the_success_that_was_asked_for(tiny_run):
     lessons = "sft={episodes: 96, tokens_per_update: 256, learning_rate: 1e-2, epochs: 3"
     whole = warm_start(tiny_run(lessons + "}", name="whole"))
@@ -415,6 +416,7 @@ def test_a_run_is_its_folder_and_its_config(tiny_run):
 
 
 @pytest.mark.parametrize("again", [False, True])
+@pytest.mark.slow
 def test_a_run_whose_folder_is_moved_ends_with_an_error(tiny_run, tmp_path, again):
     tokens = "none" if again else "all"  # the thread that writes tables would disturb the copy of the folder
     run = tiny_run("checkpoint.every=1", f"observe.tokens={tokens}")
@@ -434,6 +436,7 @@ def test_a_run_whose_folder_is_moved_ends_with_an_error(tiny_run, tmp_path, agai
     assert [line["step"] for line in read_metrics(moved / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_copies_beside_checkpoints_disturb_neither_a_run_nor_its_resume(tiny_run):
     run = tiny_run("checkpoint.every=1", "checkpoint.keep=1")
 

@@ -132,6 +132,7 @@ def test_an_interrupted_run_is_stopped(tiny_run):
     assert read_status(run.folder.path).end == "stopped"
 
 
+@pytest.mark.slow
 def test_a_run_that_hangs_is_suspended_and_killed(tiny_words, start_python, tmp_path, capsys):
     words = tiny_words("run.directory=runs", "run.name=run", "environment.isolation=thread")
     program = start_python("-c", HANG, json.dumps(words), folder=tmp_path)
@@ -207,6 +208,7 @@ def test_another_process_with_the_same_number_is_not_the_run(tmp_path):
     assert elsewhere.liveness(snapshot.time + 60) is Liveness.HUNG
 
 
+@pytest.mark.slow
 def test_a_blocked_event_loop_is_named(tmp_path):
     def blocked_status():
         """Return the status once it names this file: what reads the status blocks the loop, too."""

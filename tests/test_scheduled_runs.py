@@ -80,6 +80,7 @@ def tasks_by_version(folder):
     return found
 
 
+@pytest.mark.slow
 def test_a_stage_with_its_own_tasks_plays_them_and_resumes(tmp_path):
     file = tmp_path / "later.jsonl"
     file.write_text("".join(f'{{"id": "later-{number}", "seed": {number}}}\n' for number in range(4)))

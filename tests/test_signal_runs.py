@@ -71,6 +71,7 @@ def read_trajectories_of(run):
     return list(read_trajectories(run.folder.trajectories))
 
 
+@pytest.mark.slow
 def test_a_run_with_greedy_rollouts_goes_on_as_if_it_had_not_stopped(tiny_run):
     whole, part = (tiny_run("algorithm.advantage=remax", f"trainer.steps={n}", name=f"steps-{n}") for n in (4, 2))
     train(whole)
@@ -169,6 +170,7 @@ def test_pairs_of_a_run_with_other_tokens_are_refused(tiny_run):
         learn_preferences(run)
 
 
+@pytest.mark.slow
 def test_a_reward_model_learns_from_a_runs_pairs_and_scores_the_next(tiny_run):
     played = tiny_run("trainer={steps: 2, tasks_per_step: 4}", "algorithm.group_size=4", name="played")
     train(played)

@@ -56,6 +56,7 @@ def check(sequence: TokenSequence, rows: list[Row]) -> None:
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data())
+@pytest.mark.slow
 def test_sequences_behave_like_lists_under_any_interleaving(data: st.DataObject) -> None:
     trajectory = Trajectory(id="t", task_id="17", environment="e", seed=1, group_id="g")
     models: list[list[Row]] = []

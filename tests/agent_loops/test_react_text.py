@@ -192,6 +192,7 @@ def test_a_prefill_is_text(prefill):
 
 
 @pytest.mark.parametrize("name", ["search_qa", "retail", pytest.param("code", marks=needs_bubblewrap)])
+@pytest.mark.slow
 async def test_an_environment_that_says_how_to_answer_is_not_contradicted(name):
     """Its whole answers are read, unless the config names a format."""
     words = [f"environment={name}", "agent.loop=react_text", "agent.max_turns=1"]

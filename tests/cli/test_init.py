@@ -33,6 +33,7 @@ def run(start_python: Callable[..., ForkedProgram]) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass(project: Path, run: Run) -> None:
     ended = run(project, *PYTEST)
     assert ended.code == 0, ended.out + ended.err

@@ -184,6 +184,7 @@ def test_logits_in_float32_are_asked_of_servers_and_of_checkpoints(
         assert FLOAT32_HEAD.items() <= json.loads((model / "config.json").read_text()).items()
 
 
+@pytest.mark.slow
 def test_model_check_measures_recommends_and_keeps_settings(
     agentrl: Cli, workplace: Path, added: str, caplog: pytest.LogCaptureFixture
 ) -> None:

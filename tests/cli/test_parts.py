@@ -139,6 +139,7 @@ def test_the_integrity_of_a_reward_is_reported(agentrl: Cli, workplace: Path, mo
     assert agentrl("env", "integrity", "guess_number", "--only", "silence").code == 2
 
 
+@pytest.mark.slow
 def test_all_environments_are_checked_and_those_without_their_data_are_left_out(
     agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

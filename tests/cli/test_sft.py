@@ -39,6 +39,7 @@ def test_a_warm_start_leaves_a_model_that_can_be_evaluated(agentrl: Cli, workpla
     assert "household/valid_seen" in evaluated.out
 
 
+@pytest.mark.slow
 def test_a_file_of_conversations_is_learnt_with_adapters(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
     chat = {"messages": [{"role": "user", "content": "Guess."}, {"role": "assistant", "content": "I say 50."}]}
     (workplace / "chats.jsonl").write_text("\n".join([json.dumps(chat)] * 6))

@@ -127,6 +127,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(
     assert "step 1/2" not in resumed.err
 
 
+@pytest.mark.slow
 def test_a_run_that_learns_nothing_says_so(agentrl: Cli, workplace: Path, small: tuple[str, ...]) -> None:
     words = ("--env", "guess_number", "--model", "scratch", *small, "trainer.steps=3", "agent.max_answer_tokens=1")
     ended = agentrl("train", *words, "agent.max_turns=1")

@@ -230,6 +230,7 @@ def test_a_sound_environment_passes() -> None:
         (Straying, {"survives mistakes"}),
     ],
 )
+@pytest.mark.slow
 def test_a_broken_environment_fails_where_it_is_broken(make: Callable[..., Any], rules: set[str]) -> None:
     processes = [] if "is the same everywhere" in rules else [rule.name for rule in ELSEWHERE]
     assert broken_rules(check_env(spec_of(make), skip=processes)) == rules
@@ -250,6 +251,7 @@ def test_what_an_environment_raises_is_reported(make: Callable[..., Any], rule: 
     assert words in row.detail
 
 
+@pytest.mark.slow
 def test_another_process_must_see_the_same(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hash_game.py").write_text(
         "import gymnasium as gym\n"
@@ -266,6 +268,7 @@ def test_another_process_must_see_the_same(tmp_path: Any, monkeypatch: pytest.Mo
     assert broken_rules(check_env("hash_game:Game")) == {"is the same everywhere"}
 
 
+@pytest.mark.slow
 def test_one_that_only_this_process_knows_may_not_ask_for_worker_processes() -> None:
     class Local(Corridor):
         pass
@@ -278,6 +281,7 @@ def test_one_that_only_this_process_knows_may_not_ask_for_worker_processes() -> 
     assert broken_rules(report) == {"is the same everywhere"}
 
 
+@pytest.mark.slow
 def test_an_asynchronous_environment_is_checked_too() -> None:
     report = check_env(spec_of(Awaited))
     skipped = {row.check for row in report.rows if row.status is CheckStatus.SKIPPED}
@@ -302,6 +306,7 @@ def test_every_shipped_environment_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in registry.names(Kind.ENVIRONMENT) if name not in IN_SANDBOXES])
+@pytest.mark.slow
 def test_doing_no_work_pays_in_no_shipped_environment(name: str) -> None:
     """On more tasks than above: what differs by luck on eight is seen on these."""
     extra = resolve_environment(name).extra
@@ -313,6 +318,7 @@ def test_doing_no_work_pays_in_no_shipped_environment(name: str) -> None:
     assert set(wrong) == PAYS_WITHOUT_WORK.get(name, set()), wrong
 
 
+@pytest.mark.slow
 def test_split_and_options_can_be_chosen() -> None:
     report = check_env("household/valid_unseen", options={"size": "tiny"}, episodes=3)
     assert report.passed, str(report)

@@ -71,6 +71,7 @@ def test_a_fault_is_found_where_it_is(name: str, rule: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Numpy", "Passing", "Sound"])
+@pytest.mark.slow
 def test_what_gymnasiums_checker_misreads_is_no_fault(name: str) -> None:
     assert complaints(check(name)) == {}
 

@@ -514,6 +514,7 @@ def test_a_rule_finds_what_breaks_it_and_nothing_else_does(
 
 
 @pytest.mark.parametrize("make", [Arrows, Telling, Awaited])
+@pytest.mark.slow
 def test_nothing_is_said_of_one_that_keeps_the_rules(make: Callable[..., Any]) -> None:
     """`Telling` says the word "answer" with a number that is none of it."""
     assert complaints(check(spec_of(make, tasks=Answered, scores={"random": 0.0}))) == {}
@@ -530,6 +531,7 @@ def test_native_code_is_recommended_to_run_in_a_process(monkeypatch: pytest.Monk
     assert row.status is CheckStatus.SKIPPED
 
 
+@pytest.mark.slow
 def test_a_slow_step_may_not_run_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "INLINE_STEP_MS", 0.0)
     assert complaints(check(spec_of(Arrows, isolation=Isolation.INLINE))) == {"steps are fast enough": FAILED}
@@ -568,6 +570,7 @@ def _checked_awaited() -> CheckReport:
     return check_env(spec_of(Awaited))
 
 
+@pytest.mark.slow
 def test_an_environment_need_not_tell_what_it_understands() -> None:
     report = check_env(spec_of(Wordless))
     assert not [row for row in report.rows if row.status is CheckStatus.FAILED], report

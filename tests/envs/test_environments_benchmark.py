@@ -12,6 +12,7 @@ from agentrl.cli.bench import load_run
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "environments.py"
 
 
+@pytest.mark.slow
 def test_each_environment_gets_figures_or_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = load_run(BENCHMARK)
     module = sys.modules[run.__module__]

@@ -136,6 +136,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_every_process_sees_the_same_texts() -> None:
     digests = {
         subprocess.run(

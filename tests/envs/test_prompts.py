@@ -222,6 +222,7 @@ def test_a_split_without_a_file_says_how_to_name_one(workplace: Path) -> None:
         spec.tasks("valid", files={"train": written(workplace, *ROWS)})
 
 
+@pytest.mark.slow
 def test_a_data_set_and_a_function_are_enough_to_train_and_to_evaluate(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

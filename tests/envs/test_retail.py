@@ -437,6 +437,7 @@ def test_a_seed_draws_a_training_task() -> None:
     env.reset()
 
 
+@pytest.mark.slow
 def test_types_and_personas_can_be_chosen() -> None:
     options: dict[str, Any] = {"task_types": ["question", "two_requests"], "personas": ["terse"]}
     source = SPEC.tasks("valid", **options)

@@ -86,6 +86,7 @@ def test_every_question_has_one_answer_that_it_does_not_tell(split: str) -> None
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])
+@pytest.mark.slow
 def test_every_passage_states_its_facts_once(split: str) -> None:
     world = world_of(split)
     kind_of = {name: kind for kind in Kind for name in world.names[kind]}

@@ -74,6 +74,7 @@ def test_wrong_options_are_refused(options: dict[str, object], words: str) -> No
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_a_screenshot_and_a_goal_are_shown_and_a_wrong_button_ends_without_a_reward(world: WebClicks) -> None:
     world.kinds = (PageKind.BUTTON,)
     (goal, image), info = world.reset(seed=3)

@@ -148,6 +148,7 @@ async def test_the_end_of_a_long_output_is_kept(run_loop, program, monkeypatch):
 
 
 @pytest.mark.usefixtures("time_from_the_first_request")
+@pytest.mark.slow
 async def test_waits_for_answers_do_not_count_as_the_programs_time(run_loop, renderer):
     ids = [*renderer.encoder.encode("it is 42"), renderer.boundary.end_id]
     late = ScriptedAnswer(token_ids=ids, first_delay_s=2.2)
@@ -285,6 +286,7 @@ async def never_ends(task):
 
 
 @pytest.mark.usefixtures("time_from_the_first_request")
+@pytest.mark.slow
 async def test_a_function_that_swallows_its_cancellation_is_left_running(run_loop, caplog):
     ENDED.clear()
     async with asyncio.timeout(60):

@@ -50,6 +50,7 @@ FIRST = """
 """
 
 
+@pytest.mark.slow
 async def test_a_program_that_has_worked_once_ends_nothing(run_loop, program, tmp_path):
     loop = External(command=program(FIRST.format(folder=tmp_path)))
     played = await attempts(run_loop, loop, MOST_ALIKE + 2)

@@ -121,6 +121,7 @@ async def test_an_answer_to_one_request_does_not_make_up_for_another_that_failed
     assert (await played_by(play, "42", FAILS, "42")).outcome is Outcome.ENGINE_ERROR
 
 
+@pytest.mark.slow
 async def test_a_retry_that_is_answered_makes_up_for_its_failure(played_by):
     async def play(task):
         return await ask(task, retries=3)
@@ -183,6 +184,7 @@ async def test_no_answer_comes_after_the_end(played_by):
     assert (trajectory.outcome, len(trajectory.turns)) == (Outcome.FINISHED, 1)
 
 
+@pytest.mark.slow
 async def test_a_retry_samples_only_what_its_request_lacks(played_by):
     async def play(task):
         return await ask(task, n=3, retries=3)
@@ -384,6 +386,7 @@ async def test_of_much_output_the_end_is_read_and_kept(run_loop, program):
 
 
 @pytest.mark.usefixtures("time_from_the_first_request")
+@pytest.mark.slow
 async def test_what_a_program_said_is_kept_when_its_time_is_over(run_loop, program):
     command = program('ask("hm")\nprint("so far", flush=True)\nimport time; time.sleep(60)')
     trajectory, _ = await run_loop(External(command=command, seconds=2), "42")

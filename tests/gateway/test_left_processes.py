@@ -84,6 +84,7 @@ async def test_a_program_that_kills_its_guard_gets_no_reward(run_loop, program):
 
 
 @pytest.mark.usefixtures("time_from_the_first_request")
+@pytest.mark.slow
 async def test_a_time_that_is_over_ends_all_of_it(run_loop, program, tmp_path):
     mark = tmp_path / "mark"
     work = "\ndef work():\n    time.sleep(3.5)\n    cheat()\n"

@@ -82,6 +82,7 @@ async def test_an_episode_is_the_same_wherever_it_runs(make_pool, worlds, isolat
 
 
 @pytest.mark.parametrize("isolation", list(Isolation))
+@pytest.mark.slow
 async def test_tools_of_an_environment_run_beside_it(make_pool, worlds, isolation):
     pool = make_pool(worlds.Whispering, isolation, workers=1)
     async with pool.borrow("e") as world:

@@ -288,6 +288,7 @@ async def rest(seconds: float) -> str:
     return f"Waited {seconds} s."
 
 
+@pytest.mark.slow
 async def test_parallel_calls_of_a_tool_are_told_apart_by_their_arguments(play_twice):
     """The first call ends last."""
     calls = [{"name": "rest", "arguments": {"seconds": seconds}} for seconds in (0.2, 0.0)]

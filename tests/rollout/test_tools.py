@@ -533,6 +533,7 @@ async def test_a_failing_toolset_is_no_reward(make_runner, play, worlds):
 
 
 @pytest.mark.parametrize("isolation", [Isolation.INLINE, Isolation.PROCESS])
+@pytest.mark.slow
 async def test_rewards_of_an_environments_own_tools_arrive_from_elsewhere(make_runner, play, worlds, isolation):
     limits = EpisodeLimits(max_turns=1)
     fields = {"loop": "tool_calling", "isolation": isolation, "workers": 1, "limits": limits}

@@ -158,6 +158,7 @@ with end_despite_foreign_code():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems keep the handler")
+@pytest.mark.slow
 def test_two_interruptions_end_a_program_in_which_python_runs_no_code() -> None:
     with subprocess.Popen([sys.executable, "-c", LOCKED], stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
@@ -194,6 +195,7 @@ with end_despite_foreign_code():
 """
 
 
+@pytest.mark.slow
 def test_the_second_interruption_of_a_program_that_responds_is_handled() -> None:
     program = subprocess.run([sys.executable, "-c", STOPPED_TWICE], capture_output=True, text=True, timeout=240)
     assert (program.returncode, program.stdout) == (130, "1\n2\n"), program.stderr
@@ -268,6 +270,7 @@ run_with_stop_event(work)
 """
 
 
+@pytest.mark.slow
 def test_a_signal_to_a_forked_child_ends_the_child_and_not_the_run() -> None:
     """The child of a reward function (``multiprocessing``) has the run's signal handlers and their pipe at first."""
     program = subprocess.run([sys.executable, "-c", TERMINATED_CHILD], capture_output=True, text=True, timeout=240)
@@ -302,6 +305,7 @@ run_until_stopped(work())
 
 
 @pytest.mark.parametrize("site", ["coroutine", "waiting coroutine", "thread", "environment"])
+@pytest.mark.slow
 def test_a_copy_of_the_process_that_foreign_code_forks_does_not_go_on_as_a_second_run(site: str) -> None:
     program = subprocess.run([sys.executable, "-c", FORKING, site], capture_output=True, text=True, timeout=240)
     assert (program.returncode, program.stdout) == (0, "went on\n")

@@ -50,6 +50,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize(("family", "size"), [("qwen3", "roomy"), ("qwen3", "tight"), ("gemma3", "roomy")])
+@pytest.mark.slow
 async def test_the_local_engine_conforms(family, size, reference_of):
     model = tiny_model(family, max_context=128)
     report = await check_engine(
@@ -84,6 +85,7 @@ def served_folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 async def test_a_server_conforms_up_to_its_death(served_folder, reference_of, tmp_path):
     servers, numbers = [], itertools.count()
     trained = tiny_model(vocab_size=300, max_context=128)

@@ -121,6 +121,7 @@ async def test_a_request_gets_an_idle_server_at_once(pool_of, request_of):
     await request
 
 
+@pytest.mark.slow
 async def test_the_requests_of_a_killed_server_go_to_the_other_one(pool_of, request_of):
     pool, servers = pool_of()
     requests = long_requests(request_of, 8)

@@ -107,6 +107,7 @@ INVALID = {
 }
 
 
+@pytest.mark.slow
 async def test_answers_that_are_no_results_are_errors_for_the_policy():
     toolset = find_tool({"name": "mcp", "command": [sys.executable, str(Path(PROGRAM).with_name("mcp_raw.py"))]})
     tools = {tool.name: tool for tool in await toolset.tools()}
@@ -152,6 +153,7 @@ async def test_an_argument_of_any_type_is_written_in_tags_and_stored(served):
         assert (await call("put", value=[1, {}])).result.text == "stored [1, {}]"
 
 
+@pytest.mark.slow
 async def test_a_slow_call_is_given_up_and_the_session_goes_on(served):
     async with served(timeout_s=2.0, shared=False) as (_, call):
         assert (await call("structured")).result.text == RESULTS["structured"]

@@ -27,6 +27,7 @@ async def test_an_interpreter_that_is_lost_is_started_again_and_the_policy_is_to
         assert "NameError" in await tools.text("python", code="x")
 
 
+@pytest.mark.slow
 async def test_shell_commands_say_how_they_ended(desk):
     async with desk("local", timeout_s=2.5) as tools:
         assert await tools.text("bash", command="echo a; echo b >&2; exit 3") == "a\nb\n[exit code 3]"

@@ -89,6 +89,7 @@ def part_of(value, like):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
 def test_two_ranks_that_share_rows_compute_what_one_computes(path, module_trajectories, name):
     trainer, algorithm = CASES[name]
     with group_of(1) as group:
@@ -100,6 +101,7 @@ def test_two_ranks_that_share_rows_compute_what_one_computes(path, module_trajec
     assert_same(two, one)
 
 
+@pytest.mark.slow
 def test_padded_rows_with_a_window_and_two_teams(windowed, module_trajectories):
     trainer = {"tokens_per_micro_batch": 70, "gradient_checkpointing": True}
     with group_of(1) as group:
@@ -112,6 +114,7 @@ def test_padded_rows_with_a_window_and_two_teams(windowed, module_trajectories):
     assert_same(four, one)
 
 
+@pytest.mark.slow
 def test_scores_that_are_capped(tmp_path, module_trajectories):
     """In layers with windows and without."""
     saved(tiny_model("gemma2", vocab_size=41), tmp_path)
@@ -125,6 +128,7 @@ def test_scores_that_are_capped(tmp_path, module_trajectories):
     assert_same(two, one)
 
 
+@pytest.mark.slow
 def test_adapters_in_shared_rows(path, module_trajectories):
     trainer = {"tokens_per_micro_batch": 70, "gradient_checkpointing": "selective"}
     lora = {"model": {"path": str(path), "device": "cpu", "lora": {"rank": 3}}}

@@ -26,6 +26,7 @@ def results():
 
 
 @pytest.mark.parametrize("name", SMALL)
+@pytest.mark.slow
 def test_figures_of_a_cpu_are_said_to_mean_nothing(results, name):
     assert results[name]["device"] == "cpu"
     assert "mean nothing" in results[name]["note"]
@@ -55,6 +56,7 @@ def test_what_is_sent_arrives(results):
     assert results["local_engine"]["2_sessions"]["sampled_tokens_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_vocabularies_tells_the_heads_own_memory_apart():
     found = load_run(FOLDER / "vocabulary.py")(vocabulary=4096, width=16, budget=512)
     once, twice = found["once"], found["twice"]

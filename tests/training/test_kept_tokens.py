@@ -263,6 +263,7 @@ QUICK = ("ppo", "gspo", "gmpo", "cispo")
 @pytest.mark.parametrize(
     "loss", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LOSSES]
 )
+@pytest.mark.slow
 def test_a_loss_with_a_filter_is_the_loss_of_the_kept_tokens_alone(model, played, loss):
     alone = weighs_behaviour.of(lookup(Kind.LOSS, loss))
     cases = [(each, "off") for each in [*FILTERS, ALL]] if alone else CASES

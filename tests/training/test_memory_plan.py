@@ -61,6 +61,7 @@ def measured_peak(model, config):
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize(("family", "dtype"), [("qwen3", "float32"), ("llama", "float32"), ("qwen2", "bfloat16")])
+@pytest.mark.slow
 def test_the_planned_peak_is_the_measured_one(tmp_path, family, dtype, checkpointing):
     model = tiny_model(family, vocab_size=1024, layers=4, hidden_size=64).to(getattr(torch, dtype))
     model.config.save_pretrained(tmp_path)
@@ -111,6 +112,7 @@ def qwen3(folder, **sizes):
     return ModelConfig(path=str(folder))
 
 
+@pytest.mark.slow
 def test_a_model_has_no_weights_to_be_planned(tmp_path):
     model = qwen3(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]

@@ -92,6 +92,7 @@ JOINING_RANK = (
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow
 def test_a_collective_with_a_stopped_rank_fails_once_its_connections_are_shut_down(tmp_path, monkeypatch):
     """As after the loss of a machine that hangs: its ranks cannot be killed, and their connections stay open."""
     monkeypatch.setattr("agentrl.training.distributed.launch.PROGRAM", "joining_rank")

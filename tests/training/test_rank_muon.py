@@ -74,6 +74,7 @@ def test_matrices_in_shards_are_updated_as_whole_ones(count, rows):
         torch.testing.assert_close(state[name], expected_state[name], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_matrices_that_neighbours_cut_are_updated_as_whole_ones(monkeypatch):
     """By rows and by columns in turn, and shards whose rows do not divide; one that nobody cuts."""
     monkeypatch.setattr(f"{__name__}.SHAPES", [(6, 8), (8, 4), (2, 4), (4, 6), (10, 2), (5, 3)])

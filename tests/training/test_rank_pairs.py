@@ -34,6 +34,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("trainer", [{"gradient_checkpointing": True}, {"context_parallel": 2}])
+@pytest.mark.slow
 def test_a_policy_learns_the_same_from_pairs(model, trajectories, tmp_path, trainer):
     model.save_pretrained(tmp_path)
     pairs = make_pairs(trajectories, by="rewards", per_task=1)

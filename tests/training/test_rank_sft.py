@@ -51,6 +51,7 @@ def learnt(path, demonstrations, count, lora=None, **trainer):
 @pytest.mark.parametrize(
     ("trainer", "lora"), [({}, None), ({"context_parallel": 2}, None), ({"context_parallel": 2}, {"rank": 3})]
 )
+@pytest.mark.slow
 def test_two_ranks_learn_what_one_learns(model, demonstrations, tmp_path, trainer, lora):
     model.save_pretrained(tmp_path)
     expected, weights = learnt(tmp_path, demonstrations, 1, lora)

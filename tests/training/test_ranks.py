@@ -297,6 +297,7 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(alone, path, module_traje
     assert_same_tensors(four["weights"], one["weights"], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_state_is_written_while_the_next_step_runs(alone, path, module_trajectories, tmp_path):
     name = "one micro-batch"
     with group_of(2) as group:
@@ -340,6 +341,7 @@ def test_tokens_saved_are_those_of_all_ranks_together(path, make_trajectory, cou
     assert numbers["train/tokens_saved"] == pytest.approx(1 - computed / (4 * 33))
 
 
+@pytest.mark.slow
 def test_a_short_format_is_computed_from_shards_in_float32(path, module_trajectories):
     changes = {"model": {"path": str(path), "device": "cpu", "dtype": "bfloat16"}}
     found = {}
@@ -355,6 +357,7 @@ def test_a_short_format_is_computed_from_shards_in_float32(path, module_trajecto
     assert_same_tensors(found[2][1], found[1][1], rtol=0.02, atol=0.02)
 
 
+@pytest.mark.slow
 def test_adapters_are_trained_by_ranks_as_by_one(path, module_trajectories, tmp_path):
     """Numbers, merged weights and a checkpoint of the adapters, with the base as reference."""
     changes = {
@@ -386,6 +389,7 @@ def test_adapters_are_trained_by_ranks_as_by_one(path, module_trajectories, tmp_
     assert_same_tensors(found[2][2], found[1][2], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_experts_are_balanced_over_ranks_as_by_one(module_trajectories, tmp_path):
     """The files of a mixture name each expert, the model has one tensor for all of them."""
     tiny_model("qwen3_moe", vocab_size=41).save_pretrained(tmp_path)
@@ -452,6 +456,7 @@ def test_a_rank_holds_its_part_only_and_a_gathered_tensor_is_whole(path, module_
             given["no.such.tensor"]
 
 
+@pytest.mark.slow
 def test_gradients_that_are_not_finite_are_found_by_all_and_repeated_by_one(path, module_trajectories, tmp_path):
     config = settings("many micro-batches", path, 2)
     with group_of(2) as group:

@@ -87,6 +87,7 @@ def test_gradient_does_not_depend_on_micro_batches(model, demonstrations):
 
 
 @pytest.mark.parametrize("observation_weight", [0.0, 1.0])
+@pytest.mark.slow
 def test_loss_falls_and_the_answers_are_learnt(model, demonstrations, observation_weight):
     seen = []
     last = train(model, demonstrations, progress=seen.append, epochs=12, observation_weight=observation_weight)

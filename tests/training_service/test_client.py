@@ -298,6 +298,7 @@ def test_two_clients_at_once_learn_what_each_learns_alone(serve: Callable[..., A
         assert [passed.result().metrics["loss:sum"] for passed in passes] == losses[name]
 
 
+@pytest.mark.slow
 def test_all_weights(serve: Callable[..., Any], client_of: Any) -> None:
     service = client_of(serve(all_weights=True, most_engines=1))
     trainer, data = trainer_of(service), sentence(1, 2, 3, 4, 5)

@@ -302,6 +302,7 @@ def test_a_sample_can_be_cancelled_and_its_engine_serves_on(raw: Raw) -> None:
     assert isinstance(raw.result(short["request_id"]), bytes)
 
 
+@pytest.mark.slow
 def test_a_session_without_a_sign_of_life_ends(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.training_service.service.SWEEP_S", 0.02)
     served = serve(lease_s=2.0)  # long enough for a slow machine to open a run in

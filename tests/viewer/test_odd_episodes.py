@@ -38,6 +38,7 @@ async def test_a_task_may_be_named_like_a_path_or_an_address(runs: Path, task: s
         assert group["task"] == task
 
 
+@pytest.mark.slow
 async def test_an_episode_of_many_turns_and_metrics_is_read_at_once(runs: Path) -> None:
     episode = an_episode(0, turns=3000)
     episode.metrics = {f"tool/{number}/seconds": float(number) for number in range(7000)}

@@ -117,6 +117,7 @@ def test_images_without_a_reader_and_loss_on_images_are_refused(eyes: Eyes) -> N
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow
 def test_grpo_on_pictures(family: str, start: StartRun) -> None:
     run = start(family)
     result = train(run)

@@ -127,6 +127,7 @@ async def test_a_server_that_dies_in_a_broadcast_breaks_its_own_update_only(worl
 
 
 @pytest.mark.parametrize("hears", [0, 2])
+@pytest.mark.slow
 async def test_a_server_that_stops_listening_is_given_up_and_meets_the_trainer_anew(world_of, until, collective, hears):
     world = await world_of(transport=collective, restartable=False)
     await world.next_version()

@@ -35,6 +35,7 @@ def in_another_process(program, argument):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_another_process_opens_a_run_and_sees_the_same_memory():
     bucket = pack(WEIGHTS, bucket_bytes=1000)[0]
     handle = json.loads(json.dumps(open_handle(bucket.run)))

@@ -139,6 +139,7 @@ async def test_a_judgement_ends_if_the_sandbox_cannot_be_checked(monkeypatch: py
             await verdict(waiting, cases=CASES, seconds=0.3)
 
 
+@pytest.mark.slow
 async def test_a_blocked_event_loop_is_not_the_solutions_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipes, "TICK_S", 0.02)
     monkeypatch.setattr(pipes, "LONGEST_RUN_S", 0.0)  # no more time for a slow machine

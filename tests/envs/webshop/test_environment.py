@@ -321,6 +321,7 @@ def play_expert(env: WebShopEnv) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("observation", ["text", "text_rich"])
+@pytest.mark.slow
 def test_the_expert_gets_what_was_asked_for(observation: str) -> None:
     env = WebShopEnv(observation=observation)
     tasks = [f"{split}-{i}" for split, count in (("test", 200), ("valid", 40), ("train", 40)) for i in range(count)]
