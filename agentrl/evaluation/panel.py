@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import random
@@ -82,9 +83,14 @@ def choose_indices(source: TaskSource, count: int, seed: int) -> list[int]:
             expected=f"at most {len(source):,}",
             hint="use fewer tasks with more samples of each, or another split",
         )
-    order = list(range(len(source)))
+    return [*_order(len(source), seed)[:count]]
+
+
+@functools.lru_cache(maxsize=8)
+def _order(size: int, seed: int) -> tuple[int, ...]:
+    order = list(range(size))
     random.Random(f"evaluation/{seed}").shuffle(order)
-    return order[:count]
+    return tuple(order)
 
 
 def assignments(tasks: list[Task], samples: int, seed: int) -> list[Assignment]:
