@@ -68,6 +68,7 @@ def test_two_adapters_train_and_go_on_bit_for_bit(tiny_run):
             assert torch.equal(tensor, tensors[key])
 
 
+@pytest.mark.slow
 def test_a_killed_process_resumes_bit_for_bit(tiny_run, start_python):
     expected, killed = tiny_run(*ADAPTERS, name="expected"), tiny_run(*ADAPTERS, name="killed")
     train(expected)

@@ -76,6 +76,7 @@ def _own_environment_ids() -> Iterator[None]:
 
 @pytest.mark.timeout(300)  # some blocks are whole runs
 @pytest.mark.parametrize("page", pages_with("python"))
+@pytest.mark.slow
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = "\n".join(blocks(page, "python"))
@@ -291,6 +292,7 @@ def test_reference_pages_are_made_from_the_code(generator: ModuleType) -> None:
 
 
 @needs_bubblewrap
+@pytest.mark.slow
 def test_every_environment_has_a_page(generator: ModuleType) -> None:
     made, index = generator.generated_pages(), generator.fill("<!-- generated: environments -->")
     for name in names(Kind.ENVIRONMENT):

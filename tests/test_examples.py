@@ -89,6 +89,7 @@ def test_an_example_is_short_and_says_how_to_run_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.slow
 def test_example(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -240,7 +240,7 @@ def test_an_engine_that_keeps_old_weights_stops_training(tiny_run, monkeypatch):
 
 
 @pytest.mark.parametrize("phase", [Phase.ROLLOUT, Phase.TRAIN, Phase.SYNC, Phase.EVALUATE])
-@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("staleness", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_interrupted_run_saves_and_goes_on(tiny_run, phase, staleness):
     run = tiny_run(
         f"rollout.max_staleness={staleness}", "evaluation={every: 2, tasks: 3, split: test}", "checkpoint.every=100"

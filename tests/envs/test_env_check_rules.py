@@ -502,7 +502,11 @@ def id_of(value: object) -> str:
     return getattr(value.make, "__name__", "") if isinstance(value, EnvironmentSpec) else str(value)
 
 
-@pytest.mark.parametrize(("spec", "rule", "status"), BROKEN, ids=id_of)
+@pytest.mark.parametrize(
+    ("spec", "rule", "status"),
+    [*BROKEN[::2], *(pytest.param(*row, marks=pytest.mark.slow) for row in BROKEN[1::2])],
+    ids=id_of,
+)
 def test_a_rule_finds_what_breaks_it_and_nothing_else_does(
     spec: EnvironmentSpec, rule: str, status: CheckStatus
 ) -> None:

@@ -242,7 +242,9 @@ def alone(path, module_trajectories, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize(("name", "count"), CASES)
+@pytest.mark.parametrize(
+    ("name", "count"), [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:])]
+)
 def test_ranks_compute_what_one_computes(alone, path, module_trajectories, tmp_path, name, count):
     one = alone(name)
     with group_of(count) as group:
