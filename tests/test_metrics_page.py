@@ -127,6 +127,13 @@ def taught(tiny_run, played):
     return written(tiny_run(*words, name="taught"))
 
 
+def taught_in_other_tokens(tiny_run):
+    other = tiny_run("trainer={steps: 1}", "model.scratch.vocab_size=280", "run.seed=4", name="other")
+    train(other)
+    teacher = f"algorithm={{advantage: reinforce, loss: distill, teacher: {{path: {other.folder.path}}}}}"
+    return written(tiny_run(teacher, "trainer={steps: 1, mini_batches: 1}", name="taught in other tokens"))
+
+
 def of_experts(tiny_run, folder):
     tokenizer = build_tokenizer("qwen3")
     model = tiny_model("qwen3_moe", vocab_size=len(tokenizer), max_context=256)
@@ -148,6 +155,7 @@ def test_every_metric_that_runs_write_is_documented_and_the_other_way_round(tiny
     names["judge"] = judged(tiny_run)
     names["learned"] = only_learned(tiny_run, played.folder.path)
     names["teacher"] = taught(tiny_run, played.folder.path)
+    names["teacher with another tokenizer"] = taught_in_other_tokens(tiny_run)
     names["experts"] = of_experts(tiny_run, tmp_path / "model")
     undocumented = {
         kind: sorted(name for name in found if find_documented(name) is None) for kind, found in names.items()
