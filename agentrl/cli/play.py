@@ -65,7 +65,7 @@ async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
         if action.startswith("/") and tools:
             result = await _call_tool(action, tools)
             out.print(result.text)
-            total, turns, done = total + result.reward, turns + 1, result.ends_episode
+            total, turns, done = total + result.reward, turns + 1, result.stop or result.truncated
             info = info if result.success is None else {**info, "success": result.success}
             continue
         if action == "!" and expert is None:

@@ -39,11 +39,11 @@ PROMPTS = "prompts"
 """Environment whose tasks are the prompts of a file."""
 
 
-_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""Safe loader on libyaml, if PyYAML was built with it: it is ten times as fast."""
+SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Safe loader; on libyaml if PyYAML was built with it, which is several times as fast."""
 
 
-class _Loader(_SafeLoader):  # type: ignore[misc]
+class _Loader(SAFE_LOADER):  # type: ignore[misc]
     """Safe YAML loader: only ``true`` and ``false`` are booleans (``off`` is text), and ``1e-3`` is a number."""
 
 

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import logging
 import random
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -86,11 +87,11 @@ def choose_indices(source: TaskSource, count: int, seed: int) -> list[int]:
     return [*_order(len(source), seed)[:count]]
 
 
-@functools.lru_cache(maxsize=8)
-def _order(size: int, seed: int) -> tuple[int, ...]:
+@functools.lru_cache(maxsize=4)
+def _order(size: int, seed: int) -> array[int]:
     order = list(range(size))
     random.Random(f"evaluation/{seed}").shuffle(order)
-    return tuple(order)
+    return array("q", order)
 
 
 def assignments(tasks: list[Task], samples: int, seed: int) -> list[Assignment]:

@@ -99,7 +99,7 @@ class TextEncoder:
         ids: list[int] = []
         found: list[tuple[int, int] | None] = [None] * len(ranges)
         start, number = 0, 0
-        for piece in [text] if self._split is None else self._split.split(text):
+        for piece in self._pieces(text):
             while number < len(ranges) and ranges[number][1] <= start:
                 number += 1
             before, end = len(ids), start + len(piece)
@@ -114,6 +114,10 @@ class TextEncoder:
                     found[at] = (before + first if known is None else known[0], before + last + 1)
             start = end
         return ids, [(0, 0) if one is None else one for one in found]
+
+    def _pieces(self, text: str) -> list[str]:
+        """Split a text at tokens that were added to the vocabulary."""
+        return [text] if self._split is None else self._split.split(text)
 
     def _extend(self, ids: list[int], piece: str, *, with_offsets: bool) -> Callable[[int], int | None]:
         """Append the tokens of a piece, and return the mapping from its characters to them if it is asked for."""
@@ -205,7 +209,7 @@ class TextEncoder:
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         start = 0
-        for piece in [text] if self._split is None else self._split.split(text):
+        for piece in self._pieces(text):
             if self._split is not None and piece in self._added:
                 ids.append(self._added[piece])
                 offsets.append((start, start + len(piece)))

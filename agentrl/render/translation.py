@@ -46,7 +46,7 @@ class Translation:
     """Group of each token of the ledger's sequence: [T]; `NO_GROUP` if it is not trained, or `UNALIGNED`."""
 
     @property
-    def grouped(self) -> npt.NDArray[np.int32]:
+    def scored_groups(self) -> npt.NDArray[np.int32]:
         """Groups of the other model's tokens that have one, over all of its sequences."""
         return np.concatenate([np.empty(0, np.int32), *(own[own >= 0] for own in self.other_groups)])
 
@@ -54,7 +54,7 @@ class Translation:
     def counts(self) -> tuple[int, int, int]:
         """Numbers of trained tokens, of those in a group of one token on each side, and of unaligned ones."""
         own, trained = self.groups[self.groups >= 0], int((self.groups != NO_GROUP).sum())
-        return trained, _one_to_one(own, self.grouped), trained - own.size
+        return trained, _one_to_one(own, self.scored_groups), trained - own.size
 
     def distribute(self, other_logp: npt.NDArray[np.float32], logp: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Distribute the other model's log-probabilities over the ledger's tokens: float32 [T]; NaN without a group.
@@ -63,7 +63,7 @@ class Translation:
         that no token is preferred to another of its group. A token that is alone in its group has the other's value.
 
         Args:
-            other_logp: Log-probabilities of the tokens of `grouped`: [grouped].
+            other_logp: Log-probabilities of the tokens of `scored_groups`: [scored].
             logp: Log-probabilities with which the ledger's tokens were sampled: [T]; NaN counts as 0.
         """
         found = np.full(self.groups.size, np.nan, np.float32)
@@ -71,7 +71,7 @@ class Translation:
         own, sampled = self.groups[where], np.nan_to_num(logp[where].astype(np.float64))
         count = int(own.max(initial=-1)) + 1
         size = np.bincount(own, minlength=count)
-        other = np.bincount(self.grouped, other_logp, minlength=count)
+        other = np.bincount(self.scored_groups, other_logp, minlength=count)
         gap = (np.bincount(own, sampled, minlength=count) - other) / np.maximum(size, 1)
         found[where] = np.where(size[own] == 1, other[own], sampled - gap[own])
         return found
@@ -86,7 +86,7 @@ def _one_to_one(own: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int
 @dataclass(frozen=True, slots=True)
 class _AlignedTurn:
     text: str
-    """What the other model reads, with breaks in its control tokens."""
+    """Text that the other model reads, with breaks in its control tokens."""
     own: npt.NDArray[np.int32]
     """Group of each token of the turn, from 0 on."""
     other: npt.NDArray[np.int32]

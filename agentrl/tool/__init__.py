@@ -143,11 +143,6 @@ class ToolResult:
     """For tools of an environment: True if the task is solved; by default, the environment's threshold decides."""
 
     @property
-    def ends_episode(self) -> bool:
-        """True if the episode ends with the call, by the result itself."""
-        return self.stop or self.truncated
-
-    @property
     def text(self) -> str:
         """Text of the value for a policy that reads no images; lone surrogates are replaced."""
         return content_text(self.content)

@@ -38,7 +38,7 @@ class StepExtras:
     """Additional group members whose forced tokens are trained, for ``luffy``."""
     teacher_logp: Mapping[str, Sequence[npt.NDArray[np.float32]]] = field(default_factory=dict)
     """log p of a served teacher, by trajectory id: float32 [T] for each sequence, NaN for its first token. With
-    `translations`, log p of the tokens of `Translation.grouped` instead."""
+    `translations`, log p of the tokens of `Translation.scored_groups` instead."""
     teacher_top: Mapping[str, Sequence[TopTokens]] = field(default_factory=dict)
     """The teacher's most probable tokens, by trajectory id, for each sequence; empty without ``teacher.top_k``."""
     translations: Mapping[str, Sequence[Translation]] = field(default_factory=dict)

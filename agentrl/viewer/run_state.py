@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, is_dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from pydantic import BaseModel
 
 from agentrl.config import Config
 from agentrl.config.keys import models_of
+from agentrl.config.overrides import SAFE_LOADER
 from agentrl.observe.run_folder import LOCK, LOCK_TABLE, is_locked
 from agentrl.observe.run_status import Liveness, RunSnapshot
 from agentrl.viewer.sources import SourceFolder, SourceKind
@@ -116,9 +116,9 @@ def read_settings(file: Path | None) -> ConfigSummary:
         if file is None or file.stat().st_size > LARGEST_CONFIG:
             return ConfigSummary()
         text = file.read_bytes()
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_loader())):
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=SAFE_LOADER)):
             return ConfigSummary()  # a run writes none, and a small file with some may mean a large one
-        data = yaml.load(text, Loader=_loader())
+        data = yaml.load(text, Loader=SAFE_LOADER)
     except (OSError, yaml.YAMLError, ValueError, RecursionError):
         return ConfigSummary()
     if not isinstance(data, dict):
@@ -133,11 +133,6 @@ def read_settings(file: Path | None) -> ConfigSummary:
         steps=steps if isinstance(steps, int) else None,
         changed=dict(list(_changed_keys(data, Config, ""))[:MOST_KEYS]),
     )
-
-
-@cache
-def _loader() -> Any:
-    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:

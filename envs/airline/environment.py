@@ -16,7 +16,7 @@ from agentrl.errors import ToolError, UsageError
 from agentrl.message import Message, ToolCall
 from agentrl.tool import Tool
 
-from ..desks.calls import RESPOND, DeskTool, parse_call, tool_message
+from ..desks.calls import DeskTool, read_action, tool_message
 from ..desks.toolset import declare_tools
 from ..retail import phrases as role_phrases
 from ..retail.hearing import figures_in
@@ -123,14 +123,13 @@ class AirlineDesk(gymnasium.Env[str, str]):
         if self.case and (self._gone or self._steps >= self.options.max_steps):
             raise UsageError("the airline episode is over", expected="reset before the next step")
         try:
-            call = parse_call(action)
-            words = action if call is None else str(call.arguments.get("content", "")) if call.name == RESPOND else None
-            if words is None and call is not None:
-                return self._observe(self._call(call))
+            act = read_action(action)
+            if isinstance(act, ToolCall):
+                return self._observe(self._call(act))
         except ToolError as error:
             return self._observe(f"Error: {error}", valid=False)
-        self._said.append(words or "")
-        return self._hear(self._customer.answer(words or "", self._desk.database))
+        self._said.append(act)
+        return self._hear(self._customer.answer(act, self._desk.database))
 
     def _hear(self, reply: str) -> Step:
         """End a step with the customer's reply; a role's turn does not end the agent's step."""

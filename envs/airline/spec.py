@@ -8,27 +8,15 @@ from typing import Any
 from agentrl.env import EnvironmentSpec, Isolation
 
 from ..desks.calls import call_text
-from ..desks.toolset import describe_tools
+from ..desks.toolset import write_instructions
 from ..retail.role_customer import roles_of
 from ..task_ids import SPLITS
 from .environment import AirlineDesk, declared_tools
 from .tasks import ENVIRONMENT, MAX_STEPS, AirlineTasks, parse_options
 
 POLICY = importlib.resources.files(__package__).joinpath("data/policy.md").read_text(encoding="utf-8")
-INSTRUCTIONS = f"""\
-{POLICY}
-# How to act
-Each turn, either talk to the customer in plain words, or call one of these tools:
-
-{describe_tools(declared_tools())}
-
-To call a tool, write one JSON object and nothing else, for example:
-{call_text("get_reservation_details", {"reservation_id": "1ABC23"})}"""
-TOOL_INSTRUCTIONS = f"""\
-{POLICY}
-# How to act
-Each turn, either call one tool, or talk to the customer in plain words. The customer reads every answer that calls no
-tool."""
+EXAMPLE = call_text("get_reservation_details", {"reservation_id": "1ABC23"})
+INSTRUCTIONS, TOOL_INSTRUCTIONS = write_instructions(POLICY, declared_tools(), EXAMPLE)
 
 
 def tasks(split: str, **options: Any) -> AirlineTasks:

@@ -76,6 +76,18 @@ def parse_call(action: str) -> ToolCall | None:
     return ToolCall(name=call["name"], arguments=arguments)
 
 
+def read_action(action: str) -> ToolCall | str:
+    """Return the tool call in an action's text, or else the words for the customer.
+
+    Raises:
+        ToolError: the text looks like a call but is not valid.
+    """
+    call = parse_call(action)
+    if call is None:
+        return action
+    return str(call.arguments.get("content", "")) if call.name == RESPOND else call
+
+
 def tool_message(action: str) -> Message:
     """Return the assistant message of a text action: a call, or text (also for an invalid call)."""
     with contextlib.suppress(ToolError):

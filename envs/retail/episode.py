@@ -13,7 +13,7 @@ import orjson
 
 from agentrl.errors import ToolError, UsageError
 
-from ..desks.calls import RESPOND, parse_call
+from ..desks.calls import read_action
 from ..task_ids import TRAIN, asked_task
 from .database import Database
 from .hearing import figures_in
@@ -72,12 +72,10 @@ class RetailEpisode:
         if self.gone or self.steps >= self.options.max_steps:
             raise UsageError("the retail episode is over", expected="reset before the next step")
         try:
-            call = parse_call(action)
-            if call is None:
-                return self._say(action, asked)
-            if call.name == RESPOND:
-                return self._say(str(call.arguments.get("content", "")), asked)
-            return ToolAction(result=self._toolbox.call(call))
+            act = read_action(action)
+            if isinstance(act, str):
+                return self._say(act, asked)
+            return ToolAction(result=self._toolbox.call(act))
         except ToolError as error:
             return ToolAction(result=f"Error: {error}", valid=False)
 

@@ -8,7 +8,7 @@ from typing import Any
 from agentrl.env import EnvironmentSpec, Isolation
 
 from ..desks.calls import call_text
-from ..desks.toolset import describe_tools
+from ..desks.toolset import write_instructions
 from ..task_ids import SPLITS
 from .environment import RetailDesk
 from .options import MAX_STEPS, parse_options
@@ -17,20 +17,8 @@ from .tasks import ENVIRONMENT, RetailTasks
 from .tools import declared_tools
 
 POLICY = importlib.resources.files(__package__).joinpath("data/policy.md").read_text(encoding="utf-8")
-INSTRUCTIONS = f"""\
-{POLICY}
-# How to act
-Each turn, either talk to the customer in plain words, or call one of these tools:
-
-{describe_tools(declared_tools())}
-
-To call a tool, write one JSON object and nothing else, for example:
-{call_text("get_order_details", {"order_id": "#W1234567"})}"""
-TOOL_INSTRUCTIONS = f"""\
-{POLICY}
-# How to act
-Each turn, either call one tool, or talk to the customer in plain words. The customer reads every answer that calls no
-tool."""
+EXAMPLE = call_text("get_order_details", {"order_id": "#W1234567"})
+INSTRUCTIONS, TOOL_INSTRUCTIONS = write_instructions(POLICY, declared_tools(), EXAMPLE)
 
 
 def tasks(split: str, **options: Any) -> RetailTasks:

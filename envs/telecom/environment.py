@@ -16,7 +16,7 @@ from agentrl.errors import ToolError, UsageError
 from agentrl.message import Message, ToolCall
 from agentrl.tool import Tool
 
-from ..desks.calls import RESPOND, DeskTool, parse_call, tool_message
+from ..desks.calls import DeskTool, read_action, tool_message
 from ..desks.toolset import declare_tools
 from ..task_ids import TRAIN, asked_task
 from .customer import Caller
@@ -105,13 +105,12 @@ class TelecomDesk(gymnasium.Env[str, str]):
         if self.case and (self._gone or self._steps >= self.options.max_steps):
             raise UsageError("the telecom episode is over", expected="reset before the next step")
         try:
-            call = parse_call(action)
-            words = action if call is None else str(call.arguments.get("content", "")) if call.name == RESPOND else None
-            if words is None and call is not None:
-                return self._observe(self._call(call))
+            act = read_action(action)
+            if isinstance(act, ToolCall):
+                return self._observe(self._call(act))
         except ToolError as error:
             return self._observe(f"Error: {error}", valid=False)
-        reply = self._caller.answer(words or "", self._system.database)
+        reply = self._caller.answer(act, self._system.database)
         self._gone = reply.endswith(STOP)
         return self._observe(reply)
 

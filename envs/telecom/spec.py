@@ -8,26 +8,14 @@ from typing import Any
 from agentrl.env import EnvironmentSpec, Isolation
 
 from ..desks.calls import call_text
-from ..desks.toolset import describe_tools
+from ..desks.toolset import write_instructions
 from ..task_ids import SPLITS
 from .environment import TelecomDesk, declared_tools
 from .tasks import ENVIRONMENT, MAX_STEPS, TelecomTasks, parse_options
 
 POLICY = importlib.resources.files(__package__).joinpath("data/policy.md").read_text(encoding="utf-8")
-INSTRUCTIONS = f"""\
-{POLICY}
-# How to act
-Each turn, either talk to the customer in plain words, or call one of these tools:
-
-{describe_tools(declared_tools())}
-
-To call a tool, write one JSON object and nothing else, for example:
-{call_text("get_customer_by_phone", {"phone_number": "555-123-4567"})}"""
-TOOL_INSTRUCTIONS = f"""\
-{POLICY}
-# How to act
-Each turn, either call one tool, or talk to the customer in plain words. The customer reads every answer that calls no
-tool."""
+EXAMPLE = call_text("get_customer_by_phone", {"phone_number": "555-123-4567"})
+INSTRUCTIONS, TOOL_INSTRUCTIONS = write_instructions(POLICY, declared_tools(), EXAMPLE)
 
 
 def tasks(split: str, **options: Any) -> TelecomTasks:

@@ -83,7 +83,7 @@ def pieces(sequence, found, policy, reader):
     ids, groups, mine, yours = sequence.token_ids, found.groups, renderer(policy).encoder, renderer(reader).encoder
     other = np.concatenate([own[own_g >= 0] for own, own_g in zip(found.ids, found.other_groups, strict=True)])
     numbers = dict.fromkeys(groups[groups >= 0].tolist())
-    both = [(ids[groups == number].tolist(), other[found.grouped == number].tolist()) for number in numbers]
+    both = [(ids[groups == number].tolist(), other[found.scored_groups == number].tolist()) for number in numbers]
     return [(mine.decode(own), yours.decode(theirs), len(own), len(theirs)) for own, theirs in both]
 
 
@@ -127,12 +127,14 @@ def test_an_expert_sampled_nothing_so_that_its_tokens_get_equal_parts():
 def check_sums(trajectory, found, seed):
     """The values of the tokens add up to those of the other model, group by group, and so over the whole text."""
     (sequence,), generator = trajectory.sequences, np.random.default_rng(seed)
-    told = -generator.exponential(2.0, found.grouped.size).astype(np.float32)
+    told = -generator.exponential(2.0, found.scored_groups.size).astype(np.float32)
     values = found.distribute(told, sequence.logprobs).astype(np.float64)
     assert np.isnan(values).tolist() == (found.groups < 0).tolist()
     assert np.nansum(values) == pytest.approx(told.sum(dtype=np.float64), abs=1e-3)
-    for number in {*found.grouped.tolist()}:
-        assert values[found.groups == number].sum() == pytest.approx(told[found.grouped == number].sum(), abs=1e-4)
+    for number in {*found.scored_groups.tolist()}:
+        assert values[found.groups == number].sum() == pytest.approx(
+            told[found.scored_groups == number].sum(), abs=1e-4
+        )
 
 
 @pytest.mark.parametrize(("policy", "reader"), PAIRS)
@@ -146,7 +148,7 @@ def test_the_groups_of_any_text_add_up_to_the_whole_text(policy, reader, text, s
     assert end[2:] == (1, 1)
     assert all(own == other for own, other, *_ in parts)
     assert found.counts[2] == 0
-    assert sum(length for *_, length in parts) + 1 == found.grouped.size
+    assert sum(length for *_, length in parts) + 1 == found.scored_groups.size
     (ids,), (groups,) = found.ids, found.other_groups
     assert renderer(reader).encoder.decode(ids[groups >= 0][:-1].tolist()) == text
 
@@ -189,7 +191,7 @@ def test_the_same_tokenizer_has_every_token_one_to_one():
     (ids,), (groups,) = found.ids, found.other_groups
     assert ids.tolist() == sequence.ids_list()[: len(ids)]
     assert (groups >= 0).tolist() == sequence.loss_mask[: len(ids)].tolist()
-    told = np.linspace(-9, -1, found.grouped.size, dtype=np.float32)
+    told = np.linspace(-9, -1, found.scored_groups.size, dtype=np.float32)
     assert found.distribute(told, sequence.logprobs)[sequence.loss_mask].tolist() == told.tolist()
 
 

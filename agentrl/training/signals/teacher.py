@@ -150,7 +150,7 @@ class TeacherModel(TokenSignal):
         if not sequences:
             return [np.empty(0, np.float32) for _ in translations]
         logp = self._runner.logprobs(sequences, temperature=batch.temperature, pad_id=0).logp.cpu().numpy()
-        return np.split(logp, np.cumsum([one.grouped.size for one in translations])[:-1])
+        return np.split(logp, np.cumsum([one.scored_groups.size for one in translations])[:-1])
 
 
 def _hinted(batch: StepBatch) -> list[ScoredSequence]:
