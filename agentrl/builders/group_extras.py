@@ -233,7 +233,7 @@ def _translate(
 async def _score_translations(
     teacher: TeacherServers, translations: Mapping[str, Sequence[Translation]]
 ) -> dict[str, list[npt.NDArray[np.float32]]]:
-    """Request the log-probabilities of all translated tokens that have a group: [grouped] for each translation."""
+    """Request the log-probabilities of all translated tokens that have a group: [scored] for each translation."""
     every = [one for own in translations.values() for one in own]
     found = iter(await teacher.score([ids.tolist() for one in every for ids in one.ids]))
     told = iter(

@@ -66,6 +66,31 @@ async def test_episodes_start_in_several_passes_with_the_same_result(make, monke
     assert await playing == expected
 
 
+async def test_a_batch_is_measured_in_several_passes_and_a_cancelled_one_is_not_taken(make, monkeypatch):
+    monkeypatch.setattr(scheduler_module, "GROUPS_PER_PASS", 1)
+    scheduler, whole = make(), make()
+    expected = await whole.next_batch()
+    measured, add = [], scheduler.bias.add
+
+    def note(position, *more, **options):
+        measured.append(position)
+        add(position, *more, **options)
+
+    monkeypatch.setattr(scheduler.bias, "add", note)
+    cancelled = asyncio.create_task(scheduler.next_batch())
+    for _ in range(1000):
+        await asyncio.sleep(0)
+        if measured:
+            break
+    assert measured == [0], "the others are measured in later passes"
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    assert (scheduler.used, len(scheduler.state_dict()["finished"])) == (0, len(expected))
+    assert positions(await scheduler.next_batch()) == positions(expected)
+    assert scheduler.bias.metrics() == whole.bias.metrics()
+
+
 async def test_an_error_of_the_task_source_is_raised_by_the_next_batch_only(make, monkeypatch):
     def fail():
         raise ValueError("no more tasks")

@@ -140,7 +140,7 @@ class TeacherModel(TokenSignal):
     def _score(
         self, translations: Sequence[Translation], hints: Sequence[Sequence[int]], batch: StepBatch
     ) -> list[npt.NDArray[np.float32]]:
-        """Score the tokens of each translation that have a group: float32 [grouped]."""
+        """Score the tokens of each translation that have a group: float32 [scored]."""
         assert self._runner is not None
         sequences = [
             with_prefix(scored_sequence(ids, groups >= 0), hint)
