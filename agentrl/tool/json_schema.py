@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urljoin
 
@@ -255,21 +255,38 @@ def fits(value: Any, schema: Any, root: Mapping[str, Any], depth: int = 0) -> bo
         if choices and not any(fits(value, part, root, depth + 1) for part in choices):
             return False
     if isinstance(value, Mapping):
-        return _object_fits(value, schema, root, depth)
+        return next(_object_misfits(value, schema, root, depth), None) is None
     items = schema.get("items")
     return not isinstance(value, list) or items is None or all(fits(item, items, root, depth + 1) for item in value)
 
 
-def _object_fits(value: Mapping[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> bool:
+def misfits(arguments: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    """Say why a tool with these parameters does not accept arguments; empty if no single argument is the reason.
+
+    >>> misfits({"size": "big"}, {"properties": {"name": {}, "size": {"type": "integer"}}, "required": ["name"]})
+    'name is missing, size is not a whole number'
+    """
+    schema = resolve(root, root)
+    return ", ".join(_object_misfits(arguments, schema, root, 0)) if isinstance(schema, Mapping) else ""
+
+
+def _object_misfits(
+    value: Mapping[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any], depth: int
+) -> Iterator[str]:
     declared, required = as_mapping(schema.get("properties")), as_list(schema.get("required"))
-    if any(key not in value for key in required if isinstance(key, str)):
-        return False
+    for key in required:
+        if isinstance(key, str) and key not in value:
+            yield f"{key} is missing"
     others = schema.get("additionalProperties", True)
-    return all(
-        (part is None and key in declared and key not in required)
-        or all(fits(part, schema_of_key, root, depth + 1) for schema_of_key in _schemas_of(key, schema, others))
-        for key, part in value.items()
-    )
+    for key, part in value.items():
+        if part is None and key in declared and key not in required:
+            continue
+        if not all(fits(part, one, root, depth + 1) for one in _schemas_of(key, schema, others)):
+            own = as_mapping(resolve(declared.get(key), root))
+            options = literals(own)
+            kinds = sorted(_WORDS.get(name, name) for name in _own_types(own))
+            wanted = " or ".join(kinds) if options is None else f"one of {', '.join(map(shorten_json, options))}"
+            yield f"{key} is not {wanted or 'valid'}" if key in declared else f"there is no argument {key}"
 
 
 def _schemas_of(key: str, schema: Mapping[str, Any], others: Any) -> Sequence[Any]:

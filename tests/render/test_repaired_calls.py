@@ -214,7 +214,7 @@ def test_arguments_that_do_not_fit_are_not_carried_out(arguments: str) -> None:
 def test_values_outside_of_an_enum_are_refused(value: str) -> None:
     _, calls, _, problems = read(f'{{"name": "put", "arguments": {{"what": "mug", "place": {value}}}}}')
     assert (calls, len(problems)) == ([], 1)
-    assert "do not fit put" in problems[0]
+    assert "do not fit put: place is not " in problems[0]
     assert "<tool_call>" in problems[0]
 
 

@@ -22,7 +22,7 @@ from agentrl.render.tool_parsers import (
     parameters_of,
 )
 from agentrl.render.tool_parsers.values import first_of
-from agentrl.tool.json_schema import fits
+from agentrl.tool.json_schema import fits, misfits
 
 DAMAGED = "damaged tags"
 _TWICE = re.compile(r"(<[^<>]+>)\s*\1")
@@ -106,5 +106,8 @@ def fitting_call(
     made = make_call(name, arguments, tools, number, call_id)
     root = parameters_of(name, tools)
     if not fits(dict(made.arguments), root, root):
-        raise MalformedCall(f"The arguments of {name} (tool call {number}) do not fit the tool's schema.")
+        reason = misfits(made.arguments, root)
+        raise MalformedCall(
+            f"The arguments of {name} (tool call {number}) do not fit the tool's schema{reason and f': {reason}'}."
+        )
     return made

@@ -25,7 +25,7 @@ from agentrl.render.tool_parsers import (
 )
 from agentrl.render.tool_parsers.mended_json import read_mended
 from agentrl.render.tool_parsers.values import skip_space
-from agentrl.tool.json_schema import fits
+from agentrl.tool.json_schema import fits, misfits
 
 UNTAGGED = "no tags"
 FENCED = "a code fence"
@@ -155,8 +155,10 @@ def take_intended(call: IntendedCall, tools: ToolSchemas, found: CollectedCalls,
         if SERVED.issuperset(call.slips):
             return made
         if not fits(dict(made.arguments), root, root):
+            reason = misfits(made.arguments, root)
             raise MalformedCall(
-                f"Tool call {number} is not in the right form, and its arguments do not fit {made.name}. {form}"
+                f"Tool call {number} is not in the right form, and its arguments do not fit {made.name}"
+                f"{reason and f': {reason}'}. {form}"
             )
         return made
 
