@@ -35,6 +35,10 @@ EACH = 40
 DIFFERENCES = json.loads(Path(__file__).with_name("tool_parser_differences.json").read_text(encoding="utf-8"))
 OFFERED = {tool["function"]["name"]: tool for tool in TOOLS}
 SERVERS = ("vllm", "sglang")
+TOO_LONG = "TooLong"
+SLOW = {("sglang", "llama4")}
+"""Parsers whose time grows exponentially for some outputs. The machine decides which of them end in time, so those that
+do not are left out."""
 VOCABULARY = "o200k_base.tiktoken"
 
 
@@ -139,7 +143,7 @@ def read_ours(family: str, output: Output) -> Reading:
 def difference(ours: Reading, theirs: Reading, text: str) -> str:
     """In words, how `theirs` differs from `ours`; empty when it does not."""
     if theirs.raised:
-        return "it takes too long" if theirs.raised == "TooLong" else "it raises"
+        return "it raises"
     found = (_calls_difference(ours.calls, theirs.calls), _content_difference(ours, theirs, text))
     return ", ".join(part for part in found if part)
 
@@ -179,12 +183,17 @@ def test_the_servers_parsers_agree_with_ours_but_for_what_is_listed(server: str,
     outputs, answers = tool_outputs(family), server_answers(server)[family]
     assert 300 <= len(outputs) < len(answers)
     found: dict[str, set[str]] = {}
+    unread: Counter[str] = Counter()
     for output, answer in zip(outputs, answers[: len(outputs)], strict=True):
-        found.setdefault(output.kind, set()).add(
-            difference(read_ours(family, output), read_theirs(answer), output.text)
-        )
+        theirs = read_theirs(answer)
+        if theirs.raised == TOO_LONG:
+            unread[output.kind] += 1
+            continue
+        found.setdefault(output.kind, set()).add(difference(read_ours(family, output), theirs, output.text))
     differing = {kind: sorted(ways) for kind, ways in found.items() if ways != {""}}
     assert differing == DIFFERENCES[family][server]
+    assert bool(unread) == ((server, family) in SLOW), unread
+    assert unread.total() < len(outputs) / 5
 
 
 def usable(theirs: Reading) -> list[tuple[str, Any]]:

@@ -41,6 +41,8 @@ WINDOW = 5
 """Number of steps whose means are compared."""
 CERTAIN = 3.0
 """Minimum difference of two windows, in standard errors, that counts as significant."""
+CHANCE = 1.0
+"""Maximum difference of two steps' success, in standard errors, that counts as chance."""
 HIGH_KL, LOW_KL = 0.3, 1e-7
 """KL of a step's policy to that of its start, over several updates: beyond these, the rate is too high or too low."""
 LOST_KL, EARLY_STEPS = 1.0, 20
@@ -127,10 +129,7 @@ def entropy_falls(run: RunSummary) -> Iterator[Finding]:
             return
     if highest - now < LEAST_CHANGE:
         return
-    success, before = metric(lines[-1], "success/mean"), metric(lines[max(-len(lines), -1 - back)], "success/mean")
-    if success is not None and before is not None and (success > before or success >= SOLVED):
-        return
-    if has_risen(lines, "success/mean"):
+    if _success_rose_since(lines, back) or has_risen(lines, "success/mean"):
         return
     yield Finding(
         kind="entropy_falls",
@@ -142,6 +141,15 @@ def entropy_falls(run: RunSummary) -> Iterator[Finding]:
         weight=0.87,
         causes=frozenset({"learning_rate_high"}),
     )
+
+
+def _success_rose_since(lines: Sequence[Line], back: int) -> bool:
+    """Return True if the newest success is above that of `back` steps ago by more than chance, or if it is solved."""
+    now, before = lines[-1:], lines[max(0, len(lines) - 1 - back) :][:1]
+    if any(metric(line, "success/mean") is None for line in (*now, *before)):
+        return False
+    by_chance = CHANCE * math.sqrt(_success_error(now) + _success_error(before))
+    return _mean(now, "success/mean") >= SOLVED or _change(before, now, "success/mean") > by_chance
 
 
 def _against_collapse(run: RunSummary) -> tuple[ConfigChange, ...]:

@@ -102,6 +102,12 @@ def test_entropy_that_falls_while_success_rises_is_learning():
     assert kinds(stuck) == {"entropy_falls"}
 
 
+@pytest.mark.parametrize(("success", "expected"), [(0.53, True), (0.6, True), (0.7, False), (0.97, False)])
+def test_success_that_is_higher_by_chance_has_not_risen(success, expected):
+    """Of 32 episodes, a standard error of the difference is four of them."""
+    assert ("entropy_falls" in kinds(lines_of(entropy=[1.9, 0.4], success=[0.5, success]))) is expected
+
+
 def test_an_entropy_that_is_not_a_number_is_unknown():
     assert kinds(lines_of(entropy=[0.4, float("nan"), 1.9])) == {"entropy_rises"}
     assert kinds(lines_of(entropy=[0.4, 1.9, float("nan")])) == set()
