@@ -133,7 +133,8 @@ class Turn:
     timings: TurnTimings = field(default_factory=TurnTimings)
 
 
-_NO_LOGPROB, _SAMPLED = array("f", [float("nan")]), array("B", [Source.SAMPLED])
+_NO_LOGPROB = array("f", [float("nan")])
+_BYTE_OF = {source: bytes([source]) for source in Source}
 """Records of one token; arrays, because multiplying and appending them is faster than with lists."""
 
 
@@ -175,6 +176,11 @@ class _Runs:
         return np.repeat(np.array(self._values, dtype), np.diff(self._ends, prepend=0))
 
 
+def id_array(ids: Sequence[int]) -> array[int]:
+    """Return token ids as an array, without a copy if they are one."""
+    return ids if isinstance(ids, array) else array("i", ids)
+
+
 class TokenSequence:
     """Parallel arrays over the tokens of one branch of an episode, append-only.
 
@@ -207,10 +213,10 @@ class TokenSequence:
     def __len__(self) -> int:
         return self.shared + len(self._ids)
 
-    def extend(self, token_ids: Sequence[int], source: Source | Sequence[Source]) -> None:
-        """Append tokens that were not sampled: ids [n], and one source for all tokens or one for each [n]."""
+    def extend(self, token_ids: Sequence[int], source: Source | bytes) -> None:
+        """Append tokens that were not sampled: ids [n], and one source for all tokens or one for each, as bytes [n]."""
         count = len(token_ids)
-        sources = [source] * count if isinstance(source, Source) else source
+        sources = _BYTE_OF[source] * count if isinstance(source, Source) else source
         if Source.SAMPLED in sources:
             raise LedgerError("sampled tokens need log-probabilities and versions", hint="use extend_sampled")
         if len(sources) != count:
@@ -218,7 +224,7 @@ class TokenSequence:
                 "tokens and sources differ in number", got=(count, len(sources)), expected="equal lengths"
             )
         self._ids.fromlist(list(token_ids))  # faster than extend
-        self._sources.extend(sources)
+        self._sources.frombytes(sources)
         self._logprobs.extend(_NO_LOGPROB * count)
         self._versions.repeat(NOT_SAMPLED, count)
 
@@ -231,7 +237,7 @@ class TokenSequence:
                 expected="three equal lengths",
             )
         self._ids.fromlist(list(token_ids))
-        self._sources.extend(_SAMPLED * len(token_ids))
+        self._sources.frombytes(_BYTE_OF[Source.SAMPLED] * len(token_ids))
         self._logprobs.fromlist(list(logprobs))
         self._versions.extend(versions)
 
@@ -278,12 +284,16 @@ class TokenSequence:
         other.turns = list(turns)
         return other
 
-    def ids_list(self, start: int = 0) -> list[int]:
-        """Return the token ids from index `start` on as a list, for the engine."""
+    def ids_array(self, start: int = 0) -> array[int]:
+        """Copy the token ids from index `start` on; much faster than a list, which needs an object for each id."""
         if self.parent is None:
-            return self._ids[start:].tolist()
-        own = self._ids[max(0, start - self.shared) :].tolist()
-        return own if start >= self.shared else self.parent.ids_list(start)[: self.shared - start] + own
+            return self._ids[start:]
+        own = self._ids[max(0, start - self.shared) :]
+        return own if start >= self.shared else self.parent.ids_array(start)[: self.shared - start] + own
+
+    def ids_list(self, start: int = 0) -> list[int]:
+        """Return the token ids from index `start` on as a list."""
+        return self.ids_array(start).tolist()
 
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:

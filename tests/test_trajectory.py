@@ -192,8 +192,8 @@ def test_a_fork_outside_the_sequence_is_refused(length: int) -> None:
         sequence.fork(length)
 
 
-@pytest.mark.parametrize("source", [Source.SAMPLED, [Source.PROMPT, Source.SAMPLED]])
-def test_sampled_tokens_cannot_come_without_logprobs(source: Source | list[Source]) -> None:
+@pytest.mark.parametrize("source", [Source.SAMPLED, bytes([Source.PROMPT, Source.SAMPLED])])
+def test_sampled_tokens_cannot_come_without_logprobs(source: Source | bytes) -> None:
     with pytest.raises(LedgerError, match="Use extend_sampled"):
         TokenSequence().extend([1, 2], source)
 
@@ -201,7 +201,7 @@ def test_sampled_tokens_cannot_come_without_logprobs(source: Source | list[Sourc
 def test_lengths_must_agree() -> None:
     sequence = TokenSequence()
     with pytest.raises(LedgerError, match="differ in number"):
-        sequence.extend([1, 2], [Source.PROMPT])
+        sequence.extend([1, 2], bytes([Source.PROMPT]))
     with pytest.raises(LedgerError, match=r"got \(2, 1, 2\)"):
         sequence.extend_sampled([1, 2], logprobs=[-1.0], versions=[0, 0])
     assert len(sequence) == 0

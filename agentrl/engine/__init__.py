@@ -97,6 +97,8 @@ class GenerateRequest:
     """One turn to sample."""
 
     prompt_ids: Sequence[int]
+    """Token ids of the prompt. Conversations pass an ``array`` of 32-bit integers; JSON and most libraries need a list
+    (`list(request.prompt_ids)`)."""
     params: SamplingParams
     session_id: str
     """Session of all turns of one sequence; engines keep its key-value cache, and pools send it to the same server."""

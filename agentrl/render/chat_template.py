@@ -19,7 +19,7 @@ from agentrl.render.content_guard import BREAK, REPLACEMENT, ContentGuard
 from agentrl.render.named_templates import choose_chat_template
 from agentrl.render.skeleton import Skeleton, SkeletonFinder
 from agentrl.render.trial import EndlessTemplate, render_in_time
-from agentrl.trajectory import Source, TokenSequence
+from agentrl.trajectory import Source, TokenSequence, id_array
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -521,10 +521,10 @@ def require_prefix(sequence: TokenSequence, length: int, sent_ids: Sequence[int]
     Raises:
         LedgerError: They are not; the message has the first differing token, its neighbours and the cause.
     """
-    expected = sequence.ids_list()[:length]
-    sent = list(sent_ids)
-    if sent == expected:
+    prefix = sequence.ids_array()[:length]
+    if id_array(sent_ids) == prefix:
         return
+    expected, sent = prefix.tolist(), list(sent_ids)
     at = common_prefix(expected, sent)
     raise LedgerError(
         f"the tokens sent to the engine are not the ledger's prefix: token {at} differs ({_place(sequence, at)})",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -101,7 +102,7 @@ class LedgerConversation:
         if self._answer_start is None and not self._may_be_rewritten():
             self._ahead = self._render()
 
-    def prepare(self, prefill: str = "") -> list[int]:
+    def prepare(self, prefill: str = "") -> array[int]:
         """Write pending messages and the header of the next answer, and return the ids to send to the engine.
 
         Another call before `accept` returns the same ids, for a request that is sent again. `prefill` begins the
@@ -117,7 +118,7 @@ class LedgerConversation:
             self._answer_start = len(self.sequence)
             self.sequence.extend(self._renderer.prefill(prefill), Source.FORCED)
             self._prompt_length = len(self.sequence)
-        return self.sequence.ids_list()
+        return self.sequence.ids_array()
 
     def progress(self, stop: Sequence[str], tell: Callable[[AnswerSoFar], None]) -> Callable[[Sequence[int]], None]:
         """Return a function that takes tokens during sampling and tells the parts of the answer that are final.

@@ -109,7 +109,8 @@ class RenderedTokens:
     """Tokens to append to a ledger, with the source of each."""
 
     ids: list[int]
-    sources: list[Source]
+    sources: bytes
+    """Values of `Source`."""
     images: tuple[PlacedImage, ...] = ()
     """Images, with positions relative to the first id."""
 
@@ -234,7 +235,7 @@ class Renderer:
             EnvironmentFailure: An image cannot be read.
         """
         ids = self.encoder.encode(self.template.render(messages, tools=tools, generation_prompt=True))
-        return self._with_images(RenderedTokens(ids, [Source.PROMPT] * len(ids)), messages)
+        return self._with_images(RenderedTokens(ids, bytes([Source.PROMPT]) * len(ids)), messages)
 
     def hint(self, text: str) -> list[int]:
         """Render a message before a conversation, the system's or (if the template refuses it) the user's: token ids.
@@ -280,10 +281,10 @@ class Renderer:
                 got=self.encoder.decode(ids[: known + 4]),
                 expected="an end of turn that is a separate token",
             )
-        sources = [Source.TEMPLATE] * len(ids)
+        sources = bytearray([Source.TEMPLATE]) * len(ids)
         for span, (first, after) in zip(spans, ranges, strict=True):
-            sources[first:after] = [span.source] * (after - first)
-        return self._with_images(RenderedTokens(ids[known:], sources[known:]), messages)
+            sources[first:after] = bytes([span.source]) * (after - first)
+        return self._with_images(RenderedTokens(ids[known:], bytes(sources[known:])), messages)
 
     def _write_after_answer(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
         """Return the text that follows an answer, with the ranges of the messages' contents."""
@@ -317,7 +318,8 @@ class Renderer:
             return rendered
         placed = place_images(rendered.ids, images, self.images)
         times = list(counts(len(rendered.ids), placed))
-        return RenderedTokens(_repeat_items(rendered.ids, times), _repeat_items(rendered.sources, times), tuple(placed))
+        ids, sources = _repeat_items(rendered.ids, times), bytes(_repeat_items(rendered.sources, times))
+        return RenderedTokens(ids, sources, tuple(placed))
 
     def after_answer(self, messages: Sequence[Message]) -> str:
         """Return the text that follows an answer: the end of its turn, the messages, the header of the next answer.

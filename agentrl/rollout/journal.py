@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import time
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from agentrl.models.routed_experts import routed_experts_from_record, routed_exp
 from agentrl.rollout.budget import Budget
 from agentrl.rollout.finished_episodes import group_position
 from agentrl.rollout.journal_file import JournalWriter, Record, RecordedEpisode, file_name, read_journal, stop_record
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory import Trajectory, id_array
 
 REPLAY_S = 60.0
 """Seconds that a replay may take in addition to the time that the episode had taken before the kill."""
@@ -167,7 +166,7 @@ class EpisodeJournal:
             size, digest = 0, hashlib.blake2b(digest_size=16)
         else:
             digest = digest.copy()
-        digest.update(array("i", ids[size:]).tobytes())
+        digest.update(id_array(ids[size:]).tobytes())
         return len(ids), digest
 
 

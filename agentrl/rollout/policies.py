@@ -11,6 +11,7 @@ import copy
 import functools
 import logging
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -303,7 +304,7 @@ class EngineConversation(Conversation):
             logprobs=self._logprobs(generation, answer.text) if options.logprobs else (),
         )
 
-    async def _prepare(self, prefill: str) -> list[int]:
+    async def _prepare(self, prefill: str) -> array[int]:
         """Render the prompt; a thread tokenizes long texts, so that other episodes continue.
 
         Raises:

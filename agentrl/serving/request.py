@@ -6,6 +6,8 @@ import random
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from agentrl.engine import Capabilities, GenerateRequest
 from agentrl.errors import UsageError
 
@@ -36,7 +38,8 @@ def check_request(request: GenerateRequest, capabilities: Capabilities, running:
             got=f"{len(prompt)} tokens",
             expected=f"fewer than the context of {capabilities.max_context}",
         )
-    if min(prompt) < 0 or max(prompt) >= capabilities.vocab_size:
+    ids = np.asarray(prompt)  # of an array, without a copy
+    if ids.min() < 0 or ids.max() >= capabilities.vocab_size:
         wrong = next(token for token in prompt if not 0 <= token < capabilities.vocab_size)
         raise UsageError(
             f"{name} has a token id outside the vocabulary", got=wrong, expected=f"0 to {capabilities.vocab_size - 1}"
@@ -60,7 +63,7 @@ def seed_of(request: GenerateRequest, seeds: random.Random) -> GenerateRequest:
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the number of leading ids that two lists share."""
+    """Return the number of leading ids that two sequences of the same type share."""
     low, high = 0, min(len(first), len(second))
     if first[:high] == second[:high]:
         return high

@@ -12,6 +12,7 @@ import enum
 import math
 import random
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -23,6 +24,7 @@ from agentrl.errors import EngineError, UsageError
 from agentrl.errors.deadlines import async_boundary
 from agentrl.registry import load
 from agentrl.serving.request import check_request, common_prefix, seed_of
+from agentrl.trajectory import id_array
 
 Script: TypeAlias = Callable[[GenerateRequest], "Sequence[int] | ScriptedAnswer"]
 TOKENS_PER_TICK = 16
@@ -140,7 +142,7 @@ class ScriptedEngine(PolicyEngine):
         self._paused = False
         self._closed = False
         self._playbacks: dict[str, _Playback] = {}
-        self._sessions: dict[str, list[int]] = {}
+        self._sessions: dict[str, array[int]] = {}
         """Token ids of each session, as a prefix cache would hold them."""
         self._totals = EngineMetrics()
 
@@ -179,8 +181,8 @@ class ScriptedEngine(PolicyEngine):
             raise UsageError(
                 "a script returned too few log-probabilities", got=len(answer.logprobs), expected=len(token_ids)
             )
-        known = self._sessions.get(request.session_id, [])
-        cached = min(common_prefix(known, list(request.prompt_ids)), len(request.prompt_ids) - 1)
+        known = self._sessions.get(request.session_id, array("i"))
+        cached = min(common_prefix(known, id_array(request.prompt_ids)), len(request.prompt_ids) - 1)
         self._totals.prompt_tokens += len(request.prompt_ids)
         self._totals.cached_tokens += cached
         return _Playback(
@@ -216,7 +218,7 @@ class ScriptedEngine(PolicyEngine):
 
     def _finish(self, playback: _Playback) -> Generation:
         token_ids = playback.token_ids[: playback.played]
-        self._sessions[playback.request.session_id] = [*playback.request.prompt_ids, *token_ids]
+        self._sessions[playback.request.session_id] = id_array(playback.request.prompt_ids) + array("i", token_ids)
         whole = playback.played == len(playback.token_ids) and playback.answer.failure is Failure.NONE
         given = playback.answer.logprobs
         logprobs = [self._uniform] * len(token_ids) if given is None else list(given[: len(token_ids)])

@@ -49,8 +49,8 @@ class Recorder:
     sent: list[tuple[TokenSequence, list[int], list[int]]] = field(default_factory=list)
 
     def turn(self, conversation: LedgerConversation, answer: list[int], prefill: str) -> None:
-        prompt = conversation.prepare(prefill)
-        assert conversation.prepare() == prompt
+        prompt = conversation.prepare(prefill).tolist()
+        assert conversation.prepare().tolist() == prompt
         conversation.verify(prompt)
         conversation.accept(generation(answer, version=len(self.sent)))
         conversation.verify(prompt)
@@ -155,7 +155,7 @@ def test_a_rewritten_observation_forks_after_the_answer_before_it(
     conversation.prepare()
     first_answer = conversation.sequence.turns[0]
     child = conversation.fork([*conversation.messages[:3], user("something else")])
-    ids = child.prepare()
+    ids = child.prepare().tolist()
     assert child.sequence.shared == first_answer.end
     assert renderer.encoder.decode(ids[first_answer.end :]) == (
         "\n<|im_start|>user\nsomething else<|im_end|>\n<|im_start|>assistant\n"
@@ -168,7 +168,7 @@ def test_a_rewritten_answer_is_rendered_anew_and_not_trained(
     play(conversation, renderer, "north", "south")
     history = [*conversation.messages[:2], Message(role="assistant", content="nowhere"), user("summary")]
     child = conversation.fork(history)
-    ids = child.prepare()
+    ids = child.prepare().tolist()
     assert ids == renderer.prompt(history).ids
     assert 0 < child.sequence.shared < len(ids)
     assert not child.sequence.loss_mask.any()
@@ -182,7 +182,7 @@ def test_histories_with_nothing_in_common_share_nothing(renderer: Renderer, conv
 
 
 def test_a_prefilled_answer_is_forced_and_then_sampled(renderer: Renderer, conversation: LedgerConversation) -> None:
-    prompt = conversation.prepare("<think>")
+    prompt = conversation.prepare("<think>").tolist()
     reply = conversation.accept(answer(renderer, "hm</think>north"))
     turn = conversation.sequence.turns[0]
     assert (reply.message.reasoning, reply.text) == ("hm", "north")
@@ -232,7 +232,7 @@ def test_a_mismatch_shows_token_neighbours_and_cause(
     renderer: Renderer, conversation: LedgerConversation, change, cause: str
 ) -> None:
     play(conversation, renderer, "north")
-    ids = conversation.prepare()
+    ids = conversation.prepare().tolist()
     with pytest.raises(LedgerError, match=cause) as caught:
         conversation.verify(change(ids, renderer))
     assert "→" in str(caught.value)
@@ -247,7 +247,7 @@ def spell_out(renderer: Renderer, token: int) -> list[int]:
 
 def test_the_message_of_a_mismatch_points_at_the_token(renderer: Renderer, conversation: LedgerConversation) -> None:
     play(conversation, renderer, "north")
-    ids = conversation.prepare()
+    ids = conversation.prepare().tolist()
     at = conversation.sequence.turns[0].start
     wrong = [*ids[:at], renderer.encoder.encode("x")[0], *ids[at + 1 :]]
     with pytest.raises(LedgerError, match=rf"token {at} differs \(sampled, in turn 0\)"):
@@ -265,8 +265,8 @@ def test_a_template_that_drops_thinking_forks_and_shows_what_a_deployed_model_se
     conversation = LedgerConversation(renderer, trajectory, [system("Play."), user("start")])
     sampled = 0
     for turn in range(4):
-        prompt = conversation.prepare()
-        assert prompt == conversation.prepare() == whole_prompt(renderer, conversation)
+        prompt = conversation.prepare().tolist()
+        assert prompt == conversation.prepare().tolist() == whole_prompt(renderer, conversation)
         conversation.verify(prompt)
         answer = renderer.encoder.encode(f"<think>\nthought {turn}\n</think>\n\nmove {turn}")
         sampled += len(answer) + 1

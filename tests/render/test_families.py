@@ -151,7 +151,7 @@ def test_a_call_and_its_result_by_source(renderer_of, family: str) -> None:
     assert [(call.name, call.arguments) for call in answer.tool_calls] == [("look", {"direction": "north"})]
     assert (answer.text, answer.problems) == ("", ())
     conversation.add([tool_result(answer.tool_calls[0], "dark")])
-    ids = conversation.prepare()
+    ids = conversation.prepare().tolist()
     conversation.verify(ids)
     assert runs(conversation, renderer)[1:] == [("SAMPLED", text), *expected]
 

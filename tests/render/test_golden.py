@@ -239,7 +239,7 @@ def test_an_observation_is_an_observation_whatever_it_says(
 ) -> None:
     renderer = renderer_of(family)
     suffix = renderer.suffix([user(observation)], last_id=renderer.boundary.end_id)
-    ids = [token for token, source in zip(suffix.ids, suffix.sources, strict=True) if source is Source.OBSERVATION]
+    ids = [token for token, source in zip(suffix.ids, suffix.sources, strict=True) if source == Source.OBSERVATION]
     assert renderer.encoder.decode(ids) == (observation if shown is None else shown)
     before, _, after = renderer.encoder.decode(suffix.ids).partition(observation if shown is None else shown)
     plain = renderer.suffix([user("?")], last_id=renderer.boundary.end_id)

@@ -43,7 +43,7 @@ async def talk(eyes: Eyes, engine: LocalEngine, number: int, turns: int = 3) -> 
     for turn in range(turns):
         images = [noise(40 + 30 * turn, 60 + 20 * number, seed=10 * number + turn + i) for i in range(1 + turn % 2)]
         conversation.add([user((TextPart(text=f"turn {turn} "), *images))])
-        ids = conversation.prepare()
+        ids = conversation.prepare().tolist()
         answer = await engine.generate(
             request(ids, conversation.sequence.images, f"talk {number}", seed=number + 100 * turn)
         )

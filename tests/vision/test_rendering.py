@@ -100,7 +100,7 @@ def test_a_conversation_with_images_is_what_the_processor_makes_of_it(family: st
         conversation.add([observation])
         messages += [Message(role="assistant", content=reply), observation]
     expected = whole(eyes, messages)
-    assert conversation.prepare() == expected["input_ids"][0].tolist()
+    assert conversation.prepare().tolist() == expected["input_ids"][0].tolist()
     placed = conversation.sequence.images
     assert [image.image for image in placed] == images_of(messages)
     merge = eyes.images.processor.merge_size
@@ -114,7 +114,7 @@ def test_a_conversation_with_images_is_what_the_processor_makes_of_it(family: st
     for image in placed:
         kinds[image.start : image.end] = [1] * image.tokens
     assert kinds == expected["mm_token_type_ids"][0].tolist()
-    conversation.verify(conversation.prepare(), placed)
+    conversation.verify(conversation.prepare().tolist(), placed)
 
 
 def test_image_tokens_are_observation_or_prompt(eyes: Eyes) -> None:
@@ -131,7 +131,7 @@ def test_a_sampled_placeholder_stands_for_no_image(eyes: Eyes) -> None:
     conversation.prepare()
     conversation.accept(sampled([eyes.images.pad_id, *eyes.renderer.boundary.end_ids]))
     conversation.add([user((noise(90, 60),))])
-    ids = conversation.prepare()
+    ids = conversation.prepare().tolist()
     places = [range(image.start, image.end) for image in conversation.sequence.images]
     assert ids.count(eyes.images.pad_id) == sum(map(len, places)) + 1
 
@@ -163,7 +163,7 @@ def test_a_trajectory_with_images_is_restored_exactly(eyes: Eyes) -> None:
 
 def test_what_was_sent_is_compared_with_the_ledger(eyes: Eyes) -> None:
     conversation = LedgerConversation(eyes.renderer, new_trajectory(), [user((noise(60, 60),))])
-    ids = conversation.prepare()
+    ids = conversation.prepare().tolist()
     with pytest.raises(LedgerError, match="images sent to the engine"):
         conversation.verify(ids, ())
 
