@@ -40,14 +40,14 @@ def grow(data: st.DataObject, sequence: TokenSequence, rows: list[Row]) -> None:
         sequence.extend(tokens, sources[0])
         rows += [(t, sources[0], None, NOT_SAMPLED, False) for t in tokens]
     else:
-        sequence.extend(tokens, sources[: len(tokens)])
+        sequence.extend(tokens, bytes(sources[: len(tokens)]))
         rows += [(t, s, None, NOT_SAMPLED, False) for t, s in zip(tokens, sources, strict=False)]
 
 
 def check(sequence: TokenSequence, rows: list[Row]) -> None:
     assert len(sequence) == len(rows)
     assert sequence.ids_list() == [row[0] for row in rows] == sequence.token_ids.tolist()
-    assert all(sequence.ids_list(i) == sequence.ids_list()[i:] for i in range(len(rows) + 1))
+    assert all(sequence.ids_array(i).tolist() == sequence.ids_list()[i:] for i in range(len(rows) + 1))
     assert sequence.sources.tolist() == [row[1] for row in rows]
     assert [None if np.isnan(v) else v for v in sequence.logprobs.tolist()] == [row[2] for row in rows]
     assert sequence.versions.tolist() == [row[3] for row in rows]

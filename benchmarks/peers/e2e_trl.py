@@ -93,7 +93,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         if going:
             answers, _ = super()._generate_single_turn(going, images, fields, num_generations, **others)
         following = iter(answers)
-        return [[self._tokenizer.eos_token_id] if over else next(following) for over in ended], None
+        return [[] if over else next(following) for over in ended], None  # an end token here would be trained
 
 
 def check(trainer: Trainer) -> None:
