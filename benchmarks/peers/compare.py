@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent
 LONGEST_LINE = 1 << 20
 WARM = 8
 """Number of episodes before the first measurement."""
-SLOWEST_START_S, SLOWEST_PLAY_S, SLOWEST_END_S = 900.0, 3600.0, 1.0
+SLOWEST_START_S, SLOWEST_PLAY_S, SLOWEST_END_S = 900.0, 900.0, 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,15 @@ class Side:
         assert self._process.stdin is not None
         before = self._others_cpu_s()
         self._process.stdin.write(json.dumps({"episodes": episodes, "at_once": at_once}).encode() + b"\n")
-        line = await asyncio.wait_for(self._line(FIGURES), SLOWEST_PLAY_S)
+        try:
+            line = await asyncio.wait_for(self._line(FIGURES), SLOWEST_PLAY_S)
+        except TimeoutError:
+            raise AgentRLError(
+                f"the side {self.name} of the comparison does not finish its episodes",
+                got=f"no answer for {SLOWEST_PLAY_S:g} s",
+                expected=f"{episodes} episodes, {at_once} at once",
+                hint="repeat the comparison, or leave this side out",
+            ) from None
         figures: dict[str, float] = json.loads(line.removeprefix(FIGURES))
         figures["cpu_s"] += self._others_cpu_s() - before
         return figures
