@@ -173,7 +173,8 @@ class _Runs:
         self._values = array("i", (min(value, most) for value in self._values))
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return np.repeat(np.array(self._values, dtype), np.diff(self._ends, prepend=0))
+        ends = self._ends[:]  # while a frame of np.diff is alive (a profiler may hold it), its argument cannot grow
+        return np.repeat(np.array(self._values, dtype), np.diff(ends, prepend=0))
 
 
 def id_array(ids: Sequence[int]) -> array[int]:

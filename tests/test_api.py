@@ -183,6 +183,7 @@ class Interrupter(RunWatcher):
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_a_run_and_an_evaluation_tell_their_size_before_they_begin(capsys):
     words = {**SMALL, "trainer.tasks_per_step": 3}
     agentrl.train(env="guess_number", model="scratch", steps=1, overrides=words)
@@ -195,6 +196,7 @@ def test_a_run_and_an_evaluation_tell_their_size_before_they_begin(capsys):
     assert told[0] == "3 tasks x 2 samples: 6 episodes of at most 2 turns x 4 tokens, up to 48 sampled tokens"
 
 
+@pytest.mark.slow
 def test_an_unknown_success_is_explained(capsys):
     class Silent(gymnasium.Env):
         observation_space = action_space = gymnasium.spaces.Text(20)
@@ -212,6 +214,7 @@ def test_an_unknown_success_is_explained(capsys):
     assert "success is unknown because the environment does not report it" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_results_are_one_line_and_a_small_table():
     found = agentrl.evaluate("guess_number", policy="expert", tasks=2, progress=False)
     assert (

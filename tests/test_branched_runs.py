@@ -63,6 +63,7 @@ def test_a_branched_run_trains_and_a_killed_one_ends_as_if_it_had_not_been(tiny_
         assert {t.id: t.reward for t in stored(folder).values()} == {t.id: t.reward for t in episodes.values()}
 
 
+@pytest.mark.slow
 def test_an_asynchronous_branched_run_keeps_groups_and_staleness(tiny_run):
     run = tiny_run(*BRANCHED, "rollout.max_staleness=1")
     train(run)

@@ -33,6 +33,7 @@ def test_a_run_with_a_critic_goes_on_bit_for_bit(tiny_run, kind):
     assert weights(cut) == weights(whole)
 
 
+@pytest.mark.slow
 def test_a_critic_starts_from_the_model_of_another_run(tiny_run):
     first = tiny_run("trainer.steps=1", name="first")
     train(first)

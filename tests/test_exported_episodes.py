@@ -31,6 +31,7 @@ def run(tiny_run):
     return found.folder.path
 
 
+@pytest.mark.slow
 def test_exported_conversations_are_learned(run, agentrl_in, tmp_path):
     agentrl_in("export-episodes", str(run), "--to", "sft-jsonl", "--output", "sft.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "sft.jsonl").read_text().splitlines()]
@@ -42,6 +43,7 @@ def test_exported_conversations_are_learned(run, agentrl_in, tmp_path):
     assert (learned / "metrics.jsonl").read_text().count("sft/loss") >= 1
 
 
+@pytest.mark.slow
 def test_exported_pairs_are_learned(run, agentrl_in, tmp_path):
     agentrl_in("export-episodes", str(run), "--to", "preferences", "--output", "pairs.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]

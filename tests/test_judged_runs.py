@@ -136,6 +136,7 @@ def fills_in(question, body):
     return {"vowels": share > 0.3, "short": len(question) % 2 == 0}
 
 
+@pytest.mark.slow
 def test_items_of_a_rubric_are_metrics_and_a_resumed_run_pays_for_nothing_twice(tiny_run):
     with judge_service(fills_in) as service:
         settings = judge(service, rubric=RUBRIC, reasons=False)

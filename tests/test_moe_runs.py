@@ -27,6 +27,7 @@ def moe_run(tiny_run, tmp_path):
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.slow
 def test_a_run_replays_what_the_engine_did(moe_run, staleness):
     run = moe_run(f"rollout.max_staleness={staleness}")
     assert train(run).step == 2
@@ -45,6 +46,7 @@ def test_a_run_replays_what_the_engine_did(moe_run, staleness):
             assert len(sequence.routes) >= max((turn.end for turn in sequence.turns), default=0) - 1
 
 
+@pytest.mark.slow
 def test_a_run_from_before_keys_were_renamed_resumes_once_its_config_names_the_new_ones(moe_run):
     run = moe_run()
     train(run)

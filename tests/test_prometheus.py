@@ -80,6 +80,7 @@ def test_pages_of_other_sites_cannot_read_the_endpoint(free_port, headers, statu
     assert (found, b"agentrl_" in text) == (status, status == 200)
 
 
+@pytest.mark.slow
 def test_the_endpoint_has_the_metrics_and_the_state_of_a_run(tiny_run, free_port):
     run = tiny_run("trainer.steps=2", f"observe.prometheus_port={free_port}")
     watcher = Scraping(free_port)
@@ -123,6 +124,7 @@ def expressions(panel):
     return [target["expr"] for target in panel.get("targets", ())]
 
 
+@pytest.mark.slow
 def test_the_dashboard_asks_only_for_metrics_that_a_run_has(tiny_run, free_port):
     watcher = Scraping(free_port)
     evaluations = "evaluation={every: 1, tasks: 2, split: test}"

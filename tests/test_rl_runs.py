@@ -162,6 +162,7 @@ def test_runs_are_equal_wherever_environments_run_if_that_is_asked_for(tiny_run)
     assert episodes[0] == episodes[1]
 
 
+@pytest.mark.slow
 def test_an_environment_that_hangs_costs_its_episodes_only(tiny_run):
     run = tiny_run("environment={name: letters:Hanging, isolation: thread, step_timeout_s: 0.1}", "rollout.retries=1")
     train(run)
@@ -208,6 +209,7 @@ def test_a_template_that_rewrites_history_is_refused_before_anything_runs(tiny_r
     assert not run.folder.path.with_name("rewriting").exists()
 
 
+@pytest.mark.slow
 def test_groups_without_a_difference_are_replaced_and_counted(tiny_run):
     run = tiny_run("algorithm.dynamic_sampling=true", "algorithm.group_size=2", "agent.max_answer_tokens=1")
     train(run)
@@ -216,6 +218,7 @@ def test_groups_without_a_difference_are_replaced_and_counted(tiny_run):
     assert all(line["groups/zero_variance"] == 0 for line in lines)
 
 
+@pytest.mark.slow
 def test_components_that_differ_are_worth_training_on_where_the_estimator_compares_them(tiny_run):
     """All episodes earn 1 in all; of two components, which gdpo compares with different weights, each has a share."""
     words = ["algorithm.dynamic_sampling=true", 'agent.reward=["letters:has_vowels", "letters:has_others"]']
@@ -227,6 +230,7 @@ def test_components_that_differ_are_worth_training_on_where_the_estimator_compar
     assert all(line["groups/zero_variance"] == 0 and line["train/advantage_abs_mean"] > 0.1 for line in lines)
 
 
+@pytest.mark.slow
 def test_a_run_that_can_only_filter_stops(tiny_run):
     run = tiny_run("algorithm.dynamic_sampling=true", "agent.max_parse_failures=1", "agent.options.format=react")
     with pytest.raises(TrainingError, match="groups in a row were not worth training on"):
@@ -270,6 +274,7 @@ def test_an_interrupted_run_saves_and_goes_on(tiny_run, phase, staleness):
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.slow
 def test_a_sync_that_does_not_end_is_given_up(tiny_run, monkeypatch, staleness):
     run = tiny_run(f"rollout.max_staleness={staleness}", "checkpoint.every=100")
     monkeypatch.setattr("agentrl.runs.rl.SYNC_GRACE_S", 0.01)
@@ -353,6 +358,7 @@ def test_a_run_whose_servers_are_lost_ends_with_a_checkpoint_and_goes_on(tiny_ru
     assert [line["step"] for line in read_metrics(run.folder.metrics_file)] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_interrupted_before_its_first_step_goes_on(tiny_run, monkeypatch):
     run = tiny_run()
 
@@ -367,6 +373,7 @@ def test_a_run_that_is_interrupted_before_its_first_step_goes_on(tiny_run, monke
     assert train(resume_run(run.folder.path)).step == 4
 
 
+@pytest.mark.slow
 def test_finished_groups_survive_an_interruption(tiny_run):
     run = tiny_run("rollout={max_staleness: 1, max_concurrent: 3}", "trainer.steps=3")
 
@@ -388,6 +395,7 @@ def test_finished_groups_survive_an_interruption(tiny_run):
     assert all(again.count(name) == 1 for name in before)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_can_be_made_longer(tiny_run):
     run = tiny_run("trainer.steps=2")
     train(run)
@@ -402,6 +410,7 @@ def test_what_is_wrong_in_a_config_leaves_no_folder_behind(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_run_keeps_its_own_log(tiny_run):
     run = tiny_run("environment.name=letters:Raising", "rollout.retries=3", "trainer.steps=1")
     train(run)
@@ -453,6 +462,7 @@ def test_copies_beside_checkpoints_disturb_neither_a_run_nor_its_resume(tiny_run
     assert names == {"step-000002-keep", "step-000009.tmp", "step-000005"}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_passed_over_is_named_on_the_screen(tiny_run):
     run, watcher = tiny_run("trainer.steps=2", "checkpoint.every=1"), Recorder()
     train(run)

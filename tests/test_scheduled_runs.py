@@ -28,6 +28,7 @@ def expected(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_the_values_in_force_are_metrics(expected):
     lines = numbers(expected.folder.path)
     assert [line["settings/sampling.temperature"] for line in lines] == [1.0, 1.0, 1.0, 1.4, 1.4]
@@ -98,6 +99,7 @@ def test_a_stage_with_its_own_tasks_plays_them_and_resumes(tmp_path):
         assert numbers(cut) == numbers(run.folder.path)
 
 
+@pytest.mark.slow
 def test_an_asynchronous_run_changes_its_environment_and_budgets(tmp_path):
     stage = "schedules={2: {environment.split: valid, agent.max_turns: 2}}"
     with tiny_runs(tmp_path) as start:
@@ -111,6 +113,7 @@ def test_an_asynchronous_run_changes_its_environment_and_budgets(tmp_path):
     assert len(early) + len(late) == len(stored)
 
 
+@pytest.mark.slow
 def test_groups_outside_a_band_of_accuracy_are_replaced(tiny_run):
     run = tiny_run("trainer.steps=3", "algorithm.selection={min_accuracy: 0.01, max_accuracy: 0.9, top_p: 0.9}")
     result = train(run)

@@ -55,6 +55,7 @@ def weights(run: Run, step: int = 4) -> bytes:
     return (run.folder.checkpoints / f"step-{step:06d}" / "model" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_training_on_the_episodes_of_a_synchronous_run_gives_its_updates_bit_for_bit(
     tiny_run: NewRun, played: Run
 ) -> None:
@@ -223,6 +224,7 @@ def test_rollouts_store_what_a_training_run_would_play_first(tiny_run: NewRun, p
     assert not run.folder.checkpoints.exists()
 
 
+@pytest.mark.slow
 def test_rollouts_are_trained_on(tiny_run: NewRun) -> None:
     run = new_rollout(tiny_run)
     play(run)
@@ -249,6 +251,7 @@ class KillAfter(RunWatcher):
 
 
 @pytest.mark.parametrize("after", [1, 7, 15])
+@pytest.mark.slow
 def test_stopped_rollouts_resume_without_playing_an_episode_twice(tiny_run: NewRun, after: int) -> None:
     run = new_rollout(tiny_run, "rollout.max_concurrent=4")
     request = StopRequest()
@@ -267,6 +270,7 @@ def test_stopped_rollouts_resume_without_playing_an_episode_twice(tiny_run: NewR
         assert after_all.count(record) == before.count(record) == 1
 
 
+@pytest.mark.slow
 def test_rollouts_resume_with_more_steps(tiny_run: NewRun) -> None:
     run = new_rollout(tiny_run, "trainer.steps=1")
     play(run)

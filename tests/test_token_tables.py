@@ -42,6 +42,7 @@ def mean(rows, name):
     return math.fsum(value for row in rows if (value := row[name]) is not None) / len(rows)
 
 
+@pytest.mark.slow
 def test_the_rows_are_the_sampled_tokens_and_agree_with_the_metrics(run_with):
     folder = run_with("observe.tokens=all")
     episodes = stored(folder)
@@ -84,6 +85,7 @@ def test_the_episodes_sum_up_their_tokens(run_with):
         assert members[0]["group_std"] == pytest.approx(np.std([row["episode_return"] for row in members]))
 
 
+@pytest.mark.slow
 def test_the_reader_returns_the_rows_of_one_episode_in_order(run_with):
     folder = run_with()
     episode = read_episode_rows(folder, 1).to_pylist()[0]["episode"]
@@ -151,6 +153,7 @@ def test_what_masked_a_token_is_named(run_with, overrides, reason):
         assert dropped / len(tokens) <= metrics["train/dropped_share"] + 1e-9
 
 
+@pytest.mark.slow
 def test_the_ratio_is_that_of_the_latest_update(run_with):
     folder = run_with("observe.tokens=all", "trainer.epochs=3", "trainer.steps=1", "trainer.learning_rate=0.1")
     tokens, _ = tables(folder, 1)
@@ -188,6 +191,7 @@ def test_a_failed_member_of_a_trained_group_is_listed(tiny_run, monkeypatch):
     assert [row["dropped"] for row in failed] == [str(Outcome.ENVIRONMENT_ERROR)]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_replaces_the_tables_of_repeated_steps(tiny_run):
     class Stop(RunWatcher):
         def on_step(self, step, metrics):
@@ -211,6 +215,7 @@ def test_a_resumed_run_replaces_the_tables_of_repeated_steps(tiny_run):
     assert tables(folder, 3)[0]
 
 
+@pytest.mark.slow
 def test_a_table_that_cannot_be_written_costs_a_warning(tiny_run, monkeypatch):
     class Messages(RunWatcher):
         def __init__(self):

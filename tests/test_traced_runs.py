@@ -70,6 +70,7 @@ def test_a_step_without_traces_is_an_error_that_names_the_steps(traced):
         read_traces(traced.path, 7)
 
 
+@pytest.mark.slow
 def test_damaged_lines_are_skipped(traced, caplog):
     file = traced.logs / "trace" / "step-000001.jsonl"
     lines = file.read_text().splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -182,6 +183,23 @@ def test_a_fork_of_a_fork_hangs_on_the_sequence_that_stores_the_tokens() -> None
         sequence = sequence.fork(3)
     assert sequence.parent is root
     assert sequence.ids_list() == [1, 2, 3]
+
+
+def test_a_sequence_grows_while_frames_that_read_it_are_held() -> None:
+    """As by a profiler, or by the report of a stall."""
+    sequence = TokenSequence()
+    frames = []
+    for version in range(3):
+        sequence.extend([1, 2], Source.PROMPT)
+        sequence.extend_sampled([3], logprobs=[-1.0], versions=[version])
+        sys.setprofile(lambda frame, event, argument: frames.append(frame))
+        try:
+            sequence.own_arrays()
+            assert sequence.versions.tolist() == [n for v in range(version + 1) for n in (NOT_SAMPLED, NOT_SAMPLED, v)]
+            assert len(sequence.token_ids) == len(sequence.sources) == len(sequence.logprobs) == len(sequence.loss_mask)
+        finally:
+            sys.setprofile(None)
+    assert frames
 
 
 @pytest.mark.parametrize("length", [-1, 4])

@@ -91,6 +91,7 @@ def trained(folder: Path, step: int = 2) -> str:
     return next(group.id for group in groups if group.end is GroupEnd.TRAINED and group.step == step)
 
 
+@pytest.mark.slow
 def test_a_run_without_faults_has_no_findings(finished: Path) -> None:
     account = check(finished)
     assert found(account) == {}

@@ -183,6 +183,7 @@ def disturbed(folder: Path, program: str, **patience: float) -> tuple[DisturbedR
     return run, result, said
 
 
+@pytest.mark.slow
 def test_a_run_without_progress_is_hung(tmp_path: Path) -> None:
     run, result, _ = disturbed(tmp_path, IGNORE + FOR_EVER)
     assert not run._reach(fault(Target.TRAINER, "SIGKILL"))

@@ -52,6 +52,7 @@ def test_adapters_are_exported_evaluated_and_shown_by_role(agentrl, run, tmp_pat
     assert "writer · adapter writer" in page.read_text()
 
 
+@pytest.mark.slow
 def test_one_model_is_asked_for_where_there_are_several_adapters(agentrl, run, tmp_path):
     folder = str(run.folder.path)
     said = agentrl("export", folder, str(tmp_path / "out"))
@@ -64,6 +65,7 @@ def test_one_model_is_asked_for_where_there_are_several_adapters(agentrl, run, t
     assert said.code == 2
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_each_adapter(agentrl, run):
     said = agentrl("train", str(run.folder.config_file), "--dry-run")
     assert said.code == 0

@@ -118,6 +118,7 @@ def test_each_fault_of_a_task_is_named_and_a_second_command_plays_only_what_chan
     assert report["reused"] == 0, "the code changed"
 
 
+@pytest.mark.slow
 def test_a_longer_deadline_plays_tasks_again_that_missed_it(agentrl: Cli, workplace: Path) -> None:
     late = DOORS.replace("time.sleep(60)", "time.sleep(0.3)").replace("KINDS = (", 'KINDS = ("hanging",) or (')
     (workplace / "late_doors.py").write_text(late)
@@ -176,6 +177,7 @@ def test_an_answer_is_the_solution_without_an_expert_and_without_both_nothing_is
     assert "two sources of tasks" in ended.err
 
 
+@pytest.mark.slow
 def test_tasks_in_a_band_of_success_rates_become_a_task_file(agentrl: Cli, workplace: Path) -> None:
     words = ("env", "probe", "guess_number/test", "--policy", "random", "--limit", "12", "--attempts", "6")
     ended = agentrl(*words, "--band", "0.1:0.9", "--output", "t.jsonl", "--json", "rates.json")

@@ -69,6 +69,7 @@ def test_commands_that_take_a_config_list_those_that_are_shipped(agentrl: Cli, c
 
 
 @pytest.mark.parametrize("library", ["typer", "torch"])
+@pytest.mark.slow
 def test_an_interruption_during_imports_is_one_line(library: str, tmp_path: Path) -> None:
     program = (
         "import signal, sys\n"

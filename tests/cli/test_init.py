@@ -60,6 +60,7 @@ def test_the_tests_of_a_project_with_tools_pass(with_tools: Path, run: Run) -> N
     assert "4 passed" in ended.out
 
 
+@pytest.mark.slow
 def test_solving_through_own_tools_counts_as_success(with_tools: Path, run: Run) -> None:
     program = (
         "import agentrl; print(agentrl.evaluate('lamp_desk.environment:LampDesk-v0/valid', policy='expert',"

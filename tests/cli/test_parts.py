@@ -86,6 +86,7 @@ class Slow(gym.Env):
 
 
 @pytest.mark.parametrize("command", ["check", "integrity"])
+@pytest.mark.slow
 def test_a_call_has_the_time_that_is_given(
     agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:

@@ -114,6 +114,7 @@ def test_a_counter_tells_what_running_episodes_sample_per_second() -> None:
     assert counter.words() in ("1 running, 7 turns, 50 tokens/s", "1 running, 7 turns, 49 tokens/s")
 
 
+@pytest.mark.slow
 def test_tokens_of_episodes_on_disk_are_no_speed(workplace: Path, agentrl: Cli) -> None:
     words = ("eval", "--env", "guess_number", "--model", "scratch", "--engine", "scripted", "--tasks", "2")
     assert agentrl(*words).code == 0

@@ -53,6 +53,7 @@ def test_the_runs_own_rewards_are_reproduced(agentrl: Cli, trained_run: Path) ->
     assert (found["changed"], found["errors"], found["without_messages"]) == (0, {}, 0)
 
 
+@pytest.mark.slow
 def test_new_rewards_read_messages_and_tasks(agentrl: Cli, trained_run: Path, functions: Path) -> None:
     assert rescored(agentrl, trained_run, "--reward", "stored_rewards:reads_all")["reward"] == 1.0
     found = rescored(agentrl, trained_run, "--reward", "stored_rewards:parity", "--output", "new.jsonl")
@@ -83,6 +84,7 @@ def test_failures_name_file_and_line_once(agentrl: Cli, trained_run: Path, funct
     assert found["abstained"] == len(odd)
 
 
+@pytest.mark.slow
 def test_steps_and_tasks_are_selected(agentrl: Cli, trained_run: Path) -> None:
     assert rescored(agentrl, trained_run, "--first-step", "2")["episodes"] == 4
     none = agentrl("rescore", str(trained_run), "--task", "train-none")

@@ -15,6 +15,7 @@ def traced(tiny_run):
     return run.folder
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_chrome_trace(agentrl, traced, tmp_path):
     target = tmp_path / "new" / "trace.json"
     assert agentrl("trace", str(traced.path), "--step", "1", "--output", str(target)).code == 0
@@ -28,6 +29,7 @@ def test_the_command_writes_a_chrome_trace(agentrl, traced, tmp_path):
     assert {(event["pid"], event["tid"]) for event in spans} <= named
 
 
+@pytest.mark.slow
 def test_the_last_step_is_the_default(agentrl, traced):
     assert "step 2" in agentrl("trace", str(traced.path)).err
     assert (traced.logs / "trace" / "step-000002.trace.json").is_file()

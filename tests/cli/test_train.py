@@ -163,6 +163,7 @@ def test_control_c_saves_and_says_how_to_go_on(
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.slow
 def test_an_interrupted_run_with_many_episodes_does_not_read_them_all(
     trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
 ) -> None:

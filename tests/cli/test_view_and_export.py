@@ -44,6 +44,7 @@ def test_episodes_are_chosen_by_step_and_task(agentrl: Cli, trained_run: Path) -
     assert "got 99, expected 1 to 2" in none.err
 
 
+@pytest.mark.slow
 def test_an_evaluations_episodes_can_be_viewed(agentrl: Cli, trained_run: Path) -> None:
     assert agentrl("eval", "--model", str(trained_run), "--tasks", "2", "--seed", "8").code == 0
     folder = max((trained_run / "evaluations").iterdir(), key=lambda path: path.stat().st_mtime_ns)
@@ -64,6 +65,7 @@ def test_view_and_eval_find_the_same_run(agentrl: Cli, trained_run: Path) -> Non
     assert "two models were given" in two.err
 
 
+@pytest.mark.slow
 def test_an_evaluation_outside_a_run_can_be_viewed(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
     model = trained_run / "model"
     shutil.copytree(model, workplace / "model")

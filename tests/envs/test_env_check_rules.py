@@ -563,6 +563,7 @@ def test_all_rules_have_been_broken() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.slow
 def test_a_rule_says_the_same_alone(rule: CheckRule) -> None:
     together = {row.check: row.status for row in _checked_awaited().rows}
     (alone,) = check_env(spec_of(Awaited), only=(rule.name,)).rows

@@ -118,6 +118,7 @@ def test_always_standing_wins_what_is_stated() -> None:
     assert abs(success("blackjack", lambda _env, _turn: "stand", 600) - stated("blackjack")) < 0.08
 
 
+@pytest.mark.slow
 def test_a_cycle_of_moves_wins_what_is_stated() -> None:
     cycle = ("left", "down", "left", "up")
     assert abs(success("game_2048", lambda _env, turn: cycle[turn % 4]) - stated("game_2048")) < 0.08
@@ -136,6 +137,7 @@ def solution(name: str, number: int) -> list[str]:
     return actions
 
 
+@pytest.mark.slow
 def test_solutions_repeated_without_looking_solve_what_is_stated() -> None:
     longest = sorted((solution("hanoi", number) for number in range(60)), key=len)[-3:]
     shares = [success("hanoi", lambda _env, turn, way=way: way[turn % len(way)]) for way in longest]

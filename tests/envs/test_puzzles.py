@@ -210,5 +210,6 @@ def test_seeds_belong_to_splits() -> None:
     assert found == ["train", "train", "valid", "test", "train", "train"]
 
 
+@pytest.mark.slow
 def test_the_shipped_manifest_is_what_the_code_makes() -> None:
     assert load_manifest("agentrl.envs.puzzles") == build_manifest()

@@ -255,6 +255,7 @@ def earned(attack: Attack, task_id: str) -> float:
         refuse,
     ],
 )
+@pytest.mark.slow
 def test_attacks_on_the_reward_earn_nothing(attack: Attack) -> None:
     tasks = range(72)  # eight of each kind of request
     won = [number for number in tasks if earned(attack, f"valid-{number}")]
@@ -458,6 +459,7 @@ def test_wrong_reset_options_are_refused(options: dict[str, Any]) -> None:
         RetailDesk().reset(options=options)
 
 
+@pytest.mark.slow
 def test_a_shop_may_have_few_users() -> None:
     source = SPEC.tasks("train", users=3, task_types=["cancel_order"])
     users = {case_of(source[number].id, 3).scenario.user_id for number in range(100)}

@@ -42,6 +42,7 @@ def play(env: SearchQA, task_id: str) -> tuple[int, float, dict[str, Any]]:
             return steps, reward, info
 
 
+@pytest.mark.slow
 def test_gymnasium_accepts_it() -> None:
     check_env(gymnasium.make("agentrl/SearchQa-v0").unwrapped, skip_render_check=True)
     assert "agentrl/SearchQa-v0" in agentrl.envs.registration.ENTRY_POINTS

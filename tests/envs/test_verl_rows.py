@@ -54,6 +54,7 @@ def written(path: Path, *rows: dict[str, Any]) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_math_problems_take_the_question_without_instructions(tmp_path: Path) -> None:
     path = written(tmp_path / "train.parquet", GSM8K)
     assert [tuple(one) for one in read_problems(path)] == [("6 * 7?", "42", "openai/gsm8k")]

@@ -1,6 +1,7 @@
 """Episodes on the token ledger: requests, recorded tokens, and engines that fail half-way."""
 
 import asyncio
+from array import array
 from dataclasses import replace
 
 import numpy as np
@@ -50,6 +51,7 @@ async def test_what_is_sent_is_the_ledgers_prefix_and_what_is_sampled_is_kept(ma
     (sequence,) = trajectory.sequences
     ids = sequence.ids_list()
     assert [list(request.prompt_ids) for request in engine.requests] == [ids[: t.start] for t in sequence.turns]
+    assert all(isinstance(request.prompt_ids, array) for request in engine.requests)  # a list costs time per token
     sampled = [i for t in sequence.turns for i in range(t.start, t.end)]
     assert [i for i, masked in enumerate(sequence.loss_mask) if masked] == sampled
     assert {request.session_id for request in engine.requests} == {"g/0.0/0"}

@@ -225,6 +225,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_finished_program_waits_for_no_foreign_object_or_child_and_leaves_none() -> None:
     program = subprocess.run([sys.executable, "-c", LEFT_OVER], capture_output=True, text=True, timeout=240)
     assert program.returncode == 0, program.stderr

@@ -78,6 +78,7 @@ async def said(session, tools, name, **arguments):
     return (await session.carry_out(ToolCall(name=name, arguments=arguments), tools)).result.text
 
 
+@pytest.mark.slow
 async def test_a_server_over_standard_input_and_output(program, entry_of, monkeypatch):
     monkeypatch.setenv("MARK_OF_TEST", "!")
     entry = entry_of(program, env={"SHELF_MARK": "$MARK_OF_TEST"})

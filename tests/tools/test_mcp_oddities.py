@@ -161,6 +161,7 @@ async def test_a_slow_call_is_given_up_and_the_session_goes_on(served):
         assert (await call("wrapped")).result.text == RESULTS["wrapped"]
 
 
+@pytest.mark.slow
 async def test_a_shared_server_that_died_is_started_again(entry):
     toolset = find_tool(entry(shared=True))
     tools = {tool.name: tool for tool in await toolset.tools()}
@@ -186,6 +187,7 @@ async def test_a_server_without_tools_is_refused(entry):
     ("flag", "deadline", "words"),
     [("--mute", "MCP_START_S", "does not start"), ("--unlisted", "LIST_S", "does not list its tools")],
 )
+@pytest.mark.slow
 async def test_a_server_that_says_nothing_is_given_up(entry, flag, deadline, words, monkeypatch):
     monkeypatch.setattr(mcp_session, deadline, 0.5)
     with pytest.raises(EnvironmentFailure, match=f"{words}: got no answer in 0.5 s"):

@@ -124,6 +124,7 @@ def test_a_model_has_no_weights_to_be_planned(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.slow
 def test_experts_are_tried_or_estimated(tmp_path, dtype):
     Qwen3MoeConfig(
         vocab_size=512,
@@ -165,6 +166,7 @@ def test_shards_by_hand(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_copies_references_caches_and_servers_by_hand(tmp_path):
     known = footprint(qwen3(tmp_path), tokens=64, dtype=torch.bfloat16)
     config = planned_config(

@@ -167,6 +167,7 @@ def test_tokens_without_routes_go_where_the_router_says(trajectories):
 
 
 @pytest.mark.parametrize("context", [1, 2])
+@pytest.mark.slow
 def test_ranks_replay_what_one_does(trajectories, tmp_path, context):
     model = tiny_model("qwen3_moe")
     model.save_pretrained(tmp_path / "model")

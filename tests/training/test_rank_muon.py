@@ -51,6 +51,7 @@ def trained(model, updates=3):
 
 
 @pytest.mark.parametrize(("count", "rows"), [(2, 1), (4, 2)])
+@pytest.mark.slow
 def test_matrices_in_shards_are_updated_as_whole_ones(count, rows):
     def work(ranks):
         model, shape = Blocks(), (count,) if rows == 1 else (rows, count // rows)

@@ -51,6 +51,7 @@ def test_a_policy_learns_the_same_from_pairs(model, trajectories, tmp_path, trai
     assert_same(learnt(2, trainer), learnt(1, {}))
 
 
+@pytest.mark.slow
 def test_a_reward_model_learns_the_same_from_pairs(tmp_path):
     """Five pairs, one at a time: an odd one that a rank computes for nothing; and it is saved whole."""
     sizes = ScratchModelConfig(layers=1, hidden_size=16, heads=2, kv_heads=1, vocab_size=300, max_context=64)

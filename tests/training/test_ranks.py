@@ -420,6 +420,7 @@ def test_files_with_other_names_are_loaded_by_rank_0(path, tmp_path):
     assert_same_tensors(found, whole.state_dict(), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_processes_that_a_launcher_has_started_meet(path, module_trajectories, tmp_path, monkeypatch):
     """What torchrun tells its processes, but for its own store."""
     with socket.socket() as free:
@@ -444,6 +445,7 @@ def test_processes_that_a_launcher_has_started_meet(path, module_trajectories, t
     assert_same_numbers(found, expected)
 
 
+@pytest.mark.slow
 def test_a_rank_holds_its_part_only_and_a_gathered_tensor_is_whole(path, module_trajectories):
     with group_of(2) as group:
         parts = group.build(settings("many micro-batches", path, 2))

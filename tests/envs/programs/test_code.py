@@ -48,6 +48,7 @@ def env(**options: Any) -> CodeEnv:
 
 
 @pytest.mark.parametrize("size", DIGESTS)
+@pytest.mark.slow
 def test_splits_are_what_they_were_and_no_function_is_in_two(size: str) -> None:
     options, digests, solutions = parse_options(size=size), {}, []
     for split in SPLITS:

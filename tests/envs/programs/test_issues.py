@@ -96,6 +96,7 @@ def played(world: IssueFix, *commands: str) -> tuple[Any, ...]:
         session.close()
 
 
+@pytest.mark.slow
 def test_only_a_solution_of_the_issue_is_paid(tmp_path: Path, row: dict[str, Any], plain: str) -> None:
     options = {"files": written(tmp_path, row), "repositories": str(tmp_path / "clones"), "sandbox": plain}
     world = make_repo_fix(**options, test_seconds=60)

@@ -107,6 +107,7 @@ async def test_an_endless_loop_is_the_solutions_own_fault() -> None:
 
 
 @pytest.mark.parametrize(("probe_s", "longest_s", "right"), [(0.0, 30.0, False), (0.8, 30.0, True), (0.8, 0.9, False)])
+@pytest.mark.slow
 async def test_a_right_solution_gets_more_time_while_the_machine_is_slow(
     probe_s: float, longest_s: float, right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -241,6 +241,7 @@ async def test_the_expert_computes(kinds: str, seed: int) -> None:
     assert step[:4] == ("Right.", 1.0, True, False)
 
 
+@pytest.mark.slow
 async def test_the_interpreter_remembers_until_it_ends() -> None:
     world = PythonMath(sandbox="plain", seconds=1.0)
     await world.reset(seed=0)

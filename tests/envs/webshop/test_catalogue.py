@@ -320,6 +320,7 @@ print([shop.product(int(row)).title for row in shop.search(["lotion"], "")[:3]])
 """
 
 
+@pytest.mark.slow
 def test_processes_that_make_a_shop_at_once_see_the_same() -> None:
     command = [sys.executable, "-c", SCRIPT]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -67,6 +67,7 @@ def scores_by_formula(documents: list[Counter[str]], query: str) -> list[float]:
     return scores
 
 
+@pytest.mark.slow
 def test_scores_are_bm25(tmp_path: Path) -> None:
     rng = random.Random(3)
     words = [f"word{i}" for i in range(60)]
