@@ -135,7 +135,7 @@ class Turn:
 
 _NO_LOGPROB = array("f", [float("nan")])
 _BYTE_OF = {source: bytes([source]) for source in Source}
-"""Records of one token; arrays, because multiplying and appending them is faster than with lists."""
+"""Records of one token as an array and as bytes, which are repeated and appended faster than lists."""
 
 
 class _Runs:
@@ -178,8 +178,8 @@ class _Runs:
 
 
 def id_array(ids: Sequence[int]) -> array[int]:
-    """Return token ids as an array, without a copy if they are one."""
-    return ids if isinstance(ids, array) else array("i", ids)
+    """Return token ids as an array of 32-bit integers, without a copy if they are one."""
+    return ids if isinstance(ids, array) and ids.typecode == "i" else array("i", ids)
 
 
 class TokenSequence:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from array import array
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from agentrl.message import ImagePart, Message, ToolCall
 from agentrl.message.image import PlacedImage
 from agentrl.models.routed_experts import RoutedExperts
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
-from agentrl.trajectory import NOT_SAMPLED, Source, TokenSequence, Trajectory, Turn, TurnTimings
+from agentrl.trajectory import NOT_SAMPLED, Source, TokenSequence, Trajectory, Turn, TurnTimings, id_array
 
 NOT_BY_POLICY = [source for source in Source if source is not Source.SAMPLED]
 RED, BLUE = ImagePart(data=b"red"), ImagePart(data=b"blue")
@@ -200,6 +201,12 @@ def test_a_sequence_grows_while_frames_that_read_it_are_held() -> None:
         finally:
             sys.setprofile(None)
     assert frames
+
+
+def test_only_arrays_of_32_bits_are_taken_without_a_copy() -> None:
+    own, wide = array("i", [1, 2]), array("q", [1, 2])
+    assert id_array(own) is own
+    assert id_array(wide).tobytes() == id_array([1, 2]).tobytes() == id_array((1, 2)).tobytes() == own.tobytes()
 
 
 @pytest.mark.parametrize("length", [-1, 4])

@@ -144,7 +144,7 @@ def entropy_falls(run: RunSummary) -> Iterator[Finding]:
 
 
 def _success_rose_since(lines: Sequence[Line], back: int) -> bool:
-    """Return True if the newest success is above that of `back` steps ago by more than chance, or if it is solved."""
+    """Return True if the newest success is above that of `back` steps ago by more than chance, or tasks are solved."""
     now, before = lines[-1:], lines[max(0, len(lines) - 1 - back) :][:1]
     if any(metric(line, "success/mean") is None for line in (*now, *before)):
         return False
