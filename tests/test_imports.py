@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -140,7 +141,9 @@ def _walk(node: ast.AST, path: Path, *, inside_function: bool) -> Iterator[Impor
                 yield from _walk(child, path, inside_function=inside_function)
 
 
-ALL_IMPORTS = [found for path in sources() for found in imports_of(path)]
+@functools.cache
+def all_imports() -> list[Import]:
+    return [found for path in sources() for found in imports_of(path)]
 
 
 PARTS = {name for level in LEVELS for name in level} | OUTSIDE_THE_LEVELS | set(CATALOGUE)
@@ -174,7 +177,7 @@ def test_every_part_has_a_level() -> None:
 
 def test_core_imports_go_downward() -> None:
     wrong = []
-    for found in filter(is_ours, ALL_IMPORTS):
+    for found in filter(is_ours, all_imports()):
         importer, imported = part_of_path(found.path), part_of(found.module)
         if importer in CATALOGUE or importer in OUTSIDE_THE_LEVELS or imported in (importer, ""):
             continue
@@ -193,7 +196,7 @@ def module_of(path: Path) -> str:
 def test_no_files_import_one_another_in_a_circle() -> None:
     """A file can be imported first: what it imports does not import it, nor do the packages that hold it."""
     imports: dict[str, set[str]] = {module_of(path): set() for path in sources()}
-    for found in filter(is_ours, ALL_IMPORTS):  # imports for annotations only count, too
+    for found in filter(is_ours, all_imports()):  # imports for annotations only count, too
         importer, names = module_of(found.path), found.module.split(".")
         for module in (".".join(names[:end]) for end in range(2, len(names) + 1)):
             if module in imports and not f"{importer}.".startswith(f"{module}."):
@@ -204,7 +207,7 @@ def test_no_files_import_one_another_in_a_circle() -> None:
 
 def test_the_catalogue_folders_never_import_one_another_or_the_insides() -> None:
     wrong = []
-    for found in filter(is_ours, ALL_IMPORTS):
+    for found in filter(is_ours, all_imports()):
         importer, imported = part_of_path(found.path), part_of(found.module)
         if importer not in CATALOGUE or imported == importer:
             continue
@@ -215,7 +218,7 @@ def test_the_catalogue_folders_never_import_one_another_or_the_insides() -> None
 
 def test_packages_with_a_door_are_imported_through_it() -> None:
     wrong = []
-    for found in filter(is_ours, ALL_IMPORTS):
+    for found in filter(is_ours, all_imports()):
         door = next((door for door in DOORS if found.module.startswith(f"{door}.")), None)
         if door is not None and not f"{module_of(found.path)}.".startswith(f"{door}."):
             wrong.append(str(found))
@@ -224,12 +227,12 @@ def test_packages_with_a_door_are_imported_through_it() -> None:
 
 
 def test_our_own_modules_are_imported_at_the_top_of_a_file() -> None:
-    assert [str(found) for found in ALL_IMPORTS if found.inside_function and is_ours(found)] == []
+    assert [str(found) for found in all_imports() if found.inside_function and is_ours(found)] == []
 
 
 @pytest.mark.parametrize("package", sorted(ROOMS))
 def test_a_third_party_package_stays_in_its_room(package: str) -> None:
-    users = [found for found in ALL_IMPORTS if found.module.split(".")[0] == package]
+    users = [found for found in all_imports() if found.module.split(".")[0] == package]
     outside = [str(found) for found in users if not str(found.path.relative_to(ROOT)).startswith(ROOMS[package])]
     assert outside == []
 

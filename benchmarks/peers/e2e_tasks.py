@@ -61,11 +61,11 @@ HOUSEHOLD = Learning(
         "sft.tokens_per_update=4000",
         "algorithm.advantage=grpo",
         "algorithm.aggregation=token-mean",
-        "trainer.optimizer=adamw",
+        "agent.max_turns=20",
     ),
     actions=("look", "inventory"),
 )
-"""The quick start's task by calls of a tool, because TRL's environments have no other actions; GRPO and AdamW."""
+"""The quick start's task by calls of a tool, as TRL's environments have no other actions; GRPO, at most 20 turns."""
 ARITHMETIC = Learning(
     recipe="qwen/math_problems",
     overrides=("agent.options={}", "model.lora=null", "algorithm.aggregation=token-mean", "trainer.learning_rate=1e-5"),
@@ -120,6 +120,7 @@ def write_settings(config: Config, learning: Learning, model: str, folder: Path,
         "episodes_per_step": config.trainer.tasks_per_step * config.algorithm.group_size,
         "mini_batches": config.trainer.mini_batches,
         "group_size": config.algorithm.group_size,
+        "optimizer": config.trainer.optimizer,
         "learning_rate": config.trainer.learning_rate,
         "min_lr_ratio": config.trainer.min_lr_ratio,
         "warmup_steps": config.trainer.warmup_steps,

@@ -78,8 +78,35 @@ class PlayedWithCalculator(Played):
         return str(calculator.function(expression))
 
 
+class MuonAndAdamW(torch.optim.Optimizer):
+    """Muon for the matrices of the blocks and AdamW for the rest, with the settings of ``trainer.optimizer=muon``."""
+
+    def __init__(self, model: torch.nn.Module, *, lr: float, betas: tuple[float, float]) -> None:
+        named = list(model.named_parameters())
+        matrices = [p for name, p in named if ".layers." in name and p.ndim == 2]
+        others = [p for name, p in named if ".layers." not in name or p.ndim != 2]
+        super().__init__([{"params": matrices}, {"params": others}], {"lr": lr})
+        self._parts: tuple[torch.optim.Optimizer, torch.optim.Optimizer] = (
+            torch.optim.Muon(matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=lr, betas=betas, weight_decay=0.0),
+        )
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the parameters at the current learning rate."""
+        for part, group in zip(self._parts, self.param_groups, strict=True):
+            part.param_groups[0]["lr"] = group["lr"]
+            part.step(closure)
+
+
 class Trainer(GRPOTrainer):  # type: ignore[misc]
     """Trainer whose first prompts are given, and whose episodes end with the environment."""
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        """Make agentrl's optimizer."""
+        if SETTINGS["optimizer"] == "muon":
+            self.optimizer = MuonAndAdamW(model or self.model, lr=self.args.learning_rate, betas=(0.9, 0.95))
+            return self.optimizer
+        return super().create_optimizer(model)
 
     def _tokenize_prompts(self, prompts: list[list[dict[str, str]]]) -> tuple[list[list[int]], None, dict[str, Any]]:
         return [list(ROWS[prompt[-1]["content"]]["prompt_ids"]) for prompt in prompts], None, {}
