@@ -335,8 +335,8 @@ PLUGINS: dict[str, dict[str, str]] = {
         "code_r1": "agentrl.reward.forms:code_r1",
         "search_r1": "agentrl.reward.forms:search_r1",
         "deepresearcher": "agentrl.reward.forms:deepresearcher",
-        "gui_r1": "agentrl.reward.images:gui_r1",
-        "vision_sr1": "agentrl.reward.images:vision_sr1",
+        "gui_r1": "agentrl.reward.forms:gui_r1",
+        "vision_sr1": "agentrl.reward.forms:vision_sr1",
     },
     "loss": {
         "ppo": "agentrl.algorithms.policy_losses:ppo",
