@@ -11,7 +11,7 @@ from agentrl.models.lora import PEFT
 from agentrl.rollout.roles.environment_roles import roles_of_environment
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.training.signals import check_signals
-from agentrl.training.signals.extra_rollouts import needs_greedy_rollouts
+from agentrl.training.signals.without_model import needs_greedy_rollouts
 from agentrl.trajectory import SOLE_ROLE
 
 

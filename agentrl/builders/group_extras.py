@@ -31,7 +31,7 @@ from agentrl.serving.teacher import TeacherScore, TeacherServers
 from agentrl.task import Task
 from agentrl.training.batch import StepExtras, trained_mask
 from agentrl.training.dynamic_sampling import DynamicSampling, GroupLearner, is_in_band
-from agentrl.training.signals.extra_rollouts import needs_greedy_rollouts
+from agentrl.training.signals.without_model import needs_greedy_rollouts
 from agentrl.training.stored_episodes import load_trajectories
 from agentrl.trajectory import Trajectory
 

@@ -35,7 +35,7 @@ from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy
 from agentrl.rollout.task_source import task_source
 from agentrl.task import Task
 from agentrl.training.preferences import RewardModel
-from agentrl.training.signals.extra_rollouts import needs_greedy_rollouts
+from agentrl.training.signals.without_model import needs_greedy_rollouts
 from agentrl.trajectory import Trajectory
 
 

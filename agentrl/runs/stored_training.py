@@ -59,7 +59,7 @@ from agentrl.task import Task
 from agentrl.training.algorithm_functions import run_learns_from_rewards
 from agentrl.training.distributed.launch import open_ranks
 from agentrl.training.gradients import Objective
-from agentrl.training.signals.extra_rollouts import needs_greedy_rollouts
+from agentrl.training.signals.without_model import needs_greedy_rollouts
 from agentrl.training.stored_episodes import check_store_tokens, find_store
 
 _log = logging.getLogger(__name__)

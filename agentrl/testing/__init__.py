@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentrl.testing.engine_check import check_engine as check_engine
+    from agentrl.testing.engine_subject import ServerEngine as ServerEngine
     from agentrl.testing.env_check import check_env as check_env
     from agentrl.testing.env_check import reward_integrity as reward_integrity
     from agentrl.testing.env_subject import CheckDepth as CheckDepth
     from agentrl.testing.sandbox_check import check_sandbox as check_sandbox
-    from agentrl.testing.server_engine import ServerEngine as ServerEngine
     from agentrl.testing.tool_check import check_tool as check_tool
 
 _EXPORTS = {
-    "ServerEngine": "agentrl.testing.server_engine",
+    "ServerEngine": "agentrl.testing.engine_subject",
     "CheckDepth": "agentrl.testing.env_subject",
     "check_engine": "agentrl.testing.engine_check",
     "check_env": "agentrl.testing.env_check",

@@ -30,7 +30,7 @@ from agentrl.serving.sglang import launch_command as sglang_command
 from agentrl.serving.vllm import VLLMServer
 from agentrl.serving.vllm import launch_command as vllm_command
 from agentrl.testing import ServerEngine
-from agentrl.testing.engine_check import EngineProbe
+from agentrl.testing.engine_subject import EngineProbe
 from agentrl.training.weights import ModelWeights
 from agentrl.weights import write_served_model
 

@@ -12,7 +12,8 @@ from agentrl.serving.scripted import ScriptedEngine
 from agentrl.serving.sglang import SGLangServer
 from agentrl.serving.vllm import VLLMServer
 from agentrl.testing import ServerEngine, check_engine
-from agentrl.testing.engine_check import MEETINGS, RULES
+from agentrl.testing.engine_check import RULES
+from agentrl.testing.engine_subject import MEETINGS
 from agentrl.testing.report import CheckStatus
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]

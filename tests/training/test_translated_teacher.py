@@ -18,8 +18,7 @@ from agentrl.errors import Outcome, TrainingError
 from agentrl.message import user
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
-from agentrl.render.token_alignment import NO_GROUP
-from agentrl.render.translation import UNALIGNED, Translator
+from agentrl.render.translation import NO_GROUP, UNALIGNED, Translator
 from agentrl.serving.teacher import TeacherScore
 from agentrl.training.batch import StepExtras
 from agentrl.training.trainer import Trainer

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from agentrl.evaluation.diagnosis import episodes, parts, policy, rewards
+from agentrl.evaluation.diagnosis import episodes, parts, policy
 from agentrl.evaluation.diagnosis.finding import Finding
 from agentrl.evaluation.diagnosis.summary import RunSummary
 
@@ -29,11 +29,11 @@ class Rule:
 RULES: tuple[Rule, ...] = (
     Rule(parts.code_failures, warns=True, of_evaluations=True),
     Rule(parts.tool_reports_errors, warns=True, of_evaluations=True),
-    Rule(rewards.reward_against_success, warns=True, of_evaluations=True),
-    Rule(rewards.judge_always_agrees, of_evaluations=True),
-    Rule(rewards.constant_reward, of_evaluations=True),
-    Rule(rewards.never_rewarded),
-    Rule(rewards.nothing_varies, warns=True),
+    Rule(episodes.reward_against_success, warns=True, of_evaluations=True),
+    Rule(episodes.judge_always_agrees, of_evaluations=True),
+    Rule(episodes.constant_reward, of_evaluations=True),
+    Rule(episodes.never_rewarded),
+    Rule(episodes.nothing_varies, warns=True),
     Rule(episodes.answers_cut, of_evaluations=True),
     Rule(episodes.unusable_answers, of_evaluations=True),
     Rule(episodes.truncated_episodes, of_evaluations=True),

@@ -18,7 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import gymnasium
+
 from agentrl.agent_loop import AgentLoop, Episode, EpisodeEnd
+from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import LARGEST_REWARD, EnvironmentFailure, Outcome, UsageError
 from agentrl.gateway import (
     BadRequest,
@@ -29,6 +32,7 @@ from agentrl.gateway import (
     Verify,
     read_feedback,
 )
+from agentrl.task import SeedTasks
 
 NAME = re.compile(r"[\w.:@+-]{1,128}")
 MOST_ENDED = 100_000
@@ -55,6 +59,24 @@ REFUSED: Mapping[SessionEnd, tuple[int, str, str]] = {
     SessionEnd.FAILED: (409, "nothing_to_train", "has no answer that can be trained on"),
 }
 """Status, error code and reason of refused feedback, by the session's end."""
+
+
+class NoEnvironment(gymnasium.Env[str, str]):
+    """Environment of live traffic, without tasks of its own: clients bring theirs."""
+
+    observation_space = action_space = gymnasium.spaces.Text(1)
+    action_hint = "whatever the client requests"
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Return nothing to observe."""
+        return "", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """End the episode; the gateway's sessions take no actions."""
+        return "", 0.0, True, False, {}
+
+
+LIVE = EnvironmentSpec(name="live", make=NoEnvironment, tasks=SeedTasks, isolation=Isolation.INLINE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,23 @@
 """Signals: additional values of sampled tokens for advantages and losses, such as log-probabilities of a reference.
 
 A signal is one class in this folder and one entry of `SIGNALS`, which lists them in the order in which they annotate a
-batch. `agentrl.training.signals.base` defines the protocol.
+batch. One with a model of its own has its own file. `agentrl.training.signals.base` defines the protocol.
 """
 
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.training.signals.base import JoinedUpdates, SignalSetup, SignalUpdates, TokenSignal
 from agentrl.training.signals.critic import Critic
-from agentrl.training.signals.extra_rollouts import ExpertSignal, GreedyBaseline
-from agentrl.training.signals.observations import ObservationLoss
 from agentrl.training.signals.process_reward import ProcessRewardModel
 from agentrl.training.signals.reference import ReferenceModel
-from agentrl.training.signals.running_baseline import RunningBaseline
-from agentrl.training.signals.score_norm import ScoreNorm
 from agentrl.training.signals.teacher import TeacherModel
-from agentrl.training.signals.window_entropy import WindowEntropy
+from agentrl.training.signals.without_model import (
+    ExpertSignal,
+    GreedyBaseline,
+    ObservationLoss,
+    RunningBaseline,
+    ScoreNorm,
+    WindowEntropy,
+)
 
 SIGNALS: tuple[type[TokenSignal], ...] = (
     ExpertSignal,

@@ -3,7 +3,7 @@
 import pytest
 
 from agentrl.errors import Outcome, SourceLocation
-from agentrl.evaluation.diagnosis.rewards import explain_equal_returns
+from agentrl.evaluation.diagnosis.episodes import explain_equal_returns
 from agentrl.evaluation.diagnosis.summary import EpisodeCounts, RunSummary
 from agentrl.evaluation.diagnosis.watch import RunDiagnosis
 from agentrl.trajectory import TokenSequence, Trajectory, Turn

@@ -10,10 +10,16 @@ from agentrl.config import load_config
 from agentrl.config.keys import all_keys
 from agentrl.errors import EnvironmentFailure, Outcome, RewardFailure, SourceLocation
 from agentrl.evaluation import diagnosis
-from agentrl.evaluation.diagnosis.episodes import answers_cut, truncated_episodes, unusable_answers
+from agentrl.evaluation.diagnosis.episodes import (
+    answers_cut,
+    constant_reward,
+    never_rewarded,
+    reward_against_success,
+    truncated_episodes,
+    unusable_answers,
+)
 from agentrl.evaluation.diagnosis.finding import Finding, finding_lines, rank, top
 from agentrl.evaluation.diagnosis.parts import code_failures
-from agentrl.evaluation.diagnosis.rewards import constant_reward, never_rewarded, reward_against_success
 from agentrl.evaluation.diagnosis.summary import EpisodeCounts, RunSummary
 from agentrl.evaluation.diagnosis.watch import Reminder
 from agentrl.observe.incidents import MOST, Incidents

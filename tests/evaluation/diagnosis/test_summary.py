@@ -5,6 +5,7 @@ from support.episodes import episode
 
 from agentrl.config import load_config
 from agentrl.errors import Outcome
+from agentrl.evaluation.diagnosis.episodes import judge_always_agrees, never_rewarded, nothing_varies
 from agentrl.evaluation.diagnosis.finding import ConfigChange, ExampleEpisode, Finding, Severity, rank, top
 from agentrl.evaluation.diagnosis.parts import (
     engine_disagrees,
@@ -19,7 +20,6 @@ from agentrl.evaluation.diagnosis.policy import (
     length_growth,
     overfitting,
 )
-from agentrl.evaluation.diagnosis.rewards import judge_always_agrees, never_rewarded, nothing_varies
 from agentrl.evaluation.diagnosis.summary import Covariance, EpisodeCounts, RunSummary
 from agentrl.trajectory import TurnTimings
 

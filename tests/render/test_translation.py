@@ -24,8 +24,7 @@ from agentrl.errors import UsageError
 from agentrl.message import Message, system, user
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
-from agentrl.render.token_alignment import NO_GROUP, align
-from agentrl.render.translation import UNALIGNED, Translation, Translator
+from agentrl.render.translation import NO_GROUP, UNALIGNED, Translation, Translator, align
 from agentrl.trajectory import Trajectory
 
 MAKERS = {
