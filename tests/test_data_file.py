@@ -120,7 +120,7 @@ def test_an_absent_file_is_named(tmp_path: Path) -> None:
     [
         ({"question": "3 - 3?", "answer": 0}, "0"),
         ({"question": "1 > 2?", "answer": False}, "False"),
-        ({"question": "3 - 3?", "answer": 0.0}, "0.0"),
+        ({"question": "3 - 3?", "answer": 0.0}, "0"),
         ({"question": None, "problem": "p", "answer": None, "solution": "It is \\boxed{0}."}, "0"),
         ({"problem": "p", "answer": "", "solution": "\\boxed{x}"}, "x"),
         ({"question": "q", "answer": "So\n#### 0"}, "0"),
