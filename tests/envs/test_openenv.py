@@ -259,6 +259,17 @@ async def test_failed_tool_calls_count_and_keep_what_the_server_says(url: str, s
     await env.close()
 
 
+@pytest.mark.parametrize("name", ["is_error", "isError"])
+async def test_a_tool_that_reports_its_failure_has_failed(url: str, scripted: Scripted, name: str) -> None:
+    env = await with_tools(url, scripted)  # openai-agents-python#4224: the result of MCP says that it is an error
+    scripted.say(result={"content": [{"type": "text", "text": "no such row"}], name: True})
+    with pytest.raises(ToolError, match="add: no such row"):
+        await call(env)
+    scripted.say(result={"content": [], "structured_content": {"rows": 3}, name: False})
+    assert (await call(env)).text == '{"rows": 3}'  # memos#6226
+    await env.close()
+
+
 async def test_a_full_server_says_what_to_do(url: str, scripted: Scripted) -> None:
     env = OpenEnvironment(url=f"{url}/scripted")
     scripted.answers.append('{"type": "error", "data": {"code": "CAPACITY_REACHED", "message": "1 of 1"}}')
