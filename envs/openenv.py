@@ -109,7 +109,7 @@ class OpenEnvironment(AsyncEnv):
             raise UsageError(f"the OpenEnv server {self._url} has no tools", hint="remove the option has_tools")
         return [
             ServedTool(
-                str(one["name"]),
+                one.get("name"),
                 one.get("description"),
                 one.get("input_schema") or one.get("inputSchema"),
                 self._call_tool,

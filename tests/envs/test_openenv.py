@@ -167,6 +167,25 @@ def test_results_of_tools_may_have_images(content: list[Any], value: Any) -> Non
     assert tool_value({"content": content}) == value
 
 
+@pytest.mark.parametrize(
+    ("name", "schema", "words"),
+    [
+        ("list", [1], r"the tool 'list' by something that is not a JSON schema: got \[1\]"),
+        ("list", {"properties": ["a"]}, "not a JSON schema"),
+        ("list", {"properties": {"type": "object"}}, "its property type: 'object'"),  # vscode-unify-chat-provider#162
+        ("list", {"properties": {"a": None}}, "its property a: None"),
+        ("", {}, "a tool without a name"),
+        (None, {}, "a tool without a name"),
+    ],
+)
+def test_tools_that_a_server_describes_wrongly_are_named(name: Any, schema: Any, words: str) -> None:
+    async def call(name: str, arguments: Any) -> ToolResult:
+        raise AssertionError
+
+    with pytest.raises(UsageError, match=words):
+        ServedTool(name, None, schema, call)
+
+
 @pytest.mark.parametrize("schema", [None, {}, {"type": "object"}, {"properties": None}])
 def test_tools_without_arguments_have_properties(schema: Any) -> None:  # kubernetes-mcp-server#340
     async def call(name: str, arguments: Any) -> ToolResult:
