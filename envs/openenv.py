@@ -24,6 +24,7 @@ from agentrl.errors import EnvironmentFailure, ToolError, UsageError
 from agentrl.message import ImagePart
 from agentrl.task import SeedTasks, seed_tasks
 from agentrl.tool import Tool, ToolResult
+from agentrl.tool.results import as_text
 
 from .served_tools import ServedTool
 
@@ -108,7 +109,7 @@ class OpenEnvironment(AsyncEnv):
             raise UsageError(f"the OpenEnv server {self._url} has no tools", hint="remove the option has_tools")
         return [
             ServedTool(
-                str(one["name"]),
+                one.get("name"),
                 one.get("description"),
                 one.get("input_schema") or one.get("inputSchema"),
                 self._call_tool,
@@ -122,7 +123,9 @@ class OpenEnvironment(AsyncEnv):
         data = answer["data"]
         reward, is_done, error = 0.0, False, data
         if answer["type"] == "observation":
-            reward, is_done, error = _reward(data), bool(data.get("done")), data["observation"].get("error")
+            seen = data["observation"]
+            reward, is_done = _reward(data), bool(data.get("done"))
+            error = seen.get("error") or _error_in(seen.get("result"))
         self._total += reward
         is_over = is_done or self._steps >= self._max_steps
         if error:
@@ -281,9 +284,21 @@ def _reward(data: Mapping[str, Any]) -> float:
     return float(data.get("reward") or 0.0)
 
 
+def _error_in(result: Any) -> str:
+    """Return what a tool says of its own failure, which is in its MCP result; empty if it did not fail."""
+    is_error = isinstance(result, dict) and (result.get("is_error") is True or result.get("isError") is True)
+    return as_text(tool_value(result)) or "the tool failed" if is_error else ""
+
+
 def tool_value(result: Any) -> str | list[str | ImagePart]:
-    """Return the result of a tool call for the policy: the texts and images of an MCP result, a text, or else JSON."""
+    """Return the result of a tool call for the policy: the texts and images of an MCP result, a text, or else JSON.
+
+    Structured content takes the place of content that is empty.
+    """
     content = result.get("content") if isinstance(result, dict) else None
+    if content == []:
+        found = next((result[key] for key in ("structured_content", "structuredContent") if result.get(key)), None)
+        return "" if found is None else json.dumps(found, ensure_ascii=False)
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
         with suppress(KeyError, TypeError, ValueError):
             parts = [_block(part) for part in content]

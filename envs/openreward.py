@@ -85,7 +85,7 @@ class OpenRewardEnvironment(AsyncEnv):
         listed = await self._ask("GET", f"/{self._name}/task_tools")
         self._terminal = listed.get("terminal_tool")
         self.tools = [
-            ServedTool(one["name"], one.get("description"), one.get("input_schema"), self._call_tool)
+            ServedTool(one.get("name"), one.get("description"), one.get("input_schema"), self._call_tool)
             for one in listed["tools"]
         ]
         self._steps, self._total = 0, 0.0

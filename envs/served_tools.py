@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, TypeAlias
 
+from agentrl.errors import UsageError
 from agentrl.tool import ForwardedTool, ToolDependencies, ToolResult, ToolRules
 
 CallOnServer: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
@@ -19,11 +20,15 @@ class ServedTool(ForwardedTool):
         description: What it does.
         parameters: JSON schema of the arguments; ``None`` if there are none.
         call: Calls a tool on the server.
+
+    Raises:
+        UsageError: the name is missing, or the schema is not one; chat templates would fail on it, or leave it out.
     """
 
     def __init__(
         self, name: str, description: str | None, parameters: Mapping[str, Any] | None, call: CallOnServer
     ) -> None:
+        _check(name, parameters)
         empty = {"type": "object", "properties": {}}  # chat templates may read both
         given = {key: value for key, value in (parameters or {}).items() if value is not None}
         function = {"name": name, "description": description or name, "parameters": {**empty, **given}}
@@ -46,3 +51,21 @@ class ServedTool(ForwardedTool):
         """
         result: ToolResult = await bound(self.name, checked)
         return result.normalize(self.name)
+
+
+def _check(name: Any, parameters: Any) -> None:
+    is_named = isinstance(name, str) and bool(name.strip())
+    properties = (parameters.get("properties") or {}) if isinstance(parameters, Mapping) else {}
+    is_schema = parameters is None or (isinstance(parameters, Mapping) and isinstance(properties, Mapping))
+    wrong = [key for key, one in properties.items() if not isinstance(one, Mapping | bool)] if is_schema else []
+    if is_named and is_schema and not wrong:
+        return
+    got = f"its property {wrong[0]}: {properties[wrong[0]]!r:.80}" if wrong else f"{parameters!r:.80}"
+    raise UsageError(
+        f"the server describes the tool {name!r:.80} by something that is not a JSON schema"
+        if is_named
+        else "the server has a tool without a name",
+        got=got,
+        expected='{"type": "object", "properties": {"name": {"type": …}}}',
+        hint="correct the tool's description on the server",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from agentrl.errors import UsageError
-from agentrl.message.data_file import Row, read_rows
+from agentrl.message.data_file import Row, read_rows, texts_of
 from agentrl.observe.files import JsonLinesWriter, read_json_lines
 
 SEPARATED = "one\u2028two\u2029three\u0085four\u000bfive"
@@ -119,7 +120,7 @@ def test_an_absent_file_is_named(tmp_path: Path) -> None:
     [
         ({"question": "3 - 3?", "answer": 0}, "0"),
         ({"question": "1 > 2?", "answer": False}, "False"),
-        ({"question": "3 - 3?", "answer": 0.0}, "0.0"),
+        ({"question": "3 - 3?", "answer": 0.0}, "0"),
         ({"question": None, "problem": "p", "answer": None, "solution": "It is \\boxed{0}."}, "0"),
         ({"problem": "p", "answer": "", "solution": "\\boxed{x}"}, "x"),
         ({"question": "q", "answer": "So\n#### 0"}, "0"),
@@ -165,3 +166,75 @@ def test_questions_have_answers_that_are_numbers_or_null_in_one_of_two_columns(t
 
 def test_a_row_is_named_in_full() -> None:
     assert Row("file line 1", {"a": None, "b": 1}, 1).columns == ["b"]
+
+
+def test_nan_is_a_null_wherever_a_file_has_it(tmp_path: Path) -> None:
+    text = '{"answer": NaN, "more": [1.5, {"x": NaN}], "most": -Infinity}\n'
+    expected = {"answer": None, "more": [1.5, {"x": None}], "most": -math.inf}
+    (row,) = read_rows(written(tmp_path, text))
+    assert row.values == expected
+    columns = {"answer": [math.nan, 2.0], "more": [{"x": math.nan, "y": [1.5, math.nan]}, None]}
+    parquet.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    first, second = read_rows(tmp_path / "rows.parquet")
+    assert first.values == {"answer": None, "more": {"x": None, "y": [1.5, None]}}
+    assert second.values == {"answer": 2.0, "more": None}
+
+
+def test_maps_of_parquet_are_objects(tmp_path: Path) -> None:
+    kind = pa.schema([("extra_info", pa.map_(pa.string(), pa.string()))])
+    parquet.write_table(pa.table({"extra_info": [[("question", "6 * 7?")]]}, kind), tmp_path / "rows.parquet")
+    (row,) = read_rows(tmp_path / "rows.parquet")
+    assert row.values == {"extra_info": {"question": "6 * 7?"}}
+    parquet.write_table(pa.table({"extra_info": [[("a", "1"), ("a", "2")]]}, kind), tmp_path / "rows.parquet")
+    with pytest.raises(UsageError, match="cannot be read as Parquet"):
+        list(read_rows(tmp_path / "rows.parquet"))
+
+
+@pytest.mark.parametrize("form", ["{}", "[{}]"])
+def test_half_a_character_is_refused_and_a_whole_one_is_read(tmp_path: Path, form: str) -> None:
+    whole = form.replace("{}", '{"prompt": "so \\ud83d\\ude00"}')
+    assert [row.values for row in read_rows(written(tmp_path, whole))] == [{"prompt": "so \U0001f600"}]
+    half = form.replace("{}", '{"prompt": "so \\ud83d"}')
+    with pytest.raises(UsageError, match=r"(line|row) 1 is not text: got half of a character, .ud83d"):
+        list(read_rows(written(tmp_path, half)))
+
+
+@pytest.mark.parametrize(
+    ("value", "texts"),
+    [
+        (["a", None, "b"], ("a", "b")),
+        ('["a", "b"]', ("a", "b")),
+        ("['a', 'b']", ("a", "b")),
+        ("import math", ("import math",)),
+        ("[ -f a ] && pytest", ("[ -f a ] && pytest",)),
+    ],
+)
+def test_a_list_of_texts_may_be_a_text(value: Any, texts: tuple[str, ...]) -> None:
+    assert texts_of(value) == texts
+
+
+@pytest.mark.parametrize("value", [["a", 1], {"a": "b"}, 1.5, "['a' 'b']", "['a'\n 'b']", "[1]"])
+def test_other_values_are_no_texts(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"not texts|NumPy"):
+        texts_of(value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"test": "assert half(6) == 3"}, "the test defines no function check"),
+        ({"prompt": "def halves(x):\n"}, "the prompt does not define the entry point"),
+    ],
+)
+def test_programs_that_could_not_be_judged_are_named(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    row = {"prompt": "def half(x):\n", "entry_point": "half", "test": "def check(c):\n    assert c(6) == 3\n"}
+    assert len(read_code(str(written(tmp_path, lines([row]))), "test", 0)) == 1
+    with pytest.raises(UsageError, match=words):
+        read_code(str(written(tmp_path, lines([row | change]), "bad.jsonl")), "test", 0)
+
+
+def test_imports_of_a_problem_may_be_one_text(tmp_path: Path) -> None:
+    row = {"text": "t", "code": "def f(x):\n    return x", "test_list": "['assert f(1) == 1']"}
+    row["test_imports"] = "import math"
+    (problem,) = read_code(str(written(tmp_path, lines([row]))), "test", 0).values()
+    assert (problem.setup, problem.hidden_tests) == ("\nimport math", ("assert f(1) == 1",))

@@ -1,17 +1,23 @@
 """Users' data files (JSON Lines, a JSON array of objects, Parquet, or Arrow): their rows, and the messages in a row.
 
 Lines end only at line feeds: the separators U+2028, U+2029 and U+0085 may occur in a JSON text. Byte order marks,
-UTF-16 with its mark, and gzip are supported. Merged data sets fill missing columns and keys with nulls, so a null
-counts as missing.
+UTF-16 with its mark, and gzip are supported. Merged data sets fill missing columns and keys with nulls, and pandas with
+NaN, so both count as missing: a NaN is read as a null.
 """
 
 from __future__ import annotations
 
+import ast
 import codecs
 import gzip
+import io
 import json
+import math
+import re
+import tokenize
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, get_args
 
@@ -29,6 +35,11 @@ _WIDE = (
 )
 """Encodings with a byte order mark at the start of a file; longer marks first."""
 _EXPECTED = "one JSON object per line, an array of objects, or Parquet"
+_CONSTANTS: Mapping[str, float] = {"Infinity": math.inf, "-Infinity": -math.inf}
+"""Values of the constants that are no JSON but that Python writes; NaN is a null."""
+_ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_HALF = re.compile("[\ud800-\udfff]")
+_NUMPY_ARRAY = re.compile(r"""\[\s*(['"]).*\1\s*\]""", re.DOTALL)
 ToolSchema = Mapping[str, Any]
 MEDIA_COLUMNS = (
     *("images", "image", "videos", "video", "audios", "audio"),
@@ -111,14 +122,36 @@ def _json_rows(lines: Iterator[str], file: Path) -> Iterator[Row]:
             yield from _array_rows("".join([line, *lines]), number, file)
             return
         location = f"{file} line {number}"
-        yield Row(location, _object(_parse(line, location), location), number)
+        values = _object(_parse(line, location), location)
+        if _ESCAPED_HALF.search(line):
+            _refuse_halves(values, location)
+        yield Row(location, values, number)
 
 
 def _array_rows(text: str, line: int, file: Path) -> Iterator[Row]:
     """Read the rest of a file, which is an array that begins at a line."""
+    has_halves = _ESCAPED_HALF.search(text)
     for number, value in enumerate(_parse(text, str(file), first_line=line), start=1):
         location = f"{file} row {number}"
+        if has_halves:
+            _refuse_halves(value, location)
         yield Row(location, _object(value, location), number)
+
+
+def _refuse_halves(value: Any, location: str) -> None:
+    """Check that a value has no half of a character, which tokenizers and files refuse.
+
+    Raises:
+        UsageError: a text has one.
+    """
+    halves = _HALF.search(json.dumps(value, ensure_ascii=False))
+    if halves is not None:
+        raise UsageError(
+            f"{location} is not text",
+            got=f"half of a character, \\u{ord(halves[0]):04x}",
+            expected="whole characters",
+            hint="texts that are cut between the halves of an emoji have one; cut them at whole characters",
+        )
 
 
 def _lines(file: Path, head: bytes) -> Iterator[str]:
@@ -146,11 +179,31 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
     from pyarrow import ArrowException, parquet  # slow to import, and rarely needed
 
     try:
-        rows = parquet.read_table(file).to_pylist()
-    except (ArrowException, OSError, ValueError, OverflowError) as error:
+        rows = _table_rows(parquet.read_table(file))
+    except (ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         raise UsageError(f"{file} cannot be read as Parquet", got=error) from error
     for number, row in enumerate(rows, start=1):
         yield Row(f"{file} row {number}", row, number)
+
+
+def _table_rows(table: Any) -> list[dict[str, Any]]:
+    """Return the rows of a `pyarrow.Table`; maps become objects.
+
+    Raises:
+        KeyError: a map has a key twice.
+    """
+    rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict")
+    if not any(name in str(kind) for kind in table.schema.types for name in ("float", "double")):
+        return rows
+    return [{name: _without_nans(value) for name, value in row.items()} for row in rows]
+
+
+def _without_nans(value: Any) -> Any:
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    if isinstance(value, dict):
+        return {name: _without_nans(item) for name, item in value.items()}
+    return [_without_nans(item) for item in value] if isinstance(value, list) else value
 
 
 def _arrow_rows(file: Path, *, is_stream: bool) -> Iterator[Row]:
@@ -160,8 +213,8 @@ def _arrow_rows(file: Path, *, is_stream: bool) -> Iterator[Row]:
     try:
         with memory_map(str(file)) as opened:
             table = (ipc.open_stream(opened) if is_stream else ipc.open_file(opened)).read_all()
-            rows = table.to_pylist()
-    except (ArrowException, OSError, ValueError, OverflowError) as error:
+            rows = _table_rows(table)
+    except (ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         raise UsageError(f"{file} cannot be read as Arrow", got=error) from error
     for number, row in enumerate(rows, start=1):
         yield Row(f"{file} row {number}", row, number)
@@ -187,7 +240,7 @@ def _parse(text: str, location: str, *, first_line: int | None = None) -> Any:
         UsageError: not valid JSON, or a value that Python cannot represent.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_CONSTANTS.get)
     except json.JSONDecodeError as error:
         where = location if first_line is None else f"{location} line {first_line + error.lineno - 1}"
         _refuse(where, f"{error.msg} at column {error.colno}", error)
@@ -240,6 +293,46 @@ def message_rows(value: Any) -> Any:
         return value
     are_messages = bool(rows) and all(isinstance(row, dict) and row.keys() >= {"role", "content"} for row in rows)
     return rows if are_messages else value
+
+
+def list_in_text(value: Any) -> Any:
+    """Return the list in a text, as data sets and CSV files have them in JSON or Python; other values unchanged.
+
+    >>> list_in_text('["a", "b"]'), list_in_text("['a']"), list_in_text("a")
+    (['a', 'b'], ['a'], 'a')
+
+    NumPy writes arrays without commas, so that Python joins their texts: such a text is unchanged, too.
+    """
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    found: Any = None
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError, TypeError, tokenize.TokenError):
+            tree = ast.parse(value.strip(), mode="eval")
+            texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+            tokens = tokenize.generate_tokens(io.StringIO(value.strip()).readline)
+            if sum(token.type == tokenize.STRING for token in tokens) == len(texts):
+                found = ast.literal_eval(tree)
+    return found if isinstance(found, list) else value
+
+
+def texts_of(value: Any) -> tuple[str, ...]:
+    """Return the texts of a column: a list of texts without its nulls, the list in a text, or one text.
+
+    Raises:
+        ValueError: anything else, or an array that NumPy wrote.
+    """
+    found = list_in_text(value)
+    if isinstance(found, str):
+        if _NUMPY_ARRAY.fullmatch(found.strip()):
+            raise ValueError("an array that NumPy wrote without commas")
+        return (found,)
+    kept = [one for one in found if one is not None] if isinstance(found, list) else [found]
+    if not all(isinstance(one, str) for one in kept):
+        raise ValueError(f"{value!r:.80}, not texts")
+    return tuple(kept)
 
 
 def read_tools(found: Any, location: str) -> tuple[ToolSchema, ...]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from decimal import Decimal
 
+from agentrl.message.data_file import list_in_text
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
@@ -74,18 +75,22 @@ def given_answer(trajectory: Trajectory) -> str:
 
 
 def golden_answers(task: Task) -> list[str]:
-    """Return the correct answers of a task's row, of which it may have several."""
+    """Return the correct answers of a task's row, of which it may have several, also as the text of a list of texts."""
     truth = task.ground_truth
     if isinstance(truth, dict):
         truth = truth.get("target", truth.get("answer"))
     if truth is None:
         return []
+    found = list_in_text(truth)
+    if isinstance(found, list) and all(isinstance(one, str) for one in found):
+        truth = found
     return [str(one) for one in truth] if isinstance(truth, list | tuple) else [str(truth)]
 
 
 def normalize(text: str) -> str:
-    """Return a text in lower case without punctuation and articles (SQuAD, arXiv 1606.05250)."""
-    return " ".join(_ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+    """Return a text in lower case without punctuation and articles (SQuAD, arXiv 1606.05250), if it has other words."""
+    kept = _ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
+    return " ".join(kept or text.lower().split())
 
 
 def is_same(answer: str, golden: str) -> bool:

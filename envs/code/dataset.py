@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import UsageError, described_error
-from agentrl.message.data_file import Row, read_rows
+from agentrl.message.data_file import Row, read_rows, texts_of
 
 from .problem import Problem
 
@@ -44,16 +45,17 @@ def _problem(row: Row, task_id: str, shown: int) -> Problem:
 
 def _of_human_eval(row: Mapping[str, Any], task_id: str) -> Problem:
     prompt, function, test = str(row["prompt"]), str(row["entry_point"]), str(row["test"])
-    preamble, found, _ = prompt.partition(f"def {function}")
-    if not found:
+    found = re.search(rf"\bdef\s+{re.escape(function)}\s*\(", prompt)
+    if found is None:
         raise ValueError("the prompt does not define the entry point")
-    ast.parse(test)
+    if not any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in ast.parse(test).body):
+        raise ValueError("the test defines no function check")
     return Problem(
         id=task_id,
         statement=f"Complete this function:\n\n{prompt.strip()}",
         function=function,
         header=prompt.rstrip(),
-        preamble=preamble,
+        preamble=prompt[: found.start()],
         hidden_tests=(f"{test}\ncheck({function})",),
         solution=prompt + str(row.get("canonical_solution", "")),
         type=str(row.get("type") or "function"),
@@ -62,8 +64,8 @@ def _of_human_eval(row: Mapping[str, Any], task_id: str) -> Problem:
 
 def _of_mbpp(row: Mapping[str, Any], task_id: str, shown: int) -> Problem:
     text, code = str(row.get("text") or row["prompt"]), str(row["code"])
-    tests = [str(test) for test in row["test_list"]]
-    hidden = [*tests[shown:], *map(str, row.get("challenge_test_list") or ())]
+    tests = list(texts_of(row["test_list"]))
+    hidden = [*tests[shown:], *texts_of(row.get("challenge_test_list", []))]
     if not hidden:
         raise ValueError("no test is left to grade with")
     function = _tested_function(code, tests)
@@ -76,7 +78,7 @@ def _of_mbpp(row: Mapping[str, Any], task_id: str, shown: int) -> Problem:
         header=f"def {function}({ast.unparse(arguments)}):",
         shown_tests=tuple(tests[:shown]),
         hidden_tests=tuple(hidden),
-        setup="\n".join([str(row.get("test_setup_code") or ""), *map(str, row.get("test_imports") or ())]),
+        setup="\n".join([str(row.get("test_setup_code") or ""), *texts_of(row.get("test_imports", []))]),
         solution=code.replace("\r\n", "\n"),
         type=str(row.get("type") or "function"),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from agentrl.errors import UsageError
 from agentrl.message.data_file import Row, read_rows
@@ -66,15 +66,23 @@ def read_problems(path: str) -> list[Problem]:
 
 
 def _problem(row: Row, kind: str) -> Problem:
-    question, answer = row.first("question", "problem") or verl_rows.question(row), _answer(row)
+    question = row.first("question", "problem")
+    question, answer = verl_rows.question(row) if question is None else question, _answer(row)
     if not question or not answer:
-        raise UsageError(
-            f"{row.location} is not a problem",
-            got=f"the columns {', '.join(row.columns)}" if question is None else f"no answer to {str(question)[:60]!r}",
-            expected='"question" or "problem", and "answer" (GSM8K: after ####) or "solution" with \\boxed{}; or a row '
-            "for verl, with a prompt and a ground_truth in reward_model",
-        )
+        got = f"the columns {', '.join(row.columns)}" if not question else f"no answer to {str(question)[:60]!r}"
+        _refuse(row, got)
+    if not isinstance(question, str | int | float):
+        _refuse(row, f"question: {question!r:.80}, not text")
     return Problem(question=str(question), answer=answer, kind=verl_rows.row_type(row, "type", "subject") or kind)
+
+
+def _refuse(row: Row, got: str) -> NoReturn:
+    raise UsageError(
+        f"{row.location} is not a problem",
+        got=got,
+        expected='"question" or "problem", and "answer" (GSM8K: after ####) or "solution" with \\boxed{}; or a row '
+        "for verl, with a prompt and a ground_truth in reward_model",
+    )
 
 
 def _answer(row: Row) -> str:
@@ -83,7 +91,18 @@ def _answer(row: Row) -> str:
     if given is None and row.first("solution") is None:
         given = verl_rows.ground_truth(row)
     is_alone = given is not None and given != ""
-    text = str(given if is_alone else row.first("solution") or "")
+    text = _only(row, given if is_alone else row.first("solution") or "")
     if "####" in text or "\\boxed{" in text:
         return (stated_answer(text) or "").strip()
     return text.strip() if is_alone else ""
+
+
+def _only(row: Row, given: Any) -> str:
+    """Return the text of an answer, of which a list may have only one."""
+    try:
+        found = dict.fromkeys(verl_rows.answers_in(given))
+    except ValueError as error:
+        _refuse(row, f"answer: {error}")
+    if len(found) > 1:
+        _refuse(row, f"{len(found)} different answers, {given!r:.80}")
+    return next(iter(found), "")

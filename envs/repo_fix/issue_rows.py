@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 from agentrl.errors import UsageError
-from agentrl.message.data_file import Row, read_rows
+from agentrl.message.data_file import Row, list_in_text, read_rows, texts_of
 
 from ..programs.acting import without_colours
 
 IMAGE_FOLDER = "/testbed"
 """Folder of the repository in images of SWE-bench's kind."""
+SMITH = "swesmith"
+"""Owner of the repositories and images of SWE-smith."""
 _EXPECTED = '"instance_id", "problem_statement", "patch", "FAIL_TO_PASS", and "repo" with "base_commit" or an image'
 _PYTEST_COMMAND = ("python3", "-m", "pytest", "-rfEsxXp", "--tb=no", "-p", "no:cacheprovider")
 _FILE = re.compile(r"^diff --git a/(?P<old>.+?) b/(?P<new>.+)$", re.MULTILINE)
@@ -78,57 +77,65 @@ def read_issues(path: str, split: str) -> Mapping[str, Issue]:
 
 
 def _issue(row: Row) -> Issue:
-    name, statement, solution = (row.first(key) for key in ("instance_id", "problem_statement", "patch"))
-    repository, commit = row.first("repo"), row.first("base_commit")
-    image = row.first("docker_image", "image_name")
+    name, statement, solution = (_text(row, key) for key in ("instance_id", "problem_statement", "patch"))
+    repository, commit = _text(row, "repo"), _text(row, "base_commit")
+    image = _text(row, "docker_image", "image_name")
     failing = _names(row, "FAIL_TO_PASS", "fail_to_pass")
-    texts = (name, statement, solution)
-    if not all(isinstance(text, str) and text.strip() for text in texts) or not failing or not (image or commit):
+    needed = {"instance_id": name, "problem_statement": statement, "patch": solution, "base_commit": image or commit}
+    missing = [column for column, text in needed.items() if not text.strip()] + ["FAIL_TO_PASS"] * (not failing)
+    if missing:
+        _refuse(row, f"no {', '.join(missing)} in the columns {', '.join(row.columns)}", _EXPECTED)
+    if SMITH in f"{repository} {image}":
         raise UsageError(
-            f"{row.location} is not an issue", got=f"the columns {', '.join(row.columns)}", expected=_EXPECTED
+            f"{row.location} has a patch that makes the mistake",
+            got=f"a row of SWE-smith: {name}",
+            expected="a patch that solves the issue, and an image or commit in which the mistake is",
+            hint="build images with the mistake in them, and reverse the patches",
         )
-    passing, tests = _names(row, "PASS_TO_PASS", "pass_to_pass"), str(row.first("test_patch") or "")
+    passing = _names(row, "PASS_TO_PASS", "pass_to_pass")
     return Issue(
-        name=str(name),
-        repository=str(repository or name),
-        commit=str(commit or ""),
-        statement=str(statement).strip(),
-        solution=str(solution),
-        tests=tests,
+        name=name,
+        repository=repository or name,
+        commit=commit,
+        statement=statement.strip(),
+        solution=solution,
+        tests=_text(row, "test_patch"),
         failing=failing,
         passing=passing,
         command=_command(row, [*failing, *passing]),
-        image=None if image is None else str(image),
+        image=image or None,
     )
 
 
 def _names(row: Row, *columns: str) -> tuple[str, ...]:
     """Return the names of tests in a column: a list, or its text in JSON or Python."""
-    found = row.first(*columns)
-    if isinstance(found, str):
-        found = _parsed(found)
+    found = list_in_text(row.first(*columns))
     if found is not None and not (isinstance(found, list) and all(isinstance(one, str) for one in found)):
-        raise UsageError(
-            f"{row.location} is not an issue", got=f"{columns[0]}: {found!r:.80}", expected="names of tests"
-        )
+        _refuse(row, f"{columns[0]}: {found!r:.80}", "names of tests")
     return tuple(found or ())
 
 
-def _parsed(text: str) -> Any:
-    """Return a list from its JSON text or, as in SWE-bench Pro, its Python text; other texts unchanged."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            return ast.literal_eval(text.strip())
-    return text
+def _refuse(row: Row, got: str, expected: str) -> NoReturn:
+    raise UsageError(f"{row.location} is not an issue", got=got, expected=expected)
+
+
+def _text(row: Row, *columns: str) -> str:
+    found = row.first(*columns)
+    if found is not None and not isinstance(found, str):
+        _refuse(row, f"{columns[0]}: {found!r:.80}", "text")
+    return found or ""
 
 
 def _command(row: Row, names: Sequence[str]) -> str:
     """Return the command of the row, or pytest on the files of tests with its names."""
-    given: Any = row.first("test_cmd", "test_cmds", "test_command")
+    given = row.first("test_cmd", "test_cmds", "test_command")
     if given is not None:
-        return str(given) if isinstance(given, str) else "\n".join(map(str, given))
+        try:
+            commands = "\n".join(texts_of(given))
+        except ValueError as error:
+            _refuse(row, f"test_cmd: {error}", "a command, or a list of commands")
+        if commands.strip():
+            return commands
     files = [name.partition("::")[0] for name in names if "::" in name]
     if not files:
         raise UsageError(

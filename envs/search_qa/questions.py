@@ -94,12 +94,16 @@ def _read(row: Row, question_id: str) -> Question:
     text = row.first("question") or verl_rows.question(row)
     golden = row.first("golden_answers", "answer")
     golden = verl_rows.ground_truth(row) if golden is None else golden
-    answers = [golden] if isinstance(golden, str | int | float) else golden
-    if not isinstance(text, str) or not isinstance(answers, list) or not answers or None in answers:
+    got = f"the columns {', '.join(row.columns)}"
+    try:
+        answers = () if golden is None else verl_rows.answers_in(golden)
+    except ValueError as error:
+        answers, got = (), f"golden_answers: {error}"
+    if not isinstance(text, str) or not text.strip() or not answers or not all(one.strip() for one in answers):
         raise UsageError(
             f"{row.location} is not a question",
-            got=f"the columns {', '.join(row.columns)}",
+            got=got,
             expected='"question" and "golden_answers", a list of texts or numbers; or a row for verl, as of Search-R1',
         )
     kind = verl_rows.row_type(row, "type") or FROM_FILE
-    return Question(question_id, text.strip(), tuple(map(str, answers)), kind)
+    return Question(question_id, text.strip(), answers, kind)

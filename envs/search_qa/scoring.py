@@ -14,10 +14,13 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 def normalize(text: str) -> str:
     """Return a text in lower case, without punctuation and articles, with single spaces.
 
-    >>> normalize("  The  Old-Man, and a sea! ")
-    'oldman and sea'
+    A text of nothing else keeps them: otherwise an answer without words would be right if ``A`` is.
+
+    >>> normalize("  The  Old-Man, and a sea! "), normalize("A"), normalize("")
+    ('oldman and sea', 'a', '')
     """
-    return " ".join(_ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+    kept = _ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
+    return " ".join(kept or text.lower().split())
 
 
 def exact_match(answer: str, golden: Sequence[str]) -> float:

@@ -251,17 +251,34 @@ def compose_variables(path: Path) -> dict[str, str]:
     Raises:
         UsageError: the file cannot be read.
     """
+    services = _services(path)
+    chosen = services.get(_own(services))
+    given = chosen.get("environment") if isinstance(chosen, Mapping) else None
+    found = {name: value for name, value in _pairs(given) if value is not None}
+    return {name: str(value) for name, value in found.items() if "$" not in str(value)}
+
+
+def other_services(path: Path) -> list[str]:
+    """Return the names of the services beside the agent's.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    services = _services(path)
+    return [str(name) for name in services if name != _own(services)]
+
+
+def _own(services: Mapping[Any, Any]) -> Any:
+    return next((name for name in ("main", "client") if name in services), next(iter(services), None))
+
+
+def _services(path: Path) -> Mapping[Any, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
         raise UsageError(f"{path} cannot be read", got=error, expected="a Compose file") from error
-    services = content.get("services") if isinstance(content, Mapping) else None
-    if not isinstance(services, Mapping) or not services:
-        return {}
-    chosen = next((services[name] for name in ("main", "client") if name in services), next(iter(services.values())))
-    given = chosen.get("environment") if isinstance(chosen, Mapping) else None
-    found = {name: value for name, value in _pairs(given) if value is not None}
-    return {name: str(value) for name, value in found.items() if "$" not in str(value)}
+    found = content.get("services") if isinstance(content, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def _pairs(given: Any) -> Sequence[tuple[str, Any]]:

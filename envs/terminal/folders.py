@@ -9,9 +9,9 @@ from typing import Any
 
 from agentrl.errors import UsageError
 
-from .dockerfile import compose_variables, files_of_context
+from .dockerfile import files_of_context
 from .harbor import read_harbor_task
-from .task_folder import FOLDER, FolderTask, read_recipe, read_yaml, seconds_of
+from .task_folder import FOLDER, FolderTask, read_compose, read_recipe, read_yaml, seconds_of
 
 BENCH_VERIFIER_S, BENCH_AGENT_S = 60.0, 360.0
 """Default time limits of terminal-bench in seconds."""
@@ -75,7 +75,6 @@ def _of_terminal_bench(folder: Path) -> FolderTask:
     working = recipe.folder or FOLDER
     context = folder / "environment"
     files = recipe.copies if recipe.has_copies else files_of_context(context, working)
-    compose = next((path for path in folder.glob("docker-compose.y*ml") if path.is_file()), None)
     solution = folder / "solution.sh"
     return FolderTask(
         name=folder.name,
@@ -91,7 +90,7 @@ def _of_terminal_bench(folder: Path) -> FolderTask:
         solution_commands=None if solution.is_file() else _typed_solution(folder / "solution.yaml"),
         verifier_seconds=seconds_of(settings.get("max_test_timeout_sec"), BENCH_VERIFIER_S, file),
         agent_seconds=seconds_of(settings.get("max_agent_timeout_sec"), BENCH_AGENT_S, file),
-        variables={**recipe.variables, **(compose_variables(compose) if compose else {})},
+        variables={**recipe.variables, **read_compose(folder)},
     )
 
 

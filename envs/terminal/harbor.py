@@ -14,7 +14,7 @@ from typing import Any
 from agentrl.errors import UsageError
 
 from .dockerfile import CopiedFile, files_of_context
-from .task_folder import FOLDER, FolderTask, read_recipe, read_text, seconds_of, section_of, size_of
+from .task_folder import FOLDER, FolderTask, read_compose, read_recipe, read_text, seconds_of, section_of, size_of
 
 HARBOR_VERIFIER_S, HARBOR_AGENT_S = 600.0, 600.0
 """Default time limits in seconds; the one for the agent is ours, because Harbor has none."""
@@ -89,7 +89,7 @@ def _read_common(folder: Path, settings: Mapping[str, Any], file: Path) -> Folde
         agent_seconds=HARBOR_AGENT_S,
         memory_bytes=size_of(environment, "memory", file),
         disk_bytes=size_of(environment, "storage", file),
-        variables={**recipe.variables, **section_of(environment, "env", file)},
+        variables={**recipe.variables, **read_compose(context), **section_of(environment, "env", file)},
         verifier_variables={**section_of(judged_in, "env", file), **section_of(verifier, "env", file)},
         solution_variables=section_of(section_of(settings, "solution", file), "env", file),
     )

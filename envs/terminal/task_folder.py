@@ -13,7 +13,7 @@ import yaml
 
 from agentrl.errors import UsageError
 
-from .dockerfile import CopiedFile, Recipe, read_dockerfile
+from .dockerfile import CopiedFile, Recipe, compose_variables, other_services, read_dockerfile
 
 FOLDER = "/app"
 """Working folder of tasks that name none."""
@@ -89,6 +89,16 @@ def read_recipe(dockerfile: Path) -> Recipe:
             len(recipe.commands),
         )
     return recipe
+
+
+def read_compose(folder: Path) -> dict[str, str]:
+    """Return the variables of a folder's Compose file, if it has one. Warn about services that are not started."""
+    file = next((path for path in sorted(folder.glob("docker-compose.y*ml")) if path.is_file()), None)
+    if file is None:
+        return {}
+    if others := other_services(file):
+        _log.warning("%s has the services %s, which sandboxes do not start", file, ", ".join(others))
+    return compose_variables(file)
 
 
 def read_yaml(file: Path) -> Any:

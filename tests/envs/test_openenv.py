@@ -167,6 +167,25 @@ def test_results_of_tools_may_have_images(content: list[Any], value: Any) -> Non
     assert tool_value({"content": content}) == value
 
 
+@pytest.mark.parametrize(
+    ("name", "schema", "words"),
+    [
+        ("list", [1], r"the tool 'list' by something that is not a JSON schema: got \[1\]"),
+        ("list", {"properties": ["a"]}, "not a JSON schema"),
+        ("list", {"properties": {"type": "object"}}, "its property type: 'object'"),  # vscode-unify-chat-provider#162
+        ("list", {"properties": {"a": None}}, "its property a: None"),
+        ("", {}, "a tool without a name"),
+        (None, {}, "a tool without a name"),
+    ],
+)
+def test_tools_that_a_server_describes_wrongly_are_named(name: Any, schema: Any, words: str) -> None:
+    async def call(name: str, arguments: Any) -> ToolResult:
+        raise AssertionError
+
+    with pytest.raises(UsageError, match=words):
+        ServedTool(name, None, schema, call)
+
+
 @pytest.mark.parametrize("schema", [None, {}, {"type": "object"}, {"properties": None}])
 def test_tools_without_arguments_have_properties(schema: Any) -> None:  # kubernetes-mcp-server#340
     async def call(name: str, arguments: Any) -> ToolResult:
@@ -256,6 +275,17 @@ async def test_failed_tool_calls_count_and_keep_what_the_server_says(url: str, s
     env = await with_tools(url, scripted, success_from=0.5)
     scripted.say(result="ok", reward=0.5, done=True)
     assert (await call(env)).success
+    await env.close()
+
+
+@pytest.mark.parametrize("name", ["is_error", "isError"])
+async def test_a_tool_that_reports_its_failure_has_failed(url: str, scripted: Scripted, name: str) -> None:
+    env = await with_tools(url, scripted)  # openai-agents-python#4224: the result of MCP says that it is an error
+    scripted.say(result={"content": [{"type": "text", "text": "no such row"}], name: True})
+    with pytest.raises(ToolError, match="add: no such row"):
+        await call(env)
+    scripted.say(result={"content": [], "structured_content": {"rows": 3}, name: False})
+    assert (await call(env)).text == '{"rows": 3}'  # memos#6226
     await env.close()
 
 

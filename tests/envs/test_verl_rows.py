@@ -12,6 +12,7 @@ from agentrl.envs.math_problems.dataset import read_problems
 from agentrl.envs.prompts import tasks as prompt_tasks
 from agentrl.envs.search_qa.options import SearchOptions, parse_options
 from agentrl.envs.search_qa.questions import questions_of
+from agentrl.envs.search_qa.scoring import exact_match, f1
 from pyarrow import parquet
 
 from agentrl.env.lookup import resolve_environment
@@ -96,3 +97,54 @@ def test_tasks_of_files_are_valid_by_their_own_answers(name: str, tmp_path: Path
     given = {**spec.options, **options}
     (found,) = validate_tasks(spec, given, list(spec.tasks("test", **given)))
     assert (found.status, found.problems) == (TaskStatus.VALID, ())
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer"), [('["18"]', "18"), (["18"], "18"), ({"target": ["18"]}, "18"), (1e20, "1" + 20 * "0")]
+)
+def test_an_answer_may_be_a_list_of_one(truth: Any, answer: str, tmp_path: Path) -> None:  # Skywork-OR1's rows
+    path = written(tmp_path / "train.parquet", {**GSM8K, "reward_model": {"ground_truth": truth}})
+    assert read_problems(path)[0].answer == answer
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"reward_model": {"ground_truth": ["1", "2"]}}, "2 different answers"),
+        ({"reward_model": {"ground_truth": {"value": "1"}}}, "not a text or a number"),
+        ({"question": GSM8K["prompt"]}, "question: .*, not text"),
+        ({"extra_info": None, "prompt": [{"role": "user", "content": "x = 2"}] * 2}, "is a conversation"),
+    ],
+)
+def test_what_would_be_lost_of_a_problem_is_named(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=words):
+        read_problems(written(tmp_path / "bad.parquet", {**GSM8K, **change}))
+
+
+@pytest.mark.parametrize(
+    ("golden", "found"),
+    [
+        ('["a", "b"]', ("a", "b")),
+        ([1995.0, None], None),
+        ([1995.0], ("1995",)),
+        ("['a' 'b']", None),
+        ([["a"]], None),
+        ([""], None),
+        ([], None),
+    ],
+)
+def test_golden_answers_are_texts(golden: Any, found: tuple[str, ...] | None, tmp_path: Path) -> None:
+    row = {"question": "who?", "golden_answers": golden}
+    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "title": "Prize", "text": "The first prize."}\n')
+    (tmp_path / "test.jsonl").write_text(json.dumps(row))
+    options = parse_options(questions={"test": str(tmp_path / "test.jsonl")}, corpus=str(tmp_path / "corpus.jsonl"))
+    if found is None:
+        with pytest.raises(UsageError, match="line 1 is not a question"):
+            questions_of("test", options)
+    else:
+        assert questions_of("test", options)[0].golden == found
+
+
+def test_an_answer_without_words_is_wrong() -> None:
+    assert [exact_match(answer, ["A"]) for answer in ("A", "a", "", "the", ".")] == [1, 1, 0, 0, 0]
+    assert (f1("", ["The"]), f1("the", ["The"])) == (0, 1)

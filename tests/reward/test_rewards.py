@@ -69,6 +69,8 @@ PROGRAM = f"{THOUGHT}<answer>\n```python\npass\n```\n</answer>"
         ("solved", episode("<answer> The  Sea </answer>"), ["ocean", "sea"], {}, 1.0),
         ("solved", episode("the sea"), {"target": ["sea"]}, {}, 1.0),
         ("solved", episode("a lake"), "sea", {}, 0.0),
+        ("solved", episode(r"\boxed{18}"), '["18"]', {}, 1.0),  # Skywork-OR1's rows
+        ("solved", episode("[1, 2]"), "[1, 2]", {}, 1.0),
         ("solved", episode(""), "", {}, 1.0),
         ("solved", episode(r"<think>\boxed{5}</think> \boxed{6}"), "6", {}, 1.0),
         ("solved", episode(r"<think>Perhaps \boxed{5}"), "5", {}, 0.0),  # PrimeIntellect-ai/verifiers#213
@@ -91,6 +93,7 @@ PROGRAM = f"{THOUGHT}<answer>\n```python\npass\n```\n</answer>"
         ("solved", episode("lake", reward=0.5), "sea", {}, 1.0),
         ("solved", episode("sea", reward=-0.5), "sea", {}, 0.0),
         ("answer_f1", episode("<answer>the old sea</answer>"), ["old man sea"], {}, 0.8),
+        ("answer_f1", episode(""), ["A"], {}, 0.0),
         ("answer_f1", episode("<answer>lake</answer>"), ["old man sea", "lake"], {}, 1.0),
         ("think_answer_format", episode(GOOD), None, {}, 1.0),
         ("think_answer_format", episode(BARE), None, {}, 0.0),

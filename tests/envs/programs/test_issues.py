@@ -207,8 +207,11 @@ def test_lists_may_be_texts_of_python_and_renamed_tests_are_restored(tmp_path: P
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"patch": None}, "line 1 is not an issue: got the columns repo, instance_id"),
-        ({"FAIL_TO_PASS": "[]"}, "line 1 is not an issue"),
+        ({"patch": None}, "line 1 is not an issue: got no patch in the columns repo, instance_id"),
+        ({"FAIL_TO_PASS": "[]"}, "line 1 is not an issue: got no FAIL_TO_PASS"),
+        ({"FAIL_TO_PASS": "['a.py::b'\n 'a.py::c']"}, "expected names of tests"),  # two names, as NumPy writes them
+        ({"test_cmd": {"pre": "pytest"}}, "test_cmd: {'pre': 'pytest'}, not texts"),
+        ({"repo": "swesmith/my__sums"}, "a patch that makes the mistake: got a row of SWE-smith"),  # SWE-smith#106
         ({"FAIL_TO_PASS": "test_a"}, "line 1 is not an issue"),
         ({"PASS_TO_PASS": [3]}, "got PASS_TO_PASS: "),
         ({"base_commit": None}, "line 1 is not an issue"),

@@ -491,6 +491,17 @@ def test_instructions_that_are_not_run_are_warned_of(tmp_path: Path, caplog: pyt
     assert "has 1 RUN instructions, which are skipped" in caplog.text
 
 
+def test_services_of_a_compose_file_are_named_and_its_variables_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compose = "services: {db: {image: redis}, main: {environment: {COLOUR: red, MODE: slow}}}"
+    files = {"environment/docker-compose.yaml": compose}  # harbor's task with a data base
+    with caplog.at_level(logging.WARNING):
+        (task,) = read_folder(written(tmp_path, "variables", **files)["test"])
+    assert "docker-compose.yaml has the services db, which sandboxes do not start" in caplog.text
+    assert task.variables == {"COLOUR": "red", "MODE": "${MODE:-fast}"}
+
+
 def test_variables_of_a_compose_file(tmp_path: Path) -> None:
     file = tmp_path / "docker-compose.yaml"
     for text, found in [
