@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from pydantic import FiniteFloat, NonNegativeInt
+
 from agentrl.reward.answers import given_answer, golden_answers, is_solved, tagged_answer, word_f1, written
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
@@ -73,7 +75,12 @@ def agent_format(
 
 
 def tool_call_count(
-    trajectory: Trajectory, task: Task, *, each: float = 0.1, most: int | None = None, tool: str | None = None
+    trajectory: Trajectory,
+    task: Task,
+    *,
+    each: FiniteFloat = 0.1,
+    most: NonNegativeInt | None = None,
+    tool: str | None = None,
 ) -> float:
     """Return `each` for every tool call, at most `most` of them; only of the tool of a name, if given."""
     count = sum(tool is None or call.name == tool for call in trajectory.tool_calls)
@@ -114,14 +121,14 @@ def retool(trajectory: Trajectory, task: Task) -> float:
     return min(-0.6, -1 + 0.1 * (messages - 2) / 2)
 
 
-def tinyzero(trajectory: Trajectory, task: Task, *, form: float = 0.1) -> float:
+def tinyzero(trajectory: Trajectory, task: Task, *, form: FiniteFloat = 0.1) -> float:
     """Return 1 for a right answer, `form` for a wrong one in answer tags, and 0 otherwise (TinyZero's countdown)."""
     if tagged_answer(written(trajectory)) is None:
         return 0.0
     return 1.0 if is_solved(trajectory, task) else form
 
 
-def code_r1(trajectory: Trajectory, task: Task, *, form: float = 0.1) -> float:
+def code_r1(trajectory: Trajectory, task: Task, *, form: FiniteFloat = 0.1) -> float:
     """Return 1 + `form` for a right program, `form` for a wrong one, and -1 - `form` without the right form (Code-R1).
 
     The form is ``<think>…</think> <answer>…</answer>`` with a fenced block of code in the answer.
@@ -132,7 +139,7 @@ def code_r1(trajectory: Trajectory, task: Task, *, form: float = 0.1) -> float:
     return 1.0 + form if is_solved(trajectory, task) else form
 
 
-def search_r1(trajectory: Trajectory, task: Task, *, structure: float = 0.2, final: float = 0.1) -> float:
+def search_r1(trajectory: Trajectory, task: Task, *, structure: FiniteFloat = 0.2, final: FiniteFloat = 0.1) -> float:
     """Return the reward of Search-R1 v0.3, which scores exact match and form (arXiv 2505.15117).
 
     ===============  =============================  ====================

@@ -7,7 +7,9 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, FiniteFloat, PositiveFloat
 
 from agentrl.reward.answers import boxed_answer, golden_answers, tagged_answer, word_f1
 from agentrl.reward.forms import has_tags
@@ -21,7 +23,13 @@ SAME_TEXT = 0.5
 _DESCRIBED = re.compile(r"\s*<description>.*?</description>\s*<think>.*?</think>\s*\\boxed\{.*\}\s*", re.DOTALL)
 
 
-def gui_r1(trajectory: Trajectory, task: Task, *, accuracy: float = 0.8, near: float = 140.0) -> float:
+def gui_r1(
+    trajectory: Trajectory,
+    task: Task,
+    *,
+    accuracy: Annotated[float, Field(ge=0, le=1)] = 0.8,
+    near: PositiveFloat = 140.0,
+) -> float:
     """Return `accuracy` for the right action on a screen, and the rest of 1 for the right form (GUI-R1).
 
     GUI-R1, arXiv 2504.10458. The last answer has the form ``<think>…</think><answer>[{'action': 'click', 'point':
@@ -86,7 +94,7 @@ def _numbers(value: Any, count: int) -> Sequence[float]:
         return ()
 
 
-def vision_sr1(trajectory: Trajectory, task: Task, *, form: float = 0.1) -> float:
+def vision_sr1(trajectory: Trajectory, task: Task, *, form: FiniteFloat = 0.1) -> float:
     r"""Return (1 - `form`) for a right answer, `form` for its form, and 1 if its own description is enough.
 
     Vision-SR1, arXiv 2508.19652: the first answer has a description, thinking and ``\boxed{…}``. The second one, which
