@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ _WIDE = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 """Encodings with a byte order mark at the start of a file; longer marks first."""
+_SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 _EXPECTED = "one JSON object per line, an array of objects, or Parquet"
 ToolSchema = Mapping[str, Any]
 MEDIA_COLUMNS = (
@@ -184,10 +186,16 @@ def _parse(text: str, location: str, *, first_line: int | None = None) -> Any:
     """Parse a user's JSON; `location` has several lines if `first_line` is its first one.
 
     Raises:
-        UsageError: not valid JSON, or a value that Python cannot represent.
+        UsageError: not valid JSON, or a value that Python or UTF-8 cannot represent.
     """
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        _refuse(location, f"{half}, one half of a character that is written as two (a cut emoji, for example)", error)
     except json.JSONDecodeError as error:
         where = location if first_line is None else f"{location} line {first_line + error.lineno - 1}"
         _refuse(where, f"{error.msg} at column {error.colno}", error)
