@@ -94,6 +94,7 @@ def test_any_text_survives_what_this_project_writes_and_reads(tmp_path_factory: 
         (b'{"a": 1}\n{"a": "\xff"}', "line 2 is not text: got byte 0xff, which is not UTF-8"),
         (b'\xff\xfe{\x00"', "is not text: got byte .*which is not UTF-16"),
         (b'[{"a": 1}, 2]', "row 2 is not an object: got int"),
+        (b'{"a": "\\ud83d\\ude00"}\n{"a": ["\\uD83D"]}', r"line 2 is not text: got half of a character, .ud83d"),
         (b'[{"a": 1},\n{"a": ]', "line 2 is not valid JSON"),
         (b'["a"]\n{"a": 1}', "line 2 is not valid JSON: got Extra data"),
         (b'{"a": 1}{"a": 2}', "line 1 is not valid JSON: got Extra data"),

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias, get_args, get_origin
+from typing import Annotated, Any, TypeAlias
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
-from agentrl.errors import ConfigError, did_you_mean
+from agentrl.config.function_options import convert_options
+from agentrl.errors import ConfigError
 
 Discount: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Depth: TypeAlias = Annotated[int, Field(ge=0)]
-OUT_OF_RANGE = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"})
-"""Pydantic's types of errors for numbers outside their range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +72,8 @@ def check_options(
         ConfigError: an option is unknown (the message suggests the nearest name), missing, of the wrong type, outside
             its range, or in conflict with another (symmetric and asymmetric clip).
     """
-    parameters = {
-        name: parameter
-        for name, parameter in inspect.signature(function, eval_str=True).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
     called: str = getattr(function, "__name__", repr(function)) if name is None else name
-    for option in options:
-        if option not in parameters:
-            raise _unknown(called, option, list(parameters))
-    for option, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and option not in options:
-            raise ConfigError(f"{called} needs the option {option}")
-    checked = {option: _convert(called, option, value, parameters[option]) for option, value in options.items()}
+    checked = convert_options(called, function, options)
     clip_range(*(checked.get(side) for side in ("clip", "clip_low", "clip_high")), default=ClipRange(low=0, high=0))
     bound = checked.get("dual_clip")
     if bound is not None and bound < 1:
@@ -94,37 +81,3 @@ def check_options(
             f"{called}: dual_clip must bound ratios above 1", got=bound, expected="at least 1, or null for no bound"
         )
     return checked
-
-
-def _unknown(function: str, option: str, known: list[str]) -> ConfigError:
-    return ConfigError(
-        f"{function} does not take this option",
-        got=repr(option),
-        expected=f"one of {', '.join(known)}" if known else "no options",
-        hint=did_you_mean(option, known),
-    )
-
-
-def _convert(function: str, option: str, value: Any, parameter: inspect.Parameter) -> Any:
-    if parameter.annotation is inspect.Parameter.empty:
-        return value
-    try:
-        return TypeAdapter(parameter.annotation).validate_python(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        if first["type"] in OUT_OF_RANGE:
-            raise ConfigError(
-                f"{function}: option {option} is out of range",
-                got=repr(value),
-                expected=first["msg"].removeprefix("Input should be "),
-            ) from error
-        raise ConfigError(
-            f"{function}: option {option} has the wrong type",
-            got=repr(value),
-            expected=_describe_type(parameter.annotation),
-        ) from error
-
-
-def _describe_type(annotation: Any) -> str:
-    plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-    return inspect.formatannotation(plain)

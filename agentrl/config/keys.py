@@ -129,7 +129,7 @@ _OPTIONS = (("loss_options", Kind.LOSS), ("advantage_options", Kind.ADVANTAGE))
 def section_at(path: KeyPath) -> list[str]:
     """Return the keys of the section at `path` (of all types, for a section with a ``type``); empty if not found."""
     models: list[type[BaseModel]] = [Config]
-    for key in (*path[:1], *path[2:]) if path[:1] == (LABELLED,) else path:
+    for key in (*path[:1], *path[2:]) if path[:1] in ((LABELLED,), ("schedules",)) else path:
         models = [inner for model in models if key in model.model_fields for inner in models_of(_type(model, key))]
     return sorted({name for model in models for name in model.model_fields})
 

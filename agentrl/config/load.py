@@ -85,9 +85,9 @@ def _join_alternatives(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
         if not _ALTERNATIVE.fullmatch(str(last)):
             found.append(details)
         elif found and found[-1]["loc"] == tuple(key):
-            found[-1]["msg"] += f", or {_describe_expected(details)}"
+            found[-1]["msg"] += f", or {describe_expected(details)}"
         else:
-            found.append({**details, "loc": tuple(key), "msg": _describe_expected(details), "type": "alternatives"})
+            found.append({**details, "loc": tuple(key), "msg": describe_expected(details), "type": "alternatives"})
     return found
 
 
@@ -114,10 +114,11 @@ def _explain(details: ErrorDetails, path: KeyPath) -> str:
         case "value_error" | "assertion_error":
             return str(details["ctx"]["error"])
         case _:
-            return f"{key}: got {details['input']!r}, expected {_describe_expected(details)}"
+            return f"{key}: got {details['input']!r}, expected {describe_expected(details)}"
 
 
-def _describe_expected(details: ErrorDetails) -> str:
+def describe_expected(details: ErrorDetails) -> str:
+    """Return what pydantic expected in place of a value, in words."""
     return _EXPECTED.get(details["type"], _plain(details["msg"]))
 
 
@@ -139,8 +140,9 @@ def _config_hint(name: str, known: Sequence[str]) -> str | None:
     if name.partition("/")[0] in registry.names(registry.Kind.ENVIRONMENT):
         return f"it is the name of an environment: give it as --env {name}"
     parts = {part: config for config in reversed(known) for part in (config.rpartition("/")[2], config)}
-    close = difflib.get_close_matches(name, parts, n=3, cutoff=0.5)
-    near = list(dict.fromkeys(parts[part] for part in close))
+    same = [config for part, config in parts.items() if part.lower() == name.lower()]
+    close = difflib.get_close_matches(name.lower(), parts, n=3, cutoff=0.5)
+    near = same or list(dict.fromkeys(parts[part] for part in close))
     return f"did you mean {' or '.join(near)}?" if near else None
 
 

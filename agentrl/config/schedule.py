@@ -53,6 +53,13 @@ def proportional_change(coef: float, measured: float, *, target: float, share: f
     return coef * (1 + error * share)
 
 
+FORMS = (
+    "give points ({0: 1.4, 500: 1.45}), a factor ({factor: 0.985}), or a target "
+    "({target: 0.2, step: 1e-4, max: 0.005}); see docs/schedules.md"
+)
+"""What an error recommends in place of a value that is no schedule."""
+
+
 class ScheduleConfig(Section):
     """Values of one key over the training steps: exactly one of ``points``, ``factor`` and ``target``."""
 
@@ -91,10 +98,7 @@ class ScheduleConfig(Section):
     def _one_form(self) -> Self:
         forms = [name for name in ("points", "factor", "target") if getattr(self, name) is not None]
         if len(forms) != 1:
-            raise ValueError(
-                f"a schedule has {' and '.join(forms) or 'no values'}: give points ({{0: 1.4, 500: 1.45}}), a factor "
-                "({factor: 0.985}), or a target ({target: 0.2, step: 1e-4, max: 0.005})"
-            )
+            raise ValueError(f"a schedule has {' and '.join(forms) or 'no values'}: {FORMS}")
         used = {
             "points": ("shape",),
             "factor": ("min", "max"),
@@ -182,7 +186,7 @@ def _is_step(key: object) -> bool:
 def flat_keys(data: Mapping[str, Any], *, stop_at: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Join nested keys with dots: ``{sampling: {temperature: …}}`` is ``{sampling.temperature: …}``.
 
-    A mapping of steps, and one whose keys are all in `stop_at`, is a value.
+    A mapping of steps, one whose keys are all in `stop_at`, and a schedule with a misspelt key are values.
 
     >>> flat_keys({"sampling": {"temperature": {0: 1.4}}, "agent.max_turns": {"factor": 2}}, stop_at=FORM_KEYS)
     {'sampling.temperature': {0: 1.4}, 'agent.max_turns': {'factor': 2}}
@@ -190,11 +194,16 @@ def flat_keys(data: Mapping[str, Any], *, stop_at: frozenset[str] = frozenset())
     found: dict[str, Any] = {}
     for name, value in data.items():
         is_section = isinstance(value, dict) and value and not all(map(_is_step, value))
-        if is_section and not value.keys() <= stop_at:
+        if is_section and not value.keys() <= stop_at and not (stop_at and _has_form(value)):
             found |= {f"{name}.{rest}": inner for rest, inner in flat_keys(value, stop_at=stop_at).items()}
         else:
             found[name] = value
     return found
+
+
+def _has_form(value: Mapping[Any, Any]) -> bool:
+    """Return True for a mapping with points, or with the number of a factor or target."""
+    return "points" in value or any(not isinstance(value.get(name, {}), dict) for name in ("factor", "target"))
 
 
 FORM_KEYS = frozenset(ScheduleConfig.model_fields)
@@ -208,9 +217,12 @@ def with_stages(data: Mapping[Any, Any]) -> dict[str, Any]:
     {'sampling.top_p': {'factor': 0.9}, 'agent.max_turns': {0: 3, 5: 9}}
 
     Raises:
-        ValueError: a key is in a stage and has a schedule of its own.
+        ValueError: a key is in a stage and has a schedule of its own, or a value is no schedule.
     """
     found = flat_keys({key: value for key, value in data.items() if not _is_step(key)}, stop_at=FORM_KEYS)
+    for key, value in found.items():
+        if not isinstance(value, (dict, ScheduleConfig)):
+            raise ValueError(f"schedules.{key} is {value!r}, which is no schedule: {FORMS}")
     points: dict[str, dict[int, Any]] = {}
     for step in sorted((key for key in data if _is_step(key)), key=int):
         if not isinstance(data[step], dict):

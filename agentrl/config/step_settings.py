@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from agentrl.config.config import Config
 from agentrl.config.derived import SOLE, EnvironmentConfigs, per_environment_configs
 from agentrl.config.environment import AgentConfig
+from agentrl.config.load import describe_expected
 from agentrl.config.schedule import ScheduleConfig
 from agentrl.errors import AgentRLError, ConfigError, did_you_mean
 from agentrl.observe.metric_table import documented_names, find_documented
@@ -367,9 +368,13 @@ def _config_at(config: Config, entries: Sequence[PlanEntry], step: int, bounds: 
         return Config.model_validate(changed.model_dump(warnings=False))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the config"
+        if first["type"] == "value_error":
+            raise ConfigError(f"schedules, at step {step}: {first['ctx']['error']}") from None
+        where = ".".join(map(str, first["loc"]))
         raise ConfigError(
-            f"schedules: {where} is invalid at step {step}", got=repr(first.get("input")), expected=first["msg"]
+            f"schedules: {where} is invalid at step {step}",
+            got=repr(first.get("input")),
+            expected=describe_expected(first),
         ) from None
 
 

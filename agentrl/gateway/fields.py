@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from agentrl.errors import shorten
+from agentrl.errors import did_you_mean, shorten
 from agentrl.gateway.dialect import BadRequest
 from agentrl.message import ImagePart
 from agentrl.remote.listening import DEEPEST, is_deep
@@ -124,12 +124,13 @@ def refuse_unknown(body: Mapping[str, Any], known: Iterable[str], path: str = ""
     Raises:
         BadRequest: an unknown field is set.
     """
-    for name in sorted(set(body) - set(known)):
+    names = set(known)
+    for name in sorted(set(body) - names):
         if body[name] is not None:
             where = f"{path}.{name}" if path else name
-            raise BadRequest(
-                f"{where} is not supported here: got {shorten(body[name])}", field=where, code="unsupported"
-            )
+            hint = did_you_mean(name, sorted(names))
+            got = f"got {shorten(body[name])}{f'; {hint}' if hint else ''}"
+            raise BadRequest(f"{where} is not supported here: {got}", field=where, code="unsupported")
 
 
 def participant(row: Mapping[str, Any], path: str) -> str | None:

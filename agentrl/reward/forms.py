@@ -10,7 +10,9 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveFloat
 
 from agentrl.reward.answers import (
     boxed_answer,
@@ -90,7 +92,12 @@ def agent_format(
 
 
 def tool_call_count(
-    trajectory: Trajectory, task: Task, *, each: float = 0.1, most: int | None = None, tool: str | None = None
+    trajectory: Trajectory,
+    task: Task,
+    *,
+    each: FiniteFloat = 0.1,
+    most: NonNegativeInt | None = None,
+    tool: str | None = None,
 ) -> float:
     """Return `each` for every tool call, at most `most` of them; only of the tool of a name, if given."""
     count = sum(tool is None or call.name == tool for call in trajectory.tool_calls)
@@ -131,14 +138,14 @@ def retool(trajectory: Trajectory, task: Task) -> float:
     return min(-0.6, -1 + 0.1 * (messages - 2) / 2)
 
 
-def tinyzero(trajectory: Trajectory, task: Task, *, form: float = 0.1) -> float:
+def tinyzero(trajectory: Trajectory, task: Task, *, form: FiniteFloat = 0.1) -> float:
     """Return 1 for a right answer, `form` for a wrong one in answer tags, and 0 otherwise (TinyZero's countdown)."""
     if tagged_answer(written(trajectory)) is None:
         return 0.0
     return 1.0 if is_solved(trajectory, task) else form
 
 
-def code_r1(trajectory: Trajectory, task: Task, *, form: float = 0.1) -> float:
+def code_r1(trajectory: Trajectory, task: Task, *, form: FiniteFloat = 0.1) -> float:
     """Return 1 + `form` for a right program, `form` for a wrong one, and -1 - `form` without the right form (Code-R1).
 
     The form is ``<think>…</think> <answer>…</answer>`` with a fenced block of code in the answer.
@@ -149,7 +156,7 @@ def code_r1(trajectory: Trajectory, task: Task, *, form: float = 0.1) -> float:
     return 1.0 + form if is_solved(trajectory, task) else form
 
 
-def search_r1(trajectory: Trajectory, task: Task, *, structure: float = 0.2, final: float = 0.1) -> float:
+def search_r1(trajectory: Trajectory, task: Task, *, structure: FiniteFloat = 0.2, final: FiniteFloat = 0.1) -> float:
     """Return the reward of Search-R1 v0.3, which scores exact match and form (arXiv 2505.15117).
 
     ===============  =============================  ====================
@@ -175,7 +182,13 @@ def deepresearcher(trajectory: Trajectory, task: Task) -> float:
     return word_f1(given_answer(trajectory), golden_answers(task))
 
 
-def gui_r1(trajectory: Trajectory, task: Task, *, accuracy: float = 0.8, near: float = 140.0) -> float:
+def gui_r1(
+    trajectory: Trajectory,
+    task: Task,
+    *,
+    accuracy: Annotated[float, Field(ge=0, le=1)] = 0.8,
+    near: PositiveFloat = 140.0,
+) -> float:
     """Return `accuracy` for the right action on a screen, and the rest of 1 for the right form (GUI-R1).
 
     GUI-R1, arXiv 2504.10458. The last answer has the form ``<think>…</think><answer>[{'action': 'click', 'point':
@@ -240,7 +253,7 @@ def _numbers(value: Any, count: int) -> Sequence[float]:
         return ()
 
 
-def vision_sr1(trajectory: Trajectory, task: Task, *, form: float = 0.1) -> float:
+def vision_sr1(trajectory: Trajectory, task: Task, *, form: FiniteFloat = 0.1) -> float:
     r"""Return (1 - `form`) for a right answer, `form` for its form, and 1 if its own description is enough.
 
     Vision-SR1, arXiv 2508.19652: the first answer has a description, thinking and ``\boxed{…}``. The second one, which

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from pydantic import FiniteFloat, PositiveInt
+
 from agentrl.reward.answers import given_answer, written
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
@@ -24,7 +26,7 @@ SCRIPTS: Mapping[str, str] = {
 """Letters of scripts, as in a regular expression's class."""
 
 
-def repetition(trajectory: Trajectory, task: Task, *, size: int = 3, penalty: float = -1.0) -> float:
+def repetition(trajectory: Trajectory, task: Task, *, size: PositiveInt = 3, penalty: FiniteFloat = -1.0) -> float:
     """Return `penalty` times the share of n-grams of words that repeat an earlier one; 0 for fewer than `size` words.
 
     Demystifying Long Chain-of-Thought, arXiv 2502.03373, as in Open-R1.
@@ -71,14 +73,14 @@ def grades_of(truth: Any) -> dict[str, float]:
     return {str(name): 1.0 for name in listed if name is not None}
 
 
-def recall(trajectory: Trajectory, task: Task, *, k: int | None = None) -> float:
+def recall(trajectory: Trajectory, task: Task, *, k: PositiveInt | None = None) -> float:
     """Return the share of relevant documents (``task.ground_truth``) among the first `k` of the answer's ranking."""
     relevant = {name for name, grade in grades_of(task.ground_truth).items() if grade > 0}
     found = set(ranked_ids(given_answer(trajectory))[:k])
     return len(found & relevant) / len(relevant) if relevant else 0.0
 
 
-def ndcg(trajectory: Trajectory, task: Task, *, k: int | None = None) -> float:
+def ndcg(trajectory: Trajectory, task: Task, *, k: PositiveInt | None = None) -> float:
     """Return DCG / ideal DCG of the first `k` documents, with DCG = sum_i (2^grade_i - 1) / log2(i + 1).
 
     Jaervelin and Kekaelaeinen 2002, with the exponential gain of Burges et al. 2005.
@@ -93,7 +95,7 @@ def _dcg(grades: Sequence[float]) -> float:
     return sum((2**grade - 1) / math.log2(place + 1) for place, grade in enumerate(grades, 1))
 
 
-def mrr(trajectory: Trajectory, task: Task, *, k: int | None = None) -> float:
+def mrr(trajectory: Trajectory, task: Task, *, k: PositiveInt | None = None) -> float:
     """Return 1 / rank of the first relevant document among the first `k`; 0 without one."""
     relevant = {name for name, grade in grades_of(task.ground_truth).items() if grade > 0}
     ranking = ranked_ids(given_answer(trajectory))[:k]

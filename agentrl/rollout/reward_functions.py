@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config.environment import AgentConfig
+from agentrl.config.function_options import convert_options, unknown_option
 from agentrl.errors import (
     A_REWARD,
     ConfigError,
@@ -46,6 +47,7 @@ from agentrl.trajectory import Trajectory
 
 REWARD_DEADLINE_S = 60.0
 SIGNATURE = "def reward(trajectory, task) -> float"
+_BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +129,19 @@ class FunctionReward(Scorer):
         raise self._misfit("the names of its parameters match no known signature")
 
     def _check_arguments(self) -> None:
-        """Check that the function takes the arguments of its convention and all options."""
+        """Check that a function takes its convention's arguments and its options; convert those of shipped ones."""
         parameters = self._signature.parameters
+        if self._convention is NATIVE and not _takes_any_name(self._signature):
+            named = [name for name, parameter in list(parameters.items())[2:] if parameter.kind in _BY_NAME]
+            for name in self._options:
+                if name not in named:
+                    raise unknown_option(self._where, name, named)
+        if _is_shipped(self._function):
+            self._options = convert_options(self._subject, self._function, self._options)
         try:
             if self._convention is NATIVE:
                 self._signature.bind(None, None, **self._options)
-            elif not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+            elif not _takes_any_name(self._signature):
                 for name in self._options:
                     if name not in parameters:
                         raise TypeError(f"got an unexpected keyword argument '{name}'")
@@ -173,7 +182,7 @@ class FunctionReward(Scorer):
         if convention is NATIVE:
             return self._function(trajectory, task, **self._options)
         given = {**convention.arguments(trajectory, task), **self._options}
-        takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._signature.parameters.values())
+        takes_all = _takes_any_name(self._signature)
         names = given if takes_all else self._signature.parameters
         return self._function(**{name: given[name] for name in names if name in given})
 
@@ -253,6 +262,14 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(function)
     except ValueError:  # some functions written in C have no signature
         return inspect.Signature([inspect.Parameter("anything", inspect.Parameter.VAR_POSITIONAL)])
+
+
+def _takes_any_name(signature: inspect.Signature) -> bool:
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+
+
+def _is_shipped(function: Callable[..., Any]) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("agentrl.")
 
 
 def _may_return_none(signature: inspect.Signature) -> bool:

@@ -191,6 +191,8 @@ def test_a_system_without_a_recipe_says_why(name, reason):
         load_config(f"recipes/{name}")
     with pytest.raises(ConfigError, match="no config file recipes/unheard_of"):
         load_config("recipes/unheard_of")
+    with pytest.raises(ConfigError, match="Did you mean recipes/dapo\\?"):
+        load_config("recipes/DAPO")
 
 
 def test_every_file_has_published_values():

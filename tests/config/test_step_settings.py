@@ -141,6 +141,16 @@ def test_the_plan_is_printed():
         (["schedules={sampling.top_p: {0: 0.9, 10: 1.5}}"], "sampling.top_p is invalid at step 10: got 1.5"),
         (["schedules={agent.max_answer_tokens: {10: 99999}}"], "an answer could never fit"),
         (
+            ["schedules={agent.max_turns: {2: 9999999999}}"],
+            "schedules, at step 2: agent.max_turns: got 9,999,999,999,",
+        ),
+        (
+            ["schedules={sampling.temperature: 3}"],
+            "schedules.sampling.temperature is 3, which is no schedule: give poi",
+        ),
+        (["schedules={sampling.temperature: {start: 3}}"], "sampling.temperature.start is 3, which is no schedule"),
+        (["schedules={algorithm.kl_coef: {target: 1, stepp: 2}}"], "mean schedules.algorithm.kl_coef.step?"),
+        (
             ["schedules={algorithm.loss_options.clip_high: {0: 0.2, 9: -1}}"],
             "at step 9 of the schedules: a clip is neg",
         ),

@@ -9,6 +9,8 @@ import pytest
 from agentrl.agent_loops.external import External
 
 from agentrl.errors import Outcome
+from agentrl.gateway.dialect import BadRequest
+from agentrl.gateway.fields import read_feedback
 from agentrl.rollout.budget import EpisodeLimits
 
 SMALL = EpisodeLimits(max_tokens=100)
@@ -77,3 +79,10 @@ async def test_a_later_request_that_does_not_fit_is_an_answer_that_was_cut(playe
 
     trajectory = await played_by(play, "42")
     assert (trajectory.outcome, trajectory.reward, len(trajectory.turns)) == (Outcome.TRUNCATED_TOKENS, 1.0, 1)
+
+
+def test_a_misspelt_field_is_named_with_the_nearest_one():
+    with pytest.raises(BadRequest, match=r"^rewrd is not supported here: got 1; did you mean 'reward'\?$"):
+        read_feedback({"rewrd": 1}, 10.0)
+    with pytest.raises(BadRequest, match=r"^zzz is not supported here: got 1$"):
+        read_feedback({"zzz": 1}, 10.0)
