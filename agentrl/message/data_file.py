@@ -36,7 +36,7 @@ _WIDE = (
 """Encodings with a byte order mark at the start of a file; longer marks first."""
 _EXPECTED = "one JSON object per line, an array of objects, or Parquet"
 _CONSTANTS: Mapping[str, float] = {"Infinity": math.inf, "-Infinity": -math.inf}
-"""Values of the constants that are no JSON but that Python writes; NaN is a null."""
+"""Values of the constants that Python writes and that are not JSON; NaN is a null."""
 _ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
 _NUMPY_ARRAY = re.compile(r"""\[\s*(['"]).*\1\s*\]""", re.DOTALL)
