@@ -57,7 +57,7 @@ FORMS = (
     "give points ({0: 1.4, 500: 1.45}), a factor ({factor: 0.985}), or a target "
     "({target: 0.2, step: 1e-4, max: 0.005}); see docs/schedules.md"
 )
-"""What an error recommends in place of a value that is no schedule."""
+"""What an error recommends in place of a value that is not a schedule."""
 
 
 class ScheduleConfig(Section):
@@ -217,12 +217,12 @@ def with_stages(data: Mapping[Any, Any]) -> dict[str, Any]:
     {'sampling.top_p': {'factor': 0.9}, 'agent.max_turns': {0: 3, 5: 9}}
 
     Raises:
-        ValueError: a key is in a stage and has a schedule of its own, or a value is no schedule.
+        ValueError: a key is in a stage and has a schedule of its own, or a value is not a schedule.
     """
     found = flat_keys({key: value for key, value in data.items() if not _is_step(key)}, stop_at=FORM_KEYS)
     for key, value in found.items():
         if not isinstance(value, (dict, ScheduleConfig)):
-            raise ValueError(f"schedules.{key} is {value!r}, which is no schedule: {FORMS}")
+            raise ValueError(f"schedules.{key} is {value!r}, which is not a schedule: {FORMS}")
     points: dict[str, dict[int, Any]] = {}
     for step in sorted((key for key in data if _is_step(key)), key=int):
         if not isinstance(data[step], dict):
