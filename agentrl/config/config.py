@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -45,6 +46,16 @@ class RunConfig(Section):
     """Seed of task order, sampling and initialization."""
     price_per_hour: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Price of an hour of all machines of the run, in any currency, for the metrics ``time/cost/…``."""
+
+    @field_validator("name")
+    @classmethod
+    def _stay_inside(cls, name: str | None) -> str | None:
+        if name and (Path(name).is_absolute() or ".." in Path(name).parts):
+            raise ValueError(
+                f"run.name is a path outside run.directory: got {name!r}, expected a name; set run.directory to the "
+                "folder of runs"
+            )
+        return name
 
 
 class ScratchModelConfig(Section):

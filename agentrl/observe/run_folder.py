@@ -149,15 +149,8 @@ class RunDirectory:
         The default name is `prefix` and the time.
 
         Raises:
-            UsageError: the folder exists and is not empty, or cannot be created, or is not inside `parent`.
+            UsageError: the folder exists and is not empty, or cannot be created.
         """
-        if name and (Path(name).is_absolute() or ".." in Path(name).parts):
-            raise UsageError(
-                "run.name is a path outside run.directory",
-                got=repr(name),
-                expected="a name",
-                hint="set run.directory to the folder of runs",
-            )
         path = parent / (name or _free_name(parent, prefix))
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UsageError(

@@ -205,7 +205,9 @@ class Orchestrator:
         check_extra_rollouts(self.config)
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved, Progress)
-        self.step = 0 if progress is None else progress.step
+        self.step = self.status.step = 0 if progress is None else progress.step
+        if self.step >= self.config.trainer.steps:
+            self._say(f"the run has no steps left; to train longer, add trainer.steps={2 * self.step}")
         self._settings.load_state_dict({} if progress is None else progress.settings)
         self._settings.advance(self.step)
         for warning in rate_warnings(self.config) if progress is None else ():

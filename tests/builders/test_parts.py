@@ -18,7 +18,7 @@ from agentrl.config.keys import all_keys
 from agentrl.config.resume_rules import RULES, rule_of
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, TemplateError, UnknownNameError, UsageError
-from agentrl.observe.progress import RunWatcher
+from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.registry import Kind, name_of
 from agentrl.render.renderer import Renderer
@@ -318,6 +318,24 @@ def test_a_change_that_no_step_would_see_is_refused(tiny_run, override):
         resume_run(run.folder.path, [override])
     assert run.folder.config_file.read_bytes() == before
     assert resume_run(run.folder.path).changes == ()
+
+
+def test_a_finished_run_says_that_it_has_no_steps_left(tiny_run):
+    said: list[str] = []
+    found: list[RunStatus] = []
+
+    class Listener(RunWatcher):
+        def on_start(self, folder, status):
+            found.append(status)
+
+        def on_message(self, text):
+            said.append(text)
+
+    run = tiny_run("trainer.steps=1")
+    train(run)
+    assert train(resume_run(run.folder.path), watcher=Listener()).step == 1
+    assert "the run has no steps left; to train longer, add trainer.steps=2" in said
+    assert found[0].step == 1
 
 
 def test_an_absent_tokenizer_is_named(tmp_path):

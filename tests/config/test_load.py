@@ -520,3 +520,9 @@ def test_a_whole_number_may_be_written_with_an_exponent(text, value):
     config = load_config(None, ["environment=guess_number", f"agent.max_tokens={text}"])
     assert config.agent.max_tokens == value
     assert isinstance(config.agent.max_tokens, int)
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/elsewhere", "a/../../b"])
+def test_the_name_of_a_run_is_no_path_outside_the_folder_of_runs(name):
+    with pytest.raises(ConfigError, match=r"a path outside run\.directory"):
+        load_config("quickstart", [f"run.name={name}"])
