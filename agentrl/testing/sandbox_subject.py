@@ -23,7 +23,7 @@ from agentrl.testing.report import Broken, Missing, require
 T = TypeVar("T")
 MIB = 2**20
 TIGHT = Limits(
-    seconds=4.0,
+    seconds=30.0,
     cpu_seconds=4.0,
     memory_bytes=128 * MIB,
     processes=32,
