@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from agentrl.errors import UsageError
 from agentrl.message import Content, ContentPart, ImagePart, Message, TextPart
@@ -215,7 +215,7 @@ def _load(name: str, folder: Path, location: str) -> tuple[bytes, str]:
         return path.read_bytes(), path.name
     except (OSError, ValueError) as error:
         got = f"{str(path)[:LONGEST_NAME]}: {getattr(error, 'strerror', None) or error}"
-        expected = f"a file; relative paths begin at {folder}"
+        expected = f"a file; relative paths begin at {folder.absolute()}"
         hint = "base64 needs data:image/png;base64, before it" if len(name) > LONGEST_NAME else ""
         raise UsageError(f"{location} cannot be read", got=got, expected=expected, hint=hint) from error
 
@@ -235,6 +235,7 @@ def _check(data: bytes, location: str) -> str:
                 opened.draft("L", (1, 1))  # decodes JPEG files at an eighth of their size
                 opened.load()
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        got = f"{len(data):,} bytes: {error}"
+        is_unknown = isinstance(error, UnidentifiedImageError)
+        got = f"{len(data):,} bytes: {f'they begin with {data[:8]!r}' if is_unknown else error}"
         raise UsageError(f"{location} is not a valid image", got=got, expected="PNG, JPEG or WebP") from error
     return Image.MIME.get(kind, f"image/{kind.lower()}")
