@@ -108,6 +108,13 @@ def test_mistakes_in_an_address_are_named(cache: Path, name: str, message: str) 
         names(name)
 
 
+@pytest.mark.parametrize("name", ["https://example.com/rows.jsonl", "s3://bucket/rows.jsonl", "file:///rows.jsonl"])
+def test_other_addresses_are_refused(name: str) -> None:
+    for given in (name, Path(name)):
+        with pytest.raises(UsageError, match=r"the file is an address.*hf://datasets.*Download it, and"):
+            data_files(given)
+
+
 def test_a_data_set_of_which_the_cache_has_a_part_is_not_read_in_part(cache: Path) -> None:
     folder = cache / "snapshots" / COMMIT / "parts"
     for number in (0, 2):

@@ -35,6 +35,8 @@ _SAME_SPLIT = {"validation": "valid", "val": "valid", "dev": "valid", "eval": "v
 _PART = re.compile(r"(.*-)(\d+)(-of-)(\d+)(\..*)")
 """Name of one of several files, such as ``train-00000-of-00002.parquet``."""
 _PATTERN = re.compile(r"[*?\[]")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""Start of an address; `Path` writes one slash."""
 _SHOWN = 8
 _MOST_PARTS = 100_000
 _EXPECTED = "a file, a folder, or a pattern such as data/train-*.parquet"
@@ -55,10 +57,18 @@ def data_files(name: str | Path, what: str = "file") -> Sequence[Path]:
         what: Kind of the file, for messages.
 
     Raises:
-        UsageError: there are no data files, they belong to several splits, or the hub cannot be reached.
+        UsageError: there are no data files, they belong to several splits, the name is another address, or the hub
+            cannot be reached.
     """
     if is_on_hub(name):
         return _hub_files(str(name), what)
+    if _ADDRESS.match(str(name)):
+        raise UsageError(
+            f"the {what} is an address that cannot be read",
+            got=str(name),
+            expected=f"{_EXPECTED}; or hf://datasets/OWNER/NAME/FILES",
+            hint="download it, and give its path",
+        )
     return _local_files(Path(name).expanduser(), str(name), what)
 
 
