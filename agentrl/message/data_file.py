@@ -12,6 +12,7 @@ import codecs
 import gzip
 import io
 import json
+import logging
 import math
 import re
 import tokenize
@@ -27,6 +28,7 @@ from agentrl.message.data_source import data_files
 from agentrl.tool.json_schema import accepts_null
 
 _GZIP, _PARQUET, _ARROW = b"\x1f\x8b", b"PAR1", b"ARROW1"
+_log = logging.getLogger(__name__)
 _WIDE = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -123,9 +125,7 @@ def _json_rows(lines: Iterator[str], file: Path) -> Iterator[Row]:
             return
         location = f"{file} line {number}"
         values = _object(_parse(line, location), location)
-        if _ESCAPED_HALF.search(line):
-            _refuse_halves(values, location)
-        yield Row(location, values, number)
+        yield Row(location, _with_whole_characters(values, location) if _ESCAPED_HALF.search(line) else values, number)
 
 
 def _array_rows(text: str, line: int, file: Path) -> Iterator[Row]:
@@ -133,25 +133,22 @@ def _array_rows(text: str, line: int, file: Path) -> Iterator[Row]:
     has_halves = _ESCAPED_HALF.search(text)
     for number, value in enumerate(_parse(text, str(file), first_line=line), start=1):
         location = f"{file} row {number}"
-        if has_halves:
-            _refuse_halves(value, location)
-        yield Row(location, _object(value, location), number)
+        values = _object(value, location)
+        yield Row(location, _with_whole_characters(values, location) if has_halves else values, number)
 
 
-def _refuse_halves(value: Any, location: str) -> None:
-    """Check that a value has no half of a character, which tokenizers and files refuse.
-
-    Raises:
-        UsageError: a text has one.
-    """
-    halves = _HALF.search(json.dumps(value, ensure_ascii=False))
-    if halves is not None:
-        raise UsageError(
-            f"{location} is not text",
-            got=f"half of a character, \\u{ord(halves[0]):04x}",
-            expected="whole characters",
-            hint="texts that are cut between the halves of an emoji have one; cut them at whole characters",
-        )
+def _with_whole_characters(values: Mapping[str, Any], location: str) -> Mapping[str, Any]:
+    """Replace halves of characters, which UTF-8 and tokenizers do not have, by question marks, and warn about them."""
+    halves = _HALF.search(json.dumps(values, ensure_ascii=False))
+    if halves is None:
+        return values
+    _log.warning(
+        "%s has half of a character, \\u%04x, which is read as a question mark; texts that are cut between the halves of "
+        "an emoji have one",
+        location,
+        ord(halves[0]),
+    )
+    return json.loads(_HALF.sub("?", json.dumps(values, ensure_ascii=False)))  # type: ignore[no-any-return]
 
 
 def _lines(file: Path, head: bytes) -> Iterator[str]:

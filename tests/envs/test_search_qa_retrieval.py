@@ -76,7 +76,9 @@ def test_answers_are_normalized(text: str, normal: str) -> None:
         ("Eiffel", ["Eiffel Tower", "La tour"], 0.0, 2 / 3),
         ("red red blue", ["red blue blue"], 0.0, 2 / 3),
         ("Paris", ["Rome"], 0.0, 0.0),
-        ("the", ["a"], 1.0, 1.0),
+        ("the", ["a"], 0.0, 0.0),
+        ("", ["a"], 0.0, 0.0),
+        ("A", ["a"], 1.0, 1.0),
         ("Paris", [], 0.0, 0.0),
     ],
 )

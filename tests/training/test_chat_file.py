@@ -474,6 +474,7 @@ def test_what_a_gateway_records_is_read_again_with_its_separators_and_surrogates
     _append(tmp_path / "conversations.jsonl", {"messages": rows, "tools": [], "session": "a"})
     _append(tmp_path / "conversations.jsonl", {"messages": rows[::-1] + rows[1:], "tools": []})
     first, second = (list(row.values["messages"]) for row in read_rows(tmp_path / "conversations.jsonl"))
+    rows[0]["content"] = "one\u2028two\u0085three ?"
     assert first == rows
     assert second == rows[::-1] + rows[1:]
     assert "two\u0085three" in read_chats(write(tmp_path, {"messages": rows}))[0].messages[0].text
