@@ -143,8 +143,8 @@ def _with_whole_characters(values: Mapping[str, Any], location: str) -> Mapping[
     if halves is None:
         return values
     _log.warning(
-        "%s has half of a character, \\u%04x, which is read as a question mark; texts that are cut between the halves of "
-        "an emoji have one",
+        "%s has half of a character, \\u%04x, which is read as a question mark; a text that was cut in the middle of "
+        "an emoji has one",
         location,
         ord(halves[0]),
     )
