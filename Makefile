@@ -111,9 +111,8 @@ engine-harmony:
 
 # Tests with real servers; a missing server is a failure. To run all of them: make test-engines ENGINE_TESTS=tests/engines
 ENGINE_TESTS ?= $(addprefix tests/engines/test_,conformance.py gateway.py tool_parsers.py training.py)
-# Each server has a process of its own.
 test-engines: setup engines
-	AGENTRL_ENGINES=$(ENGINES) $(PYTEST) --numprocesses 2 --dist loadgroup --durations=15 $(ENGINE_TESTS)
+	AGENTRL_ENGINES=$(ENGINES) $(PYTEST) --durations=15 $(ENGINE_TESTS)
 
 # The same servers as Ray actors.
 test-engines-cluster: setup engines ray

@@ -49,10 +49,6 @@ KILLS = "kills_a_server"
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: KILLS in getattr(item, "fixturenames", ()))
-    for item in items:
-        engine = item.callspec.params.get("engine") if hasattr(item, "callspec") else None
-        if isinstance(engine, str) and engine in CONFIGS:
-            item.add_marker(pytest.mark.xdist_group(engine))  # a server belongs to one process of the tests
 
 
 @pytest.fixture(scope="session")

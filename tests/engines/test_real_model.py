@@ -40,7 +40,10 @@ GUESSES = (
 STOPPED = ("agent.options.prefill=<action>", "sampling.stop=[</action>]")
 KEY = "AGENTRL_TEST_KEY"
 LONG = 200
-BOTH = pytest.mark.parametrize("engine", ["vllm", "sglang"])
+BOTH = pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("vllm", "sglang")]
+)
+"""Each server has a worker of its own."""
 
 
 def main_code(words: list[str]) -> None:
