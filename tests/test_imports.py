@@ -106,6 +106,10 @@ class Import:
         return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.module}"
 
 
+BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
+"""Fields of statements that have statements inside."""
+
+
 def sources() -> list[Path]:
     folders = ("agentrl", *CATALOGUE)
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
@@ -119,26 +123,25 @@ def package_of(path: Path) -> list[str]:
 
 
 def imports_of(path: Path) -> Iterator[Import]:
-    yield from _walk(ast.parse(path.read_text()), path, inside_function=False)
-
-
-def _walk(node: ast.AST, path: Path, *, inside_function: bool) -> Iterator[Import]:
-    for child in ast.iter_child_nodes(node):
-        match child:
+    """Look only into statements: expressions, which are most of a file, import nothing."""
+    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text()), False)]
+    while waiting:
+        node, inside_function = waiting.pop()
+        match node:
             case ast.Import(names=names):
                 for alias in names:
-                    yield Import(path, alias.name, child.lineno, inside_function)
+                    yield Import(path, alias.name, node.lineno, inside_function)
             case ast.ImportFrom(module=module, level=level, names=names):
                 base = package_of(path)[: len(package_of(path)) - level + 1] if level else []
                 prefix = ".".join([*base, *([module] if module else [])])
                 if prefix == "agentrl":
-                    yield from (Import(path, f"agentrl.{a.name}", child.lineno, inside_function) for a in names)
+                    yield from (Import(path, f"agentrl.{a.name}", node.lineno, inside_function) for a in names)
                 else:
-                    yield Import(path, prefix, child.lineno, inside_function)
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
-                yield from _walk(child, path, inside_function=True)
+                    yield Import(path, prefix, node.lineno, inside_function)
             case _:
-                yield from _walk(child, path, inside_function=inside_function)
+                inside = inside_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                inner = (child for name in BLOCKS for child in getattr(node, name, ()))
+                waiting += [(child, inside) for child in inner if isinstance(child, ast.AST)]
 
 
 @functools.cache
