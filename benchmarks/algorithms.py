@@ -9,23 +9,22 @@ Finished runs in the folder are not repeated, so several processes can fill a ta
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import orjson
 import torch
+from _progress import ProgressPrinter
 
 import agentrl
 from agentrl.config import Config, load_config
 from agentrl.errors import TrainingError, UsageError
 from agentrl.observe.files import replace_file
 from agentrl.observe.metrics import read_metrics
-from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.runs.rl import RunResult, train
 from agentrl.runs.sft import warm_start
 from agentrl.runs.start import resume_run, start_run
@@ -89,7 +88,6 @@ class _Seed:
 
     def __init__(self, folder: Path, seed: int, steps: int, tasks: int) -> None:
         self._folder, self._seed, self._steps, self._tasks = folder, seed, steps, tasks
-        self._watcher = _ProgressPrinter()
 
     def learn(self, name: str) -> dict[str, Any]:
         """Return the figures of one algorithm."""
@@ -110,7 +108,8 @@ class _Seed:
     def _warm_start(self) -> dict[str, Any]:
         # a partial warm start cannot be resumed
         shutil.rmtree(self._folder / self._run("warm-start"), ignore_errors=True)
-        result = warm_start(start_run(self._config("quickstart", "warm-start"), kind="sft"), watcher=self._watcher)
+        begun = start_run(self._config("quickstart", "warm-start"), kind="sft")
+        result = warm_start(begun, watcher=ProgressPrinter(self._run("warm-start")))
         return self._evaluate(result)
 
     def _train(self, name: str, model: str) -> dict[str, Any]:
@@ -123,7 +122,7 @@ class _Seed:
             shutil.rmtree(folder, ignore_errors=True)
             overrides = (f"trainer.steps={self._steps}", f"model.path={model}", *changes)
             begun = start_run(self._config(shipped, name, *overrides), kind=name)
-        result = train(begun, watcher=self._watcher)
+        result = train(begun, watcher=ProgressPrinter(self._run(name)))
         seconds = time.perf_counter() - began
         rewards = [line["reward/mean"] for line in read_metrics(folder / "metrics.jsonl")]
         return self._evaluate(result) | {
@@ -141,20 +140,3 @@ class _Seed:
             raise TrainingError("the benchmark was interrupted", hint="repeat the command with its folder to continue")
         found = agentrl.evaluate(model=result.checkpoint, tasks=self._tasks, seed=self._seed).to_json()
         return {"checkpoint": result.checkpoint, "success": found["success"]}
-
-
-class _ProgressPrinter(RunWatcher):
-    """Prints the progress of a run."""
-
-    def on_start(self, folder: Path, status: RunStatus) -> None:
-        """Remember the name of the run for the next lines."""
-        self._name = folder.name
-
-    def on_message(self, text: str) -> None:
-        """Print a line."""
-        print(f"{self._name}: {text}", file=sys.stderr)
-
-    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print the mean reward of a training step."""
-        if (reward := metrics.get("reward/mean")) is not None:
-            self.on_message(f"step {step}: mean reward {reward:.3f}")

@@ -10,21 +10,19 @@ show that every combination learns, not how good an agent becomes: the runs are 
 from __future__ import annotations
 
 import functools
-import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from _progress import ProgressPrinter
 
 import agentrl
 from agentrl.config import load_config
 from agentrl.errors import UsageError
 from agentrl.evaluation.result import EvaluationResult
-from agentrl.observe.progress import RunWatcher
 from agentrl.runs.sft import warm_start
 from agentrl.runs.start import start_run
 
@@ -181,7 +179,7 @@ def _learn(folder: Path, config: dict[str, Any], steps: int, seed: int) -> dict[
     source.write_text(yaml.safe_dump(config), encoding="utf-8")
     common = [f"run.seed={seed}", f"run.directory={folder}"]
     began = time.perf_counter()
-    printer = _ProgressPrinter(folder.name)
+    printer = ProgressPrinter(folder.name)
     cloned = warm_start(start_run(load_config(source, [*common, "run.name=warm-start"]), kind="sft"), watcher=printer)
     warm_start_s = time.perf_counter() - began
     measured = FEW.get(config["environment"]["name"], EVALUATED)
@@ -198,28 +196,6 @@ def _learn(folder: Path, config: dict[str, Any], steps: int, seed: int) -> dict[
         "warm_start_s": warm_start_s,
         "train_s": train_s,
     }
-
-
-class _ProgressPrinter(RunWatcher):
-    """Prints the progress of a combination, and keeps the mean reward of each training step.
-
-    Args:
-        name: Name of the combination.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.rewards: list[float] = []
-
-    def on_message(self, text: str) -> None:
-        """Print a line."""
-        print(f"{self._name}: {text}", file=sys.stderr)
-
-    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print the mean reward of a training step."""
-        if (reward := metrics.get("reward/mean")) is not None:
-            self.rewards.append(reward)
-            self.on_message(f"step {step}: mean reward {reward:.3f}")
 
 
 def _shown(result: EvaluationResult) -> dict[str, Any]:

@@ -13,20 +13,20 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from _progress import ProgressPrinter
+
 import agentrl
 from agentrl.config import Config, load_config
 from agentrl.errors import TrainingError
 from agentrl.observe.files import replace_file
-from agentrl.observe.progress import RunWatcher
 from agentrl.runs.rl import RunResult, train
 from agentrl.runs.sft import warm_start
 from agentrl.runs.start import start_run
@@ -43,7 +43,7 @@ RECIPES = (
     "ares",
     "deepscaler",
 )
-"""The recipes of a run without names, each with another advantage, loss or schedule."""
+"""The recipes of a run without names; they differ in advantage, loss, schedule or temperature."""
 TASK = (
     "environment={name: household, split: train, options: {size: tiny, rooms: [kitchen]}}",
     "agent.loop=react_text",
@@ -111,13 +111,13 @@ def _once(result: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _warm_start(place: Path, seed: int, tasks: int) -> dict[str, Any]:
     config = load_config("quickstart", [f"run.seed={seed}", f"run.directory={place}", "run.name=start"])
-    return _evaluate(warm_start(start_run(config, kind="sft"), watcher=_ProgressPrinter("start")), tasks, seed)
+    return _evaluate(warm_start(start_run(config, kind="sft"), watcher=ProgressPrinter("start")), tasks, seed)
 
 
 def _learn(config: Config, model: str, tasks: int) -> dict[str, Any]:
     """Train a recipe from the warm start, and return its success afterwards."""
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": model})})
-    watcher = _ProgressPrinter(str(config.run.name))
+    watcher = ProgressPrinter(str(config.run.name))
     began = time.perf_counter()
     trained = train(start_run(config, kind="train"), watcher=watcher)
     seconds = time.perf_counter() - began
@@ -141,25 +141,3 @@ def _evaluate(result: RunResult, tasks: int, seed: int) -> dict[str, Any]:
         raise TrainingError("the benchmark was interrupted", hint="repeat the command with its folder to continue")
     found = agentrl.evaluate(model=result.checkpoint, tasks=tasks, seed=seed).to_json()
     return {"checkpoint": str(result.checkpoint), "success": found["success"]}
-
-
-class _ProgressPrinter(RunWatcher):
-    """Prints the progress of a run, and keeps the mean reward of each training step.
-
-    Args:
-        name: Name of the run.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.rewards: list[float] = []
-
-    def on_message(self, text: str) -> None:
-        """Print a line."""
-        print(f"{self._name}: {text}", file=sys.stderr)
-
-    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print the mean reward of a training step."""
-        if (reward := metrics.get("reward/mean")) is not None:
-            self.rewards.append(reward)
-            self.on_message(f"step {step}: mean reward {reward:.3f}")
