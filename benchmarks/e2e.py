@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from peers.e2e_runs import learn_all
+from peers.e2e_runs import SIDES, learn_all
 from peers.e2e_tasks import HOUSEHOLD
 
 from agentrl.errors import UsageError
@@ -28,6 +28,8 @@ def run(
     steps: int = 75,
     limit_s: float = 7200.0,
     folder: str | None = None,
+    sides: Sequence[str] = tuple(SIDES),
+    threads: int = 2,
 ) -> dict[str, Any]:
     """Return the seconds, CPU seconds and sampled tokens of each side and seed.
 
@@ -38,9 +40,19 @@ def run(
         steps: Largest number of steps of a run.
         limit_s: Seconds after which a run ends without success.
         folder: Folder of the runs, which is kept; a temporary folder by default.
+        sides: Frameworks that run: ``agentrl``, ``agentrl_async``, ``trl``.
+        threads: Threads of each side; name as many cores with ``taskset``.
     """
     if versus != "trl":
         raise UsageError("unknown peer", got=f"versus={versus}", expected="trl")
     return learn_all(
-        HOUSEHOLD, seeds=seeds, success=success, steps=steps, limit_s=limit_s, folder=folder, warm_start=True
+        HOUSEHOLD,
+        seeds=seeds,
+        success=success,
+        steps=steps,
+        limit_s=limit_s,
+        folder=folder,
+        sides=sides,
+        threads=threads,
+        warm_start=True,
     )

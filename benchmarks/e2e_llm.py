@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from peers.e2e_runs import learn_all
+from peers.e2e_runs import SIDES, learn_all
 from peers.e2e_tasks import ARITHMETIC
 
 from agentrl.errors import UsageError
@@ -23,10 +23,20 @@ def run(
     steps: int = 12,
     limit_s: float = 7200.0,
     folder: str | None = None,
+    sides: Sequence[str] = tuple(SIDES),
+    threads: int = 2,
 ) -> dict[str, Any]:
     """Return the seconds, CPU seconds and sampled tokens of each side and seed; for the arguments see `e2e`."""
     if versus != "trl":
         raise UsageError("unknown peer", got=f"versus={versus}", expected="trl")
     return learn_all(
-        ARITHMETIC, seeds=seeds, success=success, steps=steps, limit_s=limit_s, folder=folder, warm_start=False
+        ARITHMETIC,
+        seeds=seeds,
+        success=success,
+        steps=steps,
+        limit_s=limit_s,
+        folder=folder,
+        sides=sides,
+        threads=threads,
+        warm_start=False,
     )

@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import Any
 
 from agentrl.builders.models import resolve_model
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note
 from agentrl.runs.sft import warm_start as clone
 from agentrl.runs.start import start_run
@@ -47,6 +47,8 @@ class Learned:
     sampled_tokens: float
     success: float
     """Mean success of the last steps."""
+    curve: list[tuple[float, float, float]]
+    """Seconds, CPU seconds and success of each step."""
 
 
 def learn_all(
@@ -57,9 +59,11 @@ def learn_all(
     steps: int,
     limit_s: float,
     folder: str | None,
+    sides: Sequence[str],
+    threads: int,
     warm_start: bool,
 ) -> dict[str, Any]:
-    """Let all sides learn by turns; see `benchmarks/e2e.py` for the arguments.
+    """Let the sides learn by turns; see `benchmarks/e2e.py` for the arguments.
 
     Args:
         learning: The task.
@@ -68,21 +72,26 @@ def learn_all(
         steps: Largest number of steps.
         limit_s: Seconds after which a run ends.
         folder: Folder that is kept.
+        sides: Names in `SIDES`.
+        threads: Threads of each side.
         warm_start: True if the model first clones the environment's expert.
     """
     find_python("trl")
-    found = conditions(["trl"], len(seeds)) | {"success": success, "steps": steps, "limit_s": limit_s}
-    runs: dict[str, dict[str, Any]] = {name: {} for name in SIDES}
+    if unknown := set(sides) - set(SIDES):
+        raise UsageError("unknown side", got=f"sides={sorted(unknown)}", expected=", ".join(SIDES))
+    limits = {"success": success, "steps": steps, "limit_s": limit_s, "threads": threads}
+    found = conditions(["trl"], len(seeds)) | limits
+    runs: dict[str, dict[str, Any]] = {name: {} for name in sides}
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as temporary:
         for number, seed in enumerate(seeds):
             place = Path(folder or temporary).resolve() / f"seed-{seed}"
             model = _start_model(learning, place, seed, warm_start)
-            names = list(SIDES)
+            names = list(sides)
             for name in (*names[number % len(names) :], *names[: number % len(names)]):
                 result = place / f"{name}.json"
                 if not result.is_file():
                     note(f"seed {seed}: {name}")
-                    learned = _learn(name, learning, model, place, seed, steps, success, limit_s)
+                    learned = _learn(name, learning, model, place, seed, steps, success, limit_s, threads)
                     result.write_text(json.dumps(asdict(learned)))
                 runs[name][str(seed)] = json.loads(result.read_bytes())
     return {"conditions": found, "sides": runs, "trl_over_agentrl": _ratios(runs)}
@@ -95,8 +104,8 @@ def _ratios(runs: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, 
             figure: median(runs["trl"][seed][figure] / max(row[figure], 1e-9) for seed, row in runs[name].items())
             for figure in ("seconds", "cpu_s", "sampled_tokens")
         }
-        for name in SIDES
-        if name != "trl"
+        for name in runs
+        if name != "trl" and "trl" in runs
     }
 
 
@@ -123,15 +132,17 @@ def _learn(
     steps: int,
     success: float,
     limit_s: float,
+    threads: int,
 ) -> Learned:
     common = [f"run.seed={seed}", f"run.directory={place}", f"trainer.steps={steps}", f"model.path={model}"]
     folder = place / name
     if name == "trl":
         config = learning.load(*common)
-        settings = write_settings(config, learning, model, folder, steps=steps)
+        settings = write_settings(config, learning, model, folder, steps=steps, threads=threads)
         words = [find_python("trl"), str(Path(__file__).parent / "e2e_trl.py"), str(folder / "settings.json")]
         return _follow(words, folder, success, limit_s, settings)
     overrides = [*learning.overrides, *common, f"run.name={name}", *SIDES[name]]
+    overrides += [f"engine.lanes={threads}", f"trainer.lanes={threads}"]
     program = [sys.executable, "-c", "from agentrl.cli import main; main()", "train", learning.recipe, *overrides]
     return _follow(program, folder, success, limit_s, None)
 
@@ -141,6 +152,7 @@ def _follow(
 ) -> Learned:
     """Run a program until its metrics show the success rate, and end it."""
     began, rows, cpu_s = time.perf_counter(), [], 0.0
+    curve: list[tuple[float, float, float]] = []
     checked = settings is None
     with (folder.parent / f"{folder.name}.log").open("wb") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
@@ -154,6 +166,7 @@ def _follow(
                 last = [row["success/mean"] for row in rows[-AVERAGED:]]
                 reached = len(last) == AVERAGED and fmean(last) >= success
                 seconds = time.perf_counter() - began
+                curve += [(seconds, cpu_s, row["success/mean"]) for row in rows[len(curve) :]]
                 if reached or ended or seconds >= limit_s:
                     break
                 time.sleep(POLL_S)
@@ -171,6 +184,7 @@ def _follow(
         steps=len(rows),
         sampled_tokens=sum(row["tokens/sampled"] for row in rows),
         success=fmean(last) if last else 0.0,
+        curve=curve,
     )
 
 

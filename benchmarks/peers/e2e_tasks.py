@@ -75,7 +75,9 @@ ARITHMETIC = Learning(
 """Arithmetic with a calculator, for Qwen2.5-Coder-0.5B-Instruct; all weights are trained."""
 
 
-def write_settings(config: Config, learning: Learning, model: str, folder: Path, *, steps: int) -> dict[str, Any]:
+def write_settings(
+    config: Config, learning: Learning, model: str, folder: Path, *, steps: int, threads: int
+) -> dict[str, Any]:
     """Return the settings of TRL's side, and write them into a folder.
 
     Args:
@@ -84,6 +86,7 @@ def write_settings(config: Config, learning: Learning, model: str, folder: Path,
         model: Folder of the model from which all sides start.
         folder: Folder of TRL's run.
         steps: Steps of agentrl's side.
+        threads: Threads of TRL's side.
     """
     section = config.sole_environment
     tokenizer = load_tokenizer(model)
@@ -114,7 +117,7 @@ def write_settings(config: Config, learning: Learning, model: str, folder: Path,
         "order": [task.id for task in tasks],
         "check": checks,
         "seed": config.run.seed,
-        "threads": 2,
+        "threads": threads,
         "steps": steps,
         "micro_batch": 16,
         "episodes_per_step": config.trainer.tasks_per_step * config.algorithm.group_size,
