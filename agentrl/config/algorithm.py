@@ -176,6 +176,8 @@ class SelectionConfig(Section):
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("algorithm.selection selects nothing: remove it, or set one of its keys, such as top_p")
         low, high = self.min_accuracy, self.max_accuracy
         if low is not None and high is not None and low >= high:
             raise ValueError(

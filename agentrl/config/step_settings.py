@@ -124,6 +124,8 @@ def _entry(config: Config, key: str, schedule: ScheduleConfig) -> PlanEntry:
         )
     if schedule.target is not None and schedule.metric is None and key not in METRICS:
         raise ConfigError(f"the schedule of {key} has a target without a metric", hint="set its metric: train/entropy")
+    if schedule.factor is not None and own == 0:
+        raise ConfigError(f"the factor of the schedule of {key} changes nothing", got=f"{key} 0", hint=f"set {key}")
     if schedule.metric is not None and find_documented(schedule.metric) is None:
         raise ConfigError(
             f"the schedule of {key} has the target of an unknown metric",

@@ -469,6 +469,10 @@ async def _health(_request: web.Request) -> web.Response:
 
 
 async def _unknown(request: web.Request) -> web.Response:
+    found = [(await resource.resolve(request))[1] for resource in request.app.router.resources()]
+    if methods := sorted(set().union(*found) - {"*", "HEAD"}):
+        text = f"{request.path} does not accept {request.method}: expected {' or '.join(methods)}"
+        return _json(DIALECTS[0].error(405, text, code="method_not_allowed"), status=405)
     routes = ", ".join(dialect.path for dialect in DIALECTS)
     text = f"unknown route {request.method} {request.path}: expected POST to one of {routes}"
     return _json(DIALECTS[0].error(404, text, code="not_found"), status=404)

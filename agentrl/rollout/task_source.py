@@ -118,6 +118,6 @@ def task_source(spec: EnvironmentSpec, config: EnvironmentConfig, *, split: str 
         raise ConfigError(
             f"environment.options are invalid for {spec.name}",
             got=", ".join(config.options) or "none",
-            expected=f"some of {', '.join(spec.options)}" if spec.options else "none",
+            expected=f"only {', '.join(spec.options)}" if spec.options else "no options",
             hint=str(error),
         ) from error

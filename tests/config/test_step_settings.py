@@ -173,6 +173,7 @@ def test_the_plan_is_printed():
             "shape of a schedule is ignored with factor",
         ),
         (["schedules={algorithm.kl_coef: {target: 0.1}}"], "by step or by horizon"),
+        (["schedules={algorithm.entropy_coef: {factor: 0.9}}"], "changes nothing: got algorithm.entropy_coef 0"),
         (
             [
                 "algorithm.shaping={kl: {coef: 1, target: 1, horizon: 9}}",

@@ -297,6 +297,8 @@ async def test_sessions_are_kept_apart(played):
                 status, said = await post(chat, session.key, json=None, data=body)
                 assert (status, "message" in said["error"]) == (400, True)
             assert (await post("/v1/embeddings", session.key))[0] == 404
+            async with http.get(f"{gateway.url}{own}/reward") as answer:
+                assert (answer.status, (await answer.json())["error"]["message"].split(": ")[1]) == (405, "expected POST")
 
     trajectory, script = await played(play, "it is so")
     assert [turn.reward for turn in trajectory.turns] == [0, 0.5]
