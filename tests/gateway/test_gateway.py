@@ -298,7 +298,8 @@ async def test_sessions_are_kept_apart(played):
                 assert (status, "message" in said["error"]) == (400, True)
             assert (await post("/v1/embeddings", session.key))[0] == 404
             async with http.get(f"{gateway.url}{own}/reward") as answer:
-                assert (answer.status, (await answer.json())["error"]["message"].split(": ")[1]) == (405, "expected POST")
+                message = (await answer.json())["error"]["message"]
+                assert answer.status == 405 and message.endswith("does not accept GET: expected POST")
 
     trajectory, script = await played(play, "it is so")
     assert [turn.reward for turn in trajectory.turns] == [0, 0.5]
