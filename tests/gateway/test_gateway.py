@@ -299,7 +299,8 @@ async def test_sessions_are_kept_apart(played):
             assert (await post("/v1/embeddings", session.key))[0] == 404
             async with http.get(f"{gateway.url}{own}/reward") as answer:
                 message = (await answer.json())["error"]["message"]
-                assert answer.status == 405 and message.endswith("does not accept GET: expected POST")
+                assert answer.status == 405
+                assert message.endswith("does not accept GET: expected POST")
 
     trajectory, script = await played(play, "it is so")
     assert [turn.reward for turn in trajectory.turns] == [0, 0.5]
