@@ -470,7 +470,8 @@ async def _health(_request: web.Request) -> web.Response:
 
 async def _unknown(request: web.Request) -> web.Response:
     found = [(await resource.resolve(request))[1] for resource in request.app.router.resources()]
-    if methods := sorted(set().union(*found) - {"*", "HEAD"}):
+    methods = sorted(set().union(*found) - {"*", "HEAD"})
+    if methods and request.method not in methods:  # a session's own address takes other sessions for unknown routes
         text = f"{request.path} does not accept {request.method}: expected {' or '.join(methods)}"
         return _json(DIALECTS[0].error(405, text, code="method_not_allowed"), status=405)
     routes = ", ".join(dialect.path for dialect in DIALECTS)
