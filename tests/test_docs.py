@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import importlib.util
+import io
 import re
 import shlex
 import zlib
@@ -100,16 +103,19 @@ def test_bash_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert not end.value.code, words
 
 
+@functools.cache
+def help_of(*command: str) -> str:
+    """The help of a command, at the current width of the terminal."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit):
+        main([*command, "--help"])
+    return out.getvalue()
+
+
 @pytest.mark.parametrize("page", pages_with("console"))
-def test_console_blocks_name_commands_and_options_that_exist(
-    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_console_blocks_name_commands_and_options_that_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     for words in commands(page, "console"):
-        command = words[: 2 if COMMANDS[words[0]].is_group else 1]
-        with pytest.raises(SystemExit):
-            main([*command, "--help"])
-        known = capsys.readouterr().out
+        known = help_of(*words[: 2 if COMMANDS[words[0]].is_group else 1])
         unknown = [word for word in words if word.startswith("--") and f"{word} " not in known]
         assert unknown == [], words
         assert [word for word in words if word.count("{") != word.count("}")] == [], "values with spaces need quotes"

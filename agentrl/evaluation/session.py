@@ -343,10 +343,9 @@ def _environment(name: str, outputs: Path) -> str:
     if registered is not None:
         code.add_value(env_id, [registered.kwargs, registered.max_episode_steps, registered.reward_threshold])
         entry = registered.entry_point
+        code.add_value(f"{env_id} entry point", entry)
         if isinstance(entry, str):
             code.add_module(entry.partition(":")[0])
-        else:
-            code.add_value(f"{env_id} entry point", entry)
     return code.digest()
 
 

@@ -101,6 +101,7 @@ class CodeIdentity:
             self.add(target.func)
             self.add_value(f"arguments of {_name(target.func)}", [*target.args, target.keywords])
         elif inspect.isclass(target):
+            self._note(f"class {_name(target)}", "")  # a file may define several
             for kind in target.__mro__:
                 self._add_definition(kind)
         elif inspect.ismethod(target):
@@ -325,6 +326,7 @@ class CodeIdentity:
     def _add_function(self, function: types.FunctionType) -> None:
         self._add_definition(function)
         name = _name(function)
+        self._note(f"function {name}", "")
         self.add_value(f"defaults of {name}", [function.__defaults__, function.__kwdefaults__])
         for number, cell in enumerate(function.__closure__ or ()):
             try:

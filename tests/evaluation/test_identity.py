@@ -202,23 +202,24 @@ def test_a_folder_that_holds_the_results_is_not_data(tmp_path: Path, monkeypatch
     assert code_identity(config, tmp_path / "runs" / "evaluations") == before
 
 
-class Registered(gymnasium.Env[str, str]):
-    """An environment with one step."""
+REGISTERED = """
+import gymnasium
 
+class Registered(gymnasium.Env):
     observation_space = action_space = gymnasium.spaces.Text(9)
 
-    def __init__(self, word: str = "a") -> None:
+    def __init__(self, word="a"):
         self.word = word
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         return self.word, {}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         return "", 1.0, True, False, {}
 
-
 class RegisteredToo(Registered):
-    """Another one."""
+    pass
+"""
 
 
 @pytest.mark.parametrize(
@@ -227,21 +228,38 @@ class RegisteredToo(Registered):
         {"kwargs": {"word": "b"}},
         {"max_episode_steps": 4},
         {"reward_threshold": 0.75},
-        {"entry_point": RegisteredToo},
+        {"entry_point": "registered_world:RegisteredToo"},
     ],
 )
-def test_what_is_registered_with_an_environment_belongs_to_it(change: dict[str, Any], tmp_path: Path) -> None:
+def test_what_is_registered_with_an_environment_belongs_to_it(
+    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "registered_world.py").write_text(REGISTERED)
     found = []
     for more in ({}, {}, change):
-        fields = {"entry_point": Registered, "max_episode_steps": 3, "reward_threshold": 0.5, **more}
+        fields = {"entry_point": "registered_world:Registered", "max_episode_steps": 3, "reward_threshold": 0.5, **more}
         gymnasium.register("tests/Registered-v0", **fields)
         try:
             config = load_config(None, ["environment=tests/Registered-v0"])
             found.append(code_identity(config, tmp_path))
         finally:
             del gymnasium.registry["tests/Registered-v0"]
+            sys.modules.pop("registered_world", None)
     assert found[0] == found[1]
     assert found[0] != found[2]
+
+
+def test_two_classes_or_functions_of_one_file_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "twins.py").write_text("class A: pass\nclass B: pass\ndef f(): pass\ndef g(): pass\n")
+    twins = importlib.import_module("twins")
+    found = set()
+    for target in (twins.A, twins.B, twins.f, twins.g):
+        code = CodeIdentity()
+        code.add(functools.partial(target))
+        found.add(code.digest())
+    assert len(found) == 4
 
 
 def test_the_roles_own_tools_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

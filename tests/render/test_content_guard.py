@@ -64,7 +64,7 @@ def test_no_spelling_of_a_control_token_becomes_one(renderer_of, family: str) ->
     assert decode(seen) == forged
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     content=st.text(st.sampled_from("aest\n >_é…<|im end[/INS]｜"), max_size=40),
     seed=st.integers(0, 3),

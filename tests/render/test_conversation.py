@@ -73,7 +73,7 @@ def draw_history(data: st.DataObject, conversation: LedgerConversation) -> list[
 
 
 @pytest.mark.parametrize("family", sorted(TOKENIZER_FAMILIES))
-@settings(max_examples=35, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_the_ledger_is_what_the_engine_saw(family: str, data: st.DataObject) -> None:
     renderer = random_renderer(family, data.draw(st.integers(0, 4)), data.draw(st.booleans()))

@@ -63,7 +63,7 @@ def template_answer(renderer: Renderer, prompt: list[int], whole: list[int]) -> 
     return whole[len(prompt) : end + 1]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
 @pytest.mark.parametrize("family", ANSWERS_AS_HISTORY)
 def test_incremental_rendering_equals_the_whole_where_the_model_writes_what_the_template_would(

@@ -21,8 +21,9 @@ async def test_greedy_decoding_equals_generate_and_logprobs_a_full_forward(
     family, tied, request_of, reference_of, play_sessions
 ):
     model = tiny_model(family, tied=tied)
-    engine = LocalEngine(model, LocalEngineConfig(max_num_seqs=4, prefill_tokens=40))
-    played = await play_sessions(engine, request_of, temperature=0.0, stop_token_ids=frozenset({0, 1, 2}))
+    engine = LocalEngine(model, LocalEngineConfig(max_num_seqs=2, prefill_tokens=20))
+    stops = frozenset({0, 1, 2})
+    played = await play_sessions(engine, request_of, sessions=3, turns=2, temperature=0.0, stop_token_ids=stops)
     await engine.close()
     for prompt, answer in (turn for session in played for turn in session):
         reference = model.generate(
