@@ -1,7 +1,7 @@
 """Wall time, CPU time and tokens until a success rate, from one start: agentrl, synchronous and asynchronous, and TRL.
 
-All sides train the quick start's household task by tool calls, with GRPO and the same settings, from the same cloned
-model, on the same tasks in the same order. A run ends once the mean success of three successive steps (384 training
+All sides train the quick start's household task by tool calls, with GRPO and the same settings, from one cloned model,
+on the same tasks in the same order. A run ends once the mean success of three successive steps (384 training
 episodes at temperature 1) reaches `success`, or after `limit_s`. It is first checked that TRL's side reads the same
 tokens as agentrl. Sides take turns, seed by seed; finished runs in `folder` are not repeated.
 
@@ -35,7 +35,7 @@ def run(
 
     Args:
         versus: ``trl``.
-        seeds: Seeds of the model, the tasks and the sampling.
+        seeds: Seeds of the tasks and the sampling.
         success: Success rate that ends a run.
         steps: Largest number of steps of a run.
         limit_s: Seconds after which a run ends without success.

@@ -83,9 +83,10 @@ def learn_all(
     found = conditions(["trl"], len(seeds)) | limits
     runs: dict[str, dict[str, Any]] = {name: {} for name in sides}
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as temporary:
+        root = Path(folder or temporary).resolve()
+        model = _start_model(learning, root, warm_start)
         for number, seed in enumerate(seeds):
-            place = Path(folder or temporary).resolve() / f"seed-{seed}"
-            model = _start_model(learning, place, seed, warm_start)
+            place = root / f"seed-{seed}"
             names = list(sides)
             for name in (*names[number % len(names) :], *names[: number % len(names)]):
                 result = place / f"{name}.json"
@@ -109,14 +110,14 @@ def _ratios(runs: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, 
     }
 
 
-def _start_model(learning: Learning, place: Path, seed: int, warm_start: bool) -> str:
-    """Return the folder of the model from which the runs of a seed start."""
-    common = (f"run.seed={seed}", f"run.directory={place}")
+def _start_model(learning: Learning, root: Path, warm_start: bool) -> str:
+    """Return the folder of the model from which all runs start."""
+    common = ("run.seed=0", f"run.directory={root}")
     if not warm_start:
         return str(resolve_model(learning.load(*common)).model.path)
-    marker = place / "start.json"
+    marker = root / "start.json"
     if not marker.is_file():
-        note(f"seed {seed}: warm start")
+        note("warm start")
         began = time.perf_counter()
         result = clone(start_run(learning.load(*common, "run.name=warm-start"), kind="sft"))
         marker.write_text(json.dumps({"model": str(result.checkpoint), "seconds": time.perf_counter() - began}))

@@ -11,14 +11,14 @@ import pytest
 from agentrl.cli import main
 from agentrl.testing.chaos.servers import AGENTRL
 
-FAULTS = 6
+FAULTS = 4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_six_faults(tmp_path: Path) -> None:
+def test_faults_of_two_runs(tmp_path: Path) -> None:
     file = tmp_path / "faults.json"
-    words = ["chaos", "--faults", str(FAULTS), "--seed", "1", "--per-run", "3", "--patience", "6", "--stall", "300"]
+    words = ["chaos", "--faults", str(FAULTS), "--seed", "1", "--per-run", "2", "--patience", "6", "--stall", "300"]
     kinds = ["--scenario", "synchronous", "--scenario", "asynchronous", "--json", str(file)]
     done = subprocess.run([*AGENTRL, *words, *kinds], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout

@@ -20,10 +20,10 @@ ACTION_S = 10.0
 """Maximum seconds for which a run waits for the action of its story."""
 QUICK_HEALTH_CHECKS = {
     "health_check_period_ms": 1000,
-    "health_check_timeout_ms": 3000,
-    "health_check_failure_threshold": 6,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 4,
 }
-"""Ray's head declares a silent node dead after about 24 s; its own settings take more than a minute."""
+"""Ray's head declares a silent node dead after about 12 s; its own settings take more than a minute."""
 
 
 @pytest.fixture(scope="session", autouse=True)

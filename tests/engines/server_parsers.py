@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 
 warnings.simplefilter("ignore")
-LIMIT_S = 1.0
+LIMIT_S = 0.3
 """Processor time that a parser may take for one output: some search with patterns that take exponential time."""
 
 
