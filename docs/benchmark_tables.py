@@ -55,6 +55,7 @@ E2E = (
     Figure("seconds", "seconds", "{:,.0f}", True),
     Figure("cpu_s", "CPU seconds", "{:,.0f}", True),
     Figure("sampled_tokens", "sampled tokens", "{:,.0f}", True),
+    Figure("steps", "steps", "{:,.0f}", True),
 )
 
 
@@ -86,10 +87,12 @@ def rows_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, f
             for setting, row in rows.items():
                 yield name, setting, row
         elif rows:
-            keys = ("seconds", "cpu_s", "sampled_tokens")
-            medians = {key: median(row[key] for row in rows.values()) for key in keys}
-            reached = sum(row["reached"] for row in rows.values())
-            yield name, "", {**medians, "reached": reached, "seeds": len(rows)}
+            found = {"reached": sum(row["reached"] for row in rows.values()), "seeds": len(rows)}
+            for figure in E2E:
+                values = [row[figure.key] for row in rows.values()]
+                found |= {figure.key: median(values), f"{figure.key}_lowest": min(values)}
+                found[f"{figure.key}_highest"] = max(values)
+            yield name, "", found
 
 
 def figures_of(benchmark: str) -> tuple[Figure, ...]:
@@ -102,7 +105,9 @@ def conditions_text(entry: Mapping[str, Any]) -> str:
     found = entry["conditions"]
     processor = found["processor"] or "unknown processor"
     rounds = f"{found['rounds']} seeds" if "success" in found else f"medians of {found['rounds']} rounds"
-    return f"Measured on {found['date']}: {found['cores']} cores of {processor}, load {found['load']}, {rounds}."
+    cores = found.get("threads", found["cores"])
+    names = "1 core" if cores == 1 else f"{cores} cores"
+    return f"Measured on {found['date']}: {names} of {processor}, load {found['load']}, {rounds}."
 
 
 def comparison_table(entries: Sequence[Mapping[str, Any]], benchmark: str, server: str | None = None) -> str:
@@ -122,10 +127,27 @@ def comparison_table(entries: Sequence[Mapping[str, Any]], benchmark: str, serve
         if "cpu_ms_lowest" in row:
             at = heads.index(figures[0].title)
             cells[at] += f" ({row['cpu_ms_lowest']:.2f} to {row['cpu_ms_highest']:.2f})"
+        for at, figure in enumerate(figures, heads.index(figures[0].title)):
+            if f"{figure.key}_lowest" in row:
+                low, high = (figure.form.format(row[f"{figure.key}_{end}"]) for end in ("lowest", "highest"))
+                cells[at] += f" ({low} to {high})"
         if "seeds" in row:
             cells.append(f"{row['reached']} of {row['seeds']}")
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([conditions_text(entry), "", *lines])
+    return "\n".join([conditions_text(entry), "", *lines, *_ratio_lines(entry)])
+
+
+def _ratio_lines(entry: Mapping[str, Any]) -> list[str]:
+    """Return a sentence with the ratios of TRL's figures to agentrl's, if an end-to-end comparison has both."""
+    sides = entry.get("sides", {})
+    if not (entry["benchmark"].startswith("e2e") and sides.get("agentrl") and sides.get("trl")):
+        return []
+    own, peer = sides["agentrl"], sides["trl"]
+    texts = []
+    for figure in E2E:
+        ratios = [peer[seed][figure.key] / own[seed][figure.key] for seed in own if seed in peer]
+        texts.append(f"{figure.title} {median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})")
+    return ["", f"TRL divided by agentrl, median over the seeds (lowest to highest): {', '.join(texts)}."]
 
 
 def ahead_table(entries: Sequence[Mapping[str, Any]]) -> str:

@@ -163,6 +163,22 @@ def test_tables_show_the_newest_comparison_and_all_of_the_history(tables: Module
     assert "| 0.80 | 0.50 (TRL 1.16.0) | 0.6 | 0.1 |" in history[1]
 
 
+def test_runs_until_success_are_shown_with_their_ratios_by_seed(tables: ModuleType) -> None:
+    def learned(seconds: float, *, reached: bool) -> dict[str, Any]:
+        return {"seconds": seconds, "cpu_s": seconds, "sampled_tokens": 1000, "steps": 9, "reached": reached}
+
+    own = {"0": learned(100.0, reached=True), "1": learned(300.0, reached=True)}
+    peer = {"0": learned(900.0, reached=True), "1": learned(1500.0, reached=False)}
+    conditions = CONDITIONS | {"success": 0.85, "threads": 1, "rounds": 2}
+    shown = tables.comparison_table(
+        [{"benchmark": "e2e", "conditions": conditions, "sides": {"agentrl": own, "trl": peer}}], "e2e"
+    )
+    assert "1 core of P, load 0.1, 2 seeds." in shown
+    assert "| agentrl | 200 (100 to 300) | 200 (100 to 300) | 1,000 (1,000 to 1,000) | 9 (9 to 9) | 2 of 2 |" in shown
+    assert "| TRL 1.16.0 | 1,200 (900 to 1,500) |" in shown
+    assert "lowest to highest): seconds 7.0 (5.0 to 9.0), CPU seconds 7.0 (5.0 to 9.0)" in shown
+
+
 def test_a_peer_that_is_ahead_is_listed_and_a_limit_is_not(tables: ModuleType) -> None:
     ahead = tables.ahead_table([rollout_entry(agentrl=0.8, bare=0.1, trl=0.5, verifiers=8.0)])
     assert "| rollout, 64 at once | CPU ms per turn | TRL 1.16.0 | 0.50 | 0.80 |" in ahead
