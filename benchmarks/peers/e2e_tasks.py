@@ -63,6 +63,7 @@ HOUSEHOLD = Learning(
         "algorithm.advantage=grpo",
         "algorithm.aggregation=token-mean",
         "agent.max_turns=20",
+        "algorithm.correction={proximal: behaviour}",
     ),
     actions=("look", "inventory"),
 )

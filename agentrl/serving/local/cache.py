@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
-import torch
 from torch import Tensor
 
 from agentrl.message.image import PlacedImage
@@ -33,8 +32,10 @@ class CacheBlock:
 
     capacity: int
     keys: list[Tensor] = field(default_factory=list)
-    """Keys of each layer: [rows, kv_heads, capacity, head_dim]."""
+    """Keys of each layer, transposed: [rows, kv_heads, head_dim, capacity]. So the scores of one query are computed at
+    the speed of memory."""
     values: list[Tensor] = field(default_factory=list)
+    """Values of each layer: [rows, kv_heads, capacity, head_dim]."""
     rows: int = 0
     """Number of rows in the tensors."""
     free: list[int] = field(default_factory=list)
@@ -62,7 +63,7 @@ class CacheBlock:
         heapq.heapify(self.free)
         self.rows += rows
         for tensors in (self.keys, self.values):
-            tensors[:] = [torch.cat([t, t.new_zeros(rows, *t.shape[1:])]) for t in tensors]
+            tensors[:] = [_with_rows(tensor, self.rows) for tensor in tensors]
 
     def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values of a layer, with the dtype and sizes of `key` and `value`.
@@ -77,15 +78,27 @@ class CacheBlock:
         with self._adding:
             while len(self.values) < layers:
                 # zeros: masked positions are multiplied by a weight of 0, so they must be finite
-                self.keys.append(key.new_zeros(self.rows, key.shape[1], self.capacity, key.shape[2]))
+                self.keys.append(key.new_zeros(self.rows, key.shape[1], key.shape[2], self.capacity))
                 self.values.append(value.new_zeros(self.rows, value.shape[1], self.capacity, value.shape[2]))
 
     def copy_row(self, row: int, target: CacheBlock, target_row: int, length: int) -> None:
         """Copy a row's first `length` tokens to a row of another block."""
         for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            to_keys, to_values = target.layer(index, keys[:, :, 0], values[:, :, 0])
-            to_keys[target_row, :, :length] = keys[row, :, :length]
+            to_keys, to_values = target.layer(index, keys[..., 0], values[:, :, 0])
+            to_keys[target_row, :, :, :length] = keys[row, :, :, :length]
             to_values[target_row, :, :length] = values[row, :, :length]
+
+
+def _with_rows(tensor: Tensor, rows: int) -> Tensor:
+    """Return a tensor with zeros in further rows."""
+    grown = tensor.new_empty(rows, *tensor.shape[1:])
+    grown[: len(tensor)] = tensor
+    grown[len(tensor) :].zero_()
+    return grown
+
+
+class PrefixOrigin:
+    """Identity of a prefix that several rows hold: bit-identical keys and values, copied from one another."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +114,9 @@ class CacheRow:
     adapter: str | None = None
     """Adapter that computed the keys and values."""
     computed: int = 0
+    origin: PrefixOrigin | None = None
+    """Origin of the row's first `shared` tokens; ``None`` if no other row holds them."""
+    shared: int = 0
     routed_experts: list[RoutedExperts] = field(default_factory=list)
     """Routed experts of each computed token, if the engine reports them."""
     session_id: str | None = None
@@ -109,6 +125,20 @@ class CacheRow:
     """True if a running request holds the row."""
     last_used: int = 0
     """Value of the scheduler's use counter when the row was last released."""
+
+    def copy_prefix(self, other: CacheRow, length: int) -> None:
+        """Copy the first `length` tokens of another row."""
+        other.block.copy_row(other.index, self.block, self.index, length)
+        self.computed, self.routed_experts = length, other.routed_experts[:length]
+        if other.origin is None:
+            other.origin, other.shared = PrefixOrigin(), length
+        self.origin, self.shared = other.origin, min(length, other.shared)
+
+    def keep(self, length: int) -> None:
+        """Keep the first `length` computed tokens, and discard the others."""
+        self.computed, self.shared = length, min(self.shared, length)
+        if not self.shared:
+            self.origin = None
 
 
 class RowStore:

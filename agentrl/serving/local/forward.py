@@ -29,6 +29,8 @@ BLOCK = 128
 """Queries of one sequence whose scores are computed at once."""
 LARGEST_GAP = 4
 """Maximum idle rows between two rows that are attended together."""
+FEWEST_SHARED = 32
+"""Minimum length of a prefix that is attended to once for several rows."""
 ATTENTION = "agentrl_step"
 
 
@@ -52,11 +54,24 @@ class SequenceChunk:
 
 @dataclass(frozen=True, slots=True)
 class _Write:
+    """New tokens of a block: one token of each of several rows, or neighbouring tokens of one row."""
+
     block: CacheBlock
-    tokens: Tensor
-    """Index in the step of each token of the block, int64[n]."""
-    rows: Tensor
-    positions: Tensor
+    tokens: slice
+    """Place of the tokens in the step."""
+    rows: Tensor | int
+    positions: Tensor | slice
+
+    def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Store the step's keys and values, [tokens, kv_heads, head_dim]."""
+        all_keys, all_values = self.block.layer(layer, keys, values)
+        own_keys, own_values = keys[self.tokens], values[self.tokens]
+        if isinstance(self.rows, int):
+            all_keys[self.rows, ..., self.positions] = own_keys.permute(1, 2, 0)
+            all_values[self.rows, :, self.positions] = own_values.transpose(0, 1)
+        else:
+            all_keys[self.rows, ..., self.positions] = own_keys
+            all_values[self.rows, :, self.positions] = own_values
 
 
 @dataclass(slots=True)
@@ -74,12 +89,14 @@ class _BatchedAttention:
     """Indices of the rows that are in the step; ``None`` if all are."""
     first_token: int
     count: int
+    shared: int
+    """Number of first tokens that all rows of the step have in common."""
     biases: dict[int | None, Tensor] = field(default_factory=dict)
 
-    def bias(self, window: int | None, like: Tensor) -> Tensor:
-        """Return 0 where a row may attend, -inf elsewhere: [rows, 1, 1, longest]."""
+    def bias(self, window: int | None, like: Tensor, first: int = 0) -> Tensor:
+        """Return 0 where a row may attend, -inf elsewhere: [rows, 1, 1, longest - first]."""
         if window not in self.biases:
-            positions = torch.arange(self.longest, device=like.device)
+            positions = torch.arange(first, self.longest, device=like.device)
             hidden = positions >= self.lengths[:, None]
             if window is not None:
                 hidden |= positions < self.lengths[:, None] - window
@@ -89,14 +106,28 @@ class _BatchedAttention:
     def attend(self, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None) -> Tensor:
         """Attend to the cache; returns [count, heads, head_dim]."""
         rows = slice(self.first_row, self.first_row + len(self.lengths))
-        keys = self.block.keys[layer][rows, :, : self.longest]
+        keys = self.block.keys[layer][rows, ..., : self.longest]
         values = self.block.values[layer][rows, :, : self.longest]
         heads, _, size = query.shape
         # query heads that share a key-value head become rows of one matrix, so that no key is repeated
         queries = query[:, self.queries].transpose(0, 1).reshape(len(self.lengths), keys.shape[1], -1, size)
-        attended = self._attend_rows(queries, keys, values, scale, self.bias(window, query), cap)
+        if self.shared and window is None and not _is_bfloat16_on_cpu(query):
+            attended = self._attend_shared(queries * scale, keys, values, self.bias(window, query, self.shared), cap)
+        else:
+            attended = self._attend_rows(queries, keys, values, scale, self.bias(window, query), cap)
         attended = attended.reshape(len(self.lengths), heads, -1)
         return attended if self.members is None else attended[self.members]
+
+    def _attend_shared(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, cap: float | None) -> Tensor:
+        """Attend with scaled queries; the keys and values of the common prefix are read from the first row only."""
+        rows, groups, _, size = queries.shape
+        together = queries.transpose(0, 1).reshape(groups, -1, size)
+        first = torch.bmm(together, keys[0, ..., : self.shared]).view(groups, rows, -1, self.shared).transpose(0, 1)
+        own = torch.matmul(queries, keys[..., self.shared :])
+        scores = torch.cat([_apply_cap(first, cap), _apply_cap(own, cap).add_(bias)], dim=-1).softmax(dim=-1)
+        weights = scores[..., : self.shared].transpose(0, 1).reshape(groups, -1, self.shared)
+        first = torch.bmm(weights, values[0, :, : self.shared]).view(groups, rows, -1, values.shape[-1]).transpose(0, 1)
+        return torch.matmul(scores[..., self.shared :], values[:, :, self.shared :]).add_(first)
 
     @staticmethod
     def _attend_rows(
@@ -105,11 +136,11 @@ class _BatchedAttention:
         """Attend with queries [rows, kv_heads, group, head_dim]; scores are float32 for every data type."""
         if _is_bfloat16_on_cpu(queries) and cap is None:
             mask = bias.expand(-1, -1, queries.shape[2], -1)
-            return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
+            return scaled_dot_product_attention(queries, keys.mT, values, attn_mask=mask, scale=scale)
         if _is_bfloat16_on_cpu(queries):
             exact = (queries.float(), keys.float(), values.float(), scale, bias.float(), cap)
             return _BatchedAttention._attend_rows(*exact).to(queries.dtype)
-        scores = _apply_cap(torch.matmul(queries * scale, keys.transpose(-1, -2)), cap) + bias
+        scores = _apply_cap(torch.matmul(queries * scale, keys), cap) + bias
         return torch.matmul(scores.softmax(dim=-1), values)
 
 
@@ -137,19 +168,19 @@ class _SingleAttention:
 
     def attend(self, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None) -> Tensor:
         """Attend to the cache; returns [count, heads, head_dim]."""
-        keys = self.block.keys[layer][self.row : self.row + 1, :, : self.end]
+        keys = self.block.keys[layer][self.row : self.row + 1, ..., : self.end]
         values = self.block.values[layer][self.row : self.row + 1, :, : self.end]
         own = query[None, :, self.first_token : self.first_token + self.count]
         if cap is None and window is None and _is_bfloat16_on_cpu(query):
             return _attend_in_blocks(own[0].float(), keys[0].float(), values[0].float(), scale).to(query.dtype)
         if cap is not None:
             groups = own.shape[1] // keys.shape[1]
-            scores = _apply_cap(own @ keys.repeat_interleave(groups, 1).mT * scale, cap) + self.bias(window, query)
+            scores = _apply_cap(own @ keys.repeat_interleave(groups, 1) * scale, cap) + self.bias(window, query)
             return (scores.softmax(dim=-1) @ values.repeat_interleave(groups, 1))[0].transpose(0, 1)
         whole = self.count == self.end and window is None
         mask = None if whole else self.bias(window, query)
         attended = scaled_dot_product_attention(
-            own, keys, values, attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=True
+            own, keys.mT.contiguous(), values, attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=True
         )
         return attended[0].transpose(0, 1)
 
@@ -170,26 +201,26 @@ def _attend_in_blocks(query: Tensor, keys: Tensor, values: Tensor, scale: float)
 
     Args:
         query: [heads, count, head_dim].
-        keys: [kv_heads, end, head_dim].
-        values: [kv_heads, end, head_dim].
+        keys: [kv_heads, head_dim, end].
+        values: [kv_heads, end, value_dim].
         scale: Factor of the scores.
 
     Returns:
-        [count, heads, head_dim].
+        [count, heads, value_dim].
     """
     heads, count, size = query.shape
-    groups, end = keys.shape[0], keys.shape[1]
+    groups, end = keys.shape[0], keys.shape[2]
     scaled = (query * scale).view(groups, heads // groups, count, size)
-    found = query.new_empty(count, heads, size)
+    found = query.new_empty(count, heads, values.shape[-1])
     for first in range(0, count, BLOCK):
         last = min(first + BLOCK, count)
         rows, seen = last - first, end - count + last
-        scores = torch.bmm(scaled[:, :, first:last].reshape(groups, -1, size), keys[:, :seen].mT)
+        scores = torch.bmm(scaled[:, :, first:last].reshape(groups, -1, size), keys[..., :seen])
         scores = scores.view(groups, -1, rows, seen)
         later = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu_(1)
         scores[..., seen - rows :].masked_fill_(later, float("-inf"))
         block = torch.bmm(scores.softmax(-1).view(groups, -1, seen), values[:, :seen])
-        found[first:last] = block.view(heads, rows, size).transpose(0, 1)
+        found[first:last] = block.view(heads, rows, -1).transpose(0, 1)
     return found
 
 
@@ -228,7 +259,7 @@ class ForwardStep:
             self._place_images(starts)
         self.last_tokens = torch.tensor(starts[1:], device=device) - 1
         """Index of each chunk's last token, int64[chunks]."""
-        self._writes = list(self._plan_writes(starts))
+        self._writes = list(self._plan_writes(starts, single))
         self._batched = list(self._plan_batched(single))
         self._singles = [
             _SingleAttention(p.row.block, p.row.index, start, p.count, p.end)
@@ -251,15 +282,17 @@ class ForwardStep:
         for chunk, start in zip(self.chunks, starts, strict=False):
             self.views += find_views(chunk.row.images, chunk.start, chunk.end, at=start)
 
-    def _plan_writes(self, starts: list[int]) -> Iterator[_Write]:
-        by_block: dict[CacheBlock, tuple[list[int], list[int]]] = {}
+    def _plan_writes(self, starts: list[int], single: list[SequenceChunk]) -> Iterator[_Write]:
+        first = 0
+        for block, chunks in groupby(single, key=lambda p: p.row.block):
+            rows = torch.tensor([chunk.row.index for chunk in chunks], device=self._device)
+            tokens = slice(first, first + len(rows))
+            yield _Write(block, tokens, rows, self.token_positions[0, tokens])
+            first += len(rows)
         for chunk, start in zip(self.chunks, starts, strict=False):
-            tokens, rows = by_block.setdefault(chunk.row.block, ([], []))
-            tokens += range(start, start + chunk.count)
-            rows += [chunk.row.index] * chunk.count
-        for block, (tokens, rows) in by_block.items():
-            written = torch.tensor(tokens, device=self._device)
-            yield _Write(block, written, torch.tensor(rows, device=self._device), self.token_positions[0, written])
+            if chunk.count > 1:
+                tokens = slice(start, start + chunk.count)
+                yield _Write(chunk.row.block, tokens, chunk.row.index, slice(chunk.start, chunk.end))
 
     def _plan_batched(self, single: list[SequenceChunk]) -> Iterator[_BatchedAttention]:
         token = 0
@@ -284,6 +317,7 @@ class ForwardStep:
             members=torch.tensor(members, device=self._device) if span > len(run) else None,
             first_token=token,
             count=len(run),
+            shared=_common_prefix([chunk.row for chunk in run]),
         )
 
     def attend(
@@ -312,9 +346,7 @@ class ForwardStep:
         """
         keys, values = key.transpose(0, 1), value.transpose(0, 1)
         for write in self._writes:
-            all_keys, all_values = write.block.layer(layer, keys, values)
-            all_keys[write.rows, :, write.positions] = keys[write.tokens]
-            all_values[write.rows, :, write.positions] = values[write.tokens]
+            write.store(layer, keys, values)
         parts: list[_BatchedAttention | _SingleAttention] = [*self._batched, *self._singles]
         if len(parts) == 1:
             return parts[0].attend(layer, query, scale, window, cap)
@@ -322,6 +354,13 @@ class ForwardStep:
         for part in parts:
             out[part.first_token : part.first_token + part.count] = part.attend(layer, query, scale, window, cap)
         return out
+
+
+def _common_prefix(rows: Sequence[CacheRow]) -> int:
+    """Return the number of first tokens that rows have in common, or 0 if reading them once does not pay."""
+    shared = min(row.shared for row in rows)
+    alike = len(rows) > 1 and len({row.origin for row in rows}) == 1
+    return shared if alike and shared >= FEWEST_SHARED else 0
 
 
 def _runs(chunks: list[SequenceChunk]) -> Iterator[list[SequenceChunk]]:

@@ -188,7 +188,8 @@ class Scheduler:
             self.end_session(session_id)
         for job in self.running:
             if job.row is not None:
-                job.row.computed, job.is_new = 0, True
+                job.row.keep(0)
+                job.is_new = True
 
     def reset(self) -> None:
         """Remove all sessions and free the cache; no request may be running."""
@@ -211,8 +212,8 @@ class Scheduler:
                 self._sessions[session_id] = row
         else:
             row.in_use = True
-            row.computed = min(common_prefix(row.ids[: row.computed], job.ids), len(job.ids) - 1)
-            row.computed = common_tokens(row.computed, row.images, job.request.images)
+            known = min(common_prefix(row.ids[: row.computed], job.ids), len(job.ids) - 1)
+            row.keep(common_tokens(known, row.images, job.request.images))
         if job.admitted is None:
             job.admitted, job.cached_tokens = time.perf_counter(), row.computed
         row.ids, row.images, job.row = job.ids, job.request.images, row
@@ -233,8 +234,7 @@ class Scheduler:
             return False
         job.is_new = False
         if best is not None:
-            best.block.copy_row(best.index, row.block, row.index, most)
-            row.computed, row.routed_experts = most, best.routed_experts[:most]
+            row.copy_prefix(best, most)
             if not job.num_sampled:
                 job.cached_tokens = most
         return True
