@@ -40,13 +40,13 @@ def test_a_move_keeps_what_was_computed():
     store = RowStore(max_tokens=4096, max_context=1024)
     row = store.take(200)
     keys, values = row.block.layer(0, torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
-    keys[row.index] = torch.randn(2, 4, 256)
+    keys[row.index] = torch.randn(2, 256, 4)
     values[row.index] = torch.randn(2, 256, 4)
     old_keys, old_values = keys[row.index].clone(), values[row.index].clone()
     row.computed = 150
     store.move(row, 300)
     assert (row.block.capacity, store.reserved_tokens) == (384, 384)
-    assert torch.equal(row.block.keys[0][row.index, :, :, :150], old_keys[:, :, :150])
+    assert torch.equal(row.block.keys[0][row.index, :, :150], old_keys[:, :150])
     assert torch.equal(row.block.values[0][row.index, :, :150], old_values[:, :150])
     assert torch.isfinite(row.block.keys[0]).all()
 
@@ -180,13 +180,13 @@ async def test_what_is_copied_is_what_was_computed(job_of):
     scheduler.submit(first)
     (chunk,) = scheduler.plan()
     keys, values = chunk.row.block.layer(0, torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
-    keys[chunk.row.index], values[chunk.row.index] = torch.randn(2, 4, 384), torch.randn(2, 384, 4)
+    keys[chunk.row.index], values[chunk.row.index] = torch.randn(2, 384, 4), torch.randn(2, 384, 4)
     chunk.row.computed = 300
     scheduler.submit(second)
     scheduler.plan()
     row = second.row
     assert (row.block.capacity, row.computed) == (128, 40)
-    assert torch.equal(row.block.keys[0][row.index, ..., :40], keys[chunk.row.index, ..., :40])
+    assert torch.equal(row.block.keys[0][row.index, :, :40], keys[chunk.row.index, :, :40])
     assert torch.equal(row.block.values[0][row.index, :, :40], values[chunk.row.index, :, :40])
     assert row.origin is chunk.row.origin is not None
     assert (chunk.row.shared, row.shared) == (40, 40)

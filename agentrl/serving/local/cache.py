@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
+import torch
 from torch import Tensor
 
 from agentrl.message.image import PlacedImage
@@ -32,8 +33,8 @@ class CacheBlock:
 
     capacity: int
     keys: list[Tensor] = field(default_factory=list)
-    """Keys of each layer, transposed: [rows, kv_heads, head_dim, capacity]. So the scores of one query are computed at
-    the speed of memory."""
+    """Keys of each layer: [rows, kv_heads, capacity, head_dim]. Those in float32 are transposed in memory, so that the
+    scores of one query are computed at its speed."""
     values: list[Tensor] = field(default_factory=list)
     """Values of each layer: [rows, kv_heads, capacity, head_dim]."""
     rows: int = 0
@@ -78,23 +79,30 @@ class CacheBlock:
         with self._adding:
             while len(self.values) < layers:
                 # zeros: masked positions are multiplied by a weight of 0, so they must be finite
-                self.keys.append(key.new_zeros(self.rows, key.shape[1], key.shape[2], self.capacity))
+                self.keys.append(self._key_zeros(key))
                 self.values.append(value.new_zeros(self.rows, value.shape[1], self.capacity, value.shape[2]))
+
+    def _key_zeros(self, key: Tensor) -> Tensor:
+        if key.dtype is torch.float32:
+            return key.new_zeros(self.rows, key.shape[1], key.shape[2], self.capacity).mT
+        return key.new_zeros(self.rows, key.shape[1], self.capacity, key.shape[2])
 
     def copy_row(self, row: int, target: CacheBlock, target_row: int, length: int) -> None:
         """Copy a row's first `length` tokens to a row of another block."""
         for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            to_keys, to_values = target.layer(index, keys[..., 0], values[:, :, 0])
-            to_keys[target_row, :, :, :length] = keys[row, :, :, :length]
+            to_keys, to_values = target.layer(index, keys[:, :, 0], values[:, :, 0])
+            to_keys[target_row, :, :length] = keys[row, :, :length]
             to_values[target_row, :, :length] = values[row, :, :length]
 
 
 def _with_rows(tensor: Tensor, rows: int) -> Tensor:
-    """Return a tensor with zeros in further rows."""
-    grown = tensor.new_empty(rows, *tensor.shape[1:])
-    grown[: len(tensor)] = tensor
-    grown[len(tensor) :].zero_()
-    return grown
+    """Return a tensor with zeros in further rows, and the same order in memory."""
+    is_transposed = tensor.stride(-1) > 1
+    inner = tensor.mT if is_transposed else tensor
+    grown = inner.new_empty(rows, *inner.shape[1:])
+    grown[: len(inner)] = inner
+    grown[len(inner) :].zero_()
+    return grown.mT if is_transposed else grown
 
 
 class PrefixOrigin:

@@ -67,10 +67,10 @@ class _Write:
         all_keys, all_values = self.block.layer(layer, keys, values)
         own_keys, own_values = keys[self.tokens], values[self.tokens]
         if isinstance(self.rows, int):
-            all_keys[self.rows, ..., self.positions] = own_keys.permute(1, 2, 0)
+            all_keys[self.rows, :, self.positions] = own_keys.transpose(0, 1)
             all_values[self.rows, :, self.positions] = own_values.transpose(0, 1)
         else:
-            all_keys[self.rows, ..., self.positions] = own_keys
+            all_keys[self.rows, :, self.positions] = own_keys
             all_values[self.rows, :, self.positions] = own_values
 
 
@@ -106,7 +106,7 @@ class _BatchedAttention:
     def attend(self, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None) -> Tensor:
         """Attend to the cache; returns [count, heads, head_dim]."""
         rows = slice(self.first_row, self.first_row + len(self.lengths))
-        keys = self.block.keys[layer][rows, ..., : self.longest]
+        keys = self.block.keys[layer][rows, :, : self.longest]
         values = self.block.values[layer][rows, :, : self.longest]
         heads, _, size = query.shape
         # query heads that share a key-value head become rows of one matrix, so that no key is repeated
@@ -122,8 +122,8 @@ class _BatchedAttention:
         """Attend with scaled queries; the keys and values of the common prefix are read from the first row only."""
         rows, groups, _, size = queries.shape
         together = queries.transpose(0, 1).reshape(groups, -1, size)
-        first = torch.bmm(together, keys[0, ..., : self.shared]).view(groups, rows, -1, self.shared).transpose(0, 1)
-        own = torch.matmul(queries, keys[..., self.shared :])
+        first = torch.bmm(together, keys[0, :, : self.shared].mT).view(groups, rows, -1, self.shared).transpose(0, 1)
+        own = torch.matmul(queries, keys[:, :, self.shared :].mT)
         scores = torch.cat([_apply_cap(first, cap), _apply_cap(own, cap).add_(bias)], dim=-1).softmax(dim=-1)
         weights = scores[..., : self.shared].transpose(0, 1).reshape(groups, -1, self.shared)
         first = torch.bmm(weights, values[0, :, : self.shared]).view(groups, rows, -1, values.shape[-1]).transpose(0, 1)
@@ -136,11 +136,11 @@ class _BatchedAttention:
         """Attend with queries [rows, kv_heads, group, head_dim]; scores are float32 for every data type."""
         if _is_bfloat16_on_cpu(queries) and cap is None:
             mask = bias.expand(-1, -1, queries.shape[2], -1)
-            return scaled_dot_product_attention(queries, keys.mT, values, attn_mask=mask, scale=scale)
+            return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
         if _is_bfloat16_on_cpu(queries):
             exact = (queries.float(), keys.float(), values.float(), scale, bias.float(), cap)
             return _BatchedAttention._attend_rows(*exact).to(queries.dtype)
-        scores = _apply_cap(torch.matmul(queries * scale, keys), cap) + bias
+        scores = _apply_cap(torch.matmul(queries * scale, keys.mT), cap) + bias
         return torch.matmul(scores.softmax(dim=-1), values)
 
 
@@ -168,19 +168,21 @@ class _SingleAttention:
 
     def attend(self, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None) -> Tensor:
         """Attend to the cache; returns [count, heads, head_dim]."""
-        keys = self.block.keys[layer][self.row : self.row + 1, ..., : self.end]
+        keys = self.block.keys[layer][self.row : self.row + 1, :, : self.end]
         values = self.block.values[layer][self.row : self.row + 1, :, : self.end]
         own = query[None, :, self.first_token : self.first_token + self.count]
         if cap is None and window is None and _is_bfloat16_on_cpu(query):
             return _attend_in_blocks(own[0].float(), keys[0].float(), values[0].float(), scale).to(query.dtype)
         if cap is not None:
             groups = own.shape[1] // keys.shape[1]
-            scores = _apply_cap(own @ keys.repeat_interleave(groups, 1) * scale, cap) + self.bias(window, query)
+            scores = _apply_cap(own @ keys.repeat_interleave(groups, 1).mT * scale, cap) + self.bias(window, query)
             return (scores.softmax(dim=-1) @ values.repeat_interleave(groups, 1))[0].transpose(0, 1)
+        if keys.stride(-1) > 1:
+            keys = keys.contiguous()  # attention over transposed keys is several times slower
         whole = self.count == self.end and window is None
         mask = None if whole else self.bias(window, query)
         attended = scaled_dot_product_attention(
-            own, keys.mT.contiguous(), values, attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=True
+            own, keys, values, attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=True
         )
         return attended[0].transpose(0, 1)
 
@@ -201,7 +203,7 @@ def _attend_in_blocks(query: Tensor, keys: Tensor, values: Tensor, scale: float)
 
     Args:
         query: [heads, count, head_dim].
-        keys: [kv_heads, head_dim, end].
+        keys: [kv_heads, end, head_dim].
         values: [kv_heads, end, value_dim].
         scale: Factor of the scores.
 
@@ -209,13 +211,13 @@ def _attend_in_blocks(query: Tensor, keys: Tensor, values: Tensor, scale: float)
         [count, heads, value_dim].
     """
     heads, count, size = query.shape
-    groups, end = keys.shape[0], keys.shape[2]
+    groups, end = keys.shape[0], keys.shape[1]
     scaled = (query * scale).view(groups, heads // groups, count, size)
     found = query.new_empty(count, heads, values.shape[-1])
     for first in range(0, count, BLOCK):
         last = min(first + BLOCK, count)
         rows, seen = last - first, end - count + last
-        scores = torch.bmm(scaled[:, :, first:last].reshape(groups, -1, size), keys[..., :seen])
+        scores = torch.bmm(scaled[:, :, first:last].reshape(groups, -1, size), keys[:, :seen].mT)
         scores = scores.view(groups, -1, rows, seen)
         later = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu_(1)
         scores[..., seen - rows :].masked_fill_(later, float("-inf"))
