@@ -1,8 +1,8 @@
 """Forward pass over the concatenated tokens of many sequences, with attention per sequence.
 
 The model sees a batch of one row with all tokens of the step; only attention needs to know which sequence a token
-belongs to. Sequences with one new token are attended together, per cache block, and read the keys and values of a prefix
-that all have in common once. Longer chunks are attended one by one.
+belongs to. Sequences with one new token are attended together, per cache block; the keys and values of a prefix that
+all of them have in common are read once. Longer chunks are attended one by one.
 """
 
 from __future__ import annotations
