@@ -344,7 +344,7 @@ def _bytes(key: str) -> bytes:
 def _admit_only(session: GatewaySession) -> Middleware:
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.match_info.get("session") != session.id:
-            return await _unknown(request)
+            return _not_found(request)
         return await handler(request)
 
     return check
@@ -471,9 +471,13 @@ async def _health(_request: web.Request) -> web.Response:
 async def _unknown(request: web.Request) -> web.Response:
     found = [(await resource.resolve(request))[1] for resource in request.app.router.resources()]
     methods = sorted(set().union(*found) - {"*", "HEAD"})
-    if methods and request.method not in methods:  # a session's own address takes other sessions for unknown routes
-        text = f"{request.path} does not accept {request.method}: expected {' or '.join(methods)}"
-        return _json(DIALECTS[0].error(405, text, code="method_not_allowed"), status=405)
+    if not methods:
+        return _not_found(request)
+    text = f"{request.path} does not accept {request.method}: expected {' or '.join(methods)}"
+    return _json(DIALECTS[0].error(405, text, code="method_not_allowed"), status=405)
+
+
+def _not_found(request: web.Request) -> web.Response:
     routes = ", ".join(dialect.path for dialect in DIALECTS)
     text = f"unknown route {request.method} {request.path}: expected POST to one of {routes}"
     return _json(DIALECTS[0].error(404, text, code="not_found"), status=404)
