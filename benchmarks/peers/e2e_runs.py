@@ -167,7 +167,9 @@ def _follow(
                 last = [row["success/mean"] for row in rows[-AVERAGED:]]
                 reached = len(last) == AVERAGED and fmean(last) >= success
                 seconds = time.perf_counter() - began
-                curve += [(seconds, cpu_s, row["success/mean"]) for row in rows[len(curve) :]]
+                curve += [
+                    (round(seconds, 1), round(cpu_s, 1), round(row["success/mean"], 3)) for row in rows[len(curve) :]
+                ]
                 if reached or ended or seconds >= limit_s:
                     break
                 time.sleep(POLL_S)
