@@ -14,8 +14,11 @@ import warnings
 from pathlib import Path
 
 warnings.simplefilter("ignore")
-LIMIT_S = 0.3
-"""Processor time that a parser may take for one output: some search with patterns that take exponential time."""
+LIMIT_S, LONGER_S = 0.3, 2.0
+"""Processor seconds that a parser may take for one output, at first and when it is repeated: some search with patterns
+that take exponential time, and others import modules for their first outputs."""
+MOST_REPEATED = 5
+"""Outputs of a family that are repeated in vain; later ones are not repeated."""
 
 
 def vllm_parsers(tools):
@@ -86,9 +89,9 @@ def sglang_parsers(tools):
     return open_job
 
 
-def guarded(parse, text):
+def guarded(parse, text, limit_s):
     """What the parser found, or raised, or that it took too long."""
-    signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
+    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
     try:
         return parse(text)
     except TooLong:
@@ -97,6 +100,18 @@ def guarded(parse, text):
         return {"raised": f"{type(error).__name__}: {error}"[:300]}
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def read_all(parse, texts):
+    """What the parser made of each output."""
+    found, repeated_in_vain = [], 0
+    for text in texts:
+        answer = guarded(parse, text, LIMIT_S)
+        if answer.get("raised") == "TooLong" and repeated_in_vain < MOST_REPEATED:
+            answer = guarded(parse, text, LONGER_S)
+            repeated_in_vain += answer.get("raised") == "TooLong"
+        found.append(answer)
+    return found
 
 
 class TooLong(BaseException):
@@ -116,7 +131,7 @@ def main(folder):
     answers, started = {}, time.monotonic()
     for family, job in asked["jobs"].items():
         parse = open_job(job)
-        answers[family] = [guarded(parse, text) for text in job["outputs"]]
+        answers[family] = read_all(parse, job["outputs"])
         print(f"{family}: {time.monotonic() - started:.1f} s", file=sys.stderr)
     (folder / f"{server}.json").write_text(json.dumps(answers), encoding="utf-8")
 
