@@ -77,6 +77,7 @@ def learn_all(
         warm_start: True if the model first clones the environment's expert.
     """
     find_python("trl")
+    sides = [sides] if isinstance(sides, str) else sides
     if unknown := set(sides) - set(SIDES):
         raise UsageError("unknown side", got=f"sides={sorted(unknown)}", expected=", ".join(SIDES))
     limits = {"success": success, "steps": steps, "limit_s": limit_s, "threads": threads}

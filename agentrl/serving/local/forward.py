@@ -30,7 +30,7 @@ BLOCK = 128
 """Queries of one sequence whose scores are computed at once."""
 LARGEST_GAP = 4
 """Maximum idle rows between two rows that are attended together."""
-FEWEST_SHARED = 32
+SHORTEST_PREFIX = 32
 """Minimum length of a prefix that is attended to once for several rows."""
 ATTENTION = "agentrl_step"
 
@@ -92,17 +92,17 @@ class _BatchedAttention:
     count: int
     shared: int
     """Number of first tokens that all rows of the step have in common."""
-    biases: dict[int | None, Tensor] = field(default_factory=dict)
+    biases: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
 
     def bias(self, window: int | None, like: Tensor, first: int = 0) -> Tensor:
         """Return 0 where a row may attend, -inf elsewhere: [rows, 1, 1, longest - first]."""
-        if window not in self.biases:
+        if (window, first) not in self.biases:
             positions = torch.arange(first, self.longest, device=like.device)
             hidden = positions >= self.lengths[:, None]
             if window is not None:
                 hidden |= positions < self.lengths[:, None] - window
-            self.biases[window] = _bias(hidden, like)[:, None, None, :]
-        return self.biases[window]
+            self.biases[window, first] = _bias(hidden, like)[:, None, None, :]
+        return self.biases[window, first]
 
     def attend(self, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None) -> Tensor:
         """Attend to the cache; returns [count, heads, head_dim]."""
@@ -179,7 +179,7 @@ class _SingleAttention:
             scores = _apply_cap(own @ keys.repeat_interleave(groups, 1).mT * scale, cap) + self.bias(window, query)
             return (scores.softmax(dim=-1) @ values.repeat_interleave(groups, 1))[0].transpose(0, 1)
         if keys.stride(-1) > 1:
-            keys = keys.contiguous()  # attention over transposed keys is several times slower
+            keys = keys.contiguous()  # torch's fast attention does not read transposed keys
         whole = self.count == self.end and window is None
         mask = None if whole else self.bias(window, query)
         attended = scaled_dot_product_attention(
@@ -363,7 +363,7 @@ def _common_prefix(rows: Sequence[CacheRow]) -> int:
     """Return the number of first tokens that rows have in common, or 0 if reading them once does not pay."""
     shared = min(row.shared for row in rows)
     alike = len(rows) > 1 and len({row.origin for row in rows}) == 1
-    return shared if alike and shared >= FEWEST_SHARED else 0
+    return shared if alike and shared >= SHORTEST_PREFIX else 0
 
 
 def _runs(chunks: list[SequenceChunk]) -> Iterator[list[SequenceChunk]]:
