@@ -98,11 +98,16 @@ def sample(
         greedy = torch.tensor([p.temperature == 0 for p in params], device=logits.device)
         tokens = torch.where(greedy, logits.argmax(dim=-1), tokens)
     chosen = logprobs.gather(1, tokens[:, None])[:, 0]
-    if not bool(torch.isfinite(chosen).all()):
-        raise FloatingPointError("the model's logits are not finite")
+    _check_finite(chosen)
     if hot:
         chosen[hot] -= kept[hot].sum(dim=-1).log()
     return SampledTokens(token_ids=tokens.tolist(), logprobs=chosen.clamp(max=0.0).tolist())
+
+
+def _check_finite(values: Tensor) -> None:
+    """Raise `FloatingPointError` for rows of logits that have no finite one, or log-probabilities of sampled tokens."""
+    if not bool(torch.isfinite(values).reshape(len(values), -1).any(dim=1).all()):
+        raise FloatingPointError("the model's logits are not finite")
 
 
 def _first_params(params: SamplingParams) -> SamplingParams:
@@ -381,6 +386,7 @@ class LocalEngine(PolicyEngine):
                 ready.append(job)
                 ended.append(index)
         if len(ready) < len(chunks):
+            _check_finite(logits)  # keys and values that are not would outlive the request and spoil others
             logits = logits[ended]
         self._steps += 1
         if ready:
