@@ -18,12 +18,10 @@ from transformers import PreTrainedModel
 
 from agentrl.errors import UsageError
 from agentrl.models.cores import pinned_thread
+from agentrl.models.packing import batch_dependent_rope
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
-
-BATCH_DEPENDENT = ("dynamic", "longrope")
-"""Types of rotary scaling that depend on the longest sequence of a forward pass."""
 
 
 def check_lanes(setting: str, count: int, model: PreTrainedModel) -> None:
@@ -38,11 +36,10 @@ def check_lanes(setting: str, count: int, model: PreTrainedModel) -> None:
         raise UsageError(
             f"{setting} is for models on the CPU", got=f"{count} lanes, a model on {model.device}", expected="1 lane"
         )
-    scaling = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    if scaling.get("rope_type") in BATCH_DEPENDENT:
+    if (rope := batch_dependent_rope(model.config)) is not None:
         raise UsageError(
             "this model's rotary positions depend on the other sequences of a batch",
-            got=f"rope_type {scaling['rope_type']}, {count} lanes",
+            got=f"rope_type {rope}, {count} lanes",
             expected=f"{setting}: 1",
         )
 

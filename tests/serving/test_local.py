@@ -301,3 +301,26 @@ async def test_a_stop_text_ends_an_answer_with_the_token_that_completes_it(stop,
     assert bool(ended) is (stop == "45")
     await engine.close()
     await blind.close()
+
+
+async def test_a_prompt_computed_in_part_with_broken_weights_leaves_nothing(request_of, reference_of):
+    model = tiny_model()
+    engine = LocalEngine(model, LocalEngineConfig(prefill_tokens=8))
+    norm = model.model.layers[0].input_layernorm.weight.data
+    kept = norm.clone()
+    norm.fill_(float("nan"))
+    broken = asyncio.create_task(engine.generate(request_of([1, 2] * 100, "broken", max_tokens=3)))
+    for _ in range(300):  # about 20 steps
+        await asyncio.sleep(0)
+    await engine.abort("broken")
+    await asyncio.wait([broken])
+    norm.copy_(kept)
+    await engine.update_weights(None, 1)
+    prompts = [[3, 4] * 50, [5, 6] * 100]
+    answers = await asyncio.gather(
+        *(engine.generate(request_of(p, str(n), max_tokens=30)) for n, p in enumerate(prompts))
+    )
+    await engine.close()
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = reference_of(model)([*prompt, *answer.token_ids], 1.0)[len(prompt) - 1 :]
+        assert answer.logprobs == pytest.approx(expected, abs=1e-5)

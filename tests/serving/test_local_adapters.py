@@ -42,7 +42,7 @@ async def answers_of(engine, request_of, *, prefix=""):
     """Two turns of sessions of every adapter, all at once; their prompts begin alike."""
 
     async def session(number, adapter):
-        ids, found = [*range(3, 30), *([number] * (number % 3))], []
+        ids, found = [*range(3, 60), *([number] * (number % 3))], []
         for turn in range(2):
             request = request_of(ids, f"{prefix}{number}.{turn}", f"{prefix}{number}", max_tokens=6, seed=number)
             answer = await engine.generate(replace(request, adapter=adapter))

@@ -1,9 +1,12 @@
 """Padded, packed and shared layouts compute the same, and models that cannot be packed are told apart."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.models import FAMILIES, tiny_model
-from transformers import MambaConfig, MambaForCausalLM
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM, PhimoeConfig, PhimoeForCausalLM
 
 from agentrl.config.config import TrainerConfig
 from agentrl.errors import UsageError
@@ -16,6 +19,7 @@ from agentrl.training.forward.layout import (
 )
 from agentrl.training.forward.logprobs import score
 from agentrl.training.forward.micro_batches import make_micro_batches
+from agentrl.training.forward.runner import ModelRunner, RunnerSettings
 from agentrl.training.forward.sequences import ScoredSequence, pack
 from agentrl.training.forward.tree_attention import ATTENTION, AttentionTree
 
@@ -112,6 +116,22 @@ def test_the_same_attention_by_nodes_and_by_masks(window):
     assert torch.equal(blocks.mask_mod(0, 0, index[:, None], index), tree.mask(window))
 
 
+def test_many_nested_branches_round_hardly_more_than_one_pass():
+    generator = torch.Generator().manual_seed(0)
+    trunk = torch.randint(3, 60, (320,), generator=generator)
+    own = torch.randint(3, 60, (40, 4), generator=generator)
+    row = pack([scored(torch.cat([trunk[: 8 * k], own[k - 1]])) for k in range(1, 41)], share=1)
+    tree = AttentionTree(row, torch.device("cpu"))
+    tokens = len(row.depths)
+    query, key, value = (torch.randn(1, 4, tokens, 16, generator=generator).bfloat16() for _ in range(3))
+    mask = tree.mask(None)
+    exact = scaled_dot_product_attention(query.double(), key.double(), value.double(), attn_mask=mask, scale=0.3)
+    once = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3)
+    attended = tree.attend(query, key, value, 0.3, None)
+    assert attended.dtype is torch.bfloat16
+    assert (attended - exact).abs().mean() < 1.5 * (once - exact).abs().mean()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_known_families_are_packed(family):
     model = tiny_model(family)
@@ -149,10 +169,46 @@ def linear_layer():
 def test_others_are_padded_and_refuse_to_share(build, reason):
     model = build()
     before = model.config._attn_implementation
-    assert choose_layout(model, TrainerConfig()) == PADDED
+    assert replace(choose_layout(model, TrainerConfig()), longest_together=None) == PADDED
     assert model.config._attn_implementation == before
     with pytest.raises(UsageError, match=f"cannot share prefixes.*{reason}.*share_prefixes=false"):
         choose_layout(model, SHARED)
+
+
+def test_a_window_that_only_a_mask_knows_is_found_out():
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "sliding_window": 100,
+    }
+    sizes |= {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_local_experts": 2,
+        "initializer_range": 0.2,
+        "num_hidden_layers": 1,
+    }
+    config = PhimoeConfig(**sizes, **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")))
+    torch.manual_seed(0)
+    model = PhimoeForCausalLM(config).eval()
+    assert choose_layout(model, TrainerConfig()) == PADDED
+    assert model.config.sliding_window == 100
+    with pytest.raises(UsageError, match=r"cannot share prefixes.*hidden states of a packed row differ"):
+        choose_layout(model, SHARED)
+
+
+def test_long_sequences_do_not_change_the_rotary_positions_of_others():
+    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 40}
+    longrope |= {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0]}
+    model = LlamaForCausalLM(LlamaConfig(**tiny_model("llama").config.to_dict() | {"rope_parameters": longrope})).eval()
+    layout = choose_layout(model, TrainerConfig())
+    sequences = [scored(torch.arange(n) % 60) for n in (42, 31, 62, 40, 50)]
+    found = ModelRunner(model, RunnerSettings(layout=layout)).logprobs(sequences, temperature=1.0, pad_id=0).logp
+    assert layout.micro_batches(sequences) == [[0], [2], [4], [3, 1]]
+    alone = [ModelRunner(model, RunnerSettings()).logprobs([own], temperature=1.0, pad_id=0).logp for own in sequences]
+    torch.testing.assert_close(found, torch.cat(alone), atol=1e-5, rtol=0)
 
 
 def test_a_model_that_packs_wrongly_is_found_out(monkeypatch):

@@ -44,6 +44,7 @@ from agentrl.engine.answer_check import check_answer
 from agentrl.errors import EngineError, UsageError
 from agentrl.message.image import ImageReader
 from agentrl.models.cores import pinned_process
+from agentrl.models.packing import batch_dependent_rope, fixed_length
 from agentrl.models.threads import ThreadWorkers, check_lanes, torch_threads
 from agentrl.serving.local.cache import RowStore
 from agentrl.serving.local.forward import ForwardStep, SequenceChunk
@@ -97,11 +98,16 @@ def sample(
         greedy = torch.tensor([p.temperature == 0 for p in params], device=logits.device)
         tokens = torch.where(greedy, logits.argmax(dim=-1), tokens)
     chosen = logprobs.gather(1, tokens[:, None])[:, 0]
-    if not bool(torch.isfinite(chosen).all()):
-        raise FloatingPointError("the model's logits are not finite")
+    _check_finite(chosen)
     if hot:
         chosen[hot] -= kept[hot].sum(dim=-1).log()
     return SampledTokens(token_ids=tokens.tolist(), logprobs=chosen.clamp(max=0.0).tolist())
+
+
+def _check_finite(values: Tensor) -> None:
+    """Raise `FloatingPointError` for rows of logits that have no finite one, or log-probabilities of sampled tokens."""
+    if not bool(torch.isfinite(values).reshape(len(values), -1).any(dim=1).all()):
+        raise FloatingPointError("the model's logits are not finite")
 
 
 def _first_params(params: SamplingParams) -> SamplingParams:
@@ -170,6 +176,18 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return mixed
 
 
+def _check_positions(model: PreTrainedModel, max_context: int) -> None:
+    """Raise `UsageError` if long sequences would change the rotary positions of others, and of their own beginnings."""
+    limit = fixed_length(model.config)
+    if limit is not None and max_context > limit:
+        raise UsageError(
+            f"the rotary positions of this model change at {limit} tokens, for all sequences of a step",
+            got=f"a context of {max_context} tokens, rope_type {batch_dependent_rope(model.config)}",
+            expected=f"engine.max_context of at most {limit}",
+            hint="or use engine=vllm or engine=sglang",
+        )
+
+
 class Lockstep(Protocol):
     """Episodes that the engine serves in lockstep."""
 
@@ -220,6 +238,7 @@ class LocalEngine(PolicyEngine):
                 expected=f"at least the context of {max_context} tokens",
                 hint="set engine.max_context to the length of the longest sequence that you need",
             )
+        _check_positions(model, max_context)
         self.capabilities = Capabilities(
             max_context=max_context,
             vocab_size=int(text.vocab_size),
@@ -367,6 +386,7 @@ class LocalEngine(PolicyEngine):
                 ready.append(job)
                 ended.append(index)
         if len(ready) < len(chunks):
+            _check_finite(logits)  # keys and values that are not would outlive the request and spoil others
             logits = logits[ended]
         self._steps += 1
         if ready:

@@ -22,8 +22,10 @@ from agentrl.models.lora import factors, frozen_weight, has_adapters, product
 from agentrl.models.matrix_products import PackedProduct, float32_linear, has_float32_head
 from agentrl.models.memory import memory_limit
 from agentrl.models.moe import ChosenExperts, routers
+from agentrl.models.packing import layer_obstacle
 from agentrl.models.vision import forward_with_images
 from agentrl.serving.local.forward import ATTENTION, ForwardStep
+from agentrl.serving.local.trial import Trial
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 FORMATS = (torch.float32, torch.bfloat16)
@@ -158,7 +160,8 @@ class LocalModelRunner:
         copies: Number of packed copies of models of this size that must fit into memory.
 
     Raises:
-        UsageError: the model's attention cannot be replaced, or the model has no experts to report.
+        UsageError: the engine would compute other logits than the model's own forward pass, or the model has no experts
+            to report.
     """
 
     def __init__(
@@ -174,13 +177,18 @@ class LocalModelRunner:
         shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
         self._source = model
         self._module = copy.deepcopy(model, memo=shared).eval()
-        self._module.config.get_text_config()._attn_implementation = ATTENTION
-        self._chosen = ChosenExperts(routers(self._module)) if routed_experts else None
         if has_float32_head(model.config):
             head: Any = self._module.get_output_embeddings()
             head.forward = lambda hidden: _float32_logits(head, hidden)
         self._packs = can_pack(model, copies=copies)
         self._packed: PackedDecoder | None = None
+        self._chosen: ChosenExperts | None = None
+        trial = None if self._packs else Trial(self._module)
+        self._module.config.get_text_config()._attn_implementation = ATTENTION
+        if trial is not None:
+            trial.check(self.logits)
+        if routed_experts:
+            self._chosen = ChosenExperts(routers(self._module))
 
     @property
     def device(self) -> torch.device:
@@ -247,8 +255,10 @@ def _float32_logits(head: Any, hidden: Tensor) -> Tensor:
 
 def _check(model: PreTrainedModel, *, routed_experts: bool) -> None:
     name = type(model).__name__
-    if not getattr(model, "_supports_attention_backend", False):
-        raise UsageError(f"the local engine does not support {name}", got="attention that cannot be replaced")
+    if (obstacle := layer_obstacle(model)) is not None:
+        raise UsageError(
+            f"the local engine does not support {name}", got=obstacle, hint="use engine=vllm or engine=sglang"
+        )
     if routed_experts and not routers(model):
         raise UsageError(
             "the local engine cannot report routed experts",

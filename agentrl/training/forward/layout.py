@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from agentrl.config.config import LOGITS_MEGABYTES, TrainerConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.message.image import ImageReader
-from agentrl.models.threads import BATCH_DEPENDENT
+from agentrl.models.packing import batch_dependent_rope, fixed_length, layer_obstacle, short_windows
 from agentrl.models.vision import MODEL_TYPES, hidden_states
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.context_parallel import Attention, ContextGroup, SharedAttention, key_value_copies
@@ -32,8 +32,6 @@ from agentrl.training.forward.tree_attention import ATTENTION, AttentionTree, Pa
 
 FEWEST_SHARED = 16
 """Minimum number of additional shared tokens for which a node of the prefix trie pays off."""
-PACKED_LAYERS = ("full_attention", "sliding_attention")
-"""Types of layers in which tokens depend on other tokens only through attention."""
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Maximum difference of hidden states, relative to their norm, that is explained by the order of rounding."""
 _TRIED_TOKENS = 8
@@ -55,12 +53,20 @@ class Layout:
     """Ranks that share the tokens of every row."""
     replay: RouterReplay | None = None
     """Replay of the engine's routed experts, for sequences that have them."""
+    longest_together: int | None = None
+    """Length above which a sequence has its own micro-batch, where its rotary positions would change the others'."""
 
     def micro_batches(self, sequences: Sequence[ScoredSequence]) -> list[list[int]]:
         """Group sequences into micro-batches; return their indices."""
         if self.share:
             return shared_rows(sequences, self.budget, share=self.share)
-        return micro_batches([len(sequence) for sequence in sequences], self.budget, padded=not self.packed)
+        lengths = [len(sequence) for sequence in sequences]
+        if self.longest_together is None:
+            return micro_batches(lengths, self.budget, padded=not self.packed)
+        together = [i for i, length in enumerate(lengths) if length <= self.longest_together]
+        groups = micro_batches([lengths[i] for i in together], self.budget, padded=not self.packed)
+        alone = [[i] for i, length in enumerate(lengths) if length > self.longest_together]
+        return [*alone, *([together[k] for k in group] for group in groups)]
 
     def for_workers(self, sequences: Sequence[ScoredSequence], workers: int) -> Layout:
         """Reduce the budget so that, if possible, every worker has a micro-batch.
@@ -199,6 +205,7 @@ def choose_layout(model: PreTrainedModel, config: TrainerConfig, ranks: Ranks | 
         packed=packed,
         share=FEWEST_SHARED if packed and config.share_prefixes else 0,
         context=ranks.context,
+        longest_together=fixed_length(model.config),
     )
 
 
@@ -231,12 +238,10 @@ def _obstacle(model: PreTrainedModel) -> str | None:
     text = model.config.get_text_config()
     if model.config.model_type in MODEL_TYPES or text is not model.config:
         return "it reads images"
-    if not getattr(model, "_supports_attention_backend", False):
-        return "its attention cannot be replaced"
-    if other := set(getattr(text, "layer_types", None) or ()) - set(PACKED_LAYERS):
-        return f"layers of {', '.join(sorted(other))}"
-    rope = (getattr(text, "rope_parameters", None) or {}).get("rope_type")
-    return f"rotary positions of type {rope}, which depend on the batch" if rope in BATCH_DEPENDENT else None
+    if (obstacle := layer_obstacle(model)) is not None:
+        return obstacle
+    rope = batch_dependent_rope(model.config)
+    return None if rope is None else f"rotary positions of type {rope}, which depend on the batch"
 
 
 @torch.no_grad()
@@ -252,11 +257,13 @@ def _difference(model: PreTrainedModel) -> str | None:
         ScoredSequence(input_ids=own, positions=torch.arange(len(own)), targets=own)
         for own in (ids, torch.cat([ids[:9], ids[:5]]), ids.flip(0))
     ]
-    expected = within_forward(model, Layout().hidden_states, sequences, 0, None)
+    with short_windows(model):
+        expected = within_forward(model, Layout().hidden_states, sequences, 0, None)
     before = model.config._attn_implementation
     model.config._attn_implementation = ATTENTION
     try:
-        found = within_forward(model, Layout(packed=True, share=2).hidden_states, sequences, 0, None)
+        with short_windows(model):
+            found = within_forward(model, Layout(packed=True, share=2).hidden_states, sequences, 0, None)
     except (TypeError, UsageError) as error:
         model.config._attn_implementation = before
         return f"its layers do not pass arguments to attention ({error})"

@@ -61,14 +61,17 @@ class _NodeAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: tuple[AttentionBlock, ...], scale: float
     ) -> Tensor:
         rows, heads, tokens, _ = query.shape
-        merged = query.new_empty(rows, tokens, heads, value.shape[-1]).transpose(1, 2)
-        total = query.new_empty(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32))
+        exact = torch.promote_types(query.dtype, torch.float32)  # or else every merge rounds
+        dtype = query.dtype if all(block.first for block in blocks) else exact
+        merged = query.new_empty(rows, tokens, heads, value.shape[-1], dtype=dtype).transpose(1, 2)
+        total = query.new_empty(query.shape[:-1], dtype=exact)
         for block in blocks:
             part, keys = query[:, :, block.queries], (key[:, :, block.keys], value[:, :, block.keys])
             attended, sums = _FORWARD(part, *keys, 0.0, block.causal, scale=scale)
             if not block.first:
                 attended, sums = _merge(merged[:, :, block.queries], total[:, :, block.queries], attended, sums)
             merged[:, :, block.queries], total[:, :, block.queries] = attended, sums
+        merged = merged.to(query.dtype)
         ctx.save_for_backward(query, key, value, merged, total)
         ctx.blocks, ctx.scale = blocks, scale
         return merged
@@ -98,7 +101,7 @@ class _NodeAttention(torch.autograd.Function):
 def _merge(left: Tensor, left_sums: Tensor, right: Tensor, right_sums: Tensor) -> tuple[Tensor, Tensor]:
     """Combine attention over two sets of keys, from the attention over each and its log-sum-exp."""
     sums = torch.logaddexp(left_sums, right_sums)
-    shares = ((own - sums).exp()[..., None].to(left.dtype) for own in (left_sums, right_sums))
+    shares = ((own - sums).exp()[..., None] for own in (left_sums, right_sums))
     return left * next(shares) + right * next(shares), sums
 
 
