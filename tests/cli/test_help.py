@@ -99,3 +99,10 @@ def test_an_unknown_command_gets_the_nearest(agentrl: Cli) -> None:
     ended = agentrl("trian")
     assert ended.code == 2
     assert "Did you mean 'train'" in ended.err
+
+
+def test_a_paragraph_of_help_wraps_only_at_the_width_of_the_terminal(agentrl: Cli) -> None:
+    lines = [line.strip() for line in agentrl("demo", "--help").out.splitlines()]
+    start = next(number for number, line in enumerate(lines) if line.startswith("Creates a small model"))
+    paragraph = lines[start : lines.index("", start)]
+    assert all(len(line) + len(following.split()[0]) >= 70 for line, following in zip(paragraph, paragraph[1:]))
