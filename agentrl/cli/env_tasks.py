@@ -99,7 +99,7 @@ def validate(
     def play_unknown() -> dict[str, TaskValidation]:
         found = dict(known)
         left = {task.id: task for task in chosen if task.id not in known}
-        with counter.shown(found.values()), discard_standard_output():
+        with counter.showing(found.values()), discard_standard_output():
             for new in validate_tasks(
                 spec, {**spec.options, **given}, left.values(), concurrency=concurrency, call_timeout_s=call_timeout_s
             ):
@@ -205,7 +205,7 @@ class _Counter:
         return ", ".join([f"{self.counts.total()}/{self.total} tasks", *bad])
 
     @contextmanager
-    def shown(self, known: Iterable[TaskValidation]) -> Iterator[None]:
+    def showing(self, known: Iterable[TaskValidation]) -> Iterator[None]:
         """Show the progress, which begins with the results that are known already."""
         self.counts.update(result.status for result in known)
         if not err.is_terminal:

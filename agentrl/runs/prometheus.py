@@ -151,7 +151,7 @@ def prometheus_endpoint(
             f"port {port} cannot be served (observe.prometheus_port)", got=error, hint="choose another port"
         ) from error
     try:
-        server.set_app(_guarded(make_wsgi_app(registry)))
+        server.set_app(_guard(make_wsgi_app(registry)))
         registry.register(RunCollector(run, status, snapshot))
         yield
     finally:
@@ -160,7 +160,7 @@ def prometheus_endpoint(
         thread.join(ENDPOINT_END_S)
 
 
-def _guarded(application: WSGIApplication) -> WSGIApplication:
+def _guard(application: WSGIApplication) -> WSGIApplication:
     """Make an application that answers only requests to this machine's names, from its own pages."""
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:

@@ -160,7 +160,7 @@ def _at_function(run: RunSummary, finding: Finding) -> Finding:
     return finding if location is None else replace(finding, file=location.file, line=location.line)
 
 
-def _unplayed(run: RunSummary) -> frozenset[str]:
+def _unplayed_findings(run: RunSummary) -> frozenset[str]:
     """Return the findings about answers and tools that explain why no episode is rewarded."""
     episodes = run.episodes
     is_unplayed = 2 * max(episodes.cut, episodes.unusable) >= episodes.turns
@@ -237,7 +237,7 @@ def constant_reward(run: RunSummary) -> Iterator[Finding]:
         of=episodes.episodes,
         weight=0.95,
         causes=frozenset({"judge_always_agrees", "environment_error", "reward_error"})
-        | (_unplayed(run) if whole.high <= 0 else frozenset()),
+        | (_unplayed_findings(run) if whole.high <= 0 else frozenset()),
     )
     yield _at_function(run, finding)
 
@@ -262,7 +262,7 @@ def never_rewarded(run: RunSummary) -> Iterator[Finding]:
         count=episodes.episodes,
         of=episodes.episodes,
         weight=0.94,
-        causes=_unplayed(run) | TRUNCATED,
+        causes=_unplayed_findings(run) | TRUNCATED,
     )
 
 
@@ -300,7 +300,7 @@ def nothing_varies(run: RunSummary) -> Iterator[Finding]:
         count=idle,
         of=steps,
         weight=0.5 + 0.4 * max(idle / steps, equal / max(1.0, trained)),
-        causes=_unplayed(run) | {"constant_reward", "never_rewarded", "judge_always_agrees", *OF_THE_POLICY},
+        causes=_unplayed_findings(run) | {"constant_reward", "never_rewarded", "judge_always_agrees", *OF_THE_POLICY},
         is_current=is_current,
     )
 

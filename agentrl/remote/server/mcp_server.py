@@ -200,11 +200,11 @@ class MCPServer:
                 await _refuse(send, 401, "wrong token" if "authorization" in headers else "no token")
             else:
                 try:
-                    received = await _receive_body(receive)
+                    replay = await _receive_body(receive)
                 except TimeoutError:
                     await _refuse(send, 408, "the request did not arrive in time")
                     return
-                await application(scope, received, send)
+                await application(scope, replay, send)
                 if scope["method"] == "DELETE":
                     self.sessions.end(headers.get("mcp-session-id", b"").decode("latin-1"))
 
@@ -249,9 +249,9 @@ class MCPServer:
     async def _list_tools(self, context: Any, _params: Any) -> Any:
         session = await self._session(context)
         own = list(session.tools.values()) or self._host.tools
-        return self._types.ListToolsResult(tools=[self._described(tool) for tool in (*_CONTROLS.values(), *own)])
+        return self._types.ListToolsResult(tools=[self._describe(tool) for tool in (*_CONTROLS.values(), *own)])
 
-    def _described(self, tool: Tool) -> Any:
+    def _describe(self, tool: Tool) -> Any:
         function, spec = tool.schema["function"], self._host.spec
         description = function.get("description", "")
         if tool is _CONTROLS[start_episode.__name__]:
@@ -349,10 +349,10 @@ async def _receive_body(receive: Receive) -> Receive:
             limit.reschedule(min(last, loop.time() + BODY_S))
     messages = iter(read)
 
-    async def received() -> dict[str, Any]:
+    async def replay() -> dict[str, Any]:
         return next(messages, None) or await receive()
 
-    return received
+    return replay
 
 
 async def _refuse(send: Send, status: int, message: str) -> None:

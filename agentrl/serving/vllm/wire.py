@@ -34,7 +34,7 @@ _CACHE_USED = "vllm:kv_cache_usage_perc"
 CHECKSUM_DIGITS = 16
 _OF_NOTHING = "e3b0c44298fc1c14"
 """Checksum of no bytes, reported for a tensor that vLLM keeps in a packed form elsewhere."""
-WORKER_EXTENSION = "agentrl_vllm_worker.UncutLogprobs"
+WORKER_EXTENSION = "agentrl_vllm_worker.PreTruncationLogprobs"
 """Class in `agentrl.serving.vllm.worker` that launched servers load into their workers."""
 PROCESSED = "processed_logprobs"
 TOP_1_PROBE: Mapping[str, Any] = {"temperature": 2.0, "top_k": 1, "max_tokens": 1, "logprobs": 0, "ignore_eos": True}

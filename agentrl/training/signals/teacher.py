@@ -115,7 +115,7 @@ class TeacherModel(TokenSignal):
         elif self._runner is None:
             teacher = _served_logprobs(batch, self._device)
         else:
-            sequences = _hinted(batch) if self._hinted else batch.sequences
+            sequences = _with_hints(batch) if self._hinted else batch.sequences
             teacher = self._runner.top_logprobs(
                 sequences, top_k=self._top_k, temperature=batch.temperature, pad_id=batch.pad_id
             )
@@ -153,7 +153,7 @@ class TeacherModel(TokenSignal):
         return np.split(logp, np.cumsum([one.scored_groups.size for one in translations])[:-1])
 
 
-def _hinted(batch: StepBatch) -> list[ScoredSequence]:
+def _with_hints(batch: StepBatch) -> list[ScoredSequence]:
     """Return the sequences that the teacher reads: each after the hint of its episode."""
     names = [batch.trajectories[owner].id for owner in batch.sequence_trajectory]
     if missing := [name for name in names if name not in batch.extras.hints]:

@@ -19,7 +19,7 @@ _LEAST_TEMPERATURE = 1e-5
 _sample = Sampler.sample
 
 
-def sample_with_uncut_logprobs(
+def sample_with_pre_truncation_logprobs(
     sampler: Any, logits: Any, sampling_metadata: Any, logprobs_mode_override: str | None = None
 ) -> tuple[Any, Any]:
     """Sample as ``Sampler.sample`` does, but return log-probabilities before truncation.
@@ -42,8 +42,8 @@ def _scale(logits: Any, temperature: Any) -> Any:
     return logits / temperature.masked_fill(temperature < _LEAST_TEMPERATURE, 1.0).unsqueeze(1)
 
 
-Sampler.sample = sample_with_uncut_logprobs
+Sampler.sample = sample_with_pre_truncation_logprobs
 
 
-class UncutLogprobs(AdapterExchange):  # type: ignore[misc]
+class PreTruncationLogprobs(AdapterExchange):  # type: ignore[misc]
     """Class for ``--worker-extension-cls``, which loads this module; adds `AdapterExchange` to the workers."""
