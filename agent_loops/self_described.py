@@ -37,8 +37,8 @@ class SelfDescribed(AgentLoop):
         result = await episode.step(answer.text)
         description = tagged_answer(answer.text, DESCRIPTION)
         if description:
-            told = FROM_DESCRIPTION.format(description=description)
-            second = episode.open([user(f"{content_text(observation).strip()}\n\n{told}")])
+            rule = FROM_DESCRIPTION.format(description=description)
+            second = episode.open([user(f"{content_text(observation).strip()}\n\n{rule}")])
             await second.generate(
                 options=TurnOptions(trained=False, demonstration=lambda: _answer(episode.action_hint).text)
             )

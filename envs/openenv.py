@@ -129,12 +129,14 @@ class OpenEnvironment(AsyncEnv):
         self._total += reward
         is_over = is_done or self._steps >= self._max_steps
         if error:
-            told, kind = (error.get("message"), error.get("error_type")) if isinstance(error, dict) else (error, None)
+            message, kind = (
+                (error.get("message"), error.get("error_type")) if isinstance(error, dict) else (error, None)
+            )
             if kind == "transport_error":
-                raise EnvironmentFailure(f"the tool {name} of {self._url} failed", got=told)
+                raise EnvironmentFailure(f"the tool {name} of {self._url} failed", got=message)
             if not is_over and not reward:
-                raise ToolError(f"{name}: {told}")
-            value: Any = f"{name}: {told}"
+                raise ToolError(f"{name}: {message}")
+            value: Any = f"{name}: {message}"
         else:
             value = tool_value(data["observation"].get("result"))
         success = self._is_solved(is_done) if is_over else None

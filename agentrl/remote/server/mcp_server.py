@@ -212,11 +212,11 @@ class MCPServer:
 
     def _make_server(self, *, has_sessions: bool) -> Any:
         lowlevel, spec = MCP.load("mcp.server.lowlevel"), self._host.spec
-        told = spec.tool_instructions if self._host.tools and spec.tool_instructions else spec.instructions
+        rules = spec.tool_instructions if self._host.tools and spec.tool_instructions else spec.instructions
         server = lowlevel.Server(
             spec.name,
             version=str(spec.version),
-            instructions=f"{spec.description}\n\nStart an episode with start_episode. {told}".strip(),
+            instructions=f"{spec.description}\n\nStart an episode with start_episode. {rules}".strip(),
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
             on_list_resources=self._list_resources,

@@ -58,7 +58,7 @@ def encode_request(
         "max_tokens": min(params.max_tokens, max_context - len(request.prompt_ids)),
         "stop_token_ids": sorted(params.stop_token_ids),
         "ignore_eos": True,  # only the request's stop tokens apply, not the model folder's
-        "logprobs": 0 if params.first_token is None else params.first_token.top_k,  # beside the sampled token's
+        "logprobs": 0 if params.first_token is None else params.first_token.top_k,  # in addition to the sampled token's
         "detokenize": False,
     }
     if params.stop:

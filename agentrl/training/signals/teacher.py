@@ -122,7 +122,7 @@ class TeacherModel(TokenSignal):
         return dataclasses.replace(with_teacher_reward(batch, self._shaping, teacher), teacher=teacher)
 
     def metrics(self) -> dict[str, float]:
-        """Return the shares of tokens that a teacher with another tokenizer has one to one, or not at all."""
+        """Return the shares of tokens that correspond to one token of a teacher with another tokenizer, or to none."""
         return self._metrics
 
     def _translated_logprobs(self, batch: StepBatch) -> list[npt.NDArray[np.float32]]:
@@ -131,11 +131,11 @@ class TeacherModel(TokenSignal):
         _check_known(rows, extras.translations)
         translations = [extras.translations[trajectory.id][number] for trajectory, number in rows]
         if self._runner is None:
-            told = [extras.teacher_logp[trajectory.id][number] for trajectory, number in rows]
+            logprobs = [extras.teacher_logp[trajectory.id][number] for trajectory, number in rows]
         else:
-            told = self._score(translations, [extras.hints.get(trajectory.id, ()) for trajectory, _ in rows], batch)
+            logprobs = self._score(translations, [extras.hints.get(trajectory.id, ()) for trajectory, _ in rows], batch)
         sampled = [trajectory.sequences[number].logprobs for trajectory, number in rows]
-        return [one.distribute(own, logp) for one, own, logp in zip(translations, told, sampled, strict=True)]
+        return [one.distribute(own, logp) for one, own, logp in zip(translations, logprobs, sampled, strict=True)]
 
     def _score(
         self, translations: Sequence[Translation], hints: Sequence[Sequence[int]], batch: StepBatch
@@ -206,7 +206,7 @@ def _of_tokens(batch: StepBatch, by_sequence: Sequence[npt.NDArray[Any]], device
 def _fill_unaligned(batch: StepBatch, logp: torch.Tensor) -> torch.Tensor:
     """Give tokens that a teacher cannot compare (NaN) the mean difference from log mu of the others.
 
-    They are then neither preferred nor avoided. Without a difference, they would be the only tokens that cost nothing,
+    They are then neither preferred nor avoided. With a difference of 0, they would be the only tokens without a cost,
     and a policy that is far from its teacher would learn to write them.
     """
     gap = batch.behaviour_logp - logp
@@ -216,7 +216,7 @@ def _fill_unaligned(batch: StepBatch, logp: torch.Tensor) -> torch.Tensor:
 
 
 def _alignment_metrics(batch: StepBatch) -> dict[str, float]:
-    """Compute the shares of tokens that a teacher with another tokenizer has one to one, or not at all."""
+    """Compute the shares of tokens that correspond to one token of a teacher with another tokenizer, or to none."""
     known = batch.extras.translations
     counts = [known[trajectory.id][number].counts for trajectory, number in _trained_rows(batch)]
     trained, equal, unaligned = (sum(column) for column in zip(*counts, strict=True))

@@ -1,9 +1,9 @@
 """Extension of vLLM's workers: log-probabilities at the request's temperature, before top-p, top-k and min-p.
 
-vLLM reports those before temperature and truncation (``raw_logprobs``) or after both (``processed_logprobs``); a
-trainer needs those in between. vLLM imports this module through ``--worker-extension-cls``; with ``--logprobs-mode
-processed_logprobs``, its values are replaced. The module also imports the receiver of broadcast weights, so that it is
-registered before vLLM needs it.
+vLLM reports log-probabilities before temperature and truncation (``raw_logprobs``) or after both
+(``processed_logprobs``); a trainer needs those between the two. vLLM imports this module through
+``--worker-extension-cls``; with ``--logprobs-mode processed_logprobs``, its values are replaced. The module also
+imports the receiver of broadcast weights, so that it is registered before vLLM needs it.
 """
 
 from __future__ import annotations
