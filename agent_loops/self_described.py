@@ -1,4 +1,4 @@
-"""Episodes with one question about an image and a second answer from the policy's own description of it."""
+"""Episodes with one question about an image, and a second answer from the policy's own description of the image."""
 
 from __future__ import annotations
 

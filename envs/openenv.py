@@ -232,7 +232,7 @@ class _Connection:
 
     @property
     def is_usable(self) -> bool:
-        """True if it is open, and nobody stopped waiting for an answer, which would be taken for the next one."""
+        """True if it is open and every answer was awaited: an unread answer would be taken for the next one."""
         return self._is_answered and not self._socket.closed
 
     async def ask(self, message: Mapping[str, Any]) -> str:
@@ -244,7 +244,7 @@ class _Connection:
         if not self._is_answered:
             raise ConnectionError("an earlier answer is missing; it came too late, or the connection was lost")
         self._is_answered = False
-        with suppress(ConnectionError):  # what the server sent before it closed the connection says why
+        with suppress(ConnectionError):  # messages that the server sent before it closed the connection give the reason
             await self._socket.send_json(message)
         answer = await self._received.get()
         if answer.type is not aiohttp.WSMsgType.TEXT:
@@ -287,7 +287,7 @@ def _reward(data: Mapping[str, Any]) -> float:
 
 
 def _error_in(result: Any) -> str:
-    """Return what a tool says of its own failure, which is in its MCP result; empty if it did not fail."""
+    """Return a tool's own error message, which is in its MCP result; empty if it did not fail."""
     is_error = isinstance(result, dict) and (result.get("is_error") is True or result.get("isError") is True)
     return as_text(tool_value(result)) or "the tool failed" if is_error else ""
 
@@ -295,7 +295,7 @@ def _error_in(result: Any) -> str:
 def tool_value(result: Any) -> str | list[str | ImagePart]:
     """Return the result of a tool call for the policy: the texts and images of an MCP result, a text, or else JSON.
 
-    Structured content takes the place of content that is empty.
+    Structured content replaces empty content.
     """
     content = result.get("content") if isinstance(result, dict) else None
     if content == []:

@@ -40,7 +40,7 @@ MOST_WAITING = 16
 MOST_TASKS = 10_000
 """Tasks in one answer."""
 _CHOICES = ("split", "index", "seed", "episode_id")
-"""What a reset may choose; the id of an episode is that of its session."""
+"""Fields that a reset may set; the id of an episode is that of its session."""
 _SPLIT_TYPES = {"train": "train", "test": "test"}
 """The protocol's types of splits; all others are for validation."""
 RPC_CODES = {

@@ -42,7 +42,7 @@ from agentrl.testing.chaos.servers import FaultyProxy, FaultyServer, start_engin
 from agentrl.testing.chaos.world import Ledger
 
 UNEXPECTED = "unexpected error: run the command again"
-"""What follows the message of an exception that no part of agentrl foresaw."""
+"""Text after the message of an exception that no part of agentrl expected."""
 TRACEBACK = "Traceback (most recent call last)"
 PER_RUN = 10
 """Faults in one run."""
