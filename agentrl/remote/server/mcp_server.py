@@ -249,9 +249,9 @@ class MCPServer:
     async def _list_tools(self, context: Any, _params: Any) -> Any:
         session = await self._session(context)
         own = list(session.tools.values()) or self._host.tools
-        return self._types.ListToolsResult(tools=[self._describe(tool) for tool in (*_CONTROLS.values(), *own)])
+        return self._types.ListToolsResult(tools=[self._wire_tool(tool) for tool in (*_CONTROLS.values(), *own)])
 
-    def _describe(self, tool: Tool) -> Any:
+    def _wire_tool(self, tool: Tool) -> Any:
         function, spec = tool.schema["function"], self._host.spec
         description = function.get("description", "")
         if tool is _CONTROLS[start_episode.__name__]:
