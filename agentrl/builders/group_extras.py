@@ -249,7 +249,7 @@ def worth_training(settings: Settings, has_signal: Callable[[Group], bool]) -> C
     """Return the predicate of groups that are not replaced; ``None`` if no group is.
 
     Args:
-        settings: Settings in force.
+        settings: Current settings.
         has_signal: Predicate of `learning_signal`.
     """
     run = settings.config
@@ -268,7 +268,7 @@ def worth_training(settings: Settings, has_signal: Callable[[Group], bool]) -> C
 
 
 def learning_signal(settings: Settings) -> Callable[[Group], bool]:
-    """Return the predicate of groups with a learning signal under the settings in force."""
+    """Return the predicate of groups with a learning signal under the current settings."""
     at_step = functools.lru_cache(maxsize=1)(lambda step: _learning_signal(settings.config))
     return lambda group: at_step(settings.step if settings.changes else 0)(group)
 

@@ -87,7 +87,7 @@ class CurrentWait:
     what: str
     since: float
     deadline: float | None = None
-    """Time at which the wait is given up; ``None`` without a deadline."""
+    """Time at which the wait times out; ``None`` without a deadline."""
     unblocks: str = ""
     """Config key or action that ends the wait."""
 

@@ -400,8 +400,8 @@ class ChatTemplate:
     def find_skeleton(self, messages: Sequence[Message], first: int) -> Skeleton | None:
         """Return the text around the contents of the messages from index `first` on, up to the next answer's header.
 
-        The first message must not be the system's. ``None`` if the text depends on the contents in other ways than a
-        skeleton can express.
+        The first message must not be the system's. ``None`` if the text depends on the contents in ways that a skeleton
+        cannot express.
         """
         find = functools.partial(
             self._skeletons.find,

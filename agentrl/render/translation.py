@@ -207,7 +207,7 @@ class Translator:
     def _ends_of(
         self, ids: Sequence[int], offsets: Sequence[tuple[int, int]], text: str
     ) -> tuple[list[Ends], list[bool]]:
-        """Return the ends of the reader's tokens, and True for each one that is not the text it stands for."""
+        """Return the ends of the reader's tokens, and True for each one that differs from the text that it covers."""
         encoder, plain = self.reader.encoder, unbroken(text)
         parts = encoder.decode_parts(ids)
         if "".join(part or "" for part in parts) == plain:

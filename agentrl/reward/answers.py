@@ -57,7 +57,7 @@ def tagged_answer(text: str, tag: str = "answer") -> str | None:
 
 
 def without_thinking(text: str) -> str:
-    """Return what follows the last thinking of a text; thinking that does not end is all of the rest.
+    """Return the text after its last thinking; thinking without an end extends to the end of the text.
 
     >>> without_thinking("<think>1</think> 2"), without_thinking("1</think> 2"), without_thinking("<think>1")
     (' 2', ' 2', '')

@@ -90,7 +90,7 @@ class EpisodeRecorder(RolloutObserver):
         self._watcher.on_status(self._status)
 
     def on_group_end(self, group_id: str, end: GroupEnd, episodes: Sequence[Trajectory]) -> None:
-        """Record what became of a group."""
+        """Record how a group ended."""
         with self._waits.on(WaitKind.DISK, group_id, "a write to the trajectory store"):
             self._store.group(group_id, end, [episode.id for episode in episodes])
         self._on_group_end(end, episodes)

@@ -62,7 +62,7 @@ def answers_cut(run: RunSummary) -> Iterator[Finding]:
         kind="answers_cut",
         sentence=f"{episodes.cut} of {episodes.turns} answers were cut off before their end",
         changes=(run.double_limit("agent.max_answer_tokens"),),
-        advice="if the answers are long without need, reward short ones (algorithm.shaping={length: {factor: 0.1}})",
+        advice="if the answers are needlessly long, reward short ones (algorithm.shaping={length: {factor: 0.1}})",
         evidence=(f"stop reason length in {share:.0%} of the turns",),
         example=run.example("cut"),
         count=episodes.cut,
