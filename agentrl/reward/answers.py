@@ -23,8 +23,8 @@ _NO_MARKS = str.maketrans("", "", "".join(set(string.punctuation) - set("+*/^=<>
 _UPRIGHT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
 
 
-def written(trajectory: Trajectory) -> str:
-    """Return all that the policy wrote, with thinking and the markup of tool calls."""
+def policy_text(trajectory: Trajectory) -> str:
+    """Return the whole text of the policy, including thinking and the markup of tool calls."""
     return "\n".join(trajectory.completions)
 
 
