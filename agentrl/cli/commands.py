@@ -50,7 +50,7 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "dpo": CommandEntry("agentrl.cli.learn", "Train on pairs of better and worse episodes of a run.", RUNS),
     "reward-model": CommandEntry("agentrl.cli.learn", "Train a reward model on a run's episodes.", RUNS),
-    "status": CommandEntry("agentrl.cli.status", "Show what a run does now, and what it waits for.", LOOK, reads=RUN),
+    "status": CommandEntry("agentrl.cli.status", "Show what a run is doing, and what it waits for.", LOOK, reads=RUN),
     "view": CommandEntry(
         "agentrl.cli.view", "Show the episodes of a run or an evaluation token by token.", LOOK, reads=RUN_OR_EVALUATION
     ),

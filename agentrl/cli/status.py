@@ -1,4 +1,4 @@
-"""`agentrl status`: what a run does now, what waits for what, and whether its process is alive."""
+"""`agentrl status`: what a run is doing, what waits for what, and whether its process is alive."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ runs/NAME/
   inflight/             journals of the episodes in flight, in asynchronous training
   checkpoints/          step-000010/ …
   model/                the initial model, if the run created it
-  status.json           what the run does now, and the episodes in flight; it stays after a crash
+  status.json           the run's current activity, and the episodes in flight; it stays after a crash
   start.json            the command, the machine and the versions of its start
   diagnosis.json        what is wrong with the run, after it has ended
   incidents.json        failures of rewards, environments and tools, if any, and where the rewards are defined

@@ -167,7 +167,7 @@ class TextEncoder:
         """Return the text that each token adds to that of the tokens before it; ``None`` within a character.
 
         Each token is decoded together with those before it, because some tokenizers drop the space at the start of a
-        text. Bytes that are no character are replacement characters of the last of their tokens. If the text is cut,
+        text. Bytes that form no character become replacement characters of their last token. If the text is cut,
         those at its end are ``None``, because more bytes may have followed.
         """
         found: list[str | None] = []

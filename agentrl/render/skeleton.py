@@ -380,7 +380,7 @@ class ContentSpans:
 
 
 def shape_of(message: Message) -> Message:
-    """Return a message without what a skeleton does not depend on."""
+    """Return the parts of a message on which its skeleton depends."""
     return replace(message, content="", tool_calls=(), reasoning=None)
 
 

@@ -75,7 +75,7 @@ def given_answer(trajectory: Trajectory) -> str:
 
 
 def golden_answers(task: Task) -> list[str]:
-    """Return the correct answers of a task's row, of which it may have several, also as the text of a list of texts."""
+    """Return the correct answers in a task's row: one or several, possibly as the text of a list of texts."""
     truth = task.ground_truth
     if isinstance(truth, dict):
         truth = truth.get("target", truth.get("answer"))
@@ -96,7 +96,7 @@ def normalize(text: str) -> str:
 def is_same(answer: str, golden: str) -> bool:
     r"""Return True if two answers differ only in spaces, case, punctuation and articles, or in how numbers are written.
 
-    Signs, decimal points and the operators of formulas are no punctuation.
+    Signs, decimal points and the operators of formulas do not count as punctuation.
 
     >>> is_same("The U.S., 1,000.0", "us 1000"), is_same(r"\text{B}", "b"), is_same("-5", "5"), is_same("1.5", "15")
     (True, True, False, False)

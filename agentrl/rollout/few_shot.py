@@ -1,7 +1,7 @@
 """Few-shot examples (``agent.few_shot_turns``): turns of the environment's expert at the start of every prompt.
 
 The runner wraps the policy of each episode (`FewShotExamples.wrap`). The episode and its trajectory do not contain the
-examples: only the conversations of the wrapped policy do, which are what the model reads.
+examples; only the conversations of the wrapped policy, which the model reads, contain them.
 """
 
 from __future__ import annotations
