@@ -149,8 +149,8 @@ class External(AgentLoop):
             program's reactions.
         calls: ``as_served`` reads the calls that an inference server's parser would read; ``repaired`` also those that
             differ slightly from the model's notation (see `ToolCalling`).
-        demonstration: The answer in which the program finds an action: a text with ``{action}``, or ``{"tool": …,
-            "argument": …}`` for a call. With it, experts play through the program in warm starts (`agentrl sft`).
+        demonstration: Form of the answers in which the program finds an action: a text with ``{action}``, or ``{"tool":
+            …, "argument": …}`` for a call. With it, experts play through the program in warm starts (`agentrl sft`).
     """
 
     follow_ups = ("user", "tool")

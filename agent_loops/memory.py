@@ -49,7 +49,7 @@ class Memory(TextLoop):
     async def run(self, episode: Episode) -> None:
         """Play one episode."""
         first = observation = await episode.reset()
-        writing = _Writing(self, episode)
+        writing = _MemoryWriter(self, episode)
         acting: Conversation | None = None
         goal, action, problem = episode.goal or "", "", ""
         while True:
@@ -81,7 +81,7 @@ class Memory(TextLoop):
         )
 
 
-class _Writing:
+class _MemoryWriter:
     """The memory of one episode, and the calls that write it."""
 
     def __init__(self, loop: Memory, episode: Episode) -> None:

@@ -1,4 +1,4 @@
-"""Episodes with one question about an image and a second answer from the policy's own description of it."""
+"""Episodes with one question about an image, and a second answer from the policy's own description of the image."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class SelfDescribed(AgentLoop):
         result = await episode.step(answer.text)
         description = tagged_answer(answer.text, DESCRIPTION)
         if description:
-            told = FROM_DESCRIPTION.format(description=description)
-            second = episode.open([user(f"{content_text(observation).strip()}\n\n{told}")])
+            rule = FROM_DESCRIPTION.format(description=description)
+            second = episode.open([user(f"{content_text(observation).strip()}\n\n{rule}")])
             await second.generate(
                 options=TurnOptions(trained=False, demonstration=lambda: _answer(episode.action_hint).text)
             )

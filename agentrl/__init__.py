@@ -1,4 +1,4 @@
-"""agentrl: train language-model agents by reinforcement learning inside environments."""
+"""agentrl: train language-model agents with reinforcement learning in environments."""
 
 from __future__ import annotations
 

@@ -129,12 +129,14 @@ class OpenEnvironment(AsyncEnv):
         self._total += reward
         is_over = is_done or self._steps >= self._max_steps
         if error:
-            told, kind = (error.get("message"), error.get("error_type")) if isinstance(error, dict) else (error, None)
+            message, kind = (
+                (error.get("message"), error.get("error_type")) if isinstance(error, dict) else (error, None)
+            )
             if kind == "transport_error":
-                raise EnvironmentFailure(f"the tool {name} of {self._url} failed", got=told)
+                raise EnvironmentFailure(f"the tool {name} of {self._url} failed", got=message)
             if not is_over and not reward:
-                raise ToolError(f"{name}: {told}")
-            value: Any = f"{name}: {told}"
+                raise ToolError(f"{name}: {message}")
+            value: Any = f"{name}: {message}"
         else:
             value = tool_value(data["observation"].get("result"))
         success = self._is_solved(is_done) if is_over else None
@@ -230,7 +232,7 @@ class _Connection:
 
     @property
     def is_usable(self) -> bool:
-        """True if it is open, and nobody stopped waiting for an answer, which would be taken for the next one."""
+        """True if it is open and every answer was awaited: an unread answer would be taken for the next one."""
         return self._is_answered and not self._socket.closed
 
     async def ask(self, message: Mapping[str, Any]) -> str:
@@ -242,7 +244,7 @@ class _Connection:
         if not self._is_answered:
             raise ConnectionError("an earlier answer is missing; it came too late, or the connection was lost")
         self._is_answered = False
-        with suppress(ConnectionError):  # what the server sent before it closed the connection says why
+        with suppress(ConnectionError):  # messages that the server sent before it closed the connection give the reason
             await self._socket.send_json(message)
         answer = await self._received.get()
         if answer.type is not aiohttp.WSMsgType.TEXT:
@@ -285,7 +287,7 @@ def _reward(data: Mapping[str, Any]) -> float:
 
 
 def _error_in(result: Any) -> str:
-    """Return what a tool says of its own failure, which is in its MCP result; empty if it did not fail."""
+    """Return a tool's own error message, which is in its MCP result; empty if it did not fail."""
     is_error = isinstance(result, dict) and (result.get("is_error") is True or result.get("isError") is True)
     return as_text(tool_value(result)) or "the tool failed" if is_error else ""
 
@@ -293,7 +295,7 @@ def _error_in(result: Any) -> str:
 def tool_value(result: Any) -> str | list[str | ImagePart]:
     """Return the result of a tool call for the policy: the texts and images of an MCP result, a text, or else JSON.
 
-    Structured content takes the place of content that is empty.
+    Structured content replaces empty content.
     """
     content = result.get("content") if isinstance(result, dict) else None
     if content == []:

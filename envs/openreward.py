@@ -141,7 +141,7 @@ class OpenRewardEnvironment(AsyncEnv):
             await asyncio.sleep(STARTING_S)
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Call a tool for the policy; the last step that it has ends the episode, also if the call is wrong."""
+        """Call a tool for the policy; its last allowed step ends the episode, even if the call is wrong."""
         try:
             result = await self._call(name, arguments)
         except ToolError as error:

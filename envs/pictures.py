@@ -91,7 +91,7 @@ def observation_form(value: str, *, of: str, has_pictures: bool = True) -> Obser
     Args:
         value: As in the config.
         of: The environment.
-        has_pictures: Whether it can be drawn.
+        has_pictures: True if it can be drawn.
 
     Raises:
         UsageError: there is no such form, or there are no pictures of this environment.

@@ -174,7 +174,7 @@ class PromptTasks(Sequence[Task]):
     """
 
     has_rows = True
-    """Each task is a row of a file, with its own columns; generated tasks are alike."""
+    """True, as each task is a row of a file with its own columns; generated tasks have none."""
 
     def __init__(self, split: str) -> None:
         self._split = split
@@ -228,7 +228,7 @@ def _shows_images(files: str, _changed: tuple[int, ...]) -> bool:
 def _task(row: Row, split: str, number: int) -> Task:
     refuse_media(row.values, row.location, _OTHER_MEDIA)
     messages = _messages(row)
-    answer = row.values.get("answer") if row.first("prompt", "question") is None else None  # beside a `problem`
+    answer = row.values.get("answer") if row.first("prompt", "question") is None else None  # next to a `problem`
     truths = [row.values.get("ground_truth"), column_object(row, "reward_model").get("ground_truth"), answer]
     given = row.values.get("id")
     return Task(

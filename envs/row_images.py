@@ -165,7 +165,7 @@ def _check_struct(value: Mapping[str, Any], location: str) -> None:
 
 
 def _column(row: Row) -> list[Any]:
-    """Return the values of the column of images; a null or an empty text is no image."""
+    """Return the values of the column of images; a null or an empty text is not an image."""
     if all(_is_filled(row.values.get(name)) for name in COLUMNS):
         raise UsageError(f"{row.location} has images in two columns", got=" and ".join(COLUMNS), expected="one of them")
     found: Any = next((row.values[name] for name in COLUMNS if _is_filled(row.values.get(name))), [])

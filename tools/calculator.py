@@ -96,5 +96,5 @@ def _check_size(bits: int) -> None:
 
 
 def calculator_vocabulary() -> str:
-    """Return a list of what an expression may contain, for error messages."""
+    """List the allowed elements of an expression, for error messages."""
     return f"numbers, + - * / // % **, {', '.join([*_CONSTANTS, *_FUNCTIONS])}"

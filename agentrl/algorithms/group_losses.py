@@ -55,7 +55,7 @@ class _Episodes:
         return place.new_full((self.groups,), self.count).scatter_reduce(0, self.group, place, "amin")
 
     def of_tokens(self, loss: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
-        """Divide each episode's loss among its tokens, beside its slope: [tokens, 2]."""
+        """Divide each episode's loss among its tokens, and add its slope as a second column: [tokens, 2]."""
         return torch.stack([loss / self.lengths, slope], dim=-1)[self.of_token]
 
 

@@ -202,7 +202,7 @@ def _check_roles(config: Config) -> None:
             )
         for role in roles:
             own = sections.get(role)
-            if own is None or (own.adapter is None and not own.speaks_elsewhere):
+            if own is None or (own.adapter is None and not own.has_own_policy):
                 raise ConfigError(
                     f"agent.roles.{role} does not name an adapter",
                     expected=f"adapter: {' or '.join([*config.named_adapters, BASE])}",

@@ -27,7 +27,7 @@ def build_branch_runners(environments: Sequence[RunEnvironment]) -> dict[str, Br
 
 
 def branch_starts(runners: Mapping[str, BranchRunner]) -> Callable[[Group, int], Awaitable[None] | None]:
-    """Return the function that returns what a member of a group waits for before it can be played."""
+    """Join the runners' `BranchRunner.wait_to_start` into one function, which finds the runner of a group."""
 
     def wait_to_start(group: Group, member: int) -> Awaitable[None] | None:
         runner = runners.get(group.draw.settings)
@@ -37,7 +37,7 @@ def branch_starts(runners: Mapping[str, BranchRunner]) -> Callable[[Group, int],
 
 
 def check_branches(config: Config) -> None:
-    """Check that episodes can branch as ``agent.branch`` says, and that the estimator uses it.
+    """Check that episodes can branch as ``agent.branch`` requires, and that the estimator uses it.
 
     Raises:
         ConfigError: an agent loop, roles or another feature does not work with branches; or only one of branches and

@@ -248,7 +248,7 @@ def build_run_environments(
         waits: Table of the run's waits; a new one by default.
         journals: Journals of the episodes in flight, in asynchronous training.
         nodes: Nodes of a cluster for environments and sandboxes; this machine by default.
-        settings: Settings in force, which give the budgets of training episodes; those of the config by default.
+        settings: Current settings, which give the budgets of training episodes; those of the config by default.
 
     Raises:
         UsageError: an environment does not exist.

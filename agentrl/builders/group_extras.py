@@ -74,8 +74,8 @@ class GroupExtras:
             translations = await run_in_own_thread(_translate, self.translator, every, experts)
             for trajectory in (*every, *(one for group in groups for one in group.trajectories)):
                 trajectory.contexts.clear()  # nothing else needs the messages
-            told = {} if self.teacher is None else await _score_translations(self.teacher, translations)
-            return replace(extras, hints=hints, translations=translations, teacher_logp=told)
+            scores = {} if self.teacher is None else await _score_translations(self.teacher, translations)
+            return replace(extras, hints=hints, translations=translations, teacher_logp=scores)
         scored = {} if self.teacher is None else await _score_by_teacher(self.teacher, [*trained, *extras.experts])
         return replace(
             extras,
@@ -236,20 +236,20 @@ async def _score_translations(
     """Request the log-probabilities of all translated tokens that have a group: [scored] for each translation."""
     every = [one for own in translations.values() for one in own]
     found = iter(await teacher.score([ids.tolist() for one in every for ids in one.ids]))
-    told = iter(
+    scores = iter(
         [
             np.concatenate([np.empty(0, np.float32), *(next(found).logp[groups >= 0] for groups in one.other_groups)])
             for one in every
         ]
     )
-    return {name: [next(told) for _ in own] for name, own in translations.items()}
+    return {name: [next(scores) for _ in own] for name, own in translations.items()}
 
 
 def worth_training(settings: Settings, has_signal: Callable[[Group], bool]) -> Callable[[Group], bool] | None:
     """Return the predicate of groups that are not replaced; ``None`` if no group is.
 
     Args:
-        settings: Settings in force.
+        settings: Current settings.
         has_signal: Predicate of `learning_signal`.
     """
     run = settings.config
@@ -258,17 +258,17 @@ def worth_training(settings: Settings, has_signal: Callable[[Group], bool]) -> C
         return None
     algorithms = functools.lru_cache(maxsize=1)(lambda step: environment_algorithms(settings.config))
 
-    def is_worth(group: Group) -> bool:
+    def is_worth_training(group: Group) -> bool:
         algorithm = algorithms(settings.step).get(group.draw.environment, settings.config.algorithm)
         if algorithm.selection is not None and not is_in_band(algorithm.selection, group.trainable):
             return False
         return not algorithm.dynamic_sampling or has_signal(group)
 
-    return is_worth
+    return is_worth_training
 
 
 def learning_signal(settings: Settings) -> Callable[[Group], bool]:
-    """Return the predicate of groups with a learning signal under the settings in force."""
+    """Return the predicate of groups with a learning signal under the current settings."""
     at_step = functools.lru_cache(maxsize=1)(lambda step: _learning_signal(settings.config))
     return lambda group: at_step(settings.step if settings.changes else 0)(group)
 

@@ -163,7 +163,7 @@ def build_training(
         ranks: Ranks that train together.
         folder: Folder of the run, where a judge stores its answers.
         journals: Journals of the episodes in flight, in asynchronous training.
-        settings: Settings in force; those of the config's first step by default.
+        settings: Current settings; those of the config's first step by default.
         say: Called with messages for the user before the run starts.
 
     Raises:

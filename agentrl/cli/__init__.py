@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: Arguments after ``agentrl``; default `sys.argv`.
     """
-    atexit.register(_end_without_deletion)  # before all others, so that it is called after them
+    atexit.register(_end_without_deletion)  # registered first, so that it is called last
     before = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread() and before is signal.default_int_handler
     if is_main:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def skip_deletion(end: Callable[[], NoReturn]) -> None:
-    """Let the program end by `end` once Python has called the functions of `atexit`.
+    """Let `end` end the program after Python has called the functions of `atexit`.
 
     Python would then delete all objects, without any other thread that could end a ``__del__`` that hangs.
     """

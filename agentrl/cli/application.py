@@ -20,7 +20,7 @@ from agentrl.observe.console import VisibleFormatter, note, print_error
 from agentrl.observe.run_folder import missing_run_error
 
 DEBUG = "--debug"
-HELP = "Train language-model agents by reinforcement learning inside environments."
+HELP = "Train language-model agents with reinforcement learning in environments."
 EXAMPLES = examples(
     "agentrl demo",
     "agentrl init my_game",
@@ -51,8 +51,8 @@ def _run(arguments: Sequence[str], imported: Callable[[], None]) -> None:
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # module:attr names of the user are looked up in the current folder
-    if logging.lastResort is not None:  # prints warnings that no run writes to its log
+        sys.path.append(str(Path.cwd()))  # the user's module:attr names are imported from the current folder
+    if logging.lastResort is not None:  # for warnings that are not written to a run's log
         logging.lastResort.setFormatter(VisibleFormatter())
     try:
         chosen = next((word for word in words if not word.startswith("-")), None)
@@ -78,7 +78,7 @@ def _run(arguments: Sequence[str], imported: Callable[[], None]) -> None:
 
 
 def check_first_argument(entry: CommandEntry, words: Sequence[str]) -> None:
-    """Check that the run exists that a command's first argument names, if it does not follow an option.
+    """Check that the run named by a command's first argument exists, unless the argument follows an option.
 
     Raises:
         UsageError: no such folder.

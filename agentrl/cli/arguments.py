@@ -34,7 +34,7 @@ class ConfigWords:
     """Arguments of ``agentrl train``: configs and overrides."""
 
     source: str | list[str] | None
-    """One config, or several, of which later ones override earlier ones."""
+    """One config, or several; later ones override earlier ones."""
     overrides: list[str]
 
 

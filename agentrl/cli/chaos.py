@@ -60,10 +60,10 @@ def chaos(
     ] = None,
     per_run: Annotated[int, typer.Option(min=1, help="Number of faults in each run.")] = PER_RUN,
     stall_s: Annotated[
-        float, typer.Option("--stall", min=1, help="Seconds without progress after which a run is hung.")
+        float, typer.Option("--stall", min=1, help="Seconds without progress after which a run counts as hung.")
     ] = _DEFAULTS.stall_s,
     patience: Annotated[
-        float, typer.Option(min=1, help="Factor of the seconds in which a run must end; above 1 for a busy machine.")
+        float, typer.Option(min=1, help="Factor of the time in which a run must end; above 1 for a busy machine.")
     ] = _DEFAULTS.factor,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
     keep: Annotated[
@@ -72,8 +72,8 @@ def chaos(
 ) -> None:
     """Inject random faults into training runs, and check that no episode is lost, trained twice or mislabelled.
 
-    Real runs are killed, stopped, given wrong answers, full disks and damaged files, and resumed. Exits with 1 if an
-    episode was lost, duplicated or mislabelled, or if a run hung or ended without a clear message.
+    Kills and stops real runs, gives them wrong answers, full disks and damaged files, and resumes them. Exits with 1 if
+    an episode was lost, duplicated or mislabelled, or if a run hung or ended without a clear message.
     """
     if json_file is not None:
         check_writable(json_file)

@@ -17,7 +17,7 @@ class CommandEntry:
     panel: str
     is_group: bool = False
     reads: str = ""
-    """Kind of folder that the first argument names; it is checked before the module is imported, as that is slow."""
+    """Kind of folder that the first argument names; it is checked before the slow import of the module."""
 
 
 START = "Start here"
@@ -40,7 +40,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "config": CommandEntry("agentrl.cli.config", "Show a resolved config, or all keys.", RUNS, is_group=True),
     "plan": CommandEntry("agentrl.cli.plan", "Estimate the memory of a run without running it.", RUNS),
     "sft": CommandEntry("agentrl.cli.learn", "Warm-start a model on an environment's expert.", RUNS),
-    "train": CommandEntry("agentrl.cli.train", "Train an agent by reinforcement learning.", RUNS),
+    "train": CommandEntry("agentrl.cli.train", "Train an agent with reinforcement learning.", RUNS),
     "launch": CommandEntry(
         "agentrl.cli.launch", "Train on Slurm, Kubernetes (KubeRay) or a cloud (SkyPilot).", RUNS, is_group=True
     ),
@@ -50,12 +50,15 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "dpo": CommandEntry("agentrl.cli.learn", "Train on pairs of better and worse episodes of a run.", RUNS),
     "reward-model": CommandEntry("agentrl.cli.learn", "Train a reward model on a run's episodes.", RUNS),
-    "status": CommandEntry("agentrl.cli.status", "Show what a run does now, and what it waits for.", LOOK, reads=RUN),
+    "status": CommandEntry("agentrl.cli.status", "Show what a run is doing, and what it waits for.", LOOK, reads=RUN),
     "view": CommandEntry(
         "agentrl.cli.view", "Show the episodes of a run or an evaluation token by token.", LOOK, reads=RUN_OR_EVALUATION
     ),
     "diagnose": CommandEntry(
-        "agentrl.cli.diagnose", "Say what is wrong with a run, and which key to change.", LOOK, reads=RUN_OR_EVALUATION
+        "agentrl.cli.diagnose",
+        "Find out what is wrong with a run, and which key to change.",
+        LOOK,
+        reads=RUN_OR_EVALUATION,
     ),
     "report": CommandEntry(
         "agentrl.cli.report", "Write a report of runs, or of evaluations side by side.", LOOK, reads=RUN_OR_EVALUATION
@@ -72,7 +75,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "export-episodes": CommandEntry(
         "agentrl.cli.export_episodes", "Write episodes as conversations, pairs or data sets.", LOOK, reads=RUN
     ),
-    "repeat-update": CommandEntry("agentrl.cli.repeat_update", "Repeat an update that was not finite.", LOOK),
+    "repeat-update": CommandEntry(
+        "agentrl.cli.repeat_update", "Repeat a skipped update, to find values that are not finite.", LOOK
+    ),
     "serve": CommandEntry("agentrl.cli.serve", "Start vLLM or SGLang servers without a run.", MORE),
     "gateway": CommandEntry("agentrl.cli.gateway", "Serve OpenAI and Anthropic clients, and record them.", MORE),
     "serve-training": CommandEntry(

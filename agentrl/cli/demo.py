@@ -57,8 +57,8 @@ def demo(
     """Train a small agent from scratch on household tasks.
 
     Creates a small model, warm-starts it on expert episodes, measures it in unseen rooms, trains it with GiGPO, and
-    measures it again. Needs no network and no GPU. Fails if the agent does not learn. With --model, a pretrained
-    language model is measured first, and then trained with the recipe.
+    measures it again. Needs no network and no GPU. Fails if the agent does not learn. With --model, measures a
+    pretrained language model first, then trains it with the recipe.
     """
     target = folder or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     words = [*([] if model is None else [f"model.path={model}"]), *(overrides or [])]

@@ -31,7 +31,7 @@ def diagnose(
     run: Annotated[Path, typer.Argument(help="Folder of a run, finished or not, or of an evaluation.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
 ) -> None:
-    """Say what is wrong with a run, with the evidence, and which config key to change.
+    """Find out what is wrong with a run, with evidence, and which config key to change.
 
     Reads metrics, log and episodes of a finished, running or crashed run. The root cause comes first; findings that
     it explains come last.

@@ -73,7 +73,7 @@ _USES = {
     ServedProtocol.OPENENV: 'GenericEnvClient(base_url="{url}")',
     ServedProtocol.MCP: "connect an MCP client to {url}",
 }
-"""How clients connect to each kind of server."""
+"""Command or instruction to connect a client to each kind of server."""
 
 
 @app.command("list", epilog=examples("agentrl env list"))

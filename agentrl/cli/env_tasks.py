@@ -59,7 +59,7 @@ def validate(
     options: Options = None,
     tasks: TaskFile = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Number of tasks to validate, from the first one on; default: all.")
+        int | None, typer.Option(min=1, help="Number of tasks to validate, starting with the first; default: all.")
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Maximum number of tasks at a time.")] = 1,
     call_timeout_s: Annotated[
@@ -73,9 +73,9 @@ def validate(
 ) -> None:
     """Validate every task: its solution must solve it, reproducibly, and doing nothing must not.
 
-    The solution is played by the environment's expert or, without one, is the task's ground truth. The exit code is 1
-    if a task is invalid. With --records, the same command resumes after Ctrl-C, and plays tasks again whose content,
-    code or data has changed.
+    The environment's expert plays the solution; without an expert, the solution is the task's ground truth. The exit
+    code is 1 if a task is invalid. With --records, the same command resumes after Ctrl-C, and repeats tasks whose
+    content, code or data has changed.
     """
     _check_files(records, json_file)
     named = parse_env_name(name)
@@ -99,7 +99,7 @@ def validate(
     def play_unknown() -> dict[str, TaskValidation]:
         found = dict(known)
         left = {task.id: task for task in chosen if task.id not in known}
-        with counter.shown(found.values()), discard_standard_output():
+        with counter.showing(found.values()), discard_standard_output():
             for new in validate_tasks(
                 spec, {**spec.options, **given}, left.values(), concurrency=concurrency, call_timeout_s=call_timeout_s
             ):
@@ -169,7 +169,7 @@ class _Records:
         warn_damaged(path, damaged)
 
     def find(self, task: Task) -> TaskValidation | None:
-        """Return the result of a task that has not changed since."""
+        """Return the recorded result of a task that has not changed since; ``None`` if there is none."""
         return self._known.get(self._key(task))
 
     def add(self, task: Task, result: TaskValidation) -> None:
@@ -205,8 +205,8 @@ class _Counter:
         return ", ".join([f"{self.counts.total()}/{self.total} tasks", *bad])
 
     @contextmanager
-    def shown(self, known: Iterable[TaskValidation]) -> Iterator[None]:
-        """Show the progress, which begins with the results that are known already."""
+    def showing(self, known: Iterable[TaskValidation]) -> Iterator[None]:
+        """Show the progress during the block, starting with the known results."""
         self.counts.update(result.status for result in known)
         if not err.is_terminal:
             yield

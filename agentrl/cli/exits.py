@@ -1,4 +1,4 @@
-"""Exit codes of the program, and its exit after Ctrl-C or after user code that leaves threads running."""
+"""Exit codes of the program, and its exit after Ctrl-C or when user code has left threads running."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agentrl.runs.stop import INTERRUPTED_EXIT_S, end_process, end_process_later
 EXIT_S = 10.0
 """Seconds for Python to end after a command, before the process is forced to exit."""
 THREADS_EXIT_S = 1.0
-"""The same if user code left threads running that are not daemons, for which Python would wait."""
+"""The same if user code left threads running that are not daemons, because Python waits for such threads."""
 
 
 class ExitCode(enum.IntEnum):
@@ -86,7 +86,7 @@ def end_despite_foreign_code() -> Iterator[None]:
             code = end.code if isinstance(end.code, int) else ExitCode.FAILED if end.code else ExitCode.DONE
             _leave_soon(code, known)
             raise
-        except BaseException:  # with --debug; Python prints it
+        except BaseException:  # Python prints it, as --debug is set
             end_process_later(ExitCode.FAILED, EXIT_S)
             raise
     _leave_soon(ExitCode.DONE, known)

@@ -130,7 +130,7 @@ def _write(source: Path, folder: Path, form: WeightFormat | None) -> None:
 
 
 def _write_card(run: str, folder: Path, *, is_adapter: bool) -> None:
-    """Write the model card, if the model is that of a run; a card that the model has stays."""
+    """Write the model card if the model belongs to a run; an existing card is kept."""
     found = find_run(run)
     if found is None or (folder / CARD).exists():
         return
@@ -159,7 +159,7 @@ def push(folder: Path, repository: str, *, is_public: bool = False) -> str:
         api = HfApi()
         api.create_repo(repository, private=not is_public, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Add a model trained with agentrl")
-    except Exception as error:  # the library raises many types, and those of its HTTP library
+    except Exception as error:  # the library raises many types, and so does its HTTP library
         raise UsageError(
             f"cannot push to {repository} on the Hugging Face hub",
             got=(str(error).strip() or type(error).__name__).splitlines()[0],

@@ -53,7 +53,7 @@ def export_episodes(
     from_step: Annotated[int | None, typer.Option("--from-step", help="Only episodes from this step on.")] = None,
     to_step: Annotated[int | None, typer.Option("--to-step", help="Only episodes up to this step.")] = None,
     success: Annotated[
-        bool | None, typer.Option("--success/--failed", help="Only solved episodes, or only others.")
+        bool | None, typer.Option("--success/--failed", help="Only solved episodes, or only the others.")
     ] = None,
     min_reward: Annotated[float | None, typer.Option("--min-reward", help="Minimum reward.")] = None,
     max_reward: Annotated[float | None, typer.Option("--max-reward", help="Maximum reward.")] = None,
@@ -68,8 +68,8 @@ def export_episodes(
 ) -> None:
     """Write stored episodes as conversations, as pairs of better and worse ones, or as a data set.
 
-    chat and hf-dataset keep the reward, the task and the step of each episode. sft-jsonl is read by `agentrl sft
-    --data`, preferences by `agentrl dpo --from`.
+    chat and hf-dataset keep the reward, the task and the step of each episode. `agentrl sft --data` reads sft-jsonl,
+    and `agentrl dpo --from` reads preferences.
     """
     if (run / EPISODES_FILE).is_file():
         raise UsageError(f"{run} is not a run", got="an evaluation, whose messages are not stored")
@@ -143,7 +143,7 @@ def _environment_tools(config: Config) -> list[Tool]:
         return [tool for tool in getattr(environment, "tools", None) or () if isinstance(tool, Tool)]
     except AgentRLError:
         return []
-    except Exception as error:  # of the user's environment
+    except Exception as error:  # raised by the user's environment
         note(f"the tools of {section.name} are unknown: {type(error).__name__}: {error}")
         return []
 

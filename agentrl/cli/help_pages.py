@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -36,6 +37,11 @@ def examples(*commands: str, configs: Sequence[str] = ()) -> str:
 class PlainCommand(TyperCommand):
     """A command whose help shows flags without a type, and variadic arguments by their metavar."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.help:
+            self.help = _join_lines(self.help)
+
     def get_params(self, ctx: Any) -> list[Any]:
         """Return all options and arguments."""
         return _flags_without_type(super().get_params(ctx))
@@ -51,6 +57,12 @@ class PlainGroup(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return all options and arguments."""
         return _flags_without_type(super().get_params(ctx))
+
+
+def _join_lines(text: str) -> str:
+    """Return a docstring with one line per paragraph: the terminal wraps it at its own width."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)
 
 
 def _flags_without_type(parameters: list[Any]) -> list[Any]:

@@ -31,7 +31,7 @@ from agentrl.training.diagnostics.memory_plan import plan as memory_plan
 app = typer.Typer()
 
 LEAST = 1000
-"""Minimum number of bytes without a unit; a smaller number probably lacks its unit, such as GB."""
+"""Smallest number that counts as bytes without a unit; a smaller one probably lacks a unit such as GB."""
 UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 

@@ -75,7 +75,7 @@ async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
             action = str(await maybe_await(expert.act(observation)))
             out.print(Text(f"> {action}", style="cyan"))
         else:
-            expert = None  # it does not know the user's actions
+            expert = None  # the expert does not know the user's actions
         observation, reward, terminated, truncated, info = await maybe_await(env.step(action))
         total, turns, done = total + float(reward), turns + 1, terminated or truncated
         out.print(show(observation))
@@ -180,7 +180,7 @@ def make_application(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> web.Appl
 
 @web.middleware
 async def _own_page_only(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer only this application's page, not pages of other sites in the same browser."""
+    """Answer only requests from this application's page, not from other sites in the same browser."""
     origin = request.headers.get("Origin", "")
     if not (is_own_host(request.host, LOCAL) and (not origin or _host_of(origin) in LOCAL)):
         raise web.HTTPForbidden(text="this page works only on this machine")

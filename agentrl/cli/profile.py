@@ -43,7 +43,8 @@ def profile(
     """Train a few steps, and show where their time goes.
 
     Shows the seconds of the phases, the CPU time per turn by component, the lag of the event loop, and torch's slowest
-    operations. The run's folder gets profile.trace.json for https://ui.perfetto.dev. The profiler itself takes time.
+    operations. The run's folder gets profile.trace.json for https://ui.perfetto.dev. The profiler itself also takes
+    time.
     """
     if json_file is not None:
         check_writable(json_file)

@@ -26,7 +26,7 @@ def repeat_update_command(
     device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Repeat an update that was not finite: show losses, the first module that is not finite, and gradient norms."""
+    """Repeat a skipped update: show losses, the first module whose values are not finite, and gradient norms."""
     state = read_dump(file)
     has_images = '"images"' in state["trajectories"]
     path = json.loads(state["config"])["model"]["path"]

@@ -69,7 +69,7 @@ def replay(
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Continue a stored episode several times from one of its turns, to estimate how good its state was.
+    """Continue a stored episode several times from one of its turns, to estimate the value of that state.
 
     The environment restarts from the task and its seed, and the recorded answers are repeated up to that turn. The
     prompts must be the recorded ones, token by token. The continuations are stored in the run.

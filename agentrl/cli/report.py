@@ -42,7 +42,8 @@ def report(
         float | None, typer.Option("--price-per-hour", min=0, help="Price of the machine per hour, for the cost.")
     ] = None,
 ) -> None:
-    """Write a report: curves with intervals, types of task, cost, settings, machine, what is wrong, how to repeat it.
+    """Write a report: curves with intervals, success by task type, cost, settings, machine, problems, and how to repeat
+    it.
 
     Runs that differ only in their seed get one curve with intervals over the seeds. Evaluations are compared task by
     task with the first one.

@@ -91,7 +91,7 @@ def write_run_report(folder: Path) -> ReportFiles:
 
 
 def read_reported_run(run: RunDirectory) -> ReportedRun:
-    """Read what the report says about a run, with a new diagnosis."""
+    """Read the data of a run's report, with a new diagnosis."""
     found = diagnose_folder(run.path)
     return ReportedRun(
         folder=run,
@@ -108,7 +108,7 @@ def own_evaluations(run: RunDirectory) -> dict[str, EvaluationResult]:
     files = sorted(run.path.glob(f"{FOLDER}/*/{RESULT_FILE}"), key=lambda file: file.stat().st_mtime_ns)
     found = {}
     for file in files:
-        with suppress(UsageError):  # an unfinished or damaged one
+        with suppress(UsageError):  # an unfinished or damaged evaluation
             found[file.parent.name] = read_evaluation(file.parent)
     return found
 

@@ -43,7 +43,8 @@ def rescore_command(
     output: Annotated[Path | None, typer.Option(help="New JSON Lines file with the rewards of each episode.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
-    """Score the stored episodes of a run again, and compare the rewards. The run does not change; no engine is needed.
+    """Score the stored episodes of a run again, and compare the rewards. The run does not change, and no engine is
+    needed.
 
     Without --reward, the run's own reward functions are called, which may have changed since. Use it to try a reward
     function before a run: are its rewards finite, do they differ within groups, are successes rewarded more?

@@ -50,9 +50,9 @@ def rollout(
 ) -> None:
     """Play the episodes of a training run, without training: trainer.steps times trainer.tasks_per_step groups.
 
-    The episodes are stored as those of a training run: agentrl view shows them, agentrl rescore scores them again, and
-    agentrl train --episodes, agentrl dpo and agentrl reward-model train on them. Ctrl-C keeps the finished episodes,
-    and --resume plays the others.
+    Stores the episodes as a training run does: agentrl view shows them, agentrl rescore scores them again, and agentrl
+    train --episodes, agentrl dpo and agentrl reward-model train on them. Ctrl-C keeps the finished episodes, and
+    --resume plays the others.
     """
     run = _resume(resume, words, [env, model, engine, tasks, *(reward or [])]) if resume else None
     if run is None:

@@ -127,8 +127,8 @@ def serve(
 ) -> None:
     """Serve sandboxes over HTTP; stop with Ctrl-C.
 
-    Prints the address, which clients set as url of sandboxes of type http. Clients can lower the limits, but not raise
-    them.
+    Prints the address, which clients set as the url of sandboxes of type http. Clients can lower the limits, but not
+    raise them.
     """
     token = read_token(token_file, TOKEN_VARIABLE)
     chosen = ServerSettings(host=host, port=port, token=token, max_sessions=max_sessions, lease_s=lease_s)

@@ -81,7 +81,7 @@ def serve_training(
 ) -> None:
     """Serve training and sampling to the tinker client; stop with Ctrl-C.
 
-    Prints the address for TINKER_BASE_URL. Checkpoints outlive the server, but runs do not.
+    Prints the address for TINKER_BASE_URL. Checkpoints outlive the server; runs do not.
     """
     config = read_service_config(overrides)
     TINKER.load()

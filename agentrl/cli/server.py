@@ -77,8 +77,8 @@ class Server(Protocol):
 def serve_until_stopped(server: Server, settings: ServerSettings, *, open_to_all: str, usage: str) -> None:
     """Serve until the first Ctrl-C or SIGTERM; print the address to standard output.
 
-    `open_to_all` is what anyone can do on a non-local host without a token, for a warning. `usage` says what is served
-    and how to use it; ``{url}`` stands for the address.
+    `open_to_all` describes, for a warning, what anyone can do on a non-local host without a token. `usage` describes
+    the service and how to use it; ``{url}`` is replaced by the address.
     """
     if settings.token is None and settings.host not in LOCAL:
         note(f"without --token-file, anyone who can reach {settings.host} can {open_to_all}")
@@ -112,5 +112,5 @@ async def _serve_on_stdio(
     finally:
         stopping.cancel()
         await close()
-        if not running.done():  # a thread waits for the next line of the input, which nothing can interrupt
+        if not running.done():  # a thread waits for the next line of the input and cannot be interrupted
             end_process(0)

@@ -1,4 +1,4 @@
-"""`agentrl status`: what a run does now, what waits for what, and whether its process is alive."""
+"""`agentrl status`: what a run is doing, what waits for what, and whether its process is alive."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def status(
 ) -> None:
     """Show a run's phase and step, what waits for what and for how long, its episodes, engines, memory and time left.
 
-    It reads a file that the run's process writes every second, even while the run hangs. It says whether the process
-    is alive, hung, suspended or gone. The exit code is 1 if the run has hung, failed or crashed.
+    Reads a file that the run's process writes every second, even while the run hangs. Shows whether the process is
+    alive, hung, suspended or gone. The exit code is 1 if the run has hung, failed or crashed.
     """
     folder = _newest_run() if run is None else require_run(run).path
     with _display(folder, as_json=as_json, watch=watch) as show:
@@ -114,7 +114,7 @@ def _read(folder: Path) -> RunSnapshot:
 
 
 def describe(folder: Path, snapshot: RunSnapshot, now: float) -> Group:
-    """Describe a status in the terminal."""
+    """Format a status for the terminal."""
     state = snapshot.liveness(now)
     at = min(now, snapshot.time) if state in (Liveness.CRASHED, Liveness.FAILED) else now
     style = STYLES.get(state, "red")
@@ -161,7 +161,7 @@ def _state_words(state: Liveness, snapshot: RunSnapshot, now: float) -> str:
         case Liveness.SUSPENDED:
             return f"SUSPENDED: {where} was stopped by a signal {age} ago; to continue it: kill -CONT {pid}"
         case Liveness.CRASHED:
-            return f"CRASHED: {where} is gone and gave no reason (killed, or out of memory?); last status {age} ago"
+            return f"CRASHED: {where} ended without a reason (killed, or out of memory?); last status {age} ago"
         case _:
             word = "interrupted" if state is Liveness.STOPPED else state
             return f"{word} {_seconds(now - (snapshot.ended or snapshot.time))} ago"

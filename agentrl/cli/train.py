@@ -80,13 +80,13 @@ def train(
         typer.Option(min=0.001, help="With --dry-run: expected seconds per step, to check rollout.max_staleness."),
     ] = None,
 ) -> None:
-    """Train an agent by reinforcement learning.
+    """Train an agent with reinforcement learning.
 
     Ctrl-C saves a checkpoint, from which --resume continues exactly.
 
-    With --episodes, batches are the complete groups of stored episodes, in the order in which they were started, and
-    are corrected as off-policy data with their stored log-probabilities. The episodes must be those of a model with
-    the same tokens; groups with missing episodes are left out.
+    With --episodes, batches consist of the complete groups of stored episodes, in the order of their starts, and are
+    corrected as off-policy data with their stored log-probabilities. The episodes must come from a model with the same
+    tokenizer; incomplete groups are left out.
     """
     if serve_launched_rank():
         return

@@ -81,9 +81,9 @@ def view(
 ) -> None:
     """Show runs and evaluations in a browser, live: curves, episodes turn by turn and token by token, comparisons.
 
-    A local server answers until Ctrl-C, only to this machine unless --host is set. With --output or --terminal, the
-    newest episodes are shown token by token: the source of each token, its probability, and the weights that sampled
-    it. Episodes without tokens, from scripted policies and chat services, are shown as text.
+    Runs a local server until Ctrl-C, which only this machine can reach unless --host is set. With --output or
+    --terminal, shows the newest episodes token by token: the source of each token, its probability, and the weights
+    that sampled it. Episodes without tokens, from scripted policies and chat services, are shown as text.
     """
     where = EpisodeFilter(
         task_id=task, success=False if failed else None, first_step=step, last_step=step, has_sequences=True

@@ -136,16 +136,16 @@ class PreferencesConfig(Section):
 
 
 class ResampleConfig(Section):
-    """Training on some episodes of a group: right ones with small penalties, and wrong ones, as rStar2-Agent does."""
+    """Training on some episodes of a group: correct ones with small penalties, and wrong ones, as in rStar2-Agent."""
 
     keep: int = Field(ge=1)
     """Number of episodes of a group that are trained, of the ``algorithm.group_size`` that are played."""
     least_right: int = Field(2, ge=0)
-    """Minimum number of right episodes among them, if the group has as many."""
+    """Minimum number of correct episodes among them, if the group has that many."""
     least_wrong: int = Field(2, ge=0)
-    """Minimum number of wrong episodes among them, if the group has as many."""
+    """Minimum number of wrong episodes among them, if the group has that many."""
     penalties: list[str] = Field(default_factory=list)
-    """Rewards in ``agent.reward`` whose unweighted sum is the penalty by which right episodes are ordered:
+    """Rewards in ``agent.reward`` whose unweighted sum is the penalty by which correct episodes are ordered:
     ``[tool_error_ratio, answer_tag_ratio]``, which have weight 0 there."""
 
     @model_validator(mode="after")
@@ -167,8 +167,8 @@ class SelectionConfig(Section):
     max_accuracy: float | None = Field(None, ge=0, le=1)
     """Share of solved episodes above which a group is replaced by a new one."""
     top_p: float | None = Field(None, gt=0, le=1)
-    """Share of the spread of rewards in a step that the trained groups have together, those with the largest spreads
-    first; the other groups of the step are not trained."""
+    """Share of a step's total spread of rewards: the groups with the largest spreads are trained until they reach it,
+    and the other groups of the step are not."""
     top_p_scale: Literal["linear", "softmax"] = "linear"
     """Weight of a group: its spread, or the exponential of it."""
     resample: ResampleConfig | None = None
@@ -177,7 +177,7 @@ class SelectionConfig(Section):
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:
         if not self.model_fields_set:
-            raise ValueError("algorithm.selection selects nothing: remove it, or set one of its keys, such as top_p")
+            raise ValueError("algorithm.selection has no effect: remove it, or set one of its keys, such as top_p")
         low, high = self.min_accuracy, self.max_accuracy
         if low is not None and high is not None and low >= high:
             raise ValueError(
@@ -197,8 +197,8 @@ class CorrectionConfig(Section):
     """Train/inference correction: importance weights pi_old / mu (rho)."""
 
     mode: Literal["token", "sequence", "icepop", "off"] = "token"
-    """Weighted unit: ``token``, every token; ``sequence``, whole sequences; ``icepop``, tokens inside a band, dropping
-    the others; ``off``, nothing."""
+    """Unit of the weights: ``token``, every token; ``sequence``, whole sequences; ``icepop``, tokens inside a band, and
+    the others are dropped; ``off``, no weights."""
     cap: float | None = Field(None, gt=0)
     """Upper limit of the weights; if not set, 2 for token and 5 for sequence. Not used by icepop and off."""
     band: tuple[float, float] | None = None

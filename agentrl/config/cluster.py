@@ -45,8 +45,8 @@ class ClusterConfig(Section):
     GPU where the cluster has GPUs and ``model.device`` is not ``cpu``. Rank 0 is this process; its resources are
     reserved on its node."""
     engine: Resources | None = None
-    """Resources of each engine. If not set, one CPU, and on clusters with GPUs one GPU, or ``engine.tensor_parallel``
-    GPUs for a server."""
+    """Resources of each engine. If not set, one CPU, and on clusters with GPUs also one GPU (``engine.tensor_parallel``
+    for a server)."""
     engines: int = Field(1, ge=1)
     """Number of engines for ``engine: local``, each an actor with a copy of the model; for servers set
     ``engine.replicas``."""
@@ -56,8 +56,8 @@ class ClusterConfig(Section):
     environment: Resources | None = None
     """Resources of each of these actors. If not set, one CPU."""
     strategy: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
-    """Placement of ranks and engines: on as few nodes as possible (``pack``) or on as many (``spread``); the strict
-    strategies fail instead of approximating."""
+    """Placement of ranks and engines: on as few nodes as possible (``pack``) or as many as possible (``spread``); the
+    strict strategies fail instead of approximating."""
     timeout_s: float = Field(300.0, gt=0)
     """Seconds for connecting, for the placement, and for the start of the actors."""
 

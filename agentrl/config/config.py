@@ -100,8 +100,8 @@ class ModelConfig(Section):
     """Data type of the weights; ``auto`` is bfloat16 on GPUs and on CPUs that multiply in bfloat16, and float32
     elsewhere."""
     head_dtype: Literal["model", "float32"] = "model"
-    """Data type of the logits: ``model``, that of the weights, or ``float32``, in the trainer, the local engine and
-    launched servers: with ``dtype: bfloat16``, their probabilities then agree more closely."""
+    """Data type of the logits in the trainer, the local engine and launched servers: ``model``, that of the weights, or
+    ``float32``, with which their probabilities agree more closely for ``dtype: bfloat16``."""
     lora: LoraConfig | None = None
     """Train adapters (LoRA) and freeze the base weights; see docs/lora.md."""
 
@@ -125,7 +125,7 @@ LOGITS_MEGABYTES = 256
 """MiB of logits that the trainer keeps at once; the peak is twice as much."""
 
 Checkpointing: TypeAlias = Literal["full", "selective", "offload"]
-"""Kept part of a layer's forward pass; see `agentrl.training.compile`."""
+"""Part of a layer's forward pass that is kept in memory; see `agentrl.training.compile`."""
 
 MOST_EPISODES_PER_STEP = 1_000_000
 """A training step holds its episodes in memory: about 10 KB each, and more for long ones."""
@@ -168,7 +168,7 @@ class AlgorithmConfig(Section):
     as in their papers: seq-mean-token-mean for the losses gmpo, gspo, sapo and sppo, seq-mean-token-sum for flowrl,
     gvpo, luspo, online_dpo, online_spin and pacs, and token-mean for all others."""
     norm_length: int | None = Field(None, ge=1)
-    """Constant length, in tokens, by which seq-mean-token-sum-norm divides; only for it."""
+    """Constant length, in tokens, by which seq-mean-token-sum-norm divides; only for that aggregation."""
     group_size: int = Field(8, ge=1)
     """Episodes per task."""
     correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
@@ -190,8 +190,8 @@ class AlgorithmConfig(Section):
     """Factors of the advantages of roles, for loops with several agents: ``{planner: 2, worker: 0.5}``; 1 for roles
     that are not named."""
     dynamic_sampling: bool = False
-    """True to replace groups whose episodes ``advantage`` cannot tell apart (before shaping) with new groups; not with
-    a teacher or a loss that reads no advantage, which learn from such groups."""
+    """True to replace groups whose episodes ``advantage`` cannot distinguish (before shaping) with new groups; not with
+    a teacher or a loss that reads no advantage, which also learn from such groups."""
     selection: SelectionConfig | None = None
     """Selection of groups and of their episodes: ``{min_accuracy: 0.2, max_accuracy: 0.8}``; all if not set. See
     docs/algorithms.md."""

@@ -76,7 +76,7 @@ OF_GROUPS = ("group_size", "dynamic_sampling", "expert", "role_weights", "teache
 
 
 def environment_algorithms(config: Config) -> dict[str, AlgorithmConfig]:
-    """Return the algorithm of each environment by label; empty if all environments have the run's.
+    """Return the algorithm of each environment by label; empty if all environments use the run's algorithm.
 
     Raises:
         ConfigError: keys that an environment's algorithm does not have, or values that do not fit.

@@ -15,8 +15,8 @@ FEWEST_PER_LANE = 8
 
 class LocalEngineConfig(Section):
     type: Literal["local"] = "local"
-    """Model in this process, on torch; shares the trainer's weights if ``rollout.max_staleness`` is 0. On the CPU, a
-    second copy in a layout for inference is kept of Llama-like decoders that are not too large."""
+    """Model in this process, on torch; shares the trainer's weights if ``rollout.max_staleness`` is 0. On the CPU,
+    Llama-like decoders that are not too large also have a second copy, laid out for inference."""
     max_num_seqs: int = Field(64, ge=1)
     """Maximum number of sequences that are decoded together."""
     max_context: int | None = Field(None, ge=1)

@@ -83,7 +83,7 @@ class PoolsConfig(Section):
     hard_below: float = Field(0.1, ge=0, lt=1)
     """Success rate below which a task, type or environment is hard."""
     revisit: float = Field(0.1, gt=0, lt=1)
-    """Probability with which an easy or hard task is still played when it is drawn, so that its rate stays current."""
+    """Probability with which an easy or hard task is played anyway when it is drawn, so that its rate stays current."""
     half_life: float = Field(100.0, gt=0)
     """Training steps after which the weight of an episode in the success rate is halved, because the policy has
     changed."""
@@ -104,7 +104,7 @@ class CurriculumConfig(Section):
     horizon: HorizonConfig | None = None
     """Growing turn limit; ``agent.max_turns`` from the start if not set."""
     pools: PoolsConfig | None = None
-    """Pools of tasks by success rate; every task equally often if not set."""
+    """Pools of tasks by success rate; if not set, all tasks are drawn equally often."""
 
 
 def _grows(numbers: list[int]) -> bool:
@@ -279,17 +279,17 @@ class RoleConfig(Section):
     trained."""
 
     @model_validator(mode="after")
-    def _one_speaks(self) -> Self:
+    def _policies_exclude_each_other(self) -> Self:
         if self.policy is not None and self.engine is not None:
             raise ValueError("a role has both policy and engine in agent.roles: remove one of them")
-        if self.speaks_elsewhere and self.trained:
+        if self.has_own_policy and self.trained:
             raise ValueError("a role with its own policy or engine cannot be trained: remove trained from agent.roles")
         if self.policy is not None and self.as_tool is not None:
             raise ValueError(
                 "a role in agent.roles with as_tool answers requests, but its policy can only take actions: remove one "
                 "of them"
             )
-        if self.speaks_elsewhere and self.adapter is not None:
+        if self.has_own_policy and self.adapter is not None:
             raise ValueError("a role with its own policy or engine has no adapter: remove one of them in agent.roles")
         if self.adapter == BASE and self.trained:
             raise ValueError("a role that the base model plays cannot be trained: remove trained from agent.roles")
@@ -298,24 +298,24 @@ class RoleConfig(Section):
         return self
 
     @property
-    def speaks_elsewhere(self) -> bool:
+    def has_own_policy(self) -> bool:
         """True if another policy than the run's plays the role."""
         return self.policy is not None or self.engine is not None
 
     @property
     def is_trained(self) -> bool:
         """True if the role's tokens are trained."""
-        return not (self.speaks_elsewhere or self.adapter == BASE) if self.trained is None else self.trained
+        return not (self.has_own_policy or self.adapter == BASE) if self.trained is None else self.trained
 
 
 class BranchConfig(Section):
-    """Episodes of a group that branch from others: they repeat the first turns, then sample their own. For
-    ``algorithm.advantage: tree``.
+    """Episodes of a group that branch from others: they repeat the others' first turns, then sample turns of their own.
+    For ``algorithm.advantage: tree``.
     """
 
     roots: int = Field(2, ge=2)
     """Number of episodes of a group that are played from the start; the others of ``algorithm.group_size`` branch from
-    them, equally many from each."""
+    them, the same number from each."""
     turns: list[Annotated[int, Field(ge=1)]] | None = Field(None, min_length=1)
     """Numbers of turns after which episodes branch: ``[1, 3]``. If the root has ended by then, it is repeated."""
     every: int | None = Field(None, ge=1)
@@ -324,7 +324,7 @@ class BranchConfig(Section):
     """True to branch before the turns in which the root's policy was least certain: those with the highest mean of -log
     p over the sampled tokens. This choice depends on the whole episode, so gradients are slightly biased."""
     children: int = Field(1, ge=1)
-    """Number of episodes that branch from a root at one point; the following ones branch at the next."""
+    """Number of episodes that branch from a root at one branch point; further ones branch at the next point."""
 
     @model_validator(mode="after")
     def _one_rule(self) -> Self:

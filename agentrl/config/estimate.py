@@ -204,7 +204,7 @@ def _memory(config: Config, size: ModelSize) -> Memory:
 
 
 def _cache_tokens(config: Config) -> dict[str, int]:
-    """Return the size of the cache of each local engine in tokens, by its config key."""
+    """Return the cache size of each local engine in tokens, by its config key."""
     engines = {"engine": config.engine, "evaluation.engine": config.evaluation.engine}
     return {
         f"{section}.cache_tokens": engine.cache_tokens
@@ -293,7 +293,7 @@ def rows(config: Config) -> list[EstimateRow]:
 
 
 def _update_rows(a: RunEstimate, trainer: TrainerConfig) -> list[EstimateRow]:
-    """Return the rows about optimizer steps; their number follows from the rows with ``trainer.mini_batch_rows``."""
+    """Return the rows about optimizer steps, whose number depends on the trained rows with ``mini_batch_rows``."""
     passes = f"{trainer.epochs} epochs x"
     if trainer.mini_batch_rows is None:
         most, how = "", f"{passes} {trainer.mini_batches} (trainer.mini_batches)"

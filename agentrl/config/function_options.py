@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from agentrl.errors import ConfigError, did_you_mean
 
 OUT_OF_RANGE = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"})
-"""Pydantic's types of errors for values of the right type outside their range."""
+"""Pydantic's error types for values of the right type that are out of range."""
 
 
 def convert_options(called: str, function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:

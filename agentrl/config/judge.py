@@ -166,7 +166,7 @@ class ComparisonConfig(Section):
 
 
 class JudgeBudgetConfig(Section):
-    """Limits of a judge over the whole run, resumptions included. Cached answers are free."""
+    """Limits of a judge over the whole run, including its resumptions. Cached answers are free."""
 
     max_requests: int | None = Field(None, ge=1)
     """Maximum number of the service's answers."""
@@ -283,7 +283,7 @@ class JudgeConfig(Section):
             raise ValueError(f"agent.judge.{ignored[0]} is ignored {here}: remove one of them")
 
     @model_validator(mode="after")
-    def _goes_on_with_a_reward(self) -> Self:
+    def _fallback_has_a_reward(self) -> Self:
         if self.budget.when_spent == "environment" and self.environment_weight == 0:
             raise ValueError(
                 "agent.judge.budget.when_spent is environment, but agent.judge.environment_weight is 0: every episode "

@@ -128,7 +128,7 @@ def _plain(message: str) -> str:
 
 
 def _key_path(location: Sequence[str | int]) -> KeyPath:
-    """Pydantic's location without list indices and without the tag of a union, which is no key."""
+    """Return pydantic's location without list indices and union tags, which are not keys."""
     keys = [part for part in location if isinstance(part, str)]
     if len(keys) > 1 and keys[0] == "engine":
         del keys[1]
@@ -136,7 +136,7 @@ def _key_path(location: Sequence[str | int]) -> KeyPath:
 
 
 def _config_hint(name: str, known: Sequence[str]) -> str | None:
-    """Suggest an environment of this name, or the nearest of the known configs: by the whole name or its last part."""
+    """Suggest the environment of this name, or the known config with the nearest name or last part of a name."""
     if name.partition("/")[0] in registry.names(registry.Kind.ENVIRONMENT):
         return f"it is the name of an environment: give it as --env {name}"
     parts = {part: config for config in reversed(known) for part in (config.rpartition("/")[2], config)}
@@ -321,7 +321,7 @@ def _shipped_text(name: str) -> str:
 
 
 def _refuse_missing_recipe(name: str) -> None:
-    """Say why a known system has no recipe, if `name` asks for it: ``recipes/simplevla_rl``."""
+    """Raise an error that says why a known system has no recipe, if `name` is that recipe: ``recipes/simplevla_rl``."""
     if not name.startswith("recipes/"):
         return
     for system, reason in parse_source(_shipped_text(_PUBLISHED), _PUBLISHED).data["missing"].items():

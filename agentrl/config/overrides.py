@@ -270,8 +270,8 @@ def _main_value(section: str, values: dict[str, Any], otherwise: Any) -> Any:
 def task_words(tasks: str | None, *, has_environment: bool) -> list[str]:
     """Return the overrides for ``--tasks FILE``.
 
-    With an environment, on the command line or in a config, the file holds its tasks; otherwise it holds prompts, each
-    of which is answered once.
+    With an environment, on the command line or in a config, the file holds its tasks; otherwise it holds prompts that
+    are each answered once.
     """
     if tasks is None:
         return []

@@ -41,7 +41,7 @@ _UNREAD = ResumeRule(False, "training does not read it")
 _LENGTH = ResumeRule(True, "length of the run; a cosine schedule is recomputed for the new length")
 _RATE = ResumeRule(True, "size of the updates from now on: an unstable run may need smaller ones")
 _PLACE = ResumeRule(True, "placement and speed of the same computation")
-_SCHEDULE = ResumeRule(False, "it changes the settings of other steps than those that follow")
+_SCHEDULE = ResumeRule(False, "it also changes the settings of past steps")
 _BATCH = ResumeRule(True, "groups that the next batches consist of, and how old their tokens may be")
 _WATCH = ResumeRule(True, "measurements, checkpoints and output")
 
@@ -186,7 +186,7 @@ def check_same_run(found: tuple[Change, ...]) -> None:
 
 
 def _rule(change: Change) -> ResumeRule:
-    """Return the rule of a change; a training service keeps the weights, which no other engine can load."""
+    """Return the rule of a change. Weights at a training service cannot be loaded by another engine."""
     if change.key == "engine.type" and "tinker" in (change.old, change.new):
         return _MODEL
     return rule_of(change.key)

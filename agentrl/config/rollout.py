@@ -43,7 +43,7 @@ class RolloutConfig(Section):
     """Maximum number of policy versions between sampling and training; 0: synchronous, 1: one step off-policy."""
     batch_order: BatchOrder = "windowed"
     """Groups of a batch if ``max_staleness`` is above 0: ``windowed`` waits for groups that would be too stale for a
-    later batch, so none is dropped; ``greedy`` takes the groups that end first, and drops slow ones."""
+    later batch, so that none is dropped; ``greedy`` takes the groups that end first, and drops slow ones."""
     max_concurrent: int = Field(128, ge=1)
     """Maximum number of concurrent episodes, including those that wait for a tool or an environment."""
     retries: int = Field(2, ge=0)
@@ -99,8 +99,9 @@ class ObserveConfig(Section):
 
     tokens: Annotated[int, Field(ge=1)] | Literal["all", "none"] = 64
     """Episodes per training step whose sampled tokens are stored with the advantage, log-probabilities, ratio and
-    entropy that the trainer computed for them, in ``tokens/``: a number, ``all``, or ``none`` for no tables at all.
-    Whole groups are chosen, in turn the one whose rewards differ most, the best and the worst. See docs/status.md."""
+    entropy that the trainer computed for them, in ``tokens/``: a number, ``all``, or ``none`` for no tables. Whole
+    groups are chosen: in turn, the group with the largest spread of rewards, the best one, and the worst one. See
+    docs/status.md."""
     prometheus_port: int | None = Field(None, ge=1, le=65535)
     """Port on the loopback address at which Prometheus can read the run (``/metrics``); no port by default. See
     docs/monitoring.md."""

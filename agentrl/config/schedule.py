@@ -15,7 +15,7 @@ from agentrl.config.section import Finite, Section
 Shape: TypeAlias = Literal["constant", "linear", "cosine"]
 """Course of a value between two points."""
 LARGEST_CHANGE = 0.2
-"""Largest relative error of an adaptive coefficient's update (arXiv 1909.08593, section 2.2)."""
+"""Largest relative error that an adaptive coefficient's update counts (arXiv 1909.08593, section 2.2)."""
 
 
 def interpolate(shape: Shape, start: float, end: float, progress: float) -> float:
@@ -57,7 +57,7 @@ FORMS = (
     "give points ({0: 1.4, 500: 1.45}), a factor ({factor: 0.985}), or a target "
     "({target: 0.2, step: 1e-4, max: 0.005}); see docs/schedules.md"
 )
-"""What an error recommends in place of a value that is not a schedule."""
+"""Recommendation of the errors about a value that is not a schedule."""
 
 
 class ScheduleConfig(Section):
@@ -65,9 +65,9 @@ class ScheduleConfig(Section):
 
     points: dict[int, Any] | None = None
     """Values from given steps on, where 0 is the first training step: ``{0: 1.4, 500: 1.45}``; before the first point,
-    the key's own value. A mapping of steps alone stands for ``{points: …}``."""
+    the key's own value. A mapping of steps is short for ``{points: …}``."""
     shape: Literal["constant", "linear", "cosine"] = "constant"
-    """Course between two points; after the last point, values do not change."""
+    """Course between two points; after the last point, the value does not change."""
     factor: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Factor of the value after each training step, from the key's own value, within ``min`` and ``max``."""
     target: Finite | None = None
@@ -77,7 +77,8 @@ class ScheduleConfig(Section):
     """Metric of a training step that has the target; ``train/entropy`` for ``algorithm.entropy_coef``, and
     ``train/kl_reference`` for ``algorithm.kl_coef``, if not set."""
     step: Finite | None = None
-    """Change of the value after a step in which the metric is below the target; the opposite otherwise."""
+    """Change of the value after a step in which the metric is below the target; otherwise the value changes by the
+    opposite."""
     horizon: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Episodes in which the value changes by at most a fifth, instead of ``step``: it grows while the metric is above
     the target, as an adaptive KL coefficient does."""
@@ -207,7 +208,7 @@ def _has_form(value: Mapping[Any, Any]) -> bool:
 
 
 FORM_KEYS = frozenset(ScheduleConfig.model_fields)
-"""Keys of a schedule, which are no sections of a config."""
+"""Keys of a schedule, which are not sections of a config."""
 
 
 def with_stages(data: Mapping[Any, Any]) -> dict[str, Any]:

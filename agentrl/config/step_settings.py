@@ -1,7 +1,8 @@
-"""Settings in force: the config of each training step, from the values that ``schedules`` gives its keys.
+"""Current settings: the config of each training step, with the values that ``schedules`` gives its keys.
 
-A step asks `Settings` for its config and hands it to whatever plays and trains, which do not know of schedules. Without
-schedules it is the run's config. Evaluations use the run's config, so that those of a run can be compared.
+A step gets its config from `Settings` and passes it to the rollout and the trainer, which do not know about schedules.
+Without schedules, it is the run's config. Evaluations always use the run's config, so that those of a run are
+comparable.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ FUNCTIONS = {"shaping": Kind.SHAPING, "filters": Kind.FILTER}
 ENVIRONMENT_KEYS = ("options", "tasks", "split")
 """Keys of an environment that a stage may change."""
 METRICS = {"algorithm.entropy_coef": "train/entropy", "algorithm.kl_coef": "train/kl_reference"}
-"""Metrics that a target means if a schedule names none."""
+"""Default metrics of schedules with a target."""
 PREFIX = "settings/"
-"""Prefix of the metrics of values in force."""
+"""Prefix of the metrics of current values."""
 EPISODES = "trajectories/trained"
 """Metric that counts the trained episodes of a step."""
 
@@ -231,7 +232,7 @@ def _with_value(node: Any, path: Sequence[str], value: Any) -> Any:
 
 
 class Settings:
-    """Settings in force at a training step.
+    """Current settings of a training step.
 
         settings = Settings(config)
         settings.advance(step=10)            # before the eleventh step
@@ -289,7 +290,7 @@ class Settings:
             self._used[one.key] = 0.0 if is_off else value
 
     def metrics(self) -> dict[str, float]:
-        """Return the values in force under ``settings/KEY``; for an environment, the number of its stage, from 0."""
+        """Return the current values under ``settings/KEY``; for an environment, the number of its stage, from 0."""
         found = {f"{PREFIX}{key}": float(value) for key, value in self.values.items() if value is not None}
         for label, starts in stage_starts(self._run).items():
             name = "environment" if label == SOLE else f"environments.{label}"
@@ -297,7 +298,7 @@ class Settings:
         return found
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Return the adapted values, and the values in force, of schedules with a target."""
+        """Return the adapted values and the current values of schedules with a target."""
         return {key: [value, self._used[key]] for key, value in self._adapted.items()}
 
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
@@ -342,7 +343,7 @@ def environment_stages(config: Config) -> tuple[EnvironmentConfigs, ...]:
 
 
 def configs_at_points(config: Config) -> dict[int, Config]:
-    """Return the config at each step at which a value changes its course, and before it; all are checked as configs.
+    """Return the config at each step at which a value changes its course, and at the step before; all are validated.
 
     Raises:
         ConfigError: a value is out of range at one of the points; see `plan` as well.
@@ -396,8 +397,8 @@ def check_schedules(config: Config) -> None:
         )
     if any(key.startswith("sampling.") for key in entries) and not config.rollout.is_synchronous:
         raise ConfigError(
-            "sampling can change only in synchronous training: other batches have episodes of several steps, which are "
-            "sampled from different distributions",
+            "sampling can change only in synchronous training: other batches have episodes from several steps, which "
+            "would have different distributions",
             got=f"rollout.max_staleness {config.rollout.max_staleness}",
             expected="rollout.max_staleness 0",
         )

@@ -32,7 +32,7 @@ class CriticConfig(Section):
     pretrain_steps: int = Field(0, ge=0)
     """Number of first training steps in which only the critic is trained; with ``shared``, only its output."""
     clip: float | None = Field(0.5, gt=0)
-    """Maximum change of a value in a step that the value loss rewards; ``null`` for no limit."""
+    """Limit of a value's change in a step beyond which the value loss is clipped; ``null`` for no limit."""
     coef: float = Field(0.5, gt=0, allow_inf_nan=False)
     """Weight of the value loss relative to the policy loss; only for ``shared``."""
 
@@ -60,7 +60,7 @@ class ProcessRewardConfig(Section):
     success_above: float = 0.5
     """Reward, before shaping, above which an episode counts as solved."""
     update: Literal["before", "after"] = "before"
-    """Update of the reward model ``before`` or ``after`` it rewards the tokens of a step's episodes."""
+    """Order in a step: the reward model is updated ``before`` or ``after`` it rewards the tokens of the episodes."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -97,7 +97,7 @@ class NumericsConfig(Section):
     kl: float = Field(0.5, gt=0)
     """KL divergence of the policy from pi_old, within a step, above which an alarm is raised."""
     kl_reference: float = Field(10.0, gt=0)
-    """KL divergence from the reference above which an alarm is raised: the policy has little in common with it."""
+    """KL divergence from the reference above which an alarm is raised: the policy then has little in common with it."""
     entropy_share: float = Field(0.05, ge=0, lt=1)
     """Share of the entropy of the first steps below which an alarm reports a collapse; 0 for no alarm."""
     grad_norm_ratio: float = Field(20.0, gt=1)
@@ -105,7 +105,7 @@ class NumericsConfig(Section):
     max_skipped: int = Field(10, ge=1)
     """Number of consecutive skipped updates that end the run."""
     dumps: int = Field(2, ge=0)
-    """Maximum number of dump files per run, each of which reproduces a skipped update and holds the model's weights."""
+    """Maximum number of dump files per run; a dump reproduces a skipped update and holds the model's weights."""
 
 
 class LoraConfig(Section):
@@ -139,7 +139,7 @@ class AdapterConfig(Section):
     source: str | None = None
     """Name of the adapter in the run at ``path``, if that has several; the same name if not set."""
     trained: bool = True
-    """``false`` to keep the weights of ``path``, for an opponent that does not learn."""
+    """``false`` to freeze the weights of ``path``, for an opponent that does not learn."""
     learning_rate: LearningRate | None = None
     """Peak learning rate."""
     warmup_steps: int | None = Field(None, ge=0)
@@ -194,7 +194,7 @@ class SFTConfig(Section):
     """Schedule of the learning rate after the warm-up; cosine ends at a tenth of the peak."""
     mistakes: float = Field(0.0, ge=0, lt=1)
     """Share of the expert's actions before which it makes a mistake that changes nothing. Mistakes are not trained on,
-    but the recovery from them is, which demonstrations without mistakes do not show."""
+    but the recovery from them is, which a perfect expert never shows."""
     observation_weight: float = Field(0.0, ge=0, le=1)
     """Initial weight in the loss of tokens that the agent did not write (its answers have weight 1); it decreases
     linearly to 0 over the warm start. A model with random weights then learns the language before the actions."""

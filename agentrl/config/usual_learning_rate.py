@@ -2,8 +2,8 @@
 
 The basis: 1e-6 for models of 0.5 to 32 billion parameters (DeepSeekMath, arXiv 2402.03300; DAPO, arXiv 2503.14476; the
 examples of verl and TRL), and 5e-4 for the models of half a million parameters that agentrl trains from scratch. Rates
-of sizes in between are interpolated linearly on logarithmic axes. Adapters need ten times as much, and
-fifteen times in very short runs ("LoRA Without Regret", Schulman et al., 2025).
+for sizes in between are interpolated linearly on logarithmic axes. Adapters need ten times as much, or fifteen times in
+very short runs ("LoRA Without Regret", Schulman et al., 2025).
 """
 
 from __future__ import annotations

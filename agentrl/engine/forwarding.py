@@ -1,4 +1,4 @@
-"""Base class of engines that stand in front of another engine."""
+"""Base class of engines that forward requests to another engine."""
 
 from __future__ import annotations
 

@@ -409,7 +409,7 @@ class TRLEnvironment(gymnasium.Env[str, str]):
                 value = method(*args, **arguments)
             except AgentRLError:
                 raise
-            except Exception as error:  # of the user's code: TRL gives its text to the policy
+            except Exception as error:  # raised by the user's code: TRL gives its text to the policy
                 raise ToolError(str(error) or type(error).__name__) from error
             return ToolResult(value, reward=self._gain())
 

@@ -36,7 +36,7 @@ LONGEST_REASON = 2000
 
 
 class Outcome(enum.StrEnum):
-    """How an episode ended. Every trajectory has exactly one outcome."""
+    """Ways in which an episode ends. Every trajectory has exactly one outcome."""
 
     FINISHED = "finished"
     """The environment ended the episode."""

@@ -62,7 +62,7 @@ def close_limit(within_s: float = CLOSING_S) -> float:
 
 
 async def close_in_time(close: Callable[[], Coroutine[Any, Any, None]], what: str, within_s: float = CLOSING_S) -> None:
-    """Close something, and give it up if that takes longer than `close_limit`; errors and timeouts are only logged.
+    """Close something, and abandon it if that takes longer than `close_limit`; errors and timeouts are only logged.
 
     If the caller is cancelled in the meantime, less time is left, and the cancellation is raised at the end.
     """

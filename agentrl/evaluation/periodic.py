@@ -129,7 +129,7 @@ async def _evaluate_all(
         prefix = f"eval/{env.label}/" if config.environments else "eval/"
         metrics |= _metrics(result, prefix)
         if (judge := env.config.agent.judge) is not None:
-            metrics |= judge_metrics(runner.counters.judged(), judge, prefix)
+            metrics |= judge_metrics(runner.counters.judge_counts(), judge, prefix)
     return metrics | _means(results) if config.environments else metrics
 
 

@@ -207,13 +207,13 @@ def _comparisons(results: Mapping[str, EvaluationResult]) -> list[ReportTable]:
 
 
 def panel_warnings(results: Mapping[str, EvaluationResult]) -> list[str]:
-    """Return a warning for each evaluation of the same environment, but of another panel than the first one's."""
+    """Return a warning for each evaluation of the first one's environment on a different panel."""
     if len(results) < 2:
         return []
     (first, base), *others = results.items()
     return [
-        f"{name} was evaluated on another panel than {first} ({result.panel_hash} instead of {base.panel_hash}): other "
-        "tasks, samples or seeds. Only the paired comparison, over their common tasks, compares the two."
+        f"{name} was evaluated on a different panel from {first} ({result.panel_hash} instead of {base.panel_hash}): "
+        "other tasks, samples or seeds. Only the paired comparison, over their common tasks, compares the two."
         for name, result in others
         if result.panel.environment == base.panel.environment
         and compare_panels(base.panel_hash, result.panel_hash) is PanelMatch.DIFFERENT

@@ -1,4 +1,4 @@
-"""Our environments as tasksets of `verifiers.v1` (verifiers 0.4), which its evaluation and its trainers play.
+"""Environments as tasksets of `verifiers.v1` (verifiers 0.4), which its evaluation and its trainers play.
 
 A module exports the classes that `verifiers_taskset` makes; its name is the taskset's. The harness plays an episode as
 `agentrl eval` does, with an agent loop and the environment's limits, and sends each turn to the library's endpoint.

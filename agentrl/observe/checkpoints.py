@@ -51,7 +51,7 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of a run.
 
-    The newest `keep` of them are kept.
+    Only the newest `keep` are kept.
     """
 
     def __init__(self, folder: Path, *, keep: int) -> None:

@@ -439,7 +439,7 @@ def _versions(package: str) -> str:
     """Return the distributions that contain a package, with their versions."""
     try:
         return f"{package} {importlib.metadata.version(package)}"
-    except importlib.metadata.PackageNotFoundError:  # its distribution has another name
+    except importlib.metadata.PackageNotFoundError:  # the distribution has another name
         names = set(_distributions().get(package, []))
     return ", ".join(sorted(f"{name} {importlib.metadata.version(name)}" for name in names))
 

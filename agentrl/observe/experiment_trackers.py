@@ -47,7 +47,8 @@ class EpisodeTableTracker(Tracker):
 class WandbTracker(EpisodeTableTracker):
     """A run of the Weights & Biases project ``agentrl``; needs the package wandb.
 
-    Steps are a metric of their own: the service drops rows whose step is not new, as those that a resumed run repeats.
+    Steps are a separate metric, because the service drops rows whose step is not new, such as those that a resumed run
+    repeats.
     """
 
     package = "wandb"
@@ -110,7 +111,7 @@ class MLflowTracker(EpisodeTableTracker):
             self._client.log_batch(self._run, params=some)
 
     def _find_run(self, identity: Path, name: str) -> str:
-        """Return the id of the run that this one resumes, if the server knows it, or else of a new one."""
+        """Return the id of the run that this one resumes, if the server has it; otherwise that of a new run."""
         from mlflow.exceptions import MlflowException
 
         if identity.is_file():
@@ -124,7 +125,7 @@ class MLflowTracker(EpisodeTableTracker):
         if found is None:
             try:
                 self._client.create_experiment(PROJECT, artifacts)
-            except MlflowException as error:  # a run that began at the same moment has made it
+            except MlflowException as error:  # another run, started at the same moment, has created it
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
             found = self._client.get_experiment_by_name(PROJECT)

@@ -9,9 +9,9 @@ from itertools import islice
 from pathlib import Path
 
 WHOLE_BYTES = 64 * 2**20
-"""Maximum size of files that are read in full; of larger ones, such as weights, modification time and samples count."""
+"""Maximum size of files that are read in full; the digest of a larger one covers its modification time and samples."""
 SAMPLES = 256
-"""Number of pieces of a larger file that are read, at equal distances; the last one ends at the file's end."""
+"""Number of samples that are read from a larger file, at equal distances; the last one ends at the file's end."""
 SAMPLE_BYTES = 4096
 MOST_FILES = 10_000
 """Maximum number of files in a folder that are read, in the order of their names."""

@@ -21,7 +21,7 @@ _WHEN_FULL = "free some space, then run the command again; resume training with:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert the errors of the enclosed writes to `path`.
+    """Convert the errors of writes to `path` in the block.
 
     Raises:
         UsageError: the disk is full, or the path cannot be written.
@@ -50,7 +50,7 @@ def check_writable(path: Path) -> None:
         target = next(found for found in (path, *path.absolute().parents) if found.exists())
         if target != path and not target.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{target} is a file")
-        if not os.access(target, os.W_OK):  # does not give the reason
+        if not os.access(target, os.W_OK):  # the exception does not contain the reason
             reason = errno.EROFS if os.statvfs(target).f_flag & os.ST_RDONLY else errno.EACCES
             raise OSError(reason, os.strerror(reason))
 

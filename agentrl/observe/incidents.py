@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.errors import AgentRLError, Outcome, SourceLocation
 
 MOST = 200
-"""Maximum number of distinct failures, so that messages that always differ do not fill the memory."""
+"""Maximum number of distinct failures, so that messages that differ each time do not fill the memory."""
 
 
 @dataclass(slots=True, kw_only=True)

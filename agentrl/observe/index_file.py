@@ -1,8 +1,8 @@
 """The SQLite file of an index: where it is, what it has scanned, and how it follows a store that changes.
 
-A file of the store is scanned from where the last scan ended. If it has changed otherwise (truncated, edited, replaced,
-removed), everything since its step is forgotten and scanned again. Each transaction scans at most `CHUNK` bytes, so
-that a killed process loses little, and several processes may update one index.
+A file of the store is scanned from where the last scan ended. If it has changed in another way (truncated, edited,
+replaced, removed), the index forgets everything since its step and scans it again. Each transaction scans at most
+`CHUNK` bytes, so that a killed process loses little and several processes can update one index.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LOCK_S = 30.0
 CACHE_KB = 65_536
 """Memory for pages of the index, in KiB."""
 READER_CACHE_KB = 4096
-"""The same for an index that is only read, of which several may be open; the system keeps its file in memory, too."""
+"""The same for a read-only index, several of which may be open; the system also keeps its file in memory."""
 COLUMNS = (
     *("id", "environment", "task_id", "task_type", "group_id", "member", "attempt", "outcome", "is_trainable"),
     *("error", "reward", "success", "turns", "sequences", "tokens", "sampled_tokens", "longest", "largest_id"),
@@ -340,7 +340,7 @@ class IndexFile:
         self.database.executemany("INSERT INTO images VALUES (?, ?, ?, ?)", images)
 
     def _forget_since(self, step: int, found: dict[int, StoreFile]) -> None:
-        """Forget what was scanned of the files of a step and later ones."""
+        """Forget the scanned parts of the files of a step and later ones."""
         self.database.execute("DELETE FROM episodes WHERE start_step >= ?", [step])
         self.database.execute("UPDATE episodes SET voided_by = NULL WHERE voided_by >= ?", [step])
         crossing = list(self._entries("step >= ?", [step]))
@@ -403,14 +403,14 @@ def _open_reader(place: Path) -> sqlite3.Connection:
             uri=True,
         )
     except sqlite3.Error as error:
-        raise UsageError(f"no index in {place}", got=error, hint="it is built again: try again") from error
+        raise UsageError(f"no index in {place}", got=error, hint="it is being rebuilt: try again") from error
     try:
         database.execute("PRAGMA query_only = ON")
         database.execute(f"PRAGMA cache_size = -{READER_CACHE_KB}")
         version = int(database.execute("PRAGMA user_version").fetchone()[0])
     except sqlite3.Error as error:
         database.close()
-        raise UsageError(f"no index in {place}", got=error, hint="it is built again: try again") from error
+        raise UsageError(f"no index in {place}", got=error, hint="it is being rebuilt: try again") from error
     if version != FORMAT:
         database.close()
         raise UsageError(f"the index {place} is from another version", got=version, expected=FORMAT)

@@ -1,8 +1,8 @@
-"""Table of all metrics in ``metrics.jsonl``: meaning, unit, healthy range, and what to do outside it.
+"""Table of all metrics in ``metrics.jsonl``: meaning, unit, healthy range, and remedy outside it.
 
-The table is the file ``metric_table.yaml``; docs/metrics.md is generated from it, and tests compare it with what runs
-write. A part of a name in capitals stands for any text (``env/LABEL/success``), and ``METRIC`` for another metric of
-the table, which may lack its prefix ``train/`` or ``time/``.
+The table is the file ``metric_table.yaml``; docs/metrics.md is generated from it, and tests compare it with the metrics
+of runs. A part of a name in capitals matches any text (``env/LABEL/success``), and ``METRIC`` matches another metric of
+the table, with or without its prefix ``train/`` or ``time/``.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from agentrl.observe.files import JsonLinesWriter, numbered_records, warn_damage
 from agentrl.trajectory import REPAIRED_CALLS, SOLE_ROLE, Trajectory, base_role
 
 TIMING_PREFIX = "time/"
-"""Prefix of measured times; two equal runs differ only there."""
+"""Prefix of measured times, the only metrics in which two equal runs differ."""
 
 ENVIRONMENT_PREFIX = "env/"
 """Prefix of metrics of one of several environments: ``env/LABEL/success``."""
@@ -23,7 +23,7 @@ BIAS_PREFIX = "bias/"
 """Prefix of the differences between the trained episodes and those that were started: ``bias/turns``."""
 
 MARGIN_SUFFIX = "_margin"
-"""Suffix of the half-width of the interval in which chance alone keeps a difference: ``bias/turns_margin``."""
+"""Suffix of the half-width of the interval that a difference by chance stays in: ``bias/turns_margin``."""
 
 MARGIN_ERRORS = 1.96
 """Number of standard errors in a margin: an interval of 95 %."""

@@ -98,7 +98,7 @@ def check_fetchable(model: str) -> None:
     try:
         if not isinstance(try_to_load_from_cache(model, _CONFIG), str):
             get_hf_file_metadata(hf_hub_url(model, _CONFIG), timeout=FETCH_CHECK_S)
-    except Exception as error:  # the library raises many types, and those of its HTTP library
+    except Exception as error:  # the library raises many types, and so does its HTTP library
         raise UsageError(
             f"model {model} not found",
             got=f"no such folder, and not from the Hugging Face hub: {_first_line(error)}",

@@ -66,7 +66,7 @@ class RunStatus:
     attempts_failed: int = 0
     """Attempts that failed because of the infrastructure or the environment, since the last training step."""
     latest_failure: str = ""
-    """Reason of the latest failed attempt, on one line."""
+    """Reason for the latest failed attempt, on one line."""
     sampled_tokens: int = 0
     """Tokens sampled since the start of the run."""
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -8,7 +8,7 @@ runs/NAME/
   inflight/             journals of the episodes in flight, in asynchronous training
   checkpoints/          step-000010/ …
   model/                the initial model, if the run created it
-  status.json           what the run does now, and the episodes in flight; it stays after a crash
+  status.json           the run's current activity, and the episodes in flight; it stays after a crash
   start.json            the command, the machine and the versions of its start
   diagnosis.json        what is wrong with the run, after it has ended
   incidents.json        failures of rewards, environments and tools, if any, and where the rewards are defined
@@ -100,7 +100,7 @@ def lock_folder(folder: Path, what: str) -> Iterator[None]:
 def is_locked(path: Path) -> bool:
     """Return True if a process of this machine holds the lock file of a folder.
 
-    It reads the system's table of locks: an attempt to lock the file could make a run fail that begins just then.
+    Reads the system's table of locks: an attempt to lock the file could make a run fail that starts at the same moment.
     """
     try:
         inode = str(os.stat(path).st_ino)
@@ -205,8 +205,8 @@ class RunDirectory:
         """Remove the folders from `create` and restore ``latest``, unless a step, checkpoint or episode is finished.
 
         Logs of servers and ranks are kept, because error messages refer to them; ``latest`` is restored nevertheless.
-        Nothing is changed for an existing run, or if the folder was moved, because another one may have taken its
-        place.
+        Nothing is changed for an existing run, or if the folder was moved, because another folder may now be at its
+        path.
         """
         if not self._made or self._is_elsewhere() or self._holds_results():
             return
@@ -284,7 +284,7 @@ def require_run(path: str | Path, what: str = RUN) -> RunDirectory:
 
 
 def missing_run_error(path: str | Path, what: str = RUN, *, hint: str | None = None) -> UsageError:
-    """Return an error about a path that is not `what`, with the newest runs beside it or in ``runs``."""
+    """Return an error about a path that is not `what`; it lists the newest runs next to the path or in ``runs``."""
     folder = Path(path)
     runs = _newest_runs(folder.parent) or _newest_runs(Path("runs"))
     more = f", … ({len(runs)} in all)" if len(runs) > LISTED else ""

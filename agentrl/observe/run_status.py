@@ -1,7 +1,7 @@
-"""Status of a run as a file, which other programs read while the run lives or hangs, and after it has crashed.
+"""Status of a run as a file, which other programs can read while the run works or hangs, and after a crash.
 
-A thread of the run replaces ``status.json`` every second (`agentrl.runs.status_writer`). The last one that a killed run
-has written stays, with the episodes that were in flight.
+A thread of the run replaces ``status.json`` every second (`agentrl.runs.status_writer`). After a kill, its last version
+remains, with the episodes that were in flight.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class EpisodeState(enum.StrEnum):
     ENVIRONMENT = "environment"
     SCORING = "scoring"
     LOOP = "loop"
-    """Its agent loop, which waits for something that the run does not know."""
+    """Its agent loop, which waits for something unknown to the run."""
 
 
 class RunEnd(enum.StrEnum):
-    """Way in which a run ended by itself."""
+    """Ways in which a run ends on its own."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -72,7 +72,7 @@ class Liveness(enum.StrEnum):
 
     @property
     def is_trouble(self) -> bool:
-        """True if somebody should look at the run."""
+        """True if the run needs attention."""
         return self in (Liveness.HUNG, Liveness.SUSPENDED, Liveness.FAILED, Liveness.CRASHED)
 
 
@@ -87,7 +87,7 @@ class CurrentWait:
     what: str
     since: float
     deadline: float | None = None
-    """Time at which the wait is given up; ``None`` without a deadline."""
+    """Time at which the wait times out; ``None`` without a deadline."""
     unblocks: str = ""
     """Config key or action that ends the wait."""
 
@@ -142,7 +142,8 @@ class RunSnapshot:
 
     pid: int
     process_started: int | None = None
-    """Start of the process in ticks since the machine's, which tells it from a later one with the same number."""
+    """Start of the process in ticks since the machine's start, which distinguishes it from a later process with the
+    same id."""
     host: str = ""
     time: float = 0.0
     started: float = 0.0

@@ -1,7 +1,7 @@
 """Modules, files, file patterns, environment variables and commands that a Python source names.
 
-Composed paths and names are computed as far as they are constant; ``*`` stands for each variable part, so
-``open(name + ".val")`` gives ``*.val``.
+Composed paths and names are computed as far as they are constant; each variable part becomes ``*``, so ``open(name +
+".val")`` gives ``*.val``.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ class LineWatcher(RunWatcher):
         self._say(f"run {folder}")
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print one line; for the many short steps of a warm start only sometimes."""
+        """Print one line; only for some of the many short steps of a warm start."""
         self._speed.at(self._status.sampled_tokens)
         every = max(1, self._status.steps // 20) if "sft/loss" in metrics else 1
         if step % every == 0 or step == self._status.steps:

@@ -179,7 +179,7 @@ def write_step(run: Path, step: int, tokens: Sequence[pa.Table], episodes: pa.Ta
 
 
 def remove_steps_after(run: Path, step: int) -> None:
-    """Remove the tables of later steps, which a resumed run makes again."""
+    """Remove the tables of later steps, which a resumed run writes again."""
     for found in steps(run):
         if found > step:
             token_file(run, found).unlink(missing_ok=True)

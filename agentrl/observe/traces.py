@@ -1,4 +1,4 @@
-"""Traces of episodes: what each waited for, when and how long, as files, trees of spans, and a Chrome trace.
+"""Traces of episodes: their waits with kind, start and duration, as files, trees of spans, and a Chrome trace.
 
 A run writes them with ``trackers=[trace]``: ``logs/trace/step-000012.jsonl`` has a line for each attempt that ended
 during training step 12, and one for the step itself. `agentrl trace` converts a file for Perfetto.
@@ -27,7 +27,7 @@ class TraceSpan:
     """One wait of an episode or a run."""
 
     kind: str
-    """Kind of what was waited for: ``engine``, ``tool``, ``environment``, ``scorer``, …"""
+    """Kind of the wait: ``engine``, ``tool``, ``environment``, ``scorer``, …"""
     what: str
     began: float
     """Seconds since 1970."""
@@ -119,8 +119,8 @@ class SpanNode:
 def span_tree(trace: EpisodeTrace) -> SpanNode:
     """Return the tree of an attempt.
 
-    A turn begins when the engine is asked for an answer, and has everything that begins before the next answer; the
-    episode itself has what precedes the first turn, and the scoring.
+    A turn begins with a request to the engine, and contains everything that begins before the next request; the episode
+    itself contains what precedes the first turn, and the scoring.
     """
     root = SpanNode("episode", trace.name, trace.began, trace.ended)
     answers = iter(trace.turns)
@@ -181,8 +181,8 @@ def read_traces(run: Path, step: int) -> list[EpisodeTrace]:
 def chrome_trace(traces: Iterable[EpisodeTrace]) -> dict[str, Any]:
     """Return traces in the Chrome trace event format, which Perfetto and ``chrome://tracing`` read.
 
-    The process ``run`` has the phases of the step. In the process ``episodes``, a track has the episodes that follow
-    one another in one place; what an episode does at the same time is on tracks below it.
+    The process ``run`` has the phases of the step. In the process ``episodes``, a track shows episodes that run one
+    after another; an episode's concurrent waits are on tracks below it.
     """
     ordered = sorted(traces, key=lambda trace: trace.began)
     begins = [began for trace in ordered for began in (trace.began, *(span.began for span in trace.spans))]

@@ -203,7 +203,7 @@ class _TrackerThread:
 class Trackers:
     """All configured trackers; a tracker that fails or blocks is disabled with a warning, and the run continues.
 
-    No call waits for a tracker, except for its end.
+    No call waits for a tracker, except for `close`.
 
     Args:
         chosen: Registry names.

@@ -1,14 +1,13 @@
-"""Index of stored trajectories, from which parts of a large store are found and read without reading the rest.
+"""Index of stored trajectories, which finds and reads parts of a large store without reading the rest.
 
     with TrajectoryIndex(run.trajectories) as index:
         rows = index.select(EpisodeFilter(first_step=40, success=False), order="reward", limit=20)
         stored = index.read(rows[0])
 
 The JSON Lines files are authoritative. The index is an SQLite file next to them, which may be deleted at any time: it
-is brought up to date when it is opened and by `update`, which read what was appended since, and read again what was
-truncated, edited or replaced. Writing a store does not need the index, which may be used at the same
-time. If the folder
-cannot be written, the index is in the user's cache folder, or in memory.
+is brought up to date when it is opened and by `update`, which read appended records, and read again files that were
+truncated, edited or replaced. Writing a store does not need the index, which may be used at the same time. If the
+folder cannot be written, the index is in the user's cache folder, or in memory.
 """
 
 from __future__ import annotations
@@ -339,7 +338,7 @@ class TrajectoryIndex:
         return EpisodePage(rows=rows, last=rows[-1].number if len(found) > limit else None, unsearched=0)
 
     def numbers(self, where: EpisodeFilter, *, order: EpisodeOrder, descending: bool) -> array[int]:
-        """Return the sorted numbers of the matching rows: a text is ignored."""
+        """Return the sorted numbers of the matching rows; a text in the filter is ignored."""
         condition, values = self._condition(replace(where, text=None))
         sort = f"{condition} ORDER BY {self._sort(order, descending)}"
         return array("q", [row[0] for row in self._query(f"SELECT number FROM episodes WHERE {sort}", values)])

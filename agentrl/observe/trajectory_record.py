@@ -104,10 +104,10 @@ def _load_tokens(read: ReadRecord, number: int, sequence: TokenSequence) -> None
 
 
 def _turn_record(turn: Turn) -> dict[str, Any]:
-    return {**_written(turn, _TURN_FIELDS), "timings": _written(turn.timings, _TIMING_FIELDS)}
+    return {**_without_defaults(turn, _TURN_FIELDS), "timings": _without_defaults(turn.timings, _TIMING_FIELDS)}
 
 
-def _written(one: Turn | TurnTimings, names: Sequence[str]) -> dict[str, Any]:
+def _without_defaults(one: Turn | TurnTimings, names: Sequence[str]) -> dict[str, Any]:
     values = {name: getattr(one, name) for name in names}
     return {name: value for name, value in values.items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
 

@@ -12,7 +12,7 @@ of records have the trajectory's ``id``:
 
 An ``image`` record has the image's checksum as ``id``. It occurs once in a file, before the image's tokens.
 
-A ``group`` record names what became of a group (`GroupEnd`) during the file's training step. The last one of an id
+A ``group`` record has the fate of a group (`GroupEnd`) during the file's training step. The last record of an id
 counts: a group that a finished run left over trains if the run is resumed with more steps.
 
 An id has one episode, which begins with its last ``start``. An interrupted run ends its episodes as ``cancelled``, and
@@ -110,7 +110,7 @@ class TrajectoryStore:
         self._file.append({"kind": "end", "id": trajectory.id, **now, **end, **self._messages(trajectory)})
 
     def group(self, group_id: str, end: GroupEnd, episodes: Sequence[str]) -> None:
-        """Write what became of a group: `episodes` trained, or are all that ended if the group did not train."""
+        """Write the fate of a group: `episodes` are those that trained or, if none did, those that ended."""
         self._file.append({"kind": "group", "id": group_id, "end": end.value, "episodes": list(episodes)})
 
     def rotate(self, step: int) -> None:
@@ -281,7 +281,7 @@ class StoredGroup:
 
 
 def read_groups(folder: Path) -> dict[str, StoredGroup]:
-    """Read what became of each group of a run, by the group's id; damaged records are skipped with a warning."""
+    """Read the fate of each group of a run, by the group's id; damaged records are skipped with a warning."""
     found: dict[str, StoredGroup] = {}
     for file in step_files(folder):
         damaged: list[int] = []
@@ -341,7 +341,7 @@ class _Reader:
         for parts in self._running.values():
             try:
                 known = parts.restore(parts.header, [])
-            except UNREADABLE:  # a damaged image, which was already reported
+            except UNREADABLE:  # a damaged image, which has been reported already
                 continue
             yield StoredTrajectory(known, step, complete=False)
 

@@ -104,10 +104,10 @@ class TinkerClient:
         return self._trainer
 
     def _call(self, what: str, start: Callable[[Any], Any], read: Callable[[Any], T]) -> T:
-        """Make a call of the trainer and wait for its result; see `_started`."""
-        return self._started(what, start, read)()
+        """Make a call of the trainer and wait for its result; see `_start_call`."""
+        return self._start_call(what, start, read)()
 
-    def _started(self, what: str, start: Callable[[Any], Any], read: Callable[[Any], T]) -> Callable[[], T]:
+    def _start_call(self, what: str, start: Callable[[Any], Any], read: Callable[[Any], T]) -> Callable[[], T]:
         """Make a call of the trainer, after the earlier ones; return a function that waits for its result.
 
         `read` takes what the caller needs from the service's answer.
@@ -187,7 +187,7 @@ class TinkerClient:
 
     def save(self, name: str) -> Callable[[], str]:
         """Begin to save weights and optimizer at the service; return a function that waits for the path."""
-        return self._started("a checkpoint", lambda trainer: trainer.save_state(name), lambda saved: str(saved.path))
+        return self._start_call("a checkpoint", lambda trainer: trainer.save_state(name), lambda saved: str(saved.path))
 
     def sampler(self) -> Any:
         """Return a sampler of the current weights, which later updates do not change."""

@@ -167,7 +167,7 @@ class TextEncoder:
         """Return the text that each token adds to that of the tokens before it; ``None`` within a character.
 
         Each token is decoded together with those before it, because some tokenizers drop the space at the start of a
-        text. Bytes that are no character are replacement characters of the last of their tokens. If the text is cut,
+        text. Bytes that form no character become replacement characters of their last token. If the text is cut,
         those at its end are ``None``, because more bytes may have followed.
         """
         found: list[str | None] = []
@@ -400,8 +400,8 @@ class ChatTemplate:
     def find_skeleton(self, messages: Sequence[Message], first: int) -> Skeleton | None:
         """Return the text around the contents of the messages from index `first` on, up to the next answer's header.
 
-        The first message must not be the system's. ``None`` if the text depends on the contents in other ways than a
-        skeleton can express.
+        The first message must not be the system's. ``None`` if the text depends on the contents in ways that a skeleton
+        cannot express.
         """
         find = functools.partial(
             self._skeletons.find,

@@ -1,10 +1,10 @@
 """Guard of message contents: no content is encoded to a control token of the model.
 
 An observation, a file that a tool reads, a task or another agent's answer may spell ``<|im_end|>``, which would end its
-message and let it begin another one with any role. Therefore each control token that a content spells gets a `BREAK`
-before the template is rendered. The tokenizer then finds no control token, drops the break, and encodes the rest as
-ordinary text: the policy reads the original text. Other contents do not change, except that lone surrogates, which
-cannot be encoded, are replaced.
+message and let it begin another one with any role. Therefore a `BREAK` is put into each control token that a content
+spells, before the template is rendered. The tokenizer then finds no control token, drops the break, and encodes the
+rest as ordinary text: the policy reads the original text. Other contents do not change, except that lone surrogates,
+which cannot be encoded, are replaced.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Skeletons of renderings: the text that a chat template writes around the contents of messages.
 
-Rendering a template takes longer than all else that happens to a short message. Most templates only insert contents,
-perhaps after a look at them ("does it begin with <tool_response>?"), so the text around them is the same each time. To
-learn it, a template is rendered once with `ContentProbe` values, which record what the template does with them:
+Rendering a template takes longer than everything else that is done with a short message. Most templates only insert
+contents, perhaps after a look at them ("does it begin with <tool_response>?"), so the text around them is the same each
+time. To learn it, a template is rendered once with `ContentProbe` values, which record what the template does with
+them:
 
 - what it writes: the content, or the content without white space at its ends;
 - the tests on which it decides, each with its result. A skeleton is used only for contents with the same results.
@@ -118,7 +119,7 @@ class ContentProbe(str):
         return probe
 
     def __str__(self) -> str:
-        """Return the probe itself to the template, and to nothing else, as others would make a plain text of it."""
+        """Return the probe itself to the template only; other callers would make a plain text of it."""
         if sys._getframe(1).f_code.co_filename != "<template>":
             self._record.inspect()
         return self
@@ -208,7 +209,7 @@ def _refuse(probe: ContentProbe, *_arguments: Any, **_options: Any) -> NoReturn:
 
 _KEPT = """__class__ __new__ __init__ __init_subclass__ __subclasshook__ __getattribute__ __setattr__ __delattr__
 __dir__ __reduce__ __reduce_ex__ __getstate__ __getnewargs__ __sizeof__ __repr__"""
-for _name in dir(str):  # all that a later version of Python may add, too
+for _name in dir(str):  # later versions of Python may add others
     if _name not in _KEPT.split() and _name not in vars(ContentProbe) and callable(getattr(str, _name)):
         setattr(ContentProbe, _name, _refuse)
 ContentProbe.__hash__ = _refuse  # type: ignore[assignment,method-assign]  # a class with __eq__ has none
@@ -303,7 +304,7 @@ class SkeletonFinder:
         messages = [{**row, "content": probes[at]} if at in probes else row for at, row in enumerate(rows)]
         try:
             text = self._template.render(messages=messages, **variables)
-        except Exception:  # the template's own errors come again, and with words, when it is rendered
+        except Exception:  # rendering raises the template's own errors again, with an explanation
             return None
         parts = _merge(parts_of(text))
         inserted = [part.number for part in parts if not isinstance(part, str)]
@@ -379,7 +380,7 @@ class ContentSpans:
 
 
 def shape_of(message: Message) -> Message:
-    """Return a message without what a skeleton does not depend on."""
+    """Return the parts of a message on which its skeleton depends."""
     return replace(message, content="", tool_calls=(), reasoning=None)
 
 

@@ -181,7 +181,7 @@ class Translator:
         return Translation(ids=tuple(ids), other_groups=tuple(other_groups), groups=groups)
 
     def _align(self, ids: Sequence[int], trained: npt.NDArray[np.bool_]) -> _AlignedTurn:
-        """Align a turn with what the reader reads of it; groups with an untrained token do not count."""
+        """Align a turn with its text for the reader; groups with an untrained token do not count."""
         encoder, is_ended = self.reader.encoder, bool(ids) and ids[-1] in self._ends
         body = ids[: len(ids) - is_ended]
         parts = self._policy.encoder.decode_parts(body, is_cut=not is_ended)
@@ -207,7 +207,7 @@ class Translator:
     def _ends_of(
         self, ids: Sequence[int], offsets: Sequence[tuple[int, int]], text: str
     ) -> tuple[list[Ends], list[bool]]:
-        """Return the ends of the reader's tokens, and True for each one that is not the text it stands for."""
+        """Return the ends of the reader's tokens, and True for each one that differs from the text that it covers."""
         encoder, plain = self.reader.encoder, unbroken(text)
         parts = encoder.decode_parts(ids)
         if "".join(part or "" for part in parts) == plain:

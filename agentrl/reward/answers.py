@@ -23,8 +23,8 @@ _NO_MARKS = str.maketrans("", "", "".join(set(string.punctuation) - set("+*/^=<>
 _UPRIGHT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
 
 
-def written(trajectory: Trajectory) -> str:
-    """Return all that the policy wrote, with thinking and the markup of tool calls."""
+def policy_text(trajectory: Trajectory) -> str:
+    """Return the whole text of the policy, including thinking and the markup of tool calls."""
     return "\n".join(trajectory.completions)
 
 
@@ -57,7 +57,7 @@ def tagged_answer(text: str, tag: str = "answer") -> str | None:
 
 
 def without_thinking(text: str) -> str:
-    """Return what follows the last thinking of a text; thinking that does not end is all of the rest.
+    """Return the text after its last thinking; thinking without an end extends to the end of the text.
 
     >>> without_thinking("<think>1</think> 2"), without_thinking("1</think> 2"), without_thinking("<think>1")
     (' 2', ' 2', '')
@@ -75,7 +75,7 @@ def given_answer(trajectory: Trajectory) -> str:
 
 
 def golden_answers(task: Task) -> list[str]:
-    """Return the correct answers of a task's row, of which it may have several, also as the text of a list of texts."""
+    """Return the correct answers in a task's row: one or several, possibly as the text of a list of texts."""
     truth = task.ground_truth
     if isinstance(truth, dict):
         truth = truth.get("target", truth.get("answer"))
@@ -96,7 +96,7 @@ def normalize(text: str) -> str:
 def is_same(answer: str, golden: str) -> bool:
     r"""Return True if two answers differ only in spaces, case, punctuation and articles, or in how numbers are written.
 
-    Signs, decimal points and the operators of formulas are no punctuation.
+    Signs, decimal points and the operators of formulas do not count as punctuation.
 
     >>> is_same("The U.S., 1,000.0", "us 1000"), is_same(r"\text{B}", "b"), is_same("-5", "5"), is_same("1.5", "15")
     (True, True, False, False)

@@ -19,9 +19,9 @@ from agentrl.reward.answers import (
     given_answer,
     golden_answers,
     is_solved,
+    policy_text,
     tagged_answer,
     word_f1,
-    written,
 )
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
@@ -118,7 +118,7 @@ def answer_tag_ratio(trajectory: Trajectory, task: Task, *, tag: str = "answer")
 
     rStar2-Agent, arXiv 2508.20722: a penalty of resampling, with weight 0 in the reward.
     """
-    text = written(trajectory)
+    text = policy_text(trajectory)
     opened, closed = text.count(f"<{tag}>"), text.count(f"</{tag}>")
     pairs = len(re.findall(rf"<{tag}>.*?</{tag}>", text, re.DOTALL))
     if not pairs or opened != pairs or closed != pairs:
@@ -140,7 +140,7 @@ def retool(trajectory: Trajectory, task: Task) -> float:
 
 def tinyzero(trajectory: Trajectory, task: Task, *, form: FiniteFloat = 0.1) -> float:
     """Return 1 for a right answer, `form` for a wrong one in answer tags, and 0 otherwise (TinyZero's countdown)."""
-    if tagged_answer(written(trajectory)) is None:
+    if tagged_answer(policy_text(trajectory)) is None:
         return 0.0
     return 1.0 if is_solved(trajectory, task) else form
 
@@ -168,7 +168,7 @@ def search_r1(trajectory: Trajectory, task: Task, *, structure: FiniteFloat = 0.
     ===============  =============================  ====================
     """
     has_form = is_agent_form(trajectory.completions, actions=("search",))
-    if tagged_answer(written(trajectory)) is None:
+    if tagged_answer(policy_text(trajectory)) is None:
         return 0.0
     if is_solved(trajectory, task):
         return 1.0 if has_form else 1.0 - structure

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import FiniteFloat, PositiveInt
 
-from agentrl.reward.answers import given_answer, written
+from agentrl.reward.answers import given_answer, policy_text
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
@@ -31,7 +31,7 @@ def repetition(trajectory: Trajectory, task: Task, *, size: PositiveInt = 3, pen
 
     Demystifying Long Chain-of-Thought, arXiv 2502.03373, as in Open-R1.
     """
-    words = written(trajectory).lower().split()
+    words = policy_text(trajectory).lower().split()
     grams = [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
     return penalty * (1 - len(set(grams)) / len(grams)) if grams else 0.0
 
@@ -47,7 +47,7 @@ def language_consistency(
     DeepSeek-R1, arXiv 2501.12948, section 2.3.2: the share of words in the target language. A Chinese or Japanese
     character counts as a word; words without letters do not count.
     """
-    words = re.findall(rf"[{SCRIPTS['kana']}]|[^\W\d_{SCRIPTS['kana']}]+", written(trajectory))
+    words = re.findall(rf"[{SCRIPTS['kana']}]|[^\W\d_{SCRIPTS['kana']}]+", policy_text(trajectory))
     own = re.compile(rf"[{SCRIPTS[script]}]+")
     return sum(own.fullmatch(word) is not None for word in words) / len(words) if words else 1.0
 

@@ -8,9 +8,8 @@ the tokens, log-probabilities and versions that were sampled first. Staleness, r
 therefore see ordinary episodes; only the estimator `agentrl.algorithms.tree_advantages.tree` reads
 `Trajectory.branches_from`.
 
-A branch of a root that ended before the branch point repeats the whole root, without sampling. Such a root therefore
-has the weight of one that branches, or else long episodes would weigh more. If a root failed, its branches are played
-from the start.
+If a root ends before the branch point, its branches repeat it as a whole, without sampling, so that short roots weigh
+as much as long ones. If a root failed, its branches are played from the start.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class _Branching:
     """Roots and branches of a group that is being played."""
 
     pending: int = 0
-    """Number of its episodes that have not ended."""
+    """Number of episodes of the group that have not ended."""
     roots: dict[int, asyncio.Future[Trajectory | None]] = field(default_factory=dict)
     """Ended roots by member; ``None`` for one that failed."""
     records: dict[int, EpisodeRecords] = field(default_factory=dict)
@@ -102,7 +101,7 @@ class BranchRunner:
         return self._runner.scores_groups
 
     def wait_to_start(self, group: Group, member: int) -> Awaitable[None] | None:
-        """Return what an episode waits for before it can be played: a branch for its root's episode.
+        """Return the awaitable that an episode waits for before it is played: for a branch, the end of its root.
 
         Call it once per episode, before `run`.
         """
@@ -163,7 +162,7 @@ class BranchRunner:
 
 
 def _usable(root: Trajectory) -> Trajectory | None:
-    """Return the root if episodes may branch from it; one that cannot train would not survive a kill of the run."""
+    """Return the root if episodes may branch from it. A root that cannot train is not stored for a resumed run."""
     return root if root.is_trainable else None
 
 

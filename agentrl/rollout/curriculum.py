@@ -70,7 +70,7 @@ class Pool(enum.StrEnum):
     EASY = "easy"
     HARD = "hard"
     OPEN = "open"
-    """Between the others, or not known yet: always played."""
+    """Neither easy nor hard, or not known yet: always played."""
 
 
 @dataclass(frozen=True, slots=True)

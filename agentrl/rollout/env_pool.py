@@ -32,7 +32,7 @@ from agentrl.task import Task
 TASKS_PER_PASS = 32
 """Maximum number of episodes whose asyncio tasks are made in one pass of the event loop; each takes about 0.2 ms."""
 STARTS_PER_PASS = 4
-"""Maximum number of environments that start in one pass; each start leads to about a millisecond of work."""
+"""Maximum number of environments that start in one pass; each start takes about a millisecond."""
 
 
 class StartPacer:

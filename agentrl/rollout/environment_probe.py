@@ -1,4 +1,4 @@
-"""Questions to an environment before anything is played: one is made, asked and closed, with a deadline."""
+"""Questions to an environment before anything is played: it is made, asked and closed, within a deadline."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Few-shot examples (``agent.few_shot_turns``): turns of the environment's expert at the start of every prompt.
 
 The runner wraps the policy of each episode (`FewShotExamples.wrap`). The episode and its trajectory do not contain the
-examples: only the conversations of the wrapped policy do, which are what the model reads.
+examples; only the conversations of the wrapped policy, which the model reads, contain them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FewShotExamples:
         return FewShotPolicy(runner.policy, await self.messages(runner, task))
 
     async def messages(self, runner: EpisodeRunner, task: Task) -> list[Message]:
-        """Return the messages of the turns in order, without turns of `task`; the first call lets the expert play.
+        """Return the messages of the turns in order, without turns of `task`; the expert plays during the first call.
 
         Raises:
             UsageError: the environment has no expert, or the expert's episodes have too few turns.

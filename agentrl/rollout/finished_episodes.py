@@ -34,7 +34,7 @@ class RecoveredEpisodes:
         }
 
     def keep_versions_until(self, version: int, adapters: Mapping[str, int]) -> None:
-        """Forget the episodes with tokens of weights that the checkpoint does not contain."""
+        """Forget the episodes with tokens of weights newer than the checkpoint's."""
         self._by_player = {
             player: episode for player, episode in self._by_player.items() if not _is_newer(episode, version, adapters)
         }

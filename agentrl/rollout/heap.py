@@ -1,4 +1,4 @@
-"""Garbage collection while thousands of episodes run: no object is visited twice, and few at a time."""
+"""Garbage collection while thousands of episodes run: it visits each object once, and few objects at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FULL_COLLECTION = 2
 CHECKED_WAITS = 64
 """Number of ended waits, such as steps of environments, after which the objects that are not excluded are counted."""
 MOST_OBJECTS = 10_000
-"""Number of these objects from which they are collected: about 10 ms."""
+"""Number of these objects that starts a collection, which takes about 10 ms."""
 _frozen_before = 0
 """Number of excluded objects after the last collection of all objects."""
 
@@ -24,9 +24,10 @@ def settled_heap(waits: WaitTracker) -> Iterator[None]:
 
     Libraries and models consist of hundreds of thousands of objects, and so do thousands of episodes. A full collection
     visits each of them and stops the event loop for so long that inference servers run out of requests. Python starts a
-    collection when more objects were made than freed, which is rare while each turn of an episode replaces the objects
-    of the turn before; then it visits all of them at once. So those that are not excluded are counted now and then,
-    too. `collect_settled_heap` collects the garbage among the excluded objects. Nested blocks have no effect.
+    collection when more objects were made than freed. That is rare while each turn of an episode replaces the objects
+    of the previous turn, and such a late collection visits too many objects at once. Therefore the objects that are not
+    excluded are also counted from time to time. `collect_settled_heap` collects the garbage among the excluded objects.
+    Nested blocks have no effect.
 
     Args:
         waits: Waits of the episodes.

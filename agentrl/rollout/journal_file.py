@@ -243,8 +243,8 @@ class RecordedEpisode:
                 raise ValueError(f"unknown kind {kind}")
         self.seconds = record.get("at", self.seconds)
 
-    def choose_way(self) -> None:
-        """Decide whether the environment is restored or replayed, once all records are read."""
+    def choose_recovery(self) -> None:
+        """Choose to restore or to replay the environment; call it after the last record was read."""
         changes = [record for record in (*self.calls, *self.tools) if record.get("changes")]
         self.changes = len(changes)
         last = max(changes, key=lambda record: record["number"], default=None)
@@ -291,7 +291,7 @@ def read_journal(path: Path, *, version: int) -> RecordedEpisode | None:
         return RecordedEpisode(id="", problem="their journals are damaged")
     if is_newer and not found.answers:
         found.problem = found.problem or "all their turns were sampled by weights that the checkpoint lacks"
-    found.choose_way()
+    found.choose_recovery()
     return found if found.answers or found.problem else None
 
 

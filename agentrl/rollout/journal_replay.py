@@ -1,4 +1,4 @@
-"""Continuation of episodes that were in flight when their run was killed, by replay of their journals.
+"""Continuation of episodes that were in flight when their run was killed: their journals are replayed.
 
 The agent loop plays the episode again. The engine's recorded answers take the place of sampling, so the usual code
 rebuilds the token ledger, with the same tokens, log-probabilities and weight versions. The environment gets the

@@ -1,6 +1,7 @@
 """Loop and chat template of a model: the choice if the user chose none, and the check that they fit each other.
 
-The choice is what `agentrl model check` found for the model and an environment, or else by the chat template.
+The choice is the one that `agentrl model check` recommended for the model and the environment, or else depends on the
+chat template.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ CHECKS = ".checks"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaySettings:
-    """Settings of how a model plays: a loop, its options, examples in the prompt.
+    """Settings with which a model plays: a loop, its options, and examples in the prompt.
 
     >>> print(PlaySettings(loop="react_text", shots=2))
     agent.loop=react_text agent.few_shot_turns=2
@@ -102,7 +103,7 @@ def select_default_loop(config: Config, *, say: Callable[[str], None]) -> Config
 
     An environment for which the user chose no loop and asked for no tools gets the settings that `agentrl model check`
     recommended for the model and this environment. Without a recommendation, a model whose chat template has no tool
-    calls acts in text, as the default loop says (`AgentLoop.text_loop`). If an environment needs tools, a ChatML model
+    calls acts in text, with the default loop's `AgentLoop.text_loop`. If an environment needs tools, a ChatML model
     gets the shipped template that shows them, and no loop changes.
 
     Args:
@@ -160,19 +161,19 @@ def _describe(found: Recommendation, config: Config, part: EnvironmentConfigs) -
     kept = ", except for agent.few_shot_turns, which you set" if sets_shots(config, part.label) else ""
     return (
         f"model check found {found.usable:.0%} of {found.answers} first answers usable on {found.date} with "
-        f"{found.settings}: these settings are taken{kept}; set {_key(part)} to choose another way"
+        f"{found.settings}: using these settings{kept}; set {_key(part)} to choose others"
     )
 
 
 def _needs_tools(config: Config, part: EnvironmentConfigs) -> bool:
-    """Return True if an environment is played with tools: its own ones, or those that the user asked for."""
+    """Return True if an environment is played with tools: its own, or those that the user chose."""
     if _leaves_loop_open(config, part):
         return brings_tools(part.config)
     return bool(part.config.agent.tools)
 
 
 def _as_text(config: Config, part: EnvironmentConfigs, say: Callable[[str], None]) -> Config:
-    """Let a model without tool calls act in text."""
+    """Return the config with a text loop, for a model without tool calls."""
     agent, loop = part.config.agent, agent_loop_class(part.config.agent.loop).text_loop
     if loop is None or agent.roles:
         return config
@@ -191,18 +192,18 @@ def _as_text(config: Config, part: EnvironmentConfigs, say: Callable[[str], None
 
 
 def answer_forms(loop: str, config: Config) -> Sequence[Mapping[str, Any]]:
-    """Return the options of a loop that may help a model to answer in the environment's form, the plainest first."""
+    """Return the options of a loop that may help a model to answer in the environment's format, the plainest first."""
     return agent_loop_class(loop).answer_forms(resolve_environment(config.sole_environment.name).answer_format)
 
 
 def _with_chatml(config: Config, say: Callable[[str], None]) -> Config:
-    """Take the shipped ChatML template if the user chose none and the tokenizer knows its tokens."""
+    """Use the shipped ChatML template if the user chose none and the tokenizer has its tokens."""
     if config.model.chat_template is not None:
         return config
     if not set(CHATML_TOKENS) <= load_tokenizer(find_model(config.model.path)).get_added_vocab().keys():
         return config
     say(
-        f"the model's chat template does not show tools: model.chat_template={CHATML} takes its place; set "
+        f"the model's chat template does not show tools: using model.chat_template={CHATML} instead; set "
         "model.chat_template to choose"
     )
     model = config.model.model_copy(update={"chat_template": find_chat_template(CHATML)})
@@ -210,7 +211,7 @@ def _with_chatml(config: Config, say: Callable[[str], None]) -> Config:
 
 
 def brings_tools(config: Config) -> bool:
-    """Return True for an environment that is acted on through tools of its own, without actions as text.
+    """Return True for an environment with tools of its own and without actions as text.
 
     Raises:
         EnvironmentTimeout: it hangs.
@@ -227,7 +228,7 @@ def brings_tools(config: Config) -> bool:
         )
     except EnvironmentTimeout:
         raise
-    except Exception:  # of the user's code; the start of a run says what is wrong
+    except Exception:  # the user's code failed; the start of the run reports it
         return False
 
 
@@ -236,7 +237,7 @@ def _acts_through_tools(env: AnyEnv) -> bool:
 
 
 def calls_tools(config: Config) -> bool:
-    """Return True if the model's chat template shows tools and has calls in a known form, or there is none to ask."""
+    """Return True if the model has no chat template, or one that renders tools, and calls in a known format."""
     tokenizer = load_tokenizer(find_model(config.model.path))
     if config.model.chat_template is not None:
         tokenizer.chat_template = read_chat_template(config.model.chat_template)

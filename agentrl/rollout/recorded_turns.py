@@ -212,7 +212,7 @@ class ContinuedEngine(JournaledEngine):
 
 
 def _nearest(environment: EnvHandle) -> EnvHandle | ForwardingBackend:
-    """Return what calls the environment's own backend, behind all that forward calls."""
+    """Return the innermost object with a backend: the one that calls the environment's own backend."""
     found: EnvHandle | ForwardingBackend = environment
     while isinstance(found.backend, ForwardingBackend):
         found = found.backend
@@ -247,9 +247,9 @@ class ContinuedPolicy(EngineEpisodePolicy):
         trajectory_id, continuation = episode.turns.trajectory.id, self._continuation
         journal = ContinuedJournal(trajectory_id, continuation, self.renderer.encoder.decode)
         self._continued.journals[trajectory_id] = journal
-        snapshots = SnapshotSupport(is_available=False)  # nothing continues an episode that is restored itself
+        snapshots = SnapshotSupport(is_available=False)  # no other episode continues from a continuation
         if journal.recorded is not None and journal.recorded.restores:
-            self._changed = _nearest(episode.environment)  # a journal of the run in front of it records repeated calls
+            self._changed = _nearest(episode.environment)  # the run's own journal, further out, records repeated calls
         elif continuation.records is not None and not episode.has_own_tools:  # whose calls it does not record
             self._changed, snapshots = episode.environment, continuation.records.snapshots
         if self._changed is not None:
@@ -297,7 +297,7 @@ class Continuation(PolicyWrapper):
             return None
         calls = deque[Record]() if self._restores is None else self._restores.calls_before(self.branches_from.turn)
         found = RecordedEpisode(id=self.parent_id, answers=deque(self.answers), calls=calls)
-        found.choose_way()
+        found.choose_recovery()
         if found.restores and not any(record["method"] == RESET.name for record in calls):
             return found
         return RecordedEpisode(id=self.parent_id, answers=deque(self.answers))

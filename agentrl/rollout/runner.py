@@ -1,13 +1,13 @@
 """Runner that plays single episodes and records how they end.
 
 A `GroupScorer` scores the episodes of a group together: they are played with ``in_group``, and the caller calls
-`EpisodeRunner.score_group` once the last one has ended. The observer is notified of their end then.
+`EpisodeRunner.score_group` after the last one has ended. Only then is the observer notified of their end.
 
-An error is classified once, here, by the outcome of its type. After an infrastructure failure the episode is attempted
-again with the same task and seed; if all attempts fail, the failed trajectory is kept and does not train. Only errors
-that the user must fix (`UsageError`) and cancellation by the caller leave `EpisodeRunner.run` as exceptions; they are
-recorded too. Code of environments, loops, tools and scorers cannot cancel the caller: each attempt runs in its own
-asyncio task.
+This module alone classifies errors, by the outcome of their type. After an infrastructure failure, the episode is
+attempted again with the same task and seed; if all attempts fail, the failed trajectory is kept and does not train.
+Only errors that the user must fix (`UsageError`) and cancellation by the caller leave `EpisodeRunner.run` as
+exceptions; they are recorded too. Code of environments, loops, tools and scorers cannot cancel the caller: each attempt
+runs in its own asyncio task.
 
 `play_all` plays a list of episodes with bounded concurrency.
 """
@@ -190,7 +190,7 @@ class EpisodeRunner:
         await self.pool.close(within_s=within_s)
 
     def can_play(self, task: Task) -> bool:
-        """Return True: a runner can play any task."""
+        """Return True: this runner can play any task."""
         return True
 
     @property
@@ -254,7 +254,7 @@ class EpisodeRunner:
             self._fail(trajectory, error.outcome, error)
         except BaseException as error:  # recorded, then raised again
             trajectory.outcome, trajectory.error = Outcome.CANCELLED, str(error) or type(error).__name__
-            trajectory.reward = None  # of an episode that ended and was scored although its task was cancelled
+            trajectory.reward = None  # the episode ended and was scored although its task was cancelled
             raise
         finally:
             trajectory.metrics["seconds"] = self.waits.clock() - began

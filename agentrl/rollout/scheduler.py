@@ -74,7 +74,7 @@ class GroupScheduler:
         extra_runners: Runners of the extra rollouts of each group, by the label of the environment and the rollout's
             name. A group fails if one of its extra rollouts fails.
         adapter_versions: Returns the current versions of several adapters; a token's age counts by its own adapter.
-        wait_to_start: Returns what a member of a group waits for before it can be played; ``None`` for nothing.
+        wait_to_start: Returns an awaitable that a member waits for before it is played; ``None`` for no wait.
         keeps_finished: A resumed run trains on the finished episodes of the run before; otherwise it plays them again,
             because training needs their messages, which no checkpoint contains.
     """
@@ -137,7 +137,7 @@ class GroupScheduler:
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Prepare for episodes that others start, before the first batch; does nothing here."""
+        """Prepare for episodes that clients start; called before the first batch. Does nothing here."""
 
     def metrics(self) -> dict[str, float]:
         """Return metrics of the step that has ended, besides those of tasks and groups; none here."""
@@ -381,7 +381,7 @@ class GroupScheduler:
         self._complete(group)
 
     async def _without_place(self, work: Awaitable[None]) -> None:
-        """Await something during which an episode or group needs none of the `max_concurrent` places."""
+        """Await something; meanwhile, the episode or group occupies none of the `max_concurrent` places."""
         self._idle += 1
         try:
             self.start_episodes()
@@ -411,7 +411,7 @@ class GroupScheduler:
                 self._finished.append(group)
 
     def record_end(self, group: Group, end: GroupEnd) -> None:
-        """Tell the observer what became of a group."""
+        """Notify the observer of the end of a group, with its reason."""
         episodes = group.trainable if end is GroupEnd.TRAINED else group.trajectories
         self.runners[group.draw.settings].observer.on_group_end(group.id, end, episodes)
 
@@ -482,7 +482,7 @@ class GroupScheduler:
         await asyncio.gather(*work, return_exceptions=True)
 
     def record_left_over(self) -> None:
-        """Tell the observer of the groups that no batch has taken, after the last one."""
+        """Notify the observer of the groups that no batch has taken; call it after the last batch."""
         for group in sorted(self._untaken_groups(), key=lambda group: group.position):
             self.record_end(group, GroupEnd.LEFT_OVER)
 

@@ -4,8 +4,8 @@ A simulated hour takes seconds, and shows what a staleness or a batch order woul
 
     simulate(plan, steps=40, batch=16, group_size=4, max_staleness=2, train_s=2.0).steps_per_hour
 
-The engine answers every request in the planned time, however many there are; a plan from measured episodes therefore
-assumes the load under which they were measured. Failures and retries are not simulated.
+The engine answers every request in the planned time, at any load; a plan from measured episodes therefore assumes the
+load under which they were measured. Failures and retries are not simulated.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class SampledTask:
     stage: int = 0
     """Stage of the environment's settings."""
     is_proposed: bool = False
-    """True if a `ProposedTasks` drew the task, which its place does not determine."""
+    """True if a `ProposedTasks` drew the task; its place then does not determine it."""
 
     @property
     def settings(self) -> str:

@@ -330,7 +330,8 @@ async def _open_sandbox(make: Callable[[], Sandbox], stack: AsyncExitStack) -> S
 
 
 class ResourceOwner:
-    """Task that opens and closes the resources of an episode: many can only be closed by the task that opened them.
+    """Task that opens and closes the resources of an episode, as many of them must be closed by the task that opened
+    them.
 
     It starts with the first resource. Like any call of foreign code, it is abandoned if it does not end.
     """
@@ -389,7 +390,7 @@ class ResourceOwner:
                 opened.set_result(result)
 
     def _was_interrupted(self) -> bool:
-        """Return True if this task was cancelled only to end an opening; it then continues."""
+        """Return True if this task was cancelled only to interrupt an opening; the task then continues."""
         was, self._interrupted = self._interrupted, False
         if was and (task := running_task()) is not None:
             task.uncancel()

@@ -128,8 +128,9 @@ class Wait:
 class EngineUse:
     """Use of the engine's capacity over time, from the waits of episodes.
 
-    At a moment with ``slots`` answers that the engine could sample at once, a of which it samples while b episodes are
-    elsewhere, a second counts as a / slots seconds of use and up to b / slots seconds lost to tools and environments.
+    The engine can sample ``slots`` answers at once. While it samples a answers and b episodes are in tools or
+    environments, a second counts as a / slots seconds of use, and as up to b / slots seconds lost to tools and
+    environments.
     """
 
     def __init__(self, began: float) -> None:
@@ -271,7 +272,7 @@ class WaitTracker:
         return "\n".join([*lines, *self._table(waits, now)])
 
     def list_waits(self) -> list[Wait]:
-        """Return the current waits, oldest first; that for an agent loop only if its episode waits for nothing else.
+        """Return the current waits, oldest first; a wait for an agent loop only if its episode has no other wait.
 
         May be called from any thread.
         """
@@ -393,7 +394,7 @@ class RolloutObserver:
         """Handle the end of an attempt, whatever its outcome, even if it is retried or cancelled."""
 
     def on_group_end(self, group_id: str, end: GroupEnd, episodes: Sequence[Trajectory]) -> None:
-        """Handle the end of a group: it was trained on, or it will not be; `episodes` are those that ended."""
+        """Handle the end of a group: it was trained on, or will never be; `episodes` are the ended ones."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -444,7 +445,7 @@ class RolloutCounters:
     incidents: Incidents = field(default_factory=Incidents)
     """Failures and their locations."""
 
-    def judged(self) -> dict[str, float]:
+    def judge_counts(self) -> dict[str, float]:
         """Return the judge's counts, by their names without ``judge_``."""
         counts = {name: getattr(self, name) for name in self.__slots__ if name.startswith("judge_")}
         return {name.removeprefix("judge_"): float(count) for name, count in counts.items()}

@@ -1,4 +1,4 @@
-"""Endpoint from which Prometheus reads a run: what it does now, and the metrics of its last training step.
+"""Endpoint from which Prometheus reads a run: its current activity, and the metrics of its last training step.
 
 It answers in threads of its own, also while the event loop or the trainer hangs.
 """
@@ -43,7 +43,7 @@ class RunCollector:
     Args:
         run: Name of the run, which becomes the label ``run``.
         status: Status that the run updates in place.
-        snapshot: Returns what the run does now; it takes no lock.
+        snapshot: Returns the run's current activity; it takes no lock.
     """
 
     def __init__(self, run: str, status: RunStatus, snapshot: Callable[[], RunSnapshot]) -> None:
@@ -132,7 +132,7 @@ def prometheus_endpoint(
         port: Port on the loopback address.
         run: Name of the run.
         status: Status that the run updates in place.
-        snapshot: Returns what the run does now.
+        snapshot: Returns the run's current activity.
 
     Raises:
         UsageError: the port is in use, or the package prometheus-client is missing.
@@ -151,7 +151,7 @@ def prometheus_endpoint(
             f"port {port} cannot be served (observe.prometheus_port)", got=error, hint="choose another port"
         ) from error
     try:
-        server.set_app(_guarded(make_wsgi_app(registry)))
+        server.set_app(_guard(make_wsgi_app(registry)))
         registry.register(RunCollector(run, status, snapshot))
         yield
     finally:
@@ -160,7 +160,7 @@ def prometheus_endpoint(
         thread.join(ENDPOINT_END_S)
 
 
-def _guarded(application: WSGIApplication) -> WSGIApplication:
+def _guard(application: WSGIApplication) -> WSGIApplication:
     """Make an application that answers only requests to this machine's names, from its own pages."""
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:

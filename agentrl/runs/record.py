@@ -90,7 +90,7 @@ class EpisodeRecorder(RolloutObserver):
         self._watcher.on_status(self._status)
 
     def on_group_end(self, group_id: str, end: GroupEnd, episodes: Sequence[Trajectory]) -> None:
-        """Record what became of a group."""
+        """Record how a group ended."""
         with self._waits.on(WaitKind.DISK, group_id, "a write to the trajectory store"):
             self._store.group(group_id, end, [episode.id for episode in episodes])
         self._on_group_end(end, episodes)
@@ -186,7 +186,7 @@ class StepClock:
         self._use: dict[str, EngineSeconds] = {}
         self._seconds: dict[str, float] = {}
         self._waits_before = dict(parts.waits.seconds)
-        self._counts_before, self._judged_before = self._counts(), self._judged()
+        self._counts_before, self._judged_before = self._counts(), self._judge_counts()
         self._busy_before = parts.engine.metrics().busy_s
         self._cpu_before = time.process_time()
 
@@ -224,9 +224,9 @@ class StepClock:
         counters = self._parts.counters
         return {name: float(getattr(counters, name)) for name in (*_COUNTED, *_ENGINE)}
 
-    def _judged(self) -> dict[str, dict[str, float]]:
+    def _judge_counts(self) -> dict[str, dict[str, float]]:
         """Return the judge's counts of training episodes and of extra rollouts, by the prefix of their metrics."""
-        return {"": self._parts.counters.judged(), "extras/": self._parts.extras.counters.judged()}
+        return {"": self._parts.counters.judge_counts(), "extras/": self._parts.extras.counters.judge_counts()}
 
     def _judge_metrics(self) -> dict[str, float]:
         """Return the judge's metrics of the step; empty without a judge."""
@@ -234,7 +234,7 @@ class StepClock:
         if judge is None:
             return {}
         metrics: dict[str, float] = {}
-        for prefix, counts in self._judged().items():
+        for prefix, counts in self._judge_counts().items():
             found = {name: count - self._judged_before[prefix][name] for name, count in counts.items()}
             if not prefix or any(found.values()):
                 metrics |= judge_metrics(found, judge, prefix)

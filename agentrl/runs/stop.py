@@ -120,7 +120,7 @@ def _command_of(process: int) -> bytes:
 
 
 def end_process_later(code: int, seconds: float) -> None:
-    """End the process from a daemon thread after some seconds, if it has not ended by itself."""
+    """End the process from a daemon thread after some seconds, if it has not ended on its own."""
     timer = threading.Timer(seconds, end_process, [code])
     timer.daemon = True
     timer.start()

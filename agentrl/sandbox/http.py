@@ -34,7 +34,7 @@ LARGEST_REQUEST = 512 * 2**20
 SANDBOX_PATIENCE_S = 20.0
 """Seconds for which calls to a lost or full server are retried; the option ``patience_s`` overrides it."""
 SANDBOX_CLOSE_S = 5.0
-"""Maximum seconds that `close` waits for the server, which closes abandoned sandboxes by itself."""
+"""Maximum seconds that `close` waits for the server, which closes abandoned sandboxes on its own."""
 
 
 def write_bytes(data: bytes) -> str:

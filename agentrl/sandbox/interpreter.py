@@ -139,7 +139,7 @@ class Interpreter:
         return ExecutionResult(output=reply["output"], raised=bool(reply.get("raised")))
 
     async def _end(self, *, grace_s: float = 0.0) -> ExecResult | None:
-        """End the interpreter; return its result if it ended by itself within `grace_s`."""
+        """End the interpreter; return its result if it ended on its own within `grace_s`."""
         process, self._process = self._process, None
         if process is None:
             return None

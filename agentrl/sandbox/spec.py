@@ -99,7 +99,7 @@ class ExecResult:
 
     @property
     def is_success(self) -> bool:
-        """True if the command ended by itself with exit code 0."""
+        """True if the command ended on its own with exit code 0."""
         return self.exit_code == 0 and not self.timed_out
 
 

@@ -226,7 +226,7 @@ class SupervisedSandbox(Sandbox):
 
     @abstractmethod
     def _why_lost(self) -> str:
-        """Return why the supervisor is gone."""
+        """Return the reason why the supervisor ended."""
 
     @abstractmethod
     def _own_variables(self) -> dict[str, str]:

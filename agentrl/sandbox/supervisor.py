@@ -1,7 +1,7 @@
 """Supervisor: the first process inside a sandbox, which runs commands for the host over a socket or two pipes.
 
 It is sent there as compiled code, with two helper modules, and imports only modules that load quickly. Each command
-runs below a reaper, a process that adopts the command's orphans. When the reaper ends, by itself or killed at the
+runs below a reaper, a process that adopts the command's orphans. When the reaper ends, on its own or killed at the
 deadline, its descendants become this process's children and are killed; they are stopped first, so that a fork bomb
 cannot outrun this process.
 

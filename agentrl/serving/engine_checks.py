@@ -1,4 +1,4 @@
-"""Checks that an engine accepts what a run sends, and reports what its trainer reads."""
+"""Checks that an engine accepts the requests of a run, and reports everything that the trainer needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.serving.launch.process import RETURN_ROUTES
 
 
 def add_reporting_flags(config: Config, section: ServerEngineConfig) -> ServerEngineConfig:
-    """Add the arguments that make launched servers report what the trainer needs, and return the engine section.
+    """Return the engine section with the arguments that make launched servers report everything that the trainer needs.
 
     Raises:
         ConfigError: routed experts are needed, which vLLM and SGLang cannot report on a CPU.

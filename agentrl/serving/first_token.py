@@ -1,8 +1,8 @@
 """Answers of a server whose first token has its own temperature: one request for that token, one for the rest.
 
-Servers accept no such settings, and vLLM no temperature above 2. The first request therefore asks for the
-log-probabilities of the most probable tokens, at temperature 1; the token is drawn from them here, so that the
-distribution it was drawn from is known. Stop texts are found from the second token on.
+Servers do not accept such settings, and vLLM accepts no temperature above 2. Therefore the first request asks for the
+log-probabilities of the most probable tokens at temperature 1, and this module draws the token from them, so that its
+distribution is known. Stop texts are found from the second token on.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def generate_with_first_token(request: GenerateRequest, ask: Ask, *, max_c
         return first
     prompt, rest = [*request.prompt_ids, token], replace(params, first_token=None, max_tokens=left)
     second = await ask(replace(request, prompt_ids=prompt, params=rest), None)
-    # It reports the routed experts of the prompt, too, with which the first token was drawn.
+    # The second answer also reports the routed experts of the prompt, from which the first token was drawn.
     return replace(first.followed_by(second), routed_experts=second.routed_experts)
 
 

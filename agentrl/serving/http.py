@@ -51,7 +51,7 @@ class Refused(ErrorStatus):
 
     @property
     def may_pass(self) -> bool:
-        """True if the status is one that a starting server, or a proxy in front of it, returns."""
+        """True if a starting server, or a proxy in front of it, may return this status."""
         return self.status in (500, 502, 503, 504)
 
 
@@ -73,7 +73,7 @@ def _make_socket(address: aiohttp.AddrInfoType) -> socket.socket:
 
 
 class _Failures:
-    """Context manager for a request's deadline and failures. A class, as it runs in every turn and must be fast."""
+    """Context manager for a request's deadline and failures; a class, as it must be fast in every turn."""
 
     __slots__ = ("_deadline_s", "_late", "_route", "_scope", "_session")
 
@@ -182,8 +182,8 @@ class HttpSession:
             route: Path with its query, starting with a slash.
             body: JSON body; ``None`` sends no body.
             deadline_s: Seconds until the whole answer must have arrived; ``None`` if the caller limits the wait.
-            late: Error raised at the deadline. Pass `EngineError` for answers that may take long: their delay does
-                not mean that the server is lost.
+            late: Error raised at the deadline. Pass `EngineError` for answers that may take long, whose delay does not
+                mean that the server is lost.
         """
         data = None if body is None else orjson.dumps(body)
         return self._decode(route, await self._ask("POST", route, data, deadline_s, late))

@@ -116,7 +116,7 @@ class ScriptedEngine(PolicyEngine):
     """Engine that plays a script.
 
     `script` overrides the config's; without either, tokens are random. With `structures`, requests for structured
-    answers are accepted, and the script has to follow them.
+    answers are accepted, and the script must return matching answers.
     """
 
     def __init__(

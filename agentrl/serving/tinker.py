@@ -101,17 +101,19 @@ class TinkerEngine(PolicyEngine):
             return found.sequences[0]
 
     def _check(self, request: GenerateRequest) -> None:
-        """Refuse what the service cannot do, or ids outside the vocabulary.
+        """Reject requests that the service does not support, and ids outside the vocabulary.
 
         Raises:
             UsageError: the request does not fit.
         """
         check_request(request, self.capabilities, self._running)
         if request.params.min_p:
-            raise UsageError("the engine tinker has no min_p", got=request.params.min_p, expected="sampling.min_p=0")
+            raise UsageError(
+                "the engine tinker does not support min_p", got=request.params.min_p, expected="sampling.min_p=0"
+            )
 
     async def abort(self, request_id: str) -> bool:
-        """Give up a request; the service may sample it to its end."""
+        """Abandon a request; the service may still sample it to its end."""
         task = self._end(request_id)
         if task is not None:
             task.cancel()
@@ -125,7 +127,7 @@ class TinkerEngine(PolicyEngine):
         return task
 
     async def pause(self) -> None:
-        """Let new requests wait; running ones keep their weights."""
+        """Hold new requests; running ones keep their weights."""
         self._may_sample.clear()
 
     async def resume(self) -> None:
@@ -140,7 +142,7 @@ class TinkerEngine(PolicyEngine):
         self._version = version
 
     async def end_session(self, session_id: str) -> None:
-        """Do nothing: the service caches by itself."""
+        """Do nothing: the service manages its own cache."""
 
     def metrics(self) -> EngineMetrics:
         """Return the requests and tokens of this run."""
@@ -154,7 +156,7 @@ class TinkerEngine(PolicyEngine):
         )
 
     async def close(self) -> None:
-        """Give up running requests, and end the run at the service."""
+        """Abandon running requests, and end the run at the service."""
         for request_id in list(self._running):
             await self.abort(request_id)
         await run_in_own_thread(self._client.close)

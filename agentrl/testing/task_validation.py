@@ -143,7 +143,7 @@ class _Lanes:
             except CallFailed as failed:
                 if not current:
                     raise AgentRLError(f"environment {self._spec.name} cannot be used", got=str(failed)) from failed
-                self.results.put(_failed(current[0], str(failed), time.perf_counter() - began))
+                self.results.put(_invalid(current[0], str(failed), time.perf_counter() - began))
                 current = []  # a thread that returns late keeps the old list
 
     def _play_all(self, current: list[Task]) -> None:
@@ -179,15 +179,15 @@ def validate_task(session: EnvSession, spec: EnvironmentSpec, task: Task, option
     """
     began = time.perf_counter()
     try:
-        return _validated(session, spec, task, options, began)
+        return _validate(session, spec, task, options, began)
     except CallFailed:
         raise
     except Exception as error:
         call = f"{watched_calls().raised} raised " if watched_calls().raised else ""
-        return _failed(task, f"{call}{type(error).__name__}: {error}", time.perf_counter() - began)
+        return _invalid(task, f"{call}{type(error).__name__}: {error}", time.perf_counter() - began)
 
 
-def _validated(
+def _validate(
     session: EnvSession, spec: EnvironmentSpec, task: Task, options: Mapping[str, Any], began: float
 ) -> TaskValidation:
     limit = min(filter(None, (spec.turns_under(options), task.max_turns)), default=ENDLESS)
@@ -198,7 +198,7 @@ def _validated(
         return _unknown(task, problem, time.perf_counter() - began)
     first, second = (play(session, task, policy, limit) for policy in policies if policy is not None)
     solved, lazy = _is_solved(first, spec), _is_solved(idle, spec)
-    problems = [*_unsolved(first, solved), *_differences(first, second, spec)]
+    problems = [*_solution_problems(first, solved), *_differences(first, second, spec)]
     if lazy or (lazy is None and idle.total > first.total):
         problems.append(f"doing nothing solves it: its return is {idle.total:g}, that of the solution {first.total:g}")
     elif idle.moments[0] != first.moments[0]:
@@ -237,7 +237,7 @@ def _is_solved(episode: PlayedEpisode, spec: EnvironmentSpec) -> bool | None:
     return episode.total >= most - 1e-9
 
 
-def _unsolved(episode: PlayedEpisode, solved: bool | None) -> Iterator[str]:
+def _solution_problems(episode: PlayedEpisode, solved: bool | None) -> Iterator[str]:
     if solved is False:
         end = "" if episode.done else ", and the episode did not end"
         played = f"return {episode.total:g} after {len(episode.results)} steps{end}"
@@ -270,7 +270,7 @@ def _shorten(content: Content) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…")
 
 
-def _failed(task: Task, problem: str, seconds: float) -> TaskValidation:
+def _invalid(task: Task, problem: str, seconds: float) -> TaskValidation:
     return TaskValidation(
         task_id=task.id, status=TaskStatus.INVALID, problems=(problem,), type=task.type, seconds=seconds
     )

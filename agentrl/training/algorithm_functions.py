@@ -1,6 +1,6 @@
 """Checks of the functions that a config names (estimator, loss, filters, shapings), of their options and results.
 
-Some functions may be a user's: errors in them, and wrong results, are reported under their names.
+Some of these functions may be the user's: their errors and wrong results are reported under their names.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_needs(kind: str, name: str, function: Callable[..., Any], *, also: fro
             f"the {kind} {name} needs inputs that this trainer does not have",
             got=f"no {' and no '.join(part.name.lower() for part in missing)}",
             expected=" and ".join(missing),
-            hint="call it as a function instead: see docs/algorithms.md",
+            hint="call it as a function in your own code instead: see docs/algorithms.md",
         )
 
 
@@ -85,7 +85,7 @@ def check_loss(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
         )
     if config.dynamic_sampling and not learns_from_rewards(config):
         raise ConfigError(
-            "algorithm.dynamic_sampling drops groups with equal rewards, but this run learns from them, too",
+            "algorithm.dynamic_sampling drops groups with equal rewards, but this run also learns from such groups",
             got=f"algorithm.loss {config.loss}" if ignores_advantage.of(loss) else "algorithm.teacher",
             expected="algorithm.dynamic_sampling=false",
         )
@@ -122,7 +122,7 @@ def _check_group_size(what: str, config: AlgorithmConfig, function: Callable[...
 
 
 def check_proximal(config: AlgorithmConfig, loss: Callable[..., Any], filters: Iterable[Callable[..., Any]]) -> None:
-    """Check that the source of pi_old makes neither a filter nor the loss a no-op.
+    """Check that the source of pi_old does not turn a filter or the loss into a no-op.
 
     Raises:
         ConfigError: it does.
@@ -256,7 +256,7 @@ def _report_failures(kind: str, name: str, function: Callable[..., Any]) -> Call
 
 
 def run_learns_from_rewards(config: Config) -> bool:
-    """Return True if a run learns in none of its environments from anything but differences in returns."""
+    """Return True if a run learns only from differences in returns, in all of its environments."""
     return all(learns_from_rewards(part.config.algorithm) for part in per_environment_configs(config))
 
 

@@ -332,7 +332,7 @@ class Selection:
 
     trajectories: tuple[Trajectory, ...]
     infrastructure: int
-    """Number of trajectories skipped because the infrastructure failed or the episode has no outcome yet."""
+    """Number of trajectories that are skipped because the infrastructure failed or the episode has no outcome yet."""
     unscored: int
     """Number of trajectories skipped because they have no reward (which is not the same as a reward of 0)."""
     lone_groups: int
@@ -340,7 +340,7 @@ class Selection:
 
 
 class NothingToTrain(TrainingError):
-    """A step without a trajectory that can train."""
+    """A step that has no trajectory to train on."""
 
 
 def select(trajectories: Sequence[Trajectory], *, compare_groups: bool) -> Selection:

@@ -111,7 +111,7 @@ def _check_texts_shown(chats: Sequence[Chat], renderer: Renderer) -> None:
 
 
 def _has_parts(message: Message, renderer: Renderer) -> bool:
-    """Return True if an answer has thinking, also within its text, or text next to calls."""
+    """Return True if an answer has thinking, separate or within its text, or text next to calls."""
     is_mixed = bool(message.tool_calls and message.text)
     return is_mixed or bool(message.reasoning) or renderer.thinking.close in message.text
 
@@ -163,7 +163,7 @@ def to_trajectory(chat: Chat, renderer: Renderer) -> Trajectory:
             ids |= {call.id: shown for call, shown in zip(message.tool_calls, unanswered, strict=True) if call.id}
             calls += len(message.tool_calls)
             continue
-        if message.role == "tool":  # the calls are shown with ids of the family, so their results must have the same
+        if message.role == "tool":  # rendered calls have ids in the family's format; so must results
             next_id = unanswered.pop(0) if unanswered else message.tool_call_id
             given = message.tool_call_id
             message = replace(message, tool_call_id=ids.get(given, given) if given else next_id)

@@ -239,7 +239,7 @@ def system_errors() -> Iterator[None]:
 
 
 class TrainerCheckpoint:
-    """Storage of the state, besides the weights, that a run needs to resume bit for bit.
+    """Storage of the state that a run needs to resume bit for bit, except for the weights.
 
     `progress` returns the values that are saved with the models' state; `restore` loads them from a checkpoint.
     """
@@ -305,7 +305,7 @@ class TrainerCheckpoint:
         room = {f"{_PROGRESS}/{name}": torch.as_tensor(value).clone() for name, value in self._progress().items()}
         values = {name: value for name, value in room.items() if name in saved}
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended in one process
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # expected with a single process
             ranks = self._ranks
             load(
                 {**state, **values},
@@ -331,7 +331,7 @@ class TrainerCheckpoint:
             return
         with self._ranks.broadcast_call(
             WRITE, folder
-        ):  # waits for a step to end; other ranks write during the next steps, too
+        ):  # waits until a step has ended; the other ranks also write during the next steps
             pass
         try:
             _save_shared(self._copy_of_state, folder, self._ranks.background)

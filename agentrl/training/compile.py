@@ -2,7 +2,7 @@
 
 Liger's kernels (https://arxiv.org/abs/2410.10989) replace a model's norms, rotary embeddings and feed-forward parts.
 The output head remains agentrl's own, which never makes a tensor of [tokens, vocabulary]. Liger also patches models of
-the same type that are made later in this process.
+the same type that this process makes later.
 """
 
 from __future__ import annotations

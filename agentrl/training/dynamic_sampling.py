@@ -34,7 +34,7 @@ class GroupLearner:
 
 
 class DynamicSampling:
-    """Test if at least one learner can learn from a group.
+    """Predicate of groups from which at least one learner can learn.
 
     Raises:
         ConfigError: an estimator does not take an option.
@@ -109,7 +109,7 @@ class SelectedEpisodes:
     trajectories: Sequence[Trajectory]
     groups_left_out: int = 0
     episodes_left_out: int = 0
-    """Episodes of groups that train which do not train themselves."""
+    """Number of episodes that do not train although their group does."""
 
     def metrics(self) -> dict[str, float]:
         """Return the counts as metrics; empty if nothing was left out."""
@@ -121,7 +121,7 @@ class EpisodeSelection:
     """Selection of a step's groups and episodes by ``algorithm.selection``, in the trainer.
 
     Args:
-        algorithm: Algorithm, whose estimator says what a group's episodes are compared by.
+        algorithm: Algorithm, whose estimator determines how a group's episodes are compared.
     """
 
     def __init__(self, algorithm: AlgorithmConfig) -> None:

@@ -35,7 +35,7 @@ class ExportFormat(enum.StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class ExportedRows:
-    """Rows of an export, and the reasons why conversations are not among them."""
+    """Rows of an export, and the reasons for leaving out conversations."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)

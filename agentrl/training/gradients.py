@@ -147,14 +147,14 @@ class Objective:
 
     @property
     def rejecters(self) -> tuple[str, ...]:
-        """Names of what may reject tokens: the correction, the filters, and the loss's choice."""
+        """Names of the parts that may reject tokens: the correction, the filters, and the loss's choice."""
         filters = (f"filter:{name}" for name in self._filters)
         return (f"correction:{self._mode}", *filters, f"loss:{self._config.loss}")
 
     def mark_rejected(self, tokens: LossInput) -> torch.Tensor:
-        """Number what rejects each of an update's tokens: uint8 [tokens].
+        """Find the part that rejects each of an update's tokens: uint8 [tokens].
 
-        0 stands for a token that is trained, as an expert's tokens always are, and 1 for the first of `rejecters`.
+        0 means that the token is trained, which an expert's tokens always are; 1 is the first of `rejecters`.
         """
         corrected = self.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence)
         rejected = (~corrected.kept).to(torch.uint8)
@@ -324,8 +324,8 @@ class GradientPass:
         self._joint, self._head_parameters = joint, () if joint is None else tuple(joint.head.parameters())
         self._updates = 0
         self.before: dict[str, Any] = {}
-        """Inputs of the last update, besides model, objective and batch, as plain types and tensors: enough to repeat
-        it.
+        """Inputs of the last update, except for model, objective and batch, as plain types and tensors: enough to
+        repeat it.
         """
         self.loss = 0.0
         self._kept: torch.Tensor | None = None
@@ -478,8 +478,8 @@ def needs_gradient(objective: Objective, batch: StepBatch, advantage: torch.Tens
 
 
 def needs_forward_pass(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:
-    """Return for each sequence if it goes through the model: those with a gradient, or all sequences if none has one or
-    the objective looks ahead.
+    """Return True for each sequence that goes through the model: those with a gradient, or all if none has one or the
+    objective looks ahead.
     """
     learning = needs_gradient(objective, batch, advantage)
     return learning if any(learning) and not objective.looks_ahead else [True] * len(learning)

@@ -98,7 +98,7 @@ class MixtureTrainer(Trainer):
         return 2 if any(objective.compares_groups for objective in self._objectives.values()) else 1
 
     def write_dumps(self, folder: Path, run: Mapping[str, Any]) -> None:
-        """Write no dumps: an update of several algorithms cannot be repeated from one of them."""
+        """Do nothing: an update of several algorithms cannot be repeated."""
 
     def _configure(self, config: Config) -> None:
         super()._configure(config)
@@ -199,7 +199,7 @@ def join_environments(reports: Mapping[str, StepReport], *, loss: float) -> Step
     for key in dict.fromkeys(key for one in metrics for key in one):
         if key.startswith(COMMON_METRICS):
             joined[key] = metrics[0][key]
-        elif key.startswith("trajectories/") or key == "train/tokens_per_s":  # over the same seconds
+        elif key.startswith("trajectories/") or key == "train/tokens_per_s":  # all environments have the same seconds
             joined[key] = sum(one[key] for one in metrics)
         else:
             joined[key] = combine_metric(key, metrics)
@@ -216,7 +216,7 @@ def join_environments(reports: Mapping[str, StepReport], *, loss: float) -> Step
 
 
 def check_mixture(config: Config) -> None:
-    """Check that environments with their own algorithms need no part that the run can have only one of.
+    """Check that environments with their own algorithms need only parts that they can share.
 
     Raises:
         ConfigError: an algorithm of an environment needs a model or a rollout that must be common, or a feature does

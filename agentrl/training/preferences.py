@@ -349,7 +349,7 @@ class RewardModel:
         save_model_folder(self.model, self.tokenizer, folder, weights=weights)
 
     def _choose_pad(self) -> int:
-        """Choose an id that no text ends with: the model's output is read at the last token with another id."""
+        """Choose a padding id that no text ends with: the output is read at the last token that is not padding."""
         known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         pad = next((number for number in known if number is not None), 0)
         self.model.config.pad_token_id = pad

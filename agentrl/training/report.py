@@ -82,8 +82,8 @@ def step_report(
 ) -> StepReport:
     """Report a step's metrics; rewards and counts of the policy exclude an expert's episodes.
 
-    The `old_logp` of `tokens` is the trainer's before the first update. `differing` marks the groups whose episodes the
-    estimator tells apart: bool [groups].
+    The `old_logp` of `tokens` is that of the trainer before the first update. `differing` marks the groups whose
+    episodes the estimator tells apart: bool [groups].
     """
     own = [trajectory for trajectory in selection.trajectories if trajectory.id not in batch.extras.expert_ids]
     read = batch.sampled_index([i for i, reads in enumerate(batch.needs_forward) if reads])

@@ -109,7 +109,7 @@ def model_of_run(run: RunDirectory) -> str:
     """
     try:
         return find_model(str(run.path))
-    except UsageError:  # no complete checkpoint
+    except UsageError:  # there is no complete checkpoint
         start = load_config(run.config_file).model.path
         if run.model.is_dir():
             return str(run.model)

@@ -1,4 +1,4 @@
-"""Trainer whose model is at a Tinker-compatible service: selection, rewards and advantages are computed here.
+"""Trainer whose model runs at a Tinker-compatible service; selection, rewards and advantages are computed here.
 
     trajectories ─► select, shape, estimate ─► pi_old from the service ─► correction and aggregation here
                                                                        └► ppo and AdamW at the service
@@ -89,7 +89,7 @@ class TinkerTrainer:
         return {}
 
     def write_dumps(self, folder: Path, run: Mapping[str, Any]) -> None:
-        """Do nothing: the service sees the gradients, and makes no update from those that are not finite."""
+        """Do nothing: the service has the gradients, and skips an update if they are not finite."""
 
     def step(
         self, trajectories: Sequence[Trajectory], *, temperature: float, pad_id: int, extras: StepExtras | None = None
@@ -203,7 +203,7 @@ class TinkerTrainer:
 
 
 class TinkerWeights:
-    """Weights at a service, which a run can compare, but not read.
+    """Weights at a service, which a run can compare with others but not read.
 
     Args:
         client: Client of the run at the service.

@@ -1,4 +1,4 @@
-"""Record of what the updates of a step computed for each sampled token, and why a token did not train.
+"""Record of the values that the updates of a step computed for each sampled token, and why a token did not train.
 
     GradientPass ─► TokenRecord (values of the latest update of each token) ─► TokenColumns ─► StepReport.tokens
 
@@ -43,7 +43,7 @@ class TokenRecord:
         self.values = torch.full((3, tokens), math.nan, device=device)
         """Ratio, entropy and clipped (0 or 1) of each token; NaN if not computed: float32 [3, tokens]."""
         self.rejected = torch.zeros(tokens, dtype=torch.uint8, device=device)
-        """What rejected each token, see `agentrl.training.gradients.Objective.mark_rejected`: uint8 [tokens]."""
+        """Part that rejected each token, see `agentrl.training.gradients.Objective.mark_rejected`: uint8 [tokens]."""
 
     def begin(self, index: torch.Tensor) -> None:
         """Forget the values of an update's tokens: `index` is int64 [selected]."""
@@ -85,7 +85,7 @@ def reasons_not_trained(
         record: Values of its tokens.
         advantage: [tokens].
         differing: True for groups whose episodes the estimator tells apart: bool [groups].
-        rejecters: Names of what may reject tokens; 1 in `TokenRecord.rejected` is the first one.
+        rejecters: Names of the parts that may reject tokens; 1 in `TokenRecord.rejected` is the first one.
         updates: Updates that were made; the rest of the batch's parts were left out.
         zero_is_idle: True if a token with advantage 0 has no gradient.
         pretraining: True if the policy was not updated.

@@ -119,7 +119,7 @@ class ModelWeights:
 
 
 class TrainedWeights:
-    """A `WeightSource` of only the trained tensors of a model with adapters, for an engine that has the base."""
+    """A `WeightSource` with only a model's trained adapter tensors, for an engine that has the base model."""
 
     def __init__(self, weights: ModelWeights) -> None:
         self._weights = weights

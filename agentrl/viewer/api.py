@@ -85,7 +85,7 @@ def list_sources(library: Library, request: web.Request, query: Query) -> dict[s
 
 
 def show_source(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
-    """Return one run or evaluation; its index is built from now on."""
+    """Return one run or evaluation, and start to build its index."""
     opened = _find_source(library, request)
     if not opened.index.opened.is_set():
         opened.want_index()

@@ -47,7 +47,7 @@ def row_document(row: EpisodeRow) -> dict[str, Any]:
 
 
 def episodes_document(opened: OpenedSource, query: Query) -> dict[str, Any]:
-    """Return a page of episodes, with the number of all that match and the values to filter by."""
+    """Return a page of episodes, with the number of matching ones and the values to filter by."""
     where, order = query.filter(), query.text("order") or "ended"
     limit = query.integer("limit", 100, least=1, most=LONGEST_PAGE) or LONGEST_PAGE
     after, descending = query.integer("cursor"), query.flag("descending") or False

@@ -38,7 +38,7 @@ Parts = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Place from which images are fetched that are too large for the document."""
+    """Addresses of images that are too large for the document."""
 
     address: str
     """Address of the episode's images, which ends with a slash."""
@@ -247,7 +247,7 @@ def _text_answer(text: str, *, is_valid: bool) -> Iterator[dict[str, Any]]:
         yield _part("thinking", thought[1].strip())
         text = text[thought.end() :]
     end = 0
-    for start, inside, after in _tagged(text):
+    for start, inside, after in _tag_spans(text):
         try:
             call = orjson.loads(inside)
             name, arguments = str(call["name"]), call.get("arguments")
@@ -261,8 +261,8 @@ def _text_answer(text: str, *, is_valid: bool) -> Iterator[dict[str, Any]]:
         yield _part("assistant", rest, invalid=not is_valid)
 
 
-def _tagged(text: str) -> Iterator[tuple[int, str, int]]:
-    """Yield what is between the tags of calls, with where the tags begin and end.
+def _tag_spans(text: str) -> Iterator[tuple[int, str, int]]:
+    """Yield the text between the tags of calls, with the positions at which the tags begin and end.
 
     A regular expression would take quadratic time for a hostile answer that opens many tags.
     """

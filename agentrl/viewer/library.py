@@ -24,7 +24,7 @@ POLL_S = 1.0
 SEARCH_EVERY_S = 5.0
 """Seconds between two searches for new runs."""
 STATE_EVERY_S = 5.0
-"""Seconds after which the state of a run that is not over is read again: a crash changes no file."""
+"""Seconds after which the state of an unfinished run is read again, because a crash changes no file."""
 
 Publish = Callable[[str, str, dict[str, Any]], None]
 """Receiver of events: kind, key of the source, body. It is called in other threads."""
@@ -83,7 +83,7 @@ class Library:
         return sorted(self._sources.values(), key=lambda one: -(one.line.get("updated") or 0.0))
 
     def sole(self) -> OpenedSource | None:
-        """Return the run or evaluation that the user has named, or the only one in the folder; otherwise ``None``."""
+        """Return the run or evaluation that the user named, or the only one in the folder; otherwise ``None``."""
         opened = list(self._sources.values())
         named = [one for one in opened if self.folders.roots == (one.source.path,)]
         return next(iter(named or (opened if len(opened) == 1 else [])), None)

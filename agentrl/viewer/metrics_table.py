@@ -59,7 +59,7 @@ class MetricColumns:
 
 
 class MetricsTable:
-    """Reader of one ``metrics.jsonl``; of a file that has grown, it reads what is new.
+    """Reader of one ``metrics.jsonl``, which reads only the new part of a file that has grown.
 
     Args:
         path: The file.
@@ -174,7 +174,7 @@ def group_names(names: Sequence[str]) -> list[dict[str, Any]]:
 def _intervals(found: MetricColumns) -> dict[str, Any]:
     """Return intervals of 95 %: Wilson's for success, and of the mean for the reward, over a step's episodes.
 
-    They take the episodes of a group for independent, so they are narrower than those of an evaluation.
+    They treat the episodes of a group as independent, so they are narrower than those of an evaluation.
     """
     intervals: dict[str, Any] = {}
     counts = _trained_episodes(found)

@@ -40,7 +40,7 @@ LONGEST_ID = 1000
 
 
 class OpenedSource:
-    """A run or an evaluation with what is read of it.
+    """A run or an evaluation, with its files as far as they have been read.
 
     Args:
         folders: Opened folders, outside of which nothing is read.
@@ -124,7 +124,7 @@ class OpenedSource:
         return {"key": source.key, "kind": source.kind.value, "path": str(source.path), "name": source.name}
 
     def index_progress(self) -> dict[str, Any]:
-        """Return how much of the store is in the index."""
+        """Return the progress of the store's index."""
         progress, problem = self.index.progress, self.index.problem
         return {
             "done_bytes": progress.done,
@@ -134,7 +134,7 @@ class OpenedSource:
         }
 
     def watched_files(self) -> list[Path]:
-        """Return the files whose changes mean news."""
+        """Return the files whose changes update the pages."""
         run, store = self.source.run, self.source.store
         newest = step_files(store)[-1:] if store.is_dir() else [store]
         own = [run.metrics_file, run.diagnosis_file, self.source.path / STATUS_FILE, self.source.result_file]

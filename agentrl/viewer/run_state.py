@@ -1,4 +1,4 @@
-"""State and config of a run or an evaluation, as its files and its lock tell.
+"""State and config of a run or an evaluation, from its files and its lock.
 
 A run of another version can be read, too; nothing is imported for its config.
 """
@@ -24,7 +24,7 @@ from agentrl.observe.run_status import Liveness, RunSnapshot
 from agentrl.viewer.sources import SourceFolder, SourceKind
 
 WITHOUT_NEWS_S = 600.0
-"""Seconds without a change of any file after which a run that is not over counts as stalled."""
+"""Seconds without a change of any file after which an unfinished run counts as stalled."""
 ELSEWHERE_S = 60.0
 """Age of the newest change up to which a run counts as running if its lock is not visible, as on a shared disk."""
 OVERDUE_S = 5.0

@@ -27,7 +27,7 @@ CONTENT_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""Content-Security-Policy of all answers: no script, style or picture from elsewhere, and none inside a page."""
+"""Content-Security-Policy of all answers: no script, style or picture from elsewhere, and no inline script or style."""
 HEADERS = {
     "Content-Security-Policy": CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",

@@ -39,7 +39,7 @@ MOST_CONNECTIONS = 256
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 JSON = "application/json"
 Change: TypeAlias = Callable[[Library, web.Request, Mapping[str, Any]], Any]
-"""Function that changes something, and makes the answer; it receives the request's body."""
+"""Function that makes a change and returns the answer; it receives the request's body."""
 MOST_LISTENERS = 100
 """Maximum number of open event streams."""
 GATHER_S = 0.2
@@ -89,7 +89,7 @@ class EventHub:
         self._loop = asyncio.get_running_loop()
 
     def publish(self, kind: str, source: str, body: dict[str, Any]) -> None:
-        """Send an event to the pages that listen to the source, or to all; of identical ones the last counts."""
+        """Send an event to the pages that listen to the source, or to all; the last of identical ones counts."""
         with self._lock:
             loop = self._loop
             if loop is None or self._is_closed:

@@ -24,7 +24,7 @@ MOST_FOLDERS = 20_000
 _CONTENTS = {"trajectories", "checkpoints", "inflight", "model", "logs", "tokens", "numerics"}
 """Folders of a run that contain no other runs."""
 _STARTED = ("metrics.jsonl", "trajectories", "checkpoints", "status.json")
-"""Names of which a run has at least one, besides its config."""
+"""Names in a run's folder, besides its config; a run has at least one of them."""
 
 
 class UnknownAddress(UsageError):

@@ -4,7 +4,7 @@
                                      │ writes .index.sqlite, then raises `revision`
     request ──reader()──▶ TrajectoryIndex that only reads, from a small pool
 
-Nothing waits for a build: a page requested in the meantime shows the episodes found so far, and the progress.
+No request waits for a build: a page requested meanwhile shows the episodes found so far, and the progress.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _identity(place: Path) -> tuple[int, int]:
 
 
 class IndexBuilder:
-    """Thread that opens and updates indexes, those that were wanted last first.
+    """Thread that opens and updates indexes, the most recently requested first.
 
     Args:
         on_change: Called in the thread after each chunk and after each update with changes.

@@ -101,7 +101,7 @@ def _text(sequence: TokenSequence, ids: list[int], start: int, decoder: TokenDec
 
 
 def _turns(sequence: TokenSequence, start: int, end: int) -> list[int | None]:
-    """Return the number of the turn in whose answer each token is."""
+    """Return the number of the turn whose answer contains each token."""
     found: list[int | None] = [None] * (end - start)
     for turn in sequence.turns:
         first, last = max(turn.start, start), min(turn.end, end)

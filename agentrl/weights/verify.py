@@ -152,7 +152,7 @@ class Probe:
     async def _ask(
         self, engine: ProbedEngine, version: int, name: str, request_id: str, prompt: Sequence[int]
     ) -> Generation:
-        """Ask for an answer, and again if it fails, is invalid or is of another version; use the last one as it is."""
+        """Ask for an answer, and again if it fails, is invalid or is of another version; return the last one anyway."""
         for attempt in range(1, PROBE_ATTEMPTS):
             try:
                 return await self._ask_once(engine, version, name, f"{request_id}.{attempt}", prompt, checks=True)

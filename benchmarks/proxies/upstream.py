@@ -16,7 +16,7 @@ from aiohttp import web
 SETTINGS = {
     "vllm_config": {
         "model_config": {"logprobs_mode": "processed_logprobs"},
-        "parallel_config": {"worker_extension_cls": "agentrl_vllm_worker.UncutLogprobs"},
+        "parallel_config": {"worker_extension_cls": "agentrl_vllm_worker.PreTruncationLogprobs"},
     }
 }
 """Settings that a server launched by agentrl reports."""

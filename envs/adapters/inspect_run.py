@@ -34,7 +34,7 @@ class AbandonedEpisode(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectPrompt:
-    """What a solver asks the model."""
+    """Prompt of a solver for the model."""
 
     messages: Sequence[Any]
     tools: Sequence[Any]
@@ -148,13 +148,13 @@ class InspectRun:
         raise EnvironmentFailure(f"the evaluation of {self.name} by Inspect has ended", got=repr(error)) from error
 
     def _add_samples(self) -> None:
-        """Give the evaluation the samples that are wanted; called in its context."""
+        """Add the requested samples to the evaluation; called in its context."""
         wanted, self._wanted = self._wanted, []
         for index, episode in wanted:
             self._inspect.enqueue_sample(self._dataset[index].model_copy(deep=True), epoch=episode.number)
 
     async def _next_samples(self) -> list[Any] | None:
-        """Wait until samples are wanted; Inspect asks when none is running."""
+        """Wait until samples are requested; Inspect calls this when none is running."""
         self._context = None
         while not self._wanted:
             if self._is_ending:
@@ -166,7 +166,7 @@ class InspectRun:
         return []
 
     async def _finish(self, sample: Any) -> None:
-        """Tell an episode the scores of its sample."""
+        """Pass the scores of a sample to its episode."""
         episode = self._episodes.pop(sample.epoch, None)
         if episode is not None:
             error = None if sample.error is None else sample.error.message
@@ -174,7 +174,7 @@ class InspectRun:
             episode.prompts.put_nowait(FinishedSample(scores=scores, error=error))
 
     def _make_task(self, task: Any) -> Any:
-        """Return the task with samples that episodes ask for; its solvers mark their begin and end."""
+        """Return the task with the samples that episodes request; its solvers mark their start and end."""
 
         def begin() -> Any:
             async def solve(state: Any, generate: Any) -> Any:
@@ -197,7 +197,7 @@ class InspectRun:
         solver = self._inspect.solver.solver
         solvers = [solver(begin)(), task.solver, solver(end)()]
         changes = {"dataset": source, "solver": solvers, "model": None, "epochs": 1}
-        return self._inspect.task_with(copy.copy(task), **changes)  # it changes what it is given
+        return self._inspect.task_with(copy.copy(task), **changes)  # a copy, because task_with changes its argument
 
     async def _run(self, ending: asyncio.Task[None] | None) -> None:
         if ending is not None:

@@ -51,7 +51,7 @@ class InspectEnvironment(AsyncEnv):
         self._run: InspectRun | None = None
         self._episode: SampleEpisode | None = None
         self._is_lost = False
-        """True if nobody waited for what followed the last answer: the next one would answer an unseen prompt."""
+        """True if the prompt after the last answer was not awaited: the next answer would answer an unseen prompt."""
         self._shown = 0
         self._calls = 0
         self.tools: list[Tool] = []

@@ -1,4 +1,4 @@
-"""Client that stands in for a model of an environment of `verifiers`, and messages as text."""
+"""Client that takes the place of the model in an environment of `verifiers`, and messages as text."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _numbers = itertools.count()
 
 
 class GatewayTask(Protocol):
-    """What `play` reads of the task that the loop `external` passes to it."""
+    """Fields that `play` reads of the task from the loop `external`."""
 
     openai_url: str
     api_key: str

@@ -1,4 +1,4 @@
-"""The public methods of a desk as tools, and how agents are told of them."""
+"""The public methods of a desk as tools, and their description for agents."""
 
 from __future__ import annotations
 

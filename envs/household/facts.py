@@ -1,4 +1,4 @@
-"""Initial facts of a house besides its furniture and its things, from the vocabulary or from a game file.
+"""Initial facts of a house other than its furniture and its things, from the vocabulary or from a game file.
 
 A generated house follows the vocabulary. A game of the original states every fact itself, and some are unusual: a
 thing in two receptacles, a thing whose spot is not where it lies, a pen in a mug, an open drawer.

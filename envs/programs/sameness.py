@@ -14,38 +14,38 @@ _ORDERED = ("list", "tuple")
 _SETS = ("set", "frozenset")
 
 
-def is_same(told: Any, expected: Any) -> bool:
+def is_same(encoded: Any, expected: Any) -> bool:
     """Return True if an encoded value equals `expected` in Python's sense: 1, 1.0 and True are equal.
 
     Args:
-        told: An untrusted message from a sandbox.
+        encoded: An untrusted message from a sandbox.
         expected: A plain value.
     """
     try:
-        return _digest(told) == _digest(encode(expected))
+        return _digest(encoded) == _digest(encode(expected))
     except (NotPlainData, ValueError, TypeError, OverflowError, RecursionError):
         return False
 
 
-def show(told: Any, most: int = 200) -> str:
+def show(encoded: Any, most: int = 200) -> str:
     """Return the `repr` of an encoded value, cut to `most` characters."""
-    if len(json.dumps(told)) > _LONG:
+    if len(json.dumps(encoded)) > _LONG:
         return "a long value"
     try:
-        text = repr(decode(told))
+        text = repr(decode(encoded))
     except (NotPlainData, ValueError, TypeError, OverflowError, RecursionError):
         return "a value that cannot be shown"
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def _digest(told: Any) -> str:
+def _digest(encoded: Any) -> str:
     """Return a digest of fixed length, so that deep values stay cheap; untrusted values are never hashed by Python."""
-    return hashlib.sha256(json.dumps(_plain(told)).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(_plain(encoded)).encode()).hexdigest()
 
 
-def _plain(told: Any) -> Any:
+def _plain(encoded: Any) -> Any:
     """Return a form that is the same for equal values: sorted sets and dictionaries, whole floats as whole numbers."""
-    match told:
+    match encoded:
         case ["none"]:
             return None
         case ["bool" | "int" as kind, number]:

@@ -114,9 +114,9 @@ class MastermindExpert:
         Raises:
             UsageError: no such code is left.
         """
-        told = re.search(r"([\d ]+): (\d) in place, (\d) in another", read(observation))
-        if told:
-            guess, answer = told[1].replace(" ", ""), (int(told[2]), int(told[3]))
+        feedback = re.search(r"([\d ]+): (\d) in place, (\d) in another", read(observation))
+        if feedback:
+            guess, answer = feedback[1].replace(" ", ""), (int(feedback[2]), int(feedback[3]))
             self._left = [code for code in self._left if code != guess and compare(guess, code) == answer]
         if not self._left:
             raise UsageError("no code agrees with the answers", got=repr(observation))

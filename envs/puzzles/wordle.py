@@ -93,11 +93,11 @@ class WordleExpert:
         Raises:
             UsageError: no such word is left.
         """
-        told = re.search(r"((?:[A-Z] ){4}[A-Z])\n((?:[GYX] ){4}[GYX])", read(observation))
-        if told is None and len(self._left) == len(WORDS):
+        feedback = re.search(r"((?:[A-Z] ){4}[A-Z])\n((?:[GYX] ){4}[GYX])", read(observation))
+        if feedback is None and len(self._left) == len(WORDS):
             return _first_guess()
-        if told:
-            guess, marks = told[1].replace(" ", "").lower(), told[2].replace(" ", "")
+        if feedback:
+            guess, marks = feedback[1].replace(" ", "").lower(), feedback[2].replace(" ", "")
             self._left = [word for word in self._left if word != guess and mark(guess, word) == marks]
         if not self._left:
             raise UsageError("no word agrees with the marks", got=repr(observation))

@@ -50,7 +50,7 @@ FORGET = (
     f"{_GIT} repack -adq && {_GIT} prune --expire=now"
 )
 """Command that leaves one commit of an image's repository, with the present files: later commits and branches may
-contain the solution, and files that were never committed are no changes of the policy."""
+contain the solution, and files that were never committed do not count as changes of the policy."""
 
 
 class IssueFix(ShellEnv):

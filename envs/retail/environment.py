@@ -70,7 +70,7 @@ class RetailDesk(gymnasium.Env[str, str]):
         return self._customer if isinstance(self._customer, RoleCustomer) else None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Start an episode with the customer's first words, or with what the customer reads before it says them.
+        """Start an episode with the customer's first words, or with the text that a customer played as a role reads.
 
         Raises:
             UsageError: an option is unknown, or the task does not exist.

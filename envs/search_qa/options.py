@@ -25,7 +25,7 @@ class RewardKind(enum.StrEnum):
     EXACT_MATCH = "exact_match"
     F1 = "f1"
     RANK = "rank"
-    """Of a query: 1 / rank of the first passage that contains an answer."""
+    """Reward of a query: 1 / rank of the first passage that contains an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -246,14 +246,14 @@ def _break_records(
 
 
 def network_of(database: TelecomDatabase, line_id: str, *, abroad: bool) -> Network:
-    """Return what the records of a line mean for its phone."""
+    """Return the state of the network for a line's phone, from the records."""
     line = database.get("lines", line_id) or {}
     has_data = available_gb(line, database.store.plans[line["plan_id"]]) > 0
     return Network(line["status"] == ACTIVE, has_data, line["roaming_enabled"], abroad)
 
 
 def repairs_of(trouble: Trouble) -> tuple[PhoneStep, ...]:
-    """Return what the customer has to do on the phone; a restart comes last."""
+    """Return the steps that the customer has to take on the phone; a restart comes last."""
     steps: list[PhoneStep] = []
     for fault in trouble.faults:
         if fault in _SWITCHED:
@@ -264,7 +264,7 @@ def repairs_of(trouble: Trouble) -> tuple[PhoneStep, ...]:
 
 
 def keeps_settings(trouble: Trouble, phone: Phone) -> bool:
-    """Return True if the settings that were not at fault are as at the start."""
+    """Return True if the settings that did not cause the problem are as at the start."""
     start, repaired = Phone(**trouble.phone), {step.feature for step in repairs_of(trouble)}
     same = {
         Feature.NETWORK_MODE: phone.network_mode == start.network_mode,
@@ -276,7 +276,7 @@ def keeps_settings(trouble: Trouble, phone: Phone) -> bool:
 
 
 def actions_of(trouble: Trouble, database: TelecomDatabase) -> list[Action]:
-    """Return what the agent has to change in the records, in order; after each payment request, the customer pays."""
+    """Return the agent's changes of the records, in order; after each payment request, the customer pays."""
     owner, line = {"customer_id": trouble.customer_id}, {"customer_id": trouble.customer_id, "line_id": trouble.line_id}
     if trouble.kind is ProblemKind.UNSOLVABLE:
         return [Action("transfer_to_human_agents", {"summary": ""})]

@@ -1,8 +1,8 @@
-"""Interpretation of the agent's words: what the customer is to do on the phone, and what the agent asks.
+"""Interpretation of the agent's words: steps for the customer on the phone, and the agent's questions.
 
-A sentence is cut into clauses. A clause counts if it names a feature of the phone and says what to do with it; a verb
-or feature that it leaves out is taken from the clause before. Clauses about what the agent does ("I have enabled
-roaming") and clauses with "not" are no instructions.
+A sentence is cut into clauses. A clause counts if it names a feature of the phone and an action on it; a missing verb
+or feature is taken from the previous clause. Clauses about the agent's own actions ("I have enabled roaming") and
+clauses with "not" are not instructions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .phone import SMS, SPEEDS, STORAGE, Feature, PhoneStep, Verb
 
 
 class CallerTopic(enum.StrEnum):
-    """Something that the customer knows and an agent may ask for."""
+    """Topic that the customer knows about and an agent may ask about."""
 
     NUMBER = "number"
     NAME = "name"
@@ -25,7 +25,7 @@ class CallerTopic(enum.StrEnum):
     DATA_AMOUNT = "data_amount"
     PROBLEM = "problem"
     STATE = "state"
-    """Whether everything works now."""
+    """State of the phone: everything works now, or not."""
 
 
 class HeardInstructions(NamedTuple):
@@ -161,7 +161,7 @@ def _steps_in(text: str) -> Iterator[PhoneStep]:
 
 
 def _is_about_the_agent(clause: str) -> bool:
-    """Return True if a clause says what the agent does, and not what the customer is to do."""
+    """Return True if a clause is about the agent's own action and not an instruction."""
     return bool(_AGENT.search(clause)) and not (_ANYWAY.search(clause) or _PLEASE.search(clause))
 
 
@@ -186,7 +186,7 @@ def _verb_in(clause: str) -> Verb | None:
 
 
 def _step(verb: Verb, feature: Feature, clause: str) -> PhoneStep:
-    """Return a step; some features know only one thing to do besides looking."""
+    """Return a step; some features allow only one action other than looking."""
     acts = verb is not Verb.CHECK
     match feature:
         case Feature.NETWORK_MODE:

@@ -29,7 +29,7 @@ class Feature(enum.StrEnum):
 
 
 class Verb(enum.StrEnum):
-    """What the customer does with a feature."""
+    """Action of the customer on a feature."""
 
     CHECK = "check"
     ON = "on"
@@ -49,7 +49,7 @@ class PhoneStep(NamedTuple):
 
 
 class Network(NamedTuple):
-    """What the company's records and the customer's place mean for the phone."""
+    """State of the network for a phone, from the company's records and the customer's place."""
 
     active: bool
     """True if the line is not suspended."""
@@ -61,7 +61,7 @@ class Network(NamedTuple):
 
 
 class Functions(NamedTuple):
-    """What works."""
+    """Functions of a phone, each true if it works."""
 
     service: bool
     data: bool
@@ -93,7 +93,7 @@ _APN_SHOWN = {
 
 @dataclass(slots=True, kw_only=True)
 class Phone:
-    """Settings of a phone; the defaults are those of a phone on which everything works at home."""
+    """Settings of a phone; with the defaults, everything works at home."""
 
     switches: dict[str, bool] = field(default_factory=lambda: {one.value: one is Feature.DATA for one in SWITCHES})
     """Switches by the names of their features."""
@@ -108,7 +108,7 @@ class Phone:
     """True if the phone has found the network since the line was last suspended."""
 
     def __post_init__(self) -> None:
-        """Copy what the phone changes."""
+        """Copy the settings that the phone changes."""
         self.switches, self.permissions = dict(self.switches), list(self.permissions)
 
     def to_plain(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Phone:
         return asdict(self)
 
     def functions(self, network: Network) -> Functions:
-        """Return what works."""
+        """Return the functions that work."""
         service = not self.is_on(Feature.AIRPLANE_MODE) and self.sim == SIM_OK and self.registered and network.active
         roams = not network.abroad or (network.roaming and self.is_on(Feature.ROAMING))
         has_data = self.is_on(Feature.DATA) and network.has_data and self.apn_in_use != APN_WRONG

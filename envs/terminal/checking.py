@@ -79,8 +79,8 @@ async def check_folder(places: Places, acted: Sandbox, task: FolderTask) -> Verd
 
     The script is executed, so its first line selects the interpreter. It finds the tests in ``$TEST_DIR`` (``/tests``
     if the sandbox allows any path). The reward is the content of ``$LOGS_DIR/verifier/reward.json`` or ``reward.txt``
-    (``/logs``); without these files, pytest's summary or the exit code decides. If the script runs programs of the
-    policy, these can reach the tests: how far to trust them is the script's decision.
+    (``/logs``); without these files, pytest's summary or the exit code decides. If the script runs the policy's
+    programs, these can reach the tests: the script decides how far to trust them.
 
     Raises:
         SandboxError: a sandbox does not start, or is lost.
@@ -123,7 +123,7 @@ async def _run_script(sandbox: Sandbox, places: Places, task: FolderTask, hidden
     variables = {"TEST_DIR": tests, "LOGS_DIR": logs, **own}
     command: list[str] = ["python3", "-m", "pytest", "-rA", tests]
     if task.script is not None:
-        content = task.script.read_bytes().replace(b"\r\n", b"\n")  # no shell runs a checkout of Windows
+        content = task.script.read_bytes().replace(b"\r\n", b"\n")  # no shell runs a script with Windows line ends
         await sandbox.write(f"{tests}/{task.script.name}", content, executable=True)
         command = [f"{tests}/{task.script.name}"]
         if not content.startswith(b"#!"):

@@ -259,7 +259,7 @@ def compose_variables(path: Path) -> dict[str, str]:
 
 
 def other_services(path: Path) -> list[str]:
-    """Return the names of the services beside the agent's.
+    """Return the names of the services other than the agent's.
 
     Raises:
         UsageError: the file cannot be read.

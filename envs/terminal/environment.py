@@ -148,7 +148,7 @@ class Terminal(ShellEnv):
         return await check_folder(self.places, sandbox, self.task)
 
     async def _end(self, observation: str, *, is_submitted: bool, valid: bool) -> Step:
-        """Judge the work; if it is a step that may be followed by another one, begin that."""
+        """Judge the work; if another step follows, begin that step."""
         task = self.task
         if isinstance(task, Errand) or not task.step_name:
             return await super()._end(observation, is_submitted=is_submitted, valid=valid)

@@ -77,7 +77,7 @@ body { margin: 0; background: #fff; font: 14px 'DejaVu Sans', sans-serif; overfl
 
 
 class PageKind(enum.StrEnum):
-    """What a page asks for."""
+    """Kind of task on a page."""
 
     BUTTON = "button"
     SHAPE = "shape"
@@ -151,7 +151,7 @@ def make_page(kind: PageKind, seed: int, width: int, height: int) -> PageTask:
     """Return the page of a seed.
 
     Args:
-        kind: What it asks for.
+        kind: Kind of the task.
         seed: Decides names and positions.
         width: Width in pixels, at least that of `SMALLEST`.
         height: Height in pixels.

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +100,10 @@ def test_an_unknown_command_gets_the_nearest(agentrl: Cli) -> None:
     ended = agentrl("trian")
     assert ended.code == 2
     assert "Did you mean 'train'" in ended.err
+
+
+def test_a_paragraph_of_help_wraps_only_at_the_width_of_the_terminal(agentrl: Cli) -> None:
+    lines = [line.strip() for line in agentrl("demo", "--help").out.splitlines()]
+    start = next(number for number, line in enumerate(lines) if line.startswith("Creates a small model"))
+    paragraph = lines[start : lines.index("", start)]
+    assert all(len(line) + len(following.split()[0]) >= 70 for line, following in pairwise(paragraph))

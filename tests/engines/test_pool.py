@@ -78,7 +78,7 @@ class World:
 
         async def are_under_way():
             assert not any(task.done() for task in tasks), "an answer came before anybody looked"
-            servers = [member.in_flight for member in self.pool.group.members if member.state.is_in]
+            servers = [member.in_flight for member in self.pool.group.members if member.state.is_active]
             return all(servers) and sum(servers) == REQUESTS
 
         await until(are_under_way, "requests under way")

@@ -124,7 +124,7 @@ def test_what_servers_sample_is_transformers(engine, url, model, tmp_path, monke
 async def test_ten_updates_with_requests_in_flight_are_exact(probe, model):
     engine = probe.engine
     prompts = [load_tokenizer(find_model(NAME)).encode(f"Question {i}: why is the sky blue?") for i in range(3)]
-    mixed = 0
+    mixed, rest_s = 0, 0.5
     for _ in range(10):
         old = engine.version
         requests = [probe.request(prompt, max_tokens=LONG) for prompt in prompts]
@@ -132,14 +132,15 @@ async def test_ten_updates_with_requests_in_flight_are_exact(probe, model):
         await engine.pause()
         new = await probe.update()
         await engine.resume()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(rest_s)
         await asyncio.gather(*(engine.abort(request.request_id) for request in requests))
         answers = await asyncio.gather(*tasks)
         assert all(set(answer.versions) <= {old, new} for answer in answers)
-        mixed += any(len(set(answer.versions)) == 2 for answer in answers)
+        is_mixed = any(len(set(answer.versions)) == 2 for answer in answers)
+        mixed, rest_s = mixed + is_mixed, rest_s if is_mixed else 2 * rest_s  # a busy machine may sample nothing so soon
         for prompt, answer in zip(prompts, answers, strict=True):
             probe.check_logprobs(prompt, answer, 1.0, answer.versions.count(old))
-    assert mixed >= 5, "a busy machine may sample nothing in between now and then"
+    assert mixed >= 5
 
 
 async def test_greedy_decoding_is_generate(model):

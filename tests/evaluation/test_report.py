@@ -156,7 +156,7 @@ def test_another_panel_is_named_and_the_policy_is_not_part_of_it(tmp_path: Path)
     changed = [dataclasses.replace(episode, task="other content") for episode in base.episodes]
     for other in (more, other_seed, summarize(base.panel, changed, 1.0)):
         (warning,) = panel_warnings({"a": base, "b": other})
-        assert warning.startswith(f"b was evaluated on another panel than a ({other.panel_hash} instead of")
+        assert warning.startswith(f"b was evaluated on a different panel from a ({other.panel_hash} instead of")
     unknown = dataclasses.replace(base, panel_hash=None)
     assert panel_warnings({"a": base, "b": unknown}) == panel_warnings({}) == []
     report = write_report(Report(title="T", results={"a": base, "b": more}), tmp_path, None)

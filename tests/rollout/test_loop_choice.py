@@ -66,7 +66,7 @@ def test_a_choice_of_the_user_stands(model: Path, words: list[str]) -> None:
 def test_shots_of_the_user_stand_beside_the_found_loop(model: Path) -> None:
     save_recommendation(config_of(model), FOUND)
     config, [line] = chosen(config_of(model, "agent.few_shot_turns=0"))
-    assert "these settings are taken, except for agent.few_shot_turns, which you set" in line
+    assert "using these settings, except for agent.few_shot_turns, which you set" in line
     assert (config.agent.loop, config.agent.few_shot_turns) == ("react_text", 0)
 
 
@@ -138,7 +138,7 @@ def test_an_environment_with_tools_of_its_own_is_not_played_in_text(
     config, [line] = chosen(config_of(without_tools, env="switches:Switch"))
     assert config.agent.loop == "tool_calling"
     assert config.model.chat_template == "chatml"
-    assert "model.chat_template=chatml takes its place" in line
+    assert "model.chat_template=chatml instead" in line
 
 
 def test_an_option_of_text_loops_chooses_the_text_loop_of_a_model_without_tools(without_tools: Path) -> None:
@@ -199,7 +199,7 @@ def test_tools_of_one_environment_choose_the_template_for_all(without_tools: Pat
     config, [line] = chosen(load_config(None, words))
     assert config.model.chat_template == "chatml"
     assert {part.config.agent.loop for part in per_environment_configs(config)} == {"tool_calling"}
-    assert "model.chat_template=chatml takes its place" in line
+    assert "model.chat_template=chatml instead" in line
 
 
 def test_clients_that_may_bring_tools_get_a_template_that_shows_them(without_tools: Path) -> None:

@@ -206,7 +206,7 @@ def test_what_starts_a_server_on_a_cpu(tmp_path):
         "--max-num-seqs 8",
         "--max-model-len 512",
         "--dtype float32",
-        "--logprobs-mode processed_logprobs --worker-extension-cls agentrl_vllm_worker.UncutLogprobs",
+        "--logprobs-mode processed_logprobs --worker-extension-cls agentrl_vllm_worker.PreTruncationLogprobs",
         '--weight-transfer-config {"backend": "agentrl"}',
         '--hf-overrides {"tie_word_embeddings": false}',
         "--enable-scale-out --enable-prompt-tokens-details",

@@ -213,7 +213,7 @@ def test_draws_are_copies_with_sequences_and_trajectories_of_their_own(aggregati
         ),
         (
             {"loss": "sft", "loss_options": {"above": 0.5}, "dynamic_sampling": True},
-            r"drops groups with equal rewards, but this run learns from them, too: got algorithm\.loss sft",
+            r"drops groups with equal rewards, but this run also learns from such groups: got algorithm\.loss sft",
         ),
         (
             {"shaping": {"distill": {}}, "teacher": {"path": "a"}, "dynamic_sampling": True},

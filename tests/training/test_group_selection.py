@@ -74,7 +74,7 @@ def test_the_band_counts_successes_or_rewards(successes, rewards, kept):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["algorithm.selection={}"], "algorithm.selection selects nothing"),
+        (["algorithm.selection={}"], "algorithm.selection has no effect"),
         (["algorithm.selection={min_accuracy: 0.8, max_accuracy: 0.2}"], "must be below algorithm.selection.max_acc"),
         (["algorithm.selection={top_p_scale: softmax}"], "is ignored without top_p"),
         (["algorithm.selection={resample: {keep: 8}}"], "must be below algorithm.group_size (8)"),

@@ -176,7 +176,7 @@ class RankActor(NodeActor):
     """Actor of a rank."""
 
     def serve(self, work: Work, *, own: str, host: str, port: int, rank: int, count: int) -> None:
-        """Join the other ranks, of which rank 0 listens at `host` and `port`, and run rank 0's calls until shutdown."""
+        """Join the other ranks (rank 0 listens at `host` and `port`), and run rank 0's calls until shutdown."""
         os.environ.update({**ONE_DEVICE, **gloo_variables(own)})
         work(join_store(host, port, rank=rank, count=count))
         leave()

@@ -141,7 +141,7 @@ class LocalEngineActor(EngineHost):
         """Use the received weights.
 
         Args:
-            version: Version in the pool. The engine has its own count, which starts anew after a restart.
+            version: Version in the pool. The engine has its own count, which starts again after a restart.
         """
         weights, self._received = self._received, {}
         self._stamps[self.engine.version + 1] = version

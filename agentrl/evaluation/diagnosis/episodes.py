@@ -62,7 +62,7 @@ def answers_cut(run: RunSummary) -> Iterator[Finding]:
         kind="answers_cut",
         sentence=f"{episodes.cut} of {episodes.turns} answers were cut off before their end",
         changes=(run.double_limit("agent.max_answer_tokens"),),
-        advice="if the answers are long without need, reward short ones (algorithm.shaping={length: {factor: 0.1}})",
+        advice="if the answers are needlessly long, reward short ones (algorithm.shaping={length: {factor: 0.1}})",
         evidence=(f"stop reason length in {share:.0%} of the turns",),
         example=run.example("cut"),
         count=episodes.cut,
@@ -160,7 +160,7 @@ def _at_function(run: RunSummary, finding: Finding) -> Finding:
     return finding if location is None else replace(finding, file=location.file, line=location.line)
 
 
-def _unplayed(run: RunSummary) -> frozenset[str]:
+def _unplayed_findings(run: RunSummary) -> frozenset[str]:
     """Return the findings about answers and tools that explain why no episode is rewarded."""
     episodes = run.episodes
     is_unplayed = 2 * max(episodes.cut, episodes.unusable) >= episodes.turns
@@ -237,7 +237,7 @@ def constant_reward(run: RunSummary) -> Iterator[Finding]:
         of=episodes.episodes,
         weight=0.95,
         causes=frozenset({"judge_always_agrees", "environment_error", "reward_error"})
-        | (_unplayed(run) if whole.high <= 0 else frozenset()),
+        | (_unplayed_findings(run) if whole.high <= 0 else frozenset()),
     )
     yield _at_function(run, finding)
 
@@ -262,7 +262,7 @@ def never_rewarded(run: RunSummary) -> Iterator[Finding]:
         count=episodes.episodes,
         of=episodes.episodes,
         weight=0.94,
-        causes=_unplayed(run) | TRUNCATED,
+        causes=_unplayed_findings(run) | TRUNCATED,
     )
 
 
@@ -300,7 +300,7 @@ def nothing_varies(run: RunSummary) -> Iterator[Finding]:
         count=idle,
         of=steps,
         weight=0.5 + 0.4 * max(idle / steps, equal / max(1.0, trained)),
-        causes=_unplayed(run) | {"constant_reward", "never_rewarded", "judge_always_agrees", *OF_THE_POLICY},
+        causes=_unplayed_findings(run) | {"constant_reward", "never_rewarded", "judge_always_agrees", *OF_THE_POLICY},
         is_current=is_current,
     )
 

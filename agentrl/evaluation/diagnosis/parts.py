@@ -71,7 +71,7 @@ def _failure(run: RunSummary, one: Incident, of: int) -> Finding:
 
 
 def tool_reports_errors(run: RunSummary) -> Iterator[Finding]:
-    """Find tools of which most calls end with an error that the policy reads, if they do not raise."""
+    """Find tools that do not raise, but return an error to the policy in most calls."""
     raising = {one.subject for one in run.incidents.found.values() if one.kind == "tool"}
     for name, use in run.episodes.tools.items():
         if name in raising or use.calls < LEAST or (share := use.errors / use.calls) < MOST:

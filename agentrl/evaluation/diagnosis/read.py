@@ -2,7 +2,7 @@
 
 with                     the diagnosis reads
 -----------------------  ---------------------------------------------------------------------------------------
-``config.yaml``          the values of the keys that it advises to change
+``config.yaml``          the current values of the keys to change
 ``metrics.jsonl``        the steps
 ``trajectories``         the episodes; of a large store, those of some steps
 ``incidents.json``       failures of rewards, environments and tools, with file and line
@@ -76,7 +76,7 @@ class Diagnosis:
             case None:
                 return f"an evaluation of {self.episodes} episodes"
             case Liveness.CRASHED:
-                return f"crashed after {steps} without an error in its log: it was killed, perhaps for its memory"
+                return f"crashed after {steps} without an error in its log: it was killed, perhaps for lack of memory"
             case Liveness.STOPPED:
                 return f"interrupted after {steps}"
             case state:
@@ -221,7 +221,7 @@ def _state_of(run: RunDirectory, *, is_complete: bool) -> Liveness:
     """Return the state by the run's status; by its lock, steps and log if it has none, as of another version."""
     status = read_status(run.path)
     state = None if status is None else status.liveness(time.time())
-    if (state is None or state.is_over) and is_locked(run.path / LOCK):  # perhaps it was resumed this moment
+    if (state is None or state.is_over) and is_locked(run.path / LOCK):  # it may just have been resumed
         return Liveness.RUNNING
     if state is not None:
         return state

@@ -339,7 +339,7 @@ class EpisodeHost:
     def open(self) -> ServedEpisode:
         """Open a session; it borrows an environment when its first episode starts."""
         self._sessions += 1
-        first = self._sessions - 1  # sessions for which nobody chooses a task play different ones
+        first = self._sessions - 1  # sessions whose client chooses no task play different ones
         return ServedEpisode(
             self._pool, self.tasks, self.settings, starter=self._starter, default=first, clock=self.clock
         )

@@ -200,11 +200,11 @@ class MCPServer:
                 await _refuse(send, 401, "wrong token" if "authorization" in headers else "no token")
             else:
                 try:
-                    received = await _receive_body(receive)
+                    replay = await _receive_body(receive)
                 except TimeoutError:
                     await _refuse(send, 408, "the request did not arrive in time")
                     return
-                await application(scope, received, send)
+                await application(scope, replay, send)
                 if scope["method"] == "DELETE":
                     self.sessions.end(headers.get("mcp-session-id", b"").decode("latin-1"))
 
@@ -212,11 +212,11 @@ class MCPServer:
 
     def _make_server(self, *, has_sessions: bool) -> Any:
         lowlevel, spec = MCP.load("mcp.server.lowlevel"), self._host.spec
-        told = spec.tool_instructions if self._host.tools and spec.tool_instructions else spec.instructions
+        rules = spec.tool_instructions if self._host.tools and spec.tool_instructions else spec.instructions
         server = lowlevel.Server(
             spec.name,
             version=str(spec.version),
-            instructions=f"{spec.description}\n\nStart an episode with start_episode. {told}".strip(),
+            instructions=f"{spec.description}\n\nStart an episode with start_episode. {rules}".strip(),
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
             on_list_resources=self._list_resources,
@@ -249,9 +249,9 @@ class MCPServer:
     async def _list_tools(self, context: Any, _params: Any) -> Any:
         session = await self._session(context)
         own = list(session.tools.values()) or self._host.tools
-        return self._types.ListToolsResult(tools=[self._described(tool) for tool in (*_CONTROLS.values(), *own)])
+        return self._types.ListToolsResult(tools=[self._wire_tool(tool) for tool in (*_CONTROLS.values(), *own)])
 
-    def _described(self, tool: Tool) -> Any:
+    def _wire_tool(self, tool: Tool) -> Any:
         function, spec = tool.schema["function"], self._host.spec
         description = function.get("description", "")
         if tool is _CONTROLS[start_episode.__name__]:
@@ -349,10 +349,10 @@ async def _receive_body(receive: Receive) -> Receive:
             limit.reschedule(min(last, loop.time() + BODY_S))
     messages = iter(read)
 
-    async def received() -> dict[str, Any]:
+    async def replay() -> dict[str, Any]:
         return next(messages, None) or await receive()
 
-    return received
+    return replay
 
 
 async def _refuse(send: Send, status: int, message: str) -> None:

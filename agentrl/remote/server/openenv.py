@@ -40,7 +40,7 @@ MOST_WAITING = 16
 MOST_TASKS = 10_000
 """Tasks in one answer."""
 _CHOICES = ("split", "index", "seed", "episode_id")
-"""What a reset may choose; the id of an episode is that of its session."""
+"""Fields that a reset may set; the id of an episode is that of its session."""
 _SPLIT_TYPES = {"train": "train", "test": "test"}
 """The protocol's types of splits; all others are for validation."""
 RPC_CODES = {
@@ -244,12 +244,12 @@ class OpenEnvServer:
         result = await episode.start(TaskChoice(split=split, index=index, seed=seed))
         task, spec = episode.state.task, self._host.spec
         assert task is not None
-        told = {
+        rules = {
             "instructions": spec.instructions,
             "tool_instructions": spec.tool_instructions,
             "action_hint": result.action_hint,
         }
-        fields = {**write_shown(first_text(task, result.observation)), **told}
+        fields = {**write_shown(first_text(task, result.observation)), **rules}
         return write_observation(fields, 0.0, episode, result.info)
 
     async def _step(self, episode: ServedEpisode, action: OpenEnvAction) -> dict[str, Any]:

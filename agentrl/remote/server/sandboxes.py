@@ -47,7 +47,7 @@ class _SandboxCall:
 
 
 class ServedSandbox:
-    """A sandbox and its calls, of which several may run at once."""
+    """A sandbox and its calls, several of which may run at once."""
 
     def __init__(self, sandbox: Sandbox, clock: Clock) -> None:
         self.sandbox = sandbox

@@ -18,7 +18,7 @@ from agentrl.render.tool_parsers import (
     make_call,
 )
 from agentrl.render.tool_parsers.tolerant_tags import DAMAGED
-from agentrl.render.tool_parsers.untagged import or_untagged
+from agentrl.render.tool_parsers.untagged import parse_or_read_untagged
 from agentrl.render.tool_parsers.values import first_of, read_json, skip_space
 
 _BARE = re.compile(r"([^<{\n]*+)(?:<[^<>{]*+>)?\s*+(?=\{)")
@@ -153,7 +153,7 @@ def parse_v3(text: str, tools: ToolSchemas) -> ParsedCalls:
     return parse_sections(text, V3, read)
 
 
-repair_v3 = partial(or_untagged, parse_v3, V3.form)
+repair_v3 = partial(parse_or_read_untagged, parse_v3, V3.form)
 
 
 def parse_v31(text: str, tools: ToolSchemas) -> ParsedCalls:
@@ -165,7 +165,7 @@ def parse_v31(text: str, tools: ToolSchemas) -> ParsedCalls:
     return parse_sections(text, V31, read)
 
 
-repair_v31 = partial(or_untagged, parse_v31, V31.form)
+repair_v31 = partial(parse_or_read_untagged, parse_v31, V31.form)
 
 
 def _read_arguments(
@@ -205,4 +205,4 @@ def parse_kimi_k2(text: str, tools: ToolSchemas) -> ParsedCalls:
     return parse_sections(text, MARKS, read)
 
 
-repair_kimi_k2 = partial(or_untagged, parse_kimi_k2, MARKS.form)
+repair_kimi_k2 = partial(parse_or_read_untagged, parse_kimi_k2, MARKS.form)

@@ -46,7 +46,9 @@ class CallTags:
     """Marks that are not part of the content."""
 
 
-def or_tolerantly(strict: ParsedCalls, tags: CallTags, text: str, tools: ToolSchemas, read: ValueReader) -> ParsedCalls:
+def with_tolerant_fallback(
+    strict: ParsedCalls, tags: CallTags, text: str, tools: ToolSchemas, read: ValueReader
+) -> ParsedCalls:
     """Return the result of the strict parser, or that of the tolerant parser if it finds more calls.
 
     `read` reads the value of an argument.

@@ -269,7 +269,9 @@ def after_extra(text: str, cursor: int) -> tuple[int, tuple[str, ...]]:
     return (extra.end(), (EXTRA,)) if extra else (cursor, ())
 
 
-def or_untagged(parse: ToolParser, form: str, text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
+def parse_or_read_untagged(
+    parse: ToolParser, form: str, text: str, tools: ToolSchemas, *, is_whole: bool
+) -> ParsedCalls:
     """Read calls in the notation, or JSON if there are none."""
     served = parse(text, tools)
     if served.calls:

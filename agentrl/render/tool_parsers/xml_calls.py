@@ -20,7 +20,7 @@ from agentrl.render.tool_parsers import (
     parameters_of,
     shows_example,
 )
-from agentrl.render.tool_parsers.tolerant_tags import CallTags, or_tolerantly
+from agentrl.render.tool_parsers.tolerant_tags import CallTags, with_tolerant_fallback
 from agentrl.render.tool_parsers.untagged import read_untagged
 from agentrl.render.tool_parsers.values import after_block, first_of, skip_space, typed_value, whole_json
 from agentrl.tool.json_schema import fits
@@ -160,7 +160,7 @@ class InvokeTagParser:
         def read(opening: re.Match[str], written: str, name: str, number: int) -> Any:
             return self._value(written, opening[2], opening[1], name, tools, number)
 
-        return or_tolerantly(self._strict(text, tools), self._tags, text, tools, read)
+        return with_tolerant_fallback(self._strict(text, tools), self._tags, text, tools, read)
 
     def _strict(self, text: str, tools: ToolSchemas) -> ParsedCalls:
         marks = self._marks
@@ -235,7 +235,7 @@ def parse_glm(text: str, tools: ToolSchemas) -> ParsedCalls:
         return ParsedCalls(content=text.strip())
     found = collect_blocks(text, OPEN, partial(_read_glm_block, text, tools))
     found.refuse_stray([CLOSE], OPEN, GLM_FORM)
-    return or_tolerantly(found.result(), _GLM_TAGS, text, tools, partial(_tolerant_value, tools))
+    return with_tolerant_fallback(found.result(), _GLM_TAGS, text, tools, partial(_tolerant_value, tools))
 
 
 def _tolerant_value(tools: ToolSchemas, opening: re.Match[str], written: str, name: str, number: int) -> Any:
@@ -303,7 +303,7 @@ def parse_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
         value = written.removeprefix("\n").removesuffix("\n")
         return typed_value(value, opening[1], name, tools, number)
 
-    return or_tolerantly(found.result(), _CODER_TAGS, text, tools, read_value)
+    return with_tolerant_fallback(found.result(), _CODER_TAGS, text, tools, read_value)
 
 
 def _read_block(body: str, tools: ToolSchemas, number: int, *, closed: bool) -> ToolCall:

@@ -139,7 +139,7 @@ class JudgeClient:
     def _remove_request(self, key: str, task: asyncio.Task[str]) -> None:
         del self._running[key]
         if not task.cancelled():
-            task.exception()  # the callers may be gone
+            task.exception()  # all callers may have been cancelled
 
     def _key(self, question: str, form: VerdictForm) -> str:
         settings = self._settings
@@ -293,7 +293,7 @@ def judge_metrics(counts: Mapping[str, float], judge: JudgeConfig, prefix: str =
     """Return the metrics of a judge.
 
     Args:
-        counts: Counts as `RolloutCounters.judged` returns them, of a step or an evaluation.
+        counts: Counts as `RolloutCounters.judge_counts` returns them, of a step or an evaluation.
         judge: Settings of the judge.
         prefix: Beginning of the metrics' names: ``"eval/"``.
     """

@@ -58,7 +58,7 @@ class LiveScheduler(GroupScheduler):
         await self._sessions.start(self._begin_session, most_open=self.max_concurrent, ended=ended)
 
     def _start_groups(self) -> None:
-        """Start nothing: clients do."""
+        """Do nothing: clients start groups."""
 
     def _batch_words(self, batch: int) -> str:
         return f"{batch} rewarded sessions"
@@ -106,7 +106,7 @@ class LiveScheduler(GroupScheduler):
         self._log.append(record)
 
     def _note_stale(self, age: int) -> None:
-        """Count a session that is too stale, which is the clients' doing: the run goes on."""
+        """Count a session that is too stale. Clients cause this, so it does not end the run."""
         self._counters.groups_stale += 1
 
     def _drop_stale(self) -> None:
@@ -117,8 +117,8 @@ class LiveScheduler(GroupScheduler):
     def recover(self, episodes: RecoveredEpisodes, journals: JournalFolder | None = None) -> int:
         """Queue the rewarded sessions that a killed run had not trained on at its checkpoint.
 
-        Open sessions of that run are lost, as their clients' next requests have the new process's answers. Tokens of
-        weights that were lost with the run count as tokens of the checkpoint's.
+        Sessions that were open are lost: the new process answers their clients' next requests. Tokens of weights that
+        the kill has lost count as tokens of the checkpoint's weights.
         """
         open_at_checkpoint = {group.position: group for group in self._to_restart}
         self._to_restart.clear()

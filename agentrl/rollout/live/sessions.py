@@ -353,7 +353,7 @@ class LiveSessions(AgentLoop):
                 raise BadRequest(f"no session {name}: it never had a request", status=404, code="unknown_session")
             if end is SessionEnd.REWARDED and is_retry:
                 return accepted  # the answer to the first attempt was lost
-            raise _refused(name, end)
+            raise _refusal(name, end)
         session = await asyncio.shield(found.ready)
         if self._is_stopping:
             raise Unavailable(STOPPING)
@@ -368,12 +368,12 @@ class LiveSessions(AgentLoop):
                 raise BadRequest(f"session {name} has no answers", status=409, code="no_answers")
             found.feedback.set_result(Feedback(reward, success))
         elif not is_retry:
-            raise _refused(name, SessionEnd.REWARDED if found.feedback.result() else SessionEnd.EXPIRED)
+            raise _refusal(name, SessionEnd.REWARDED if found.feedback.result() else SessionEnd.EXPIRED)
         stopped = await _first_done(found.ended)
         if stopped is None:
             raise Unavailable(STOPPING)
         if stopped is not SessionEnd.REWARDED:
-            raise _refused(name, stopped)
+            raise _refusal(name, stopped)
         return accepted
 
     def abandon_all(self) -> None:
@@ -399,7 +399,7 @@ def _check_name(name: str) -> None:
         )
 
 
-def _refused(name: str, end: SessionEnd) -> BadRequest:
+def _refusal(name: str, end: SessionEnd) -> BadRequest:
     status, code, reason = REFUSED[end]
     return BadRequest(f"session {name} {reason}", status=status, code=code)
 

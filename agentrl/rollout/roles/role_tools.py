@@ -48,7 +48,7 @@ class RoleTool(ForwardedTool):
 
 
 async def ask_role(episode: Episode, tool: RoleTool, call: ToolCall, tools: Mapping[str, Tool]) -> ToolCallResult:
-    """Let a role, which may call `tools`, answer a call; errors that the caller can fix are the text of a failed call.
+    """Let a role, which may call `tools`, answer a call; an error that the caller can fix becomes a failed call's text.
 
     Raises:
         EpisodeEnd: the turns or the time of the whole episode are used up, or a tool of the role ends it.

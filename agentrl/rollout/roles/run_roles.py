@@ -70,7 +70,7 @@ class RoleEpisode(RuntimeEpisode):
         return result.observation
 
     async def _step(self, action: str) -> StepResult:
-        if self.player in self._environment_roles.roles:  # the environment would take the action for this role's answer
+        if self.player in self._environment_roles.roles:  # the environment would take the action as this role's answer
             raise self._role_error or EngineError(f"role {self.player} has not answered yet", got=f"action {action!r}")
         return await super()._step(action)
 

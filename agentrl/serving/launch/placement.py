@@ -102,7 +102,7 @@ def check_cores(config: Config) -> None:
     """Check that engine and trainer can be pinned to the cores that the config names; see `check_cores_exist`.
 
     Raises:
-        ConfigError: the cores overlap or are too few, or the run has no use for them.
+        ConfigError: the cores overlap or are too few, or the run would not use them.
     """
     chosen = _chosen_cores(config)
     if not chosen:
@@ -165,7 +165,7 @@ def _chosen_cores(config: Config) -> dict[str, list[int]]:
 
 
 def _reason_against_cores(config: Config, key: str) -> str | None:
-    """Return the reason for which a run cannot pin its processes to cores."""
+    """Return the reason why a run cannot pin its processes to cores."""
     if config.cluster is not None:
         return "cluster, whose bundles reserve cores: cluster.rank and cluster.engine"
     if config.trainer.episodes is not None:

@@ -7,10 +7,10 @@
        │                          ▼                      │
        └── next turn of a caller ◄── let the event loop settle ◄┘
 
-One task runs all steps. A step blocks the event loop. Between two steps, the loop runs until no request has arrived
-for a few of its turns, so sessions whose answer is ready send their next turn before the next step. Which requests
-share a step depends on the order of events only, never on time: with inline environments, a run repeated from the same
-state computes the same bits; with other environments it does so in lockstep (`Lockstep`).
+One task runs all steps. A step blocks the event loop. Between two steps, the event loop runs until no request has
+arrived for a few of its turns, so that sessions whose answer is ready can send their next turn. Only the order of
+events, never time, determines which requests share a step: with inline environments, a run repeated from the same state
+computes the same bits; with other environments it does so in lockstep (`Lockstep`).
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _truncate(probabilities: Tensor, params: Sequence[SamplingParams]) -> Tensor
 
 
 def uniform(seeds: list[int], counters: list[int]) -> npt.NDArray[np.float64]:
-    """Return one number in [0, 1) per pair of seed and counter. It depends on nothing but the pair.
+    """Return one number in [0, 1) per pair of seed and counter. It depends only on the pair.
 
     SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), applied to the seed and then
     to the counter.

@@ -1,7 +1,7 @@
 """Key-value cache: rows of fixed capacities, in one block per capacity.
 
-A sequence occupies one row and moves to a larger one when it outgrows it. So rows that are attended together have
-similar lengths, and memory use follows the number of tokens. A row has the same index in all layers of its block.
+A sequence occupies one row and moves to a larger one when it outgrows it. Rows that are attended together therefore
+have similar lengths, and memory use follows the number of tokens. A row has the same index in all layers of its block.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Model of the local engine: computes the logits after each chunk's last token.
 
 On the CPU, models of the Llama family run in a `PackedDecoder`: for small batches, the modules of transformers spend
-more time between matrix products than in them. There a layer is five products and a few operations between them;
-weights are packed for oneDNN if that is faster. Results differ from the model's by rounding only.
+more time between matrix products than in them. A layer of a `PackedDecoder` is five matrix products and a few
+operations between them; weights are packed for oneDNN if that is faster. Results differ from the model's only by
+rounding.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ their session for its next turn. A row is evicted from an idle session when othe
 admitted request when earlier ones need to grow; that request then waits at the front of the queue and recomputes its
 keys and values.
 
-A shared prefix is computed once: a new row copies it from another row, and waits if that row is about to compute it. So
-the prompt of a group, a common system message, and the history before a branch are each computed once.
+A shared prefix is computed once: a new row copies it from another row, and waits if that row is about to compute it.
+The prompt of a group, a common system message, and the history before a branch are thus computed once.
 """
 
 from __future__ import annotations

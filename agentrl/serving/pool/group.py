@@ -63,7 +63,7 @@ class ServerMonitor:
 
     def lose(self, member: Member, why: object) -> None:
         """Mark a server as lost, and move its requests to other servers."""
-        if member.state.is_in:
+        if member.state.is_active:
             waits = "" if self._restart else f" (waiting up to {self._settings.lost_timeout_s:g} s for its return)"
             self._group.say(f"server {member.server.url} is lost: {why}{waits}")
             member.lose(str(why))
@@ -77,10 +77,10 @@ class ServerMonitor:
             self._group.notify_change()
 
     async def _watch(self, member: Member) -> None:
-        while member.state.is_in:
+        while member.state.is_active:
             await self._check(member)
             self._group.notify_change()
-            if member.state.is_in:
+            if member.state.is_active:
                 await self._sleep(member, self._settings.check_every_s)
 
     async def _sleep(self, member: Member, seconds: float) -> None:
@@ -93,7 +93,7 @@ class ServerMonitor:
 
     async def _check(self, member: Member) -> None:
         fault = await self._find_fault(member.server)
-        if self.changes_running or not member.state.is_in:
+        if self.changes_running or not member.state.is_active:
             return
         if fault is not None:
             self.lose(member, fault)
@@ -106,7 +106,7 @@ class ServerMonitor:
         except AgentRLError as error:
             _log.info("the load of server %s cannot be read: %s", member.server.url, error)
             return
-        if member.state.is_in and not self._group.is_paused:  # requests held by a pause look like a queue
+        if member.state.is_active and not self._group.is_paused:  # requests held by a pause look like a queue
             member.reading = reading
             member.concurrency.read(reading, in_flight=member.in_flight)
 
@@ -258,7 +258,7 @@ class PoolGroup:
         """Servers that are serving or suspect."""
         if not self.members:
             return self._initial
-        return [member.server for member in self.members if member.state.is_in]
+        return [member.server for member in self.members if member.state.is_active]
 
     async def start(self) -> Capabilities:
         """Connect to all servers, start their monitors, and return their common capabilities."""
@@ -335,7 +335,7 @@ class PoolGroup:
 
         A `TrainingError` or `UsageError` is raised instead, as every server would raise it.
         """
-        members = [member for member in self.members if member.state.is_in]
+        members = [member for member in self.members if member.state.is_active]
         calls = (self._on(member, action, what, deadline_s) for member in members)
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             if outcome is not None:

@@ -184,7 +184,7 @@ class MemberState(enum.StrEnum):
     """The server is not used for the rest of the run."""
 
     @property
-    def is_in(self) -> bool:
+    def is_active(self) -> bool:
         """True if the pool waits for the server's answers and sends it new weights."""
         return self in (MemberState.SERVING, MemberState.SUSPECT)
 

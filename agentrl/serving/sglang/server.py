@@ -346,7 +346,7 @@ class SGLangServer(SGLangUpdates, InferenceServer):
             raise
         finally:
             del self._calls[request.request_id]
-        if call.task.cancelled():  # by an abort that the server did not answer or did not need
+        if call.task.cancelled():  # the abort ended it: the server did not answer, or did not have the request
             return call.finish(StopReason.ABORT)
         return call.task.result()
 
@@ -433,7 +433,8 @@ class SGLangServer(SGLangUpdates, InferenceServer):
         self._going.clear()
         try:
             await self._http.post("/pause_generation", {"mode": "retract"}, deadline_s=self._config.timeout_s)
-            # the pause is answered before the scheduler stops; the scheduler answers this request after it
+            # SGLang answers the pause before its scheduler stops; the scheduler answers this request only after it has
+            # stopped
             await self._http.get("/server_info", deadline_s=self._config.timeout_s)
         except BaseException:
             self._going.set()

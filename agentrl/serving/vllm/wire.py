@@ -34,7 +34,7 @@ _CACHE_USED = "vllm:kv_cache_usage_perc"
 CHECKSUM_DIGITS = 16
 _OF_NOTHING = "e3b0c44298fc1c14"
 """Checksum of no bytes, reported for a tensor that vLLM keeps in a packed form elsewhere."""
-WORKER_EXTENSION = "agentrl_vllm_worker.UncutLogprobs"
+WORKER_EXTENSION = "agentrl_vllm_worker.PreTruncationLogprobs"
 """Class in `agentrl.serving.vllm.worker` that launched servers load into their workers."""
 PROCESSED = "processed_logprobs"
 TOP_1_PROBE: Mapping[str, Any] = {"temperature": 2.0, "top_k": 1, "max_tokens": 1, "logprobs": 0, "ignore_eos": True}
@@ -58,7 +58,7 @@ def encode_request(
         "max_tokens": min(params.max_tokens, max_context - len(request.prompt_ids)),
         "stop_token_ids": sorted(params.stop_token_ids),
         "ignore_eos": True,  # only the request's stop tokens apply, not the model folder's
-        "logprobs": 0 if params.first_token is None else params.first_token.top_k,  # beside the sampled token's
+        "logprobs": 0 if params.first_token is None else params.first_token.top_k,  # in addition to the sampled token's
         "detokenize": False,
     }
     if params.stop:

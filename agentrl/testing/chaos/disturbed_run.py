@@ -42,7 +42,7 @@ from agentrl.testing.chaos.servers import FaultyProxy, FaultyServer, start_engin
 from agentrl.testing.chaos.world import Ledger
 
 UNEXPECTED = "unexpected error: run the command again"
-"""What follows the message of an exception that no part of agentrl foresaw."""
+"""Text after the message of an exception that no part of agentrl expected."""
 TRACEBACK = "Traceback (most recent call last)"
 PER_RUN = 10
 """Faults in one run."""
@@ -381,21 +381,21 @@ class DisturbedRun:
             return
         self._note_end(" and ".join(signals))
 
-    def _note_end(self, told: str) -> None:
+    def _note_end(self, signals: str) -> None:
         """Note how the process ended, and that none of its processes are left.
 
         Args:
-            told: Signals that told it to end; empty if it ended by itself.
+            signals: Names of the signals that were sent to end it; empty if it ended on its own.
         """
         assert self._process is not None
         code, mark = self._process.returncode, self._mark
         self._process = None
         self._copying.join(LEFT_OUTPUT_S)
         said, text = self._first_message(), self._text()
-        if told != "SIGKILL" and not is_clear_end(code, told, text):
+        if signals != "SIGKILL" and not is_clear_end(code, signals, text):
             self._result.unclear.append(f"{self.name}, output {self._starts}: exit code {code}: {said}")
         if self._latest is not None:
-            self._latest.ended = self._latest.ended or ("SIGKILL" if told == "SIGKILL" else f"exit code {code}")
+            self._latest.ended = self._latest.ended or ("SIGKILL" if signals == "SIGKILL" else f"exit code {code}")
             self._latest.said = said
         limit_s = self._patience.end_s * self._patience.factor
         if not wait_until(lambda: not marked_processes(mark, MARK), limit_s):
@@ -489,13 +489,13 @@ class DisturbedRun:
             yield f"{self.name}/{number}/{os.getpid()}"
 
 
-def is_clear_end(code: int, told: str, text: str) -> bool:
-    """Return True if a process ended in success, because signals told it to, or with an error message in its output."""
+def is_clear_end(code: int, signals: str, text: str) -> bool:
+    """Return True if a process succeeded, was ended by signals, or ended with an error message in its output."""
     _, error, after = text.rpartition("error: ")
     has_message = bool(error) and UNEXPECTED not in text and TRACEBACK not in after  # a worker's may come before
     # the second of two signals may arrive when Python has put its handlers away already
-    was_stopped = code == 130 or (" and " in told and code in (-signal.SIGINT, -signal.SIGTERM))
-    return code == 0 or (code in (1, 2) and has_message) or (bool(told) and was_stopped and TRACEBACK not in text)
+    was_stopped = code == 130 or (" and " in signals and code in (-signal.SIGINT, -signal.SIGTERM))
+    return code == 0 or (code in (1, 2) and has_message) or (bool(signals) and was_stopped and TRACEBACK not in text)
 
 
 def _copy(source: IO[bytes], target: Path) -> None:

@@ -40,14 +40,14 @@ class MemoryPlan:
     """Items outside the rank's device: in the CPU's memory, or on servers."""
     sequences_per_update: int
     tokens_per_micro_batch: int
-    """Maximum number of tokens of a micro-batch; a sequence longer than ``trainer.tokens_per_micro_batch`` has its own.
+    """Maximum number of tokens of a micro-batch; longer than ``trainer.tokens_per_micro_batch`` if a sequence is.
     """
     micro_batches: int
     """Maximum number of micro-batches of an update, over all ranks."""
 
     @property
     def total(self) -> int:
-        """Peak: memory that is always used, plus the larger of what the backward pass and the update need."""
+        """Peak: the memory that is always used, plus the larger of the backward pass's and the update's memory."""
         always, backward, update = (
             sum(item.bytes for item in self.items if item.when == when) for when in ("", BACKWARD, UPDATE)
         )
@@ -245,7 +245,7 @@ class _Lines:
 def remedies(config: Config, planned: MemoryPlan, limit: int) -> tuple[list[str], MemoryPlan]:
     """Find config changes that make a run fit into `limit` bytes; return them with the plan after them.
 
-    Changes are tried one after the other until the run fits or none is left.
+    Changes are added one after another until the run fits or none is left.
     """
     chosen: list[str] = []
     best = planned

@@ -196,7 +196,7 @@ def footprint(model: ModelConfig, *, tokens: int, dtype: torch.dtype) -> PassMem
     estimated = None
     try:
         passes = _trace_passes(config, tokens, dtype, model.lora)
-    except Exception as error:  # a model's code may fail in any way on tensors without data
+    except Exception as error:  # a model's code may raise anything on tensors without data
         passes = _estimate_passes(text, tokens, dtype)
         estimated = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100] if str(error) else ''}"
     return PassMemory(

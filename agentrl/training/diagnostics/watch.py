@@ -1,7 +1,7 @@
 """Numerical safety of training: skip updates that are not finite, and raise alarms for unusual metrics.
 
-Each cause of an alarm is reported once until it has been absent for a while. A skipped update is dumped to a file from
-which it can be repeated.
+Each cause of an alarm is reported once, and again only after it has been absent for a while. A skipped update is dumped
+to a file, from which it can be repeated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PREFIX = "alarms/"
 """Prefix of the alarm metrics: 1 at steps whose metric is beyond the limit, else 0."""
 CAUSES = ("skipped", "mismatch", "kl", "kl_reference", "entropy", "grad_norm")
 CALM = 10
-"""Number of steps within the limit after which a cause is reported again."""
+"""Number of steps within the limit before a cause is reported again."""
 FIRST_STEPS = 5
 """Number of first steps whose mean entropy is the baseline for later steps."""
 HISTORY, LEAST_HISTORY = 32, 8

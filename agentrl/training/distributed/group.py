@@ -185,7 +185,7 @@ class Ranks:
 
     @contextmanager
     def broadcast_call(self, name: str, *arguments: Any) -> Iterator[None]:
-        """Broadcast a call from rank 0 to the other ranks, which then do the same work as this block.
+        """Broadcast a call from rank 0 to the other ranks, which then run the same code as this block.
 
         On other ranks, and with a single rank, nothing is broadcast.
 

@@ -189,7 +189,7 @@ class RankProcesses(StartedRanks):
         self._stopped: dict[int, float] = {}
         """Times at which stopped ranks were first seen."""
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="ranks")
-        """Thread that starts the ranks, and lives as long as they: the kernel kills them when it ends."""
+        """Thread that starts the ranks and outlives them: the kernel kills the ranks when it ends."""
 
     @property
     def pids(self) -> dict[int, int]:
@@ -228,7 +228,7 @@ class RankProcesses(StartedRanks):
         ended = {rank: process.returncode for rank, process in self._processes.items() if process.poll() is not None}
         if not ended:
             return self._find_stopped(RANK_STOPPED_S)
-        # a killed rank makes others fail as well, so a signal is more likely to be the cause than an exit code
+        # a killed rank makes other ranks fail, so a signal is more likely to be the cause than an exit code
         rank = min(ended, key=lambda number: (ended[number] > 0, number))
         output = self._read_log(rank)
         kind = RankLost if ended[rank] < 0 else TrainingError

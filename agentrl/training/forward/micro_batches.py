@@ -30,7 +30,7 @@ class MicroBatch:
     """Number of tokens that go through the model, including padding."""
     cost: int
     counts: bool = True
-    """True if its loss counts; a micro-batch that does not count only keeps a rank in step with the others."""
+    """True if its loss counts; otherwise the micro-batch only keeps this rank in step with the other ranks."""
 
 
 def make_micro_batches(

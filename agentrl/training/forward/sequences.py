@@ -35,7 +35,7 @@ class ScoredSequence:
     """A sequence up to its last target token.
 
     Let the tokens at 2, 3 and 5 of the ids ``[5, 6, 8, 2, 9, 4, 7]`` be targets. The model reads the tokens before the
-    last target, and the hidden states at 1, 2 and 4 predict the targets:
+    last target, and the hidden states at positions 1, 2 and 4 predict the targets:
 
     >>> sequence = scored_sequence(np.array([5, 6, 8, 2, 9, 4, 7]), np.array([0, 0, 1, 1, 0, 1, 0], dtype=bool))
     >>> sequence.input_ids.tolist(), sequence.positions.tolist(), sequence.targets.tolist()

@@ -37,7 +37,7 @@ class SignalUpdates(Protocol):
     """Updates of a signal's model in one step, made together with the policy's."""
 
     joins_policy: bool
-    """True if the loss is part of the policy's, so that one forward and backward pass serves both (`JoinedUpdates`)."""
+    """True if the loss is part of the policy's, so that both share one forward and backward pass (`JoinedUpdates`)."""
 
     def accumulate(self, part: list[int]) -> None:
         """Add the gradient of one update, over the sequences `part`, or prepare to join the policy's pass."""

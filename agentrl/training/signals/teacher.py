@@ -115,14 +115,14 @@ class TeacherModel(TokenSignal):
         elif self._runner is None:
             teacher = _served_logprobs(batch, self._device)
         else:
-            sequences = _hinted(batch) if self._hinted else batch.sequences
+            sequences = _with_hints(batch) if self._hinted else batch.sequences
             teacher = self._runner.top_logprobs(
                 sequences, top_k=self._top_k, temperature=batch.temperature, pad_id=batch.pad_id
             )
         return dataclasses.replace(with_teacher_reward(batch, self._shaping, teacher), teacher=teacher)
 
     def metrics(self) -> dict[str, float]:
-        """Return the shares of tokens that a teacher with another tokenizer has one to one, or not at all."""
+        """Return the shares of tokens that correspond to one token of a teacher with another tokenizer, or to none."""
         return self._metrics
 
     def _translated_logprobs(self, batch: StepBatch) -> list[npt.NDArray[np.float32]]:
@@ -131,11 +131,11 @@ class TeacherModel(TokenSignal):
         _check_known(rows, extras.translations)
         translations = [extras.translations[trajectory.id][number] for trajectory, number in rows]
         if self._runner is None:
-            told = [extras.teacher_logp[trajectory.id][number] for trajectory, number in rows]
+            logprobs = [extras.teacher_logp[trajectory.id][number] for trajectory, number in rows]
         else:
-            told = self._score(translations, [extras.hints.get(trajectory.id, ()) for trajectory, _ in rows], batch)
+            logprobs = self._score(translations, [extras.hints.get(trajectory.id, ()) for trajectory, _ in rows], batch)
         sampled = [trajectory.sequences[number].logprobs for trajectory, number in rows]
-        return [one.distribute(own, logp) for one, own, logp in zip(translations, told, sampled, strict=True)]
+        return [one.distribute(own, logp) for one, own, logp in zip(translations, logprobs, sampled, strict=True)]
 
     def _score(
         self, translations: Sequence[Translation], hints: Sequence[Sequence[int]], batch: StepBatch
@@ -153,7 +153,7 @@ class TeacherModel(TokenSignal):
         return np.split(logp, np.cumsum([one.scored_groups.size for one in translations])[:-1])
 
 
-def _hinted(batch: StepBatch) -> list[ScoredSequence]:
+def _with_hints(batch: StepBatch) -> list[ScoredSequence]:
     """Return the sequences that the teacher reads: each after the hint of its episode."""
     names = [batch.trajectories[owner].id for owner in batch.sequence_trajectory]
     if missing := [name for name in names if name not in batch.extras.hints]:
@@ -206,7 +206,7 @@ def _of_tokens(batch: StepBatch, by_sequence: Sequence[npt.NDArray[Any]], device
 def _fill_unaligned(batch: StepBatch, logp: torch.Tensor) -> torch.Tensor:
     """Give tokens that a teacher cannot compare (NaN) the mean difference from log mu of the others.
 
-    They are then neither preferred nor avoided. Without a difference, they would be the only tokens that cost nothing,
+    They are then neither preferred nor avoided. With a difference of 0, they would be the only tokens without a cost,
     and a policy that is far from its teacher would learn to write them.
     """
     gap = batch.behaviour_logp - logp
@@ -216,7 +216,7 @@ def _fill_unaligned(batch: StepBatch, logp: torch.Tensor) -> torch.Tensor:
 
 
 def _alignment_metrics(batch: StepBatch) -> dict[str, float]:
-    """Compute the shares of tokens that a teacher with another tokenizer has one to one, or not at all."""
+    """Compute the shares of tokens that correspond to one token of a teacher with another tokenizer, or to none."""
     known = batch.extras.translations
     counts = [known[trajectory.id][number].counts for trajectory, number in _trained_rows(batch)]
     trained, equal, unaligned = (sum(column) for column in zip(*counts, strict=True))

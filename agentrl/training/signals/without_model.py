@@ -32,7 +32,7 @@ from agentrl.training.signals.base import SignalSetup, SignalUpdates, TokenSigna
 from agentrl.trajectory import Source, TokenSequence, Trajectory, base_role, role_of
 
 PROBABLE_TOKENS = 64
-"""Number of most probable tokens whose squared probabilities are summed; the rest adds at most 1/64 of its mass."""
+"""Number of most probable tokens whose squared probabilities are summed; the others add at most 1/64 of their mass."""
 
 
 class GreedyBaseline(TokenSignal):
@@ -71,7 +71,7 @@ class GreedyBaseline(TokenSignal):
 class RunningBaseline(TokenSignal):
     """Baselines of the step's episodes; each episode's return then changes the baseline of its role or task.
 
-    Their numbers are part of the trainer's state.
+    The baselines are part of the trainer's state.
     """
 
     name = "running_baseline"
@@ -108,11 +108,11 @@ class RunningBaseline(TokenSignal):
         return {"train/running_baselines": float(len(self._numbers))}
 
     def state(self) -> RunningBaseline:
-        """Return the numbers of all baselines."""
+        """Return all baselines."""
         return self
 
     def named_state(self) -> dict[str, torch.Tensor]:
-        """Return the numbers of each role or task by name."""
+        """Return the baseline of each role or task by name."""
         return {key: torch.tensor(numbers, dtype=torch.float64) for key, numbers in self._numbers.items()}
 
     def allocate_state(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -264,8 +264,8 @@ class WindowEntropy(TokenSignal):
 class ObservationLoss(TokenSignal):
     """Loss of ``algorithm.observation_coef``, in a pass of its own (Echo of prime-rl).
 
-    By it, the policy also learns to predict what its environment answers. The tokens are those of observations after
-    the policy's first turn, without the template's and images, in sequences that train.
+    It teaches the policy to predict the answers of its environment. It covers the tokens of observations after the
+    policy's first turn, except for images and tokens of the template, in sequences that train.
     """
 
     name = "observations"

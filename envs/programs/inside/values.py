@@ -68,17 +68,17 @@ def plainer(value: Any) -> Any:
     return value
 
 
-def decode(told: Any, find: Callable[[int], Any] | None = None) -> Any:
+def decode(encoded: Any, find: Callable[[int], Any] | None = None) -> Any:
     """Return the value that `encode` encoded.
 
     Args:
-        told: The encoded value.
+        encoded: The encoded value.
         find: Function that returns the object of a number.
 
     Raises:
         NotPlainData: this is not an encoded value.
     """
-    match told:
+    match encoded:
         case ["none"]:
             return None
         case ["bool", number]:

@@ -1,8 +1,8 @@
 """Replacement of adapters in vLLM's workers.
 
-vLLM's route for that (``load_inplace``) makes every request remember its adapter's files and read them again in each
-step: a request that is held during an update would restore the old adapter. Here, requests name an adapter whose files
-are not read again, and its tensors are replaced.
+With vLLM's own route (``load_inplace``), every request remembers its adapter's files and reads them again in each step:
+a request that is held during an update would restore the old adapter. With this module, requests name an adapter whose
+files are not read again, and updates replace its tensors.
 """
 
 from __future__ import annotations

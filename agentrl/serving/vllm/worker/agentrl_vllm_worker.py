@@ -1,9 +1,9 @@
 """Extension of vLLM's workers: log-probabilities at the request's temperature, before top-p, top-k and min-p.
 
-vLLM reports those before temperature and truncation (``raw_logprobs``) or after both (``processed_logprobs``); a
-trainer needs those in between. vLLM imports this module through ``--worker-extension-cls``; with ``--logprobs-mode
-processed_logprobs``, its values are replaced. The module also imports the receiver of broadcast weights, so that it is
-registered before vLLM needs it.
+vLLM reports log-probabilities before temperature and truncation (``raw_logprobs``) or after both
+(``processed_logprobs``); a trainer needs those between the two. vLLM imports this module through
+``--worker-extension-cls``; with ``--logprobs-mode processed_logprobs``, its values are replaced. The module also
+imports the receiver of broadcast weights, so that it is registered before vLLM needs it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LEAST_TEMPERATURE = 1e-5
 _sample = Sampler.sample
 
 
-def sample_with_uncut_logprobs(
+def sample_with_pre_truncation_logprobs(
     sampler: Any, logits: Any, sampling_metadata: Any, logprobs_mode_override: str | None = None
 ) -> tuple[Any, Any]:
     """Sample as ``Sampler.sample`` does, but return log-probabilities before truncation.
@@ -42,8 +42,8 @@ def _scale(logits: Any, temperature: Any) -> Any:
     return logits / temperature.masked_fill(temperature < _LEAST_TEMPERATURE, 1.0).unsqueeze(1)
 
 
-Sampler.sample = sample_with_uncut_logprobs
+Sampler.sample = sample_with_pre_truncation_logprobs
 
 
-class UncutLogprobs(AdapterExchange):  # type: ignore[misc]
+class PreTruncationLogprobs(AdapterExchange):  # type: ignore[misc]
     """Class for ``--worker-extension-cls``, which loads this module; adds `AdapterExchange` to the workers."""
