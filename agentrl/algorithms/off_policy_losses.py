@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from agentrl.algorithms.correction import KLEstimator, kl_divergence
+from agentrl.algorithms.kl import KLEstimator, kl_divergence
 from agentrl.algorithms.options import Positive
 from agentrl.algorithms.segments import exceeds, segment_sum
 from agentrl.algorithms.traits import (

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from agentrl.algorithms.correction import KLEstimator, kl_divergence
+from agentrl.algorithms.kl import KLEstimator, kl_divergence
 from agentrl.algorithms.options import Positive
 from agentrl.algorithms.segments import exceeds, segment_sum
 from agentrl.config.schedule import proportional_change

@@ -36,11 +36,11 @@ from agentrl.training.trainer import Trainer
 from agentrl.training.weights import AdaptersWeights, ModelWeights
 from agentrl.weights import (
     TOLERANCE,
-    AdaptersProbe,
-    AdaptersSync,
-    AdaptersTransport,
     AdapterTransport,
     InProcessSync,
+    MultiAdapterProbe,
+    MultiAdapterSync,
+    MultiAdapterTransport,
     Probe,
     RemoteSync,
     WeightSync,
@@ -149,7 +149,7 @@ def build_adapters(
         trainer=trainer,
         source=source,
         engine=engine,
-        sync=AdaptersSync(inner, engine, versions, probe, lambda: trainer.versions),
+        sync=MultiAdapterSync(inner, engine, versions, probe, lambda: trainer.versions),
         roles=RoleAdapters(by_role=roles_of_adapters(config), versions=versions),
     )
 
@@ -192,9 +192,9 @@ def _source_of(models: AdapterModels) -> AdaptersWeights:
     return AdaptersWeights({name: ModelWeights(model) for name, model in models.adapted.items()}, models.base)
 
 
-def _probe(config: Config, models: AdapterModels, source: AdaptersWeights) -> AdaptersProbe:
+def _probe(config: Config, models: AdapterModels, source: AdaptersWeights) -> MultiAdapterProbe:
     size = models.base.config.get_text_config().vocab_size
-    return AdaptersProbe.from_probe(Probe.random(size, **TOLERANCE[config.model.dtype]), source.by_adapter)
+    return MultiAdapterProbe.from_probe(Probe.random(size, **TOLERANCE[config.model.dtype]), source.by_adapter)
 
 
 def _remote_sync(
@@ -202,12 +202,12 @@ def _remote_sync(
     shared_folder: Path,
     pool: ServerPool,
     source: AdaptersWeights,
-    probe: AdaptersProbe,
+    probe: MultiAdapterProbe,
     versions: Callable[[], Mapping[str, int]],
 ) -> RemoteSync:
     """Make the sync that sends adapters to servers; `versions` returns the adapters' versions."""
     transports = {name: adapter_transport(section, shared_folder, own) for name, own in source.sources.items()}
-    return RemoteSync(source, pool.group, AdaptersTransport(transports, versions), probe)
+    return RemoteSync(source, pool.group, MultiAdapterTransport(transports, versions), probe)
 
 
 def _local_engine(

@@ -16,12 +16,13 @@ from typing import Any, Literal
 import torch
 
 from agentrl.algorithms.aggregation import Aggregation, TokenOwners, token_weights
-from agentrl.algorithms.correction import Correction, CorrectionMode, KLEstimator, correction, loglinear, policy_kl
+from agentrl.algorithms.correction import Correction, CorrectionMode, correction, loglinear
 from agentrl.algorithms.group_differences import (
     groups_with_advantages,
     groups_with_different_rewards,
     uses_own_advantages,
 )
+from agentrl.algorithms.kl import KLEstimator, policy_kl
 from agentrl.algorithms.options import check_options
 from agentrl.algorithms.traits import advantage_weighted, choice_of, compares_group, couples_episodes, reads_policy
 from agentrl.algorithms.types import EpisodeBatch, Estimate, LossInput, TokenLoss, log_ratio

@@ -1,9 +1,10 @@
 """Weight sync: sending weights from the trainer to the engine, and verifying them."""
 
+from agentrl.weights.adapters import AdapterTransport, MultiAdapterProbe, MultiAdapterSync, MultiAdapterTransport
 from agentrl.weights.collective import CollectiveTransport, GroupMember, address_towards
 from agentrl.weights.contract import SyncReport, Transport, WeightSync
-from agentrl.weights.folder import MEMORY, AdapterTransport, FolderTransport, memory_folder, write_served_model
-from agentrl.weights.sync import AdaptersProbe, AdaptersSync, AdaptersTransport, InProcessSync, RemoteSync
+from agentrl.weights.folder import MEMORY, FolderTransport, memory_folder, write_served_model
+from agentrl.weights.sync import InProcessSync, RemoteSync
 from agentrl.weights.tensors import CheckpointSource, IpcTransport, TensorTransport
 from agentrl.weights.verify import TOLERANCE, Probe
 
@@ -11,15 +12,15 @@ __all__ = [
     "MEMORY",
     "TOLERANCE",
     "AdapterTransport",
-    "AdaptersProbe",
-    "AdaptersSync",
-    "AdaptersTransport",
     "CheckpointSource",
     "CollectiveTransport",
     "FolderTransport",
     "GroupMember",
     "InProcessSync",
     "IpcTransport",
+    "MultiAdapterProbe",
+    "MultiAdapterSync",
+    "MultiAdapterTransport",
     "Probe",
     "RemoteSync",
     "SyncReport",

@@ -18,10 +18,9 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
 from uuid import uuid4
 
 from safetensors import SafetensorError
@@ -41,8 +40,6 @@ SHARD_BYTES = 2 << 30
 """Maximum number of bytes of a file, unless a single tensor is larger."""
 INDEX = "model.safetensors.index.json"
 MEMORY = Path("/dev/shm")
-AdapterWriter: TypeAlias = Callable[[Mapping[str, Tensor], Path], None]
-"""Function that writes the tensors of an adapter to a folder, in peft's format."""
 HEAD = "lm_head.weight"
 
 
@@ -162,14 +159,6 @@ class WrittenWeights(PreparedWeights):
         await run_in_own_thread(shutil.rmtree, self.folder, ignore_errors=True)
 
 
-class WrittenAdapter(WrittenWeights):
-    """An adapter in a folder."""
-
-    async def give_to(self, server: InferenceServer) -> None:
-        """Tell the server to read the folder."""
-        await server.load_adapter(self.folder, self.version)
-
-
 class FolderTransport(Transport):
     """Transport through its own folder under `root`, in files of at most `shard_bytes`."""
 
@@ -227,20 +216,6 @@ class FolderTransport(Transport):
     async def close(self) -> None:
         """Remove the transport's folder. Idempotent."""
         await run_in_own_thread(self._own.close)
-
-
-class AdapterTransport(FolderTransport):
-    """Transport of only an adapter, for servers that have the base model."""
-
-    _prepared_class = WrittenAdapter
-
-    def __init__(self, root: Path, write: AdapterWriter) -> None:
-        super().__init__(root)
-        self._write_adapter = write
-
-    def _fill(self, weights: Mapping[str, Tensor], folder: Path) -> int:
-        self._write_adapter(weights, folder)
-        return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
 def write_served_model(

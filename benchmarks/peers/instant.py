@@ -138,9 +138,11 @@ class InstantServer:
         else:
             # without parsing of calls, which a model with random weights does not write; tools stay in the prompt
             route, body = "/v1/chat/completions", {**prompt, **sampling, "tool_choice": "none", "model": "policy"}
-        async with self._http.post(self._script.behind + route, data=orjson.dumps(body)) as answer:
-            answer.raise_for_status()
-            await answer.read()
+        headers = {"Content-Type": "application/json"}
+        async with self._http.post(self._script.behind + route, data=orjson.dumps(body), headers=headers) as answer:
+            text = await answer.text()
+            if not answer.ok:
+                raise RuntimeError(f"{route} answers {answer.status}: {text[:500]}")
 
 
 def _choice(ids: list[int], finish: str) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.serving.vllm import VLLMServer
 from agentrl.serving.vllm import launch_command as vllm_command
 from agentrl.training.weights import AdaptersWeights, TrainedWeights
-from agentrl.weights import AdaptersTransport, AdapterTransport, Probe, RemoteSync, memory_folder
-from agentrl.weights.sync import AdaptersProbe
+from agentrl.weights import AdapterTransport, MultiAdapterTransport, Probe, RemoteSync, memory_folder
+from agentrl.weights.adapters import MultiAdapterProbe
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 
@@ -187,8 +187,10 @@ class Adapters:
             name: AdapterTransport(memory_folder(), partial(save_adapter, trainer.model))
             for name, trainer in self.trainers.items()
         }
-        self.transport = AdaptersTransport(transports, lambda: self.versions)
-        probe = AdaptersProbe.from_probe(Probe.random(base.config.vocab_size, tolerance=TOLERANCE), source.by_adapter)
+        self.transport = MultiAdapterTransport(transports, lambda: self.versions)
+        probe = MultiAdapterProbe.from_probe(
+            Probe.random(base.config.vocab_size, tolerance=TOLERANCE), source.by_adapter
+        )
         self.sync = RemoteSync(source, self.pool.group, self.transport, probe)
         self.published.publish(version, self.versions)
 

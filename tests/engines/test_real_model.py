@@ -75,7 +75,7 @@ def trained(model):
     model.load_state_dict(before)
 
 
-def _play(folder: Path, *words: str, tasks: int = 28):
+def _play(folder: Path, *words: str, tasks: int = 16):
     config = evaluation_config(env="guess_number", model=NAME, overrides=[*words, f"run.directory={folder}"])
     request = EvaluationRequest(
         config=config, policy=PolicyKind.ENGINE, n_tasks=tasks, samples=1, seed=0, folder=folder
@@ -137,7 +137,7 @@ async def test_ten_updates_with_requests_in_flight_are_exact(probe, model):
         answers = await asyncio.gather(*tasks)
         assert all(set(answer.versions) <= {old, new} for answer in answers)
         is_mixed = any(len(set(answer.versions)) == 2 for answer in answers)
-        mixed, rest_s = mixed + is_mixed, rest_s if is_mixed else 2 * rest_s  # a busy machine may sample nothing so soon
+        mixed, rest_s = mixed + is_mixed, rest_s if is_mixed else 2 * rest_s  # if it sampled nothing
         for prompt, answer in zip(prompts, answers, strict=True):
             probe.check_logprobs(prompt, answer, 1.0, answer.versions.count(old))
     assert mixed >= 5
@@ -182,7 +182,7 @@ def test_fifty_tool_calling_turns_do_not_drift(model, tmp_path):
 
 def test_a_run_is_trained_resumed_and_exported(tmp_path):
     """Two steps of a shipped recipe at a small size, one more after it was resumed, and the model that is exported."""
-    small = ("trainer={steps: 2, tasks_per_step: 4, learning_rate: 1e-4, warmup_steps: 0}", "algorithm.group_size=4")
+    small = ("trainer={steps: 2, tasks_per_step: 2, learning_rate: 1e-4, warmup_steps: 0}", "algorithm.group_size=4")
     result = train("smollm2/blackjack", overrides=[*small, f"run.directory={tmp_path}", "run.name=run"])
     assert result.step == 2
     main_code(["train", "--resume", str(result.folder), "trainer.steps=3"])
@@ -190,7 +190,7 @@ def test_a_run_is_trained_resumed_and_exported(tmp_path):
     assert [line["step"] for line in lines] == [1, 2, 3]
     for line in lines:
         assert line["mismatch/prob_abs_mean"] < 0.02, "what bfloat16 costs"
-        assert line["episodes"] == 16
+        assert line["episodes"] == 8
     assert max(line["train/grad_norm"] for line in lines) > 0
     main_code(["export", str(result.folder), str(tmp_path / "whole")])
     exported = load_file(tmp_path / "whole" / "model.safetensors")

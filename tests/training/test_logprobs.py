@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.algorithms.correction import entropy
 from agentrl.errors import LedgerError
 from agentrl.models.threads import ThreadWorkers
 from agentrl.training.forward.layout import PADDED, Layout
@@ -30,7 +29,7 @@ def reference(model, temperature):
         distribution = (model(torch.tensor(ids)[None]).logits[0] / temperature).log_softmax(-1)
         wanted = np.flatnonzero(mask)
         logps.append(distribution[wanted - 1, torch.tensor(ids)[wanted]])
-        entropies.append(entropy(distribution[wanted - 1]))
+        entropies.append(torch.distributions.Categorical(logits=distribution[wanted - 1]).entropy())
     return torch.cat(logps), torch.cat(entropies)
 
 

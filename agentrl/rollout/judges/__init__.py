@@ -1,6 +1,8 @@
 """Judges: language models that score episodes, fill in rubrics, or rank the episodes of a group.
 
 transcripts ─► question + form ─► client (cache, budget, service) ─► verdict ─► reward
+
+The forms of questions, with their default prompts, are in `agentrl.config.judge`.
 """
 
 from agentrl.rollout.judges.client import JudgeClient, build_judge, judge_metrics, judge_service_settings

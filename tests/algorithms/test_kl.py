@@ -1,11 +1,11 @@
-"""KL estimators and entropy."""
+"""KL estimators."""
 
 import math
 
 import pytest
 import torch
 
-from agentrl.algorithms.correction import KLEstimator, entropy, kl_divergence, policy_kl
+from agentrl.algorithms.kl import KLEstimator, kl_divergence, policy_kl
 from agentrl.algorithms.types import LossInput
 
 X = [0.5, -0.25, 0.0]
@@ -94,10 +94,3 @@ def test_k3_with_ratios_is_unbiased_in_value_and_gradient(old):
     (wanted,) = torch.autograd.grad(exact, logits, retain_graph=True)
     (found,) = torch.autograd.grad(estimated, logits)
     assert found.tolist() == pytest.approx(wanted.tolist())
-
-
-def test_entropy():
-    log_probabilities = torch.tensor([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]).log()
-    assert entropy(log_probabilities).tolist() == pytest.approx([1.5 * math.log(2), 0.0])
-    assert entropy(log_probabilities[0]).item() == pytest.approx(1.5 * math.log(2))
-    assert entropy(log_probabilities.expand(3, 2, 3)).flatten().tolist() == pytest.approx([1.5 * math.log(2), 0.0] * 3)
