@@ -28,7 +28,7 @@ from agentrl.errors.foreign import DaemonThreads
 from agentrl.evaluation.diagnosis.finding import finding_lines
 from agentrl.evaluation.evaluate import PolicyKind, ignore
 from agentrl.evaluation.panel import EvaluatedEpisode
-from agentrl.evaluation.result import WITHOUT_SUCCESS, EvaluationResult
+from agentrl.evaluation.result import EvaluationResult
 from agentrl.evaluation.session import EvaluationRequest, describe_request, make_request, run_evaluation
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note
@@ -353,8 +353,8 @@ def _print_problems(result: EvaluationResult) -> None:
     """Print the problems of an evaluation, and the reason if its success is unknown."""
     for line in finding_lines(result.problems):
         note(line)
-    if result.success is None and result.reward is not None:
-        note(WITHOUT_SUCCESS)
+    if (advice := result.advice_on_success) is not None:
+        note(advice)
 
 
 def _run_off_loop(work: Callable[[], T], interruption: StopRequest) -> T:

@@ -106,10 +106,8 @@ _BUDGETS = {
 
 def _is_cut_by_environment(run: RunSummary) -> bool:
     """Return True if the longest episodes have fewer turns than the run allows."""
-    longest, limit = (
-        max((line.get("turns/max", 0.0) for line in run.lines), default=0.0),
-        run.setting("agent.max_turns"),
-    )
+    longest = max((line.get("turns/max", 0.0) for line in run.lines), default=float(run.episodes.longest))
+    limit = run.setting("agent.max_turns")
     return limit is not None and 0 < longest < limit
 
 
