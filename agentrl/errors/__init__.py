@@ -343,7 +343,7 @@ def with_location(name: str, location: SourceLocation | None) -> str:
 
 
 class WrongReturnValue(ValueError):
-    """Invalid value that user code returned. The line that raised it only noticed it, so that failures do not name it."""
+    """Invalid value that user code returned. The line that raised it only noticed it, so failures do not name it."""
 
 
 def failure_of(kind: type[InfrastructureError], what: str, error: BaseException) -> AgentRLError:

@@ -31,8 +31,8 @@ _WITHOUT_SUCCESS = (
     "the last step, or register the environment with a reward_threshold"
 )
 _PROMPTS_WITHOUT_SUCCESS = (
-    "success is unknown because prompts have only rewards: read the mean reward; of a reward function that returns 1 for "
-    "a right answer and 0 for a wrong one, it is the share of right answers"
+    "success is unknown because prompts have only rewards: read the mean reward; of a reward function that returns 1 "
+    "for a right answer and 0 for a wrong one, it is the share of right answers"
 )
 
 
@@ -309,9 +309,7 @@ def find_problems(
     """
     summary = EpisodeCounts()
     summary.add_step([episode.trajectory for episode in episodes], None)
-    run = RunSummary(
-        config=config, is_training=False, episodes=summary, incidents=incidents, definitions=definitions
-    )
+    run = RunSummary(config=config, is_training=False, episodes=summary, incidents=incidents, definitions=definitions)
     return top(rank(finding for _, finding in apply_rules(run, of_newest_step=False)))
 
 

@@ -56,7 +56,7 @@ def explain_unpacking(error: Exception) -> Exception:
     place = raised_at(error)
     if place is None or "/gymnasium/" not in place.file or "unpack" not in str(error):
         return error
-    return WrongReturn(f"step did not return five values: got {error}, expected ({_STEP_FIELDS})")
+    return WrongReturn(f"step did not return ({_STEP_FIELDS}): {error}")
 
 
 def unpack_reset(returned: object) -> tuple[Any, Mapping[str, Any]]:

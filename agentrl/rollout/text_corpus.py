@@ -145,9 +145,10 @@ class _CorpusEpisodes:
             self._say(f"an episode for the new model's vocabulary failed; others follow: {played.error}")
         self.failed, self._consecutive = self.failed or played, self._consecutive + 1
         if self._consecutive == MAX_FAILED:
+            name = shlex.quote(self._runner.spec.name)
             self._say(
                 f"{MAX_FAILED} episodes in a row failed; the vocabulary is built from the text collected so far. The "
-                f"environment probably fails in training, too: run: agentrl env check {shlex.quote(self._runner.spec.name)}"
+                f"environment probably fails in training, too: run: agentrl env check {name}"
             )
 
 
