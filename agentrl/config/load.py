@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from agentrl import registry
 from agentrl.config.config import Config
-from agentrl.config.keys import describe_unknown_key, models_of
+from agentrl.config.keys import describe_unknown_key, describe_unknown_section, models_of
 from agentrl.config.overrides import (
     ANNOUNCED,
     MAIN_KEYS,
@@ -117,7 +117,7 @@ def _explain(details: ErrorDetails, path: KeyPath) -> str:
                 return f"unknown key {key}; did you mean {'.'.join(path[:-1])}.{near[0]}?"
             return f"the schedule of {path[1]} has {details['msg']}: {FORMS}"
         case "extra_forbidden":
-            return describe_unknown_key(path)
+            return describe_unknown_section(path, details["input"]) or describe_unknown_key(path)
         case "missing" if path[:1] == ("environment",):
             return "no environment is set: set environment=household/train, or --env NAME on the command line"
         case "missing":

@@ -117,7 +117,7 @@ class RunDiagnosis:
 
 
 def _root_cause(finding: Finding, causes: Mapping[str, Finding]) -> Finding | None:
-    """Return the first cause in a chain of explanations, as far as `causes` has them; findings may explain each other."""
+    """Return the first cause in a chain of explanations, as far as `causes` has them; a chain may be a circle."""
     found: dict[str, Finding] = {}
     while (cause := causes.get(finding.because_of or "")) is not None and cause.kind not in found:
         finding = found[cause.kind] = cause
