@@ -323,3 +323,9 @@ def test_prompts_and_a_function_are_enough(tmp_path):
     assert load_config(run.folder / "config.yaml").agent.loop == "react_text"
     with pytest.raises(UsageError, match=r"cannot read task file none.jsonl"):
         agentrl.train(env="guess_number", tasks="none.jsonl", model="scratch")
+
+
+def test_rows_in_memory_are_no_file_of_tasks():
+    with pytest.raises(UsageError, match="tasks is not a file: got list") as caught:
+        agentrl.train(tasks=[{"prompt": "a"}], reward=lambda trajectory, task: 0.0, model="scratch")
+    assert 'lines like {"prompt": "..."}' in str(caught.value)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import itertools
 import logging
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,6 +48,10 @@ def run(arguments: Sequence[str] | None = None, *, imported: Callable[[], None] 
         _run(arguments, imported)
 
 
+_KEY_OPTION = re.compile(r"--(?P<key>[a-z_]\w*(?:\.\w+)+)(?:=(?P<value>.*))?", re.DOTALL)
+"""Config key that is written like an option."""
+
+
 def _run(arguments: Sequence[str], imported: Callable[[], None]) -> None:
     words = list(arguments)
     debug = DEBUG in words
@@ -58,6 +64,7 @@ def _run(arguments: Sequence[str], imported: Callable[[], None]) -> None:
         chosen = next((word for word in words if not word.startswith("-")), None)
         if chosen is not None and (entry := COMMANDS.get(chosen)) is not None:
             check_first_argument(entry, words[words.index(chosen) + 1 :])
+        refuse_key_options(words)
         program = build(chosen)
         imported()
         program(args=words, prog_name="agentrl")
@@ -75,6 +82,21 @@ def _run(arguments: Sequence[str], imported: Callable[[], None]) -> None:
         print_error(AgentRLError(f"{type(error).__name__}: {error}"))
         note("unexpected error: run the command again with --debug for the traceback")
         sys.exit(ExitCode.FAILED)
+
+
+def refuse_key_options(words: Sequence[str]) -> None:
+    """Refuse config keys with dashes, as other programs write them.
+
+    Raises:
+        UsageError: such a word, which the command line would call an unknown option.
+    """
+    own = itertools.takewhile(lambda word: word != "--", words)
+    for word in own:
+        if found := _KEY_OPTION.fullmatch(word):
+            raise UsageError(
+                f"{word} is not an option",
+                hint=f"config keys have no dashes: {found['key']}={found['value'] or 'VALUE'}",
+            )
 
 
 def check_first_argument(entry: CommandEntry, words: Sequence[str]) -> None:

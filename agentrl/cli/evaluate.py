@@ -21,7 +21,7 @@ from agentrl.errors import AgentRLError, Outcome, UsageError
 from agentrl.evaluation.diagnosis.finding import finding_lines
 from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.evaluation.report import tables
-from agentrl.evaluation.result import WITHOUT_SUCCESS, EvaluationResult
+from agentrl.evaluation.result import EvaluationResult
 from agentrl.evaluation.session import (
     EvaluationRequest,
     FinishedEvaluation,
@@ -134,8 +134,8 @@ def _print_finished(finished: FinishedEvaluation) -> None:
         note(line)
     if finished.result.reused:
         note("reused episodes: code, data, settings and model did not change; --fresh plays them again")
-    if finished.result.success is None and finished.result.reward is not None:
-        note(WITHOUT_SUCCESS)
+    if (advice := finished.result.advice_on_success) is not None:
+        note(advice)
     note(f"episodes are kept in {finished.folder}; read them: agentrl view {shlex.quote(str(finished.folder))}")
 
 

@@ -22,6 +22,7 @@ from agentrl.config.environment import AgentConfig, CurriculumConfig, Environmen
 from agentrl.config.number_format import AUTO, fastest_format
 from agentrl.config.rollout import CheckpointConfig, EvaluationConfig, ObserveConfig, RolloutConfig, SamplingConfig
 from agentrl.config.schedule import ScheduleConfig, with_stages
+from agentrl.config.schedule_forms import check_options
 from agentrl.config.section import Finite, LearningRate, Section, implausible_values
 from agentrl.config.trainer import (
     AdamConfig,
@@ -199,6 +200,15 @@ class AlgorithmConfig(Section):
     """Frozen model to learn from: ``{path: MODEL}``; none if not set. See docs/guides.md."""
     expert: ExpertConfig | None = None
     """Episodes of the environment's expert in every group: ``{members: 1}``; none if not set."""
+
+    @model_validator(mode="after")
+    def _options_are_values(self) -> Self:
+        check_options("algorithm.advantage_options", self.advantage, self.advantage_options)
+        check_options("algorithm.loss_options", self.loss, self.loss_options)
+        for section, functions in (("shaping", self.shaping), ("filters", self.filters)):
+            for name, options in functions.items():
+                check_options(f"algorithm.{section}.{name}", name, options)
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.config.judge import JudgeConfig
+from agentrl.config.schedule_forms import check_is_no_schedule
 from agentrl.config.section import Finite, Section
 from agentrl.env import Isolation
 
@@ -34,6 +35,12 @@ class HorizonConfig(Section):
     environments advance separately."""
     over_steps: int = Field(5, ge=1)
     """Training steps, all in the current stage, whose mean success rate is compared with ``success_above``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_no_schedule(cls, data: Any) -> Any:
+        check_is_no_schedule("curriculum.horizon", data)
+        return data
 
     @model_validator(mode="after")
     def _stages_fit(self) -> Self:
@@ -105,6 +112,12 @@ class CurriculumConfig(Section):
     """Growing turn limit; ``agent.max_turns`` from the start if not set."""
     pools: PoolsConfig | None = None
     """Pools of tasks by success rate; if not set, all tasks are drawn equally often."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_no_schedule(cls, data: Any) -> Any:
+        check_is_no_schedule("curriculum", data)
+        return data
 
 
 def _grows(numbers: list[int]) -> bool:

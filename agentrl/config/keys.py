@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -193,6 +193,26 @@ def describe_unknown_key(path: KeyPath) -> str:
     if near := _nearest_key(path, section):
         return f"unknown key {key}; did you mean {near}?"
     return f"unknown key {key}; known keys here: {', '.join(section)}" if section else f"unknown key {key}"
+
+
+def describe_unknown_section(path: KeyPath, value: object) -> str | None:
+    """Return the error message for an unknown section whose keys other frameworks have; ``None`` for any other one.
+
+    >>> describe_unknown_section(("data",), {"train_batch_size": 4})
+    'unknown key data.train_batch_size; did you mean trainer.tasks_per_step?'
+    """
+    if ".".join(path) in RENAMED_KEYS:
+        return None
+    found = [leaf for leaf in _leaves(path, value) if ".".join(leaf) in WHOLE_KEYS or leaf[-1] in OTHER_NAMES]
+    return "; ".join(map(describe_unknown_key, found)) if isinstance(value, Mapping) and found else None
+
+
+def _leaves(path: KeyPath, value: object) -> Iterator[KeyPath]:
+    if not isinstance(value, Mapping):
+        yield path
+        return
+    for name, inner in value.items():
+        yield from _leaves((*path, str(name)), inner)
 
 
 def _nearest_key(path: KeyPath, section: Sequence[str]) -> str | None:

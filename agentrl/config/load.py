@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from agentrl import registry
 from agentrl.config.config import Config
-from agentrl.config.keys import describe_unknown_key, models_of
+from agentrl.config.keys import describe_unknown_key, describe_unknown_section, models_of
 from agentrl.config.overrides import (
     ANNOUNCED,
     MAIN_KEYS,
@@ -30,6 +30,8 @@ from agentrl.config.overrides import (
     parse_override,
     parse_source,
 )
+from agentrl.config.schedule import FORM_KEYS
+from agentrl.config.schedule_forms import FORMS, advise
 from agentrl.config.trainer import FSDPOptions
 from agentrl.errors import ConfigError
 
@@ -48,6 +50,7 @@ _EXPECTED: Mapping[str, str] = {
     "dataclass_type": "a mapping",
     "model_type": "a section with keys",
     "model_attributes_type": "a section with keys",
+    "invalid_key": "names as keys",
 }
 _ALTERNATIVE = re.compile(r"bool|int|float|str|literal\[.*\]")
 """Last element of pydantic's location for a value with several allowed types: the type that was tried."""
@@ -78,10 +81,16 @@ def config_error(error: ValidationError, origin: Callable[[KeyPath], str]) -> Co
 
 
 def _join_alternatives(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Merge the errors of a value's alternative types into one error that says what each type expects."""
+    """Merge the errors of a value's alternative types into one that says what each expects, and those of a schedule."""
     found: list[ErrorDetails] = []
     for details in errors:
         *key, last = details["loc"] or ("",)
+        if details["type"] == "extra_forbidden" and key[:1] == ["schedules"] and len(key) == 2:
+            if found and found[-1]["type"] == "extra_forbidden" and found[-1]["loc"][:-1] == tuple(key):
+                found[-1]["msg"] += f", {last}"
+            else:
+                found.append({**details, "msg": f"unknown keys, {last}"})
+            continue
         if not _ALTERNATIVE.fullmatch(str(last)):
             found.append(details)
         elif found and found[-1]["loc"] == tuple(key):
@@ -103,8 +112,12 @@ def _explain(details: ErrorDetails, path: KeyPath) -> str:
     match details["type"]:
         case "unexpected_keyword_argument":
             return f"unknown key {key}; known keys here: {', '.join(field.name for field in fields(FSDPOptions))}"
+        case "extra_forbidden" if path[0] == "schedules" and len(path) > 2:
+            if near := difflib.get_close_matches(path[-1], FORM_KEYS, n=1, cutoff=0.8):
+                return f"unknown key {key}; did you mean {'.'.join(path[:-1])}.{near[0]}?"
+            return f"the schedule of {path[1]} has {details['msg']}: {FORMS}"
         case "extra_forbidden":
-            return describe_unknown_key(path)
+            return describe_unknown_section(path, details["input"]) or describe_unknown_key(path)
         case "missing" if path[:1] == ("environment",):
             return "no environment is set: set environment=household/train, or --env NAME on the command line"
         case "missing":
@@ -114,7 +127,9 @@ def _explain(details: ErrorDetails, path: KeyPath) -> str:
         case "value_error" | "assertion_error":
             return str(details["ctx"]["error"])
         case _:
-            return f"{key}: got {details['input']!r}, expected {describe_expected(details)}"
+            advice = advise(key, details["input"])
+            wrong = f"{key}: got {details['input']!r}, expected {describe_expected(details)}"
+            return f"{wrong}. {advice[0].upper()}{advice[1:]}" if advice else wrong
 
 
 def describe_expected(details: ErrorDetails) -> str:

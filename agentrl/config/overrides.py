@@ -150,6 +150,8 @@ def parse_override(text: str) -> Override:
         parsed = parse_value(value)
     except yaml.YAMLError as error:
         raise ConfigError(f"the value of override {text!r} is not YAML", got=" ".join(str(error).split())) from error
+    if key.strip() == "environment" and value.strip().endswith(":"):  # a module without a class, and no mapping
+        parsed = value.strip()
     return Override(f"override {text!r}", tuple(key.strip().split(".")), parsed)
 
 

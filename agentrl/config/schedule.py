@@ -10,6 +10,16 @@ from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
+from agentrl.config.schedule_forms import (
+    FORMS,
+    PLAIN_KEYS,
+    check_form,
+    check_stage,
+    check_stage_value,
+    has_form,
+    is_by_steps,
+    is_step,
+)
 from agentrl.config.section import Finite, Section
 
 Shape: TypeAlias = Literal["constant", "linear", "cosine"]
@@ -53,13 +63,6 @@ def proportional_change(coef: float, measured: float, *, target: float, share: f
     return coef * (1 + error * share)
 
 
-FORMS = (
-    "give points ({0: 1.4, 500: 1.45}), a factor ({factor: 0.985}), or a target "
-    "({target: 0.2, step: 1e-4, max: 0.005}); see docs/schedules.md"
-)
-"""Recommendation of the errors about a value that is not a schedule."""
-
-
 class ScheduleConfig(Section):
     """Values of one key over the training steps: exactly one of ``points``, ``factor`` and ``target``."""
 
@@ -93,7 +96,7 @@ class ScheduleConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _points_alone(cls, data: Any) -> Any:
-        return {"points": data} if isinstance(data, dict) and data and all(map(_is_step, data)) else data
+        return {"points": data} if is_by_steps(data) else data
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -180,31 +183,24 @@ def _times_power(value: float, factor: float, exponent: int) -> float:
         return value and math.copysign(math.inf, value)
 
 
-def _is_step(key: object) -> bool:
-    return isinstance(key, int) or (isinstance(key, str) and key.removeprefix("-").isdigit())
-
-
-def flat_keys(data: Mapping[str, Any], *, stop_at: frozenset[str] = frozenset()) -> dict[str, Any]:
+def flat_keys(data: Mapping[str, Any], *, stop_at: frozenset[str] = frozenset(), prefix: str = "") -> dict[str, Any]:
     """Join nested keys with dots: ``{sampling: {temperature: …}}`` is ``{sampling.temperature: …}``.
 
-    A mapping of steps, one whose keys are all in `stop_at`, and a schedule with a misspelt key are values.
+    A mapping of steps, one whose keys are all in `stop_at`, a schedule with a misspelt key, and whatever stands under a
+    key that is no section are values.
 
     >>> flat_keys({"sampling": {"temperature": {0: 1.4}}, "agent.max_turns": {"factor": 2}}, stop_at=FORM_KEYS)
     {'sampling.temperature': {0: 1.4}, 'agent.max_turns': {'factor': 2}}
     """
     found: dict[str, Any] = {}
     for name, value in data.items():
-        is_section = isinstance(value, dict) and value and not all(map(_is_step, value))
-        if is_section and not value.keys() <= stop_at and not (stop_at and _has_form(value)):
-            found |= {f"{name}.{rest}": inner for rest, inner in flat_keys(value, stop_at=stop_at).items()}
+        key = f"{prefix}{name}"
+        is_section = isinstance(value, dict) and value and not is_by_steps(value) and key not in PLAIN_KEYS
+        if is_section and not value.keys() <= stop_at and not (stop_at and has_form(value)):
+            found |= flat_keys(value, stop_at=stop_at, prefix=f"{key}.")
         else:
-            found[name] = value
+            found[key] = value
     return found
-
-
-def _has_form(value: Mapping[Any, Any]) -> bool:
-    """Return True for a mapping with points, or with the number of a factor or target."""
-    return "points" in value or any(not isinstance(value.get(name, {}), dict) for name in ("factor", "target"))
 
 
 FORM_KEYS = frozenset(ScheduleConfig.model_fields)
@@ -220,15 +216,15 @@ def with_stages(data: Mapping[Any, Any]) -> dict[str, Any]:
     Raises:
         ValueError: a key is in a stage and has a schedule of its own, or a value is not a schedule.
     """
-    found = flat_keys({key: value for key, value in data.items() if not _is_step(key)}, stop_at=FORM_KEYS)
+    found = flat_keys({key: value for key, value in data.items() if not is_step(key)}, stop_at=FORM_KEYS)
     for key, value in found.items():
-        if not isinstance(value, (dict, ScheduleConfig)):
-            raise ValueError(f"schedules.{key} is {value!r}, which is not a schedule: {FORMS}")
+        if not isinstance(value, ScheduleConfig):
+            check_form(key, value)
     points: dict[str, dict[int, Any]] = {}
-    for step in sorted((key for key in data if _is_step(key)), key=int):
-        if not isinstance(data[step], dict):
-            raise ValueError(f"schedules.{step} is {data[step]!r}: expected the keys of a stage and their values")
+    for step in sorted((key for key in data if is_step(key)), key=int):
+        check_stage(step, data[step])
         for key, value in flat_keys(data[step]).items():
+            check_stage_value(step, key, value)
             points.setdefault(key, {})[int(step)] = value
     if twice := sorted(points.keys() & found.keys()):
         raise ValueError(f"schedules sets {twice[0]} both in a stage and on its own: remove one of them")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, TypeAlias
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 LARGEST_COUNT = 2**31 - 1
@@ -24,6 +25,25 @@ class Section(BaseModel):
     """Base of all sections: unknown keys are errors, assigned values are checked, docstrings document fields."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_assignment=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _true_is_no_number(cls, data: Any) -> Any:
+        """Turn ``true`` into text where a number is expected, so that it is refused; otherwise it would be 1."""
+        if not isinstance(data, dict):
+            return data
+        wrong = [
+            name
+            for name, value in data.items()
+            if isinstance(value, bool) and name in cls.model_fields and _is_number(cls.model_fields[name].annotation)
+        ]
+        return {**data, **{name: str(data[name]).lower() for name in wrong}} if wrong else data
+
+
+def _is_number(annotation: Any) -> bool:
+    """Return True for the type of a number, which may be missing."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return all(part in (int, float, NoneType) for part in parts)
 
 
 def _is_a_rate(value: float) -> float:

@@ -20,30 +20,14 @@ from pydantic import BaseModel, ValidationError
 from agentrl.config.config import Config
 from agentrl.config.derived import SOLE, EnvironmentConfigs, per_environment_configs
 from agentrl.config.environment import AgentConfig
+from agentrl.config.keys import all_keys
 from agentrl.config.load import describe_expected
-from agentrl.config.schedule import ScheduleConfig
+from agentrl.config.schedule import FORM_KEYS, ScheduleConfig
+from agentrl.config.schedule_forms import BUDGETS, PLAIN_KEYS
 from agentrl.errors import AgentRLError, ConfigError, did_you_mean
 from agentrl.observe.metric_table import documented_names, find_documented
 from agentrl.registry import Kind, lookup
 
-BUDGETS = (
-    "max_turns",
-    "max_answer_tokens",
-    "max_observation_tokens",
-    "max_tokens",
-    "max_seconds",
-    "max_rejected_actions",
-    "max_parse_failures",
-)
-"""Budgets of episodes, keys of ``agent``."""
-PLAIN_KEYS = (
-    *(f"sampling.{name}" for name in ("temperature", "top_p", "top_k", "min_p")),
-    *(f"agent.{name}" for name in BUDGETS),
-    *(f"algorithm.{name}" for name in ("kl_coef", "entropy_coef", "norm_length", "correction.cap")),
-    *(f"algorithm.selection.{name}" for name in ("min_accuracy", "max_accuracy", "top_p")),
-    *(f"trainer.{name}" for name in ("learning_rate", "max_grad_norm", "max_kl")),
-)
-"""Keys that may change by step and whose names are fixed."""
 OPTIONS = {"advantage_options": Kind.ADVANTAGE, "loss_options": Kind.LOSS}
 """Sections of ``algorithm`` with the options of one function."""
 FUNCTIONS = {"shaping": Kind.SHAPING, "filters": Kind.FILTER}
@@ -158,8 +142,18 @@ def _check_key(config: Config, key: str) -> None:
         f"{key} cannot change during training",
         expected="a numeric key of sampling, of the budgets in agent, or of algorithm; trainer.learning_rate; or "
         "options, tasks or split of an environment",
-        hint=did_you_mean(key, known),
+        hint=_other_key(key, known),
     )
+
+
+def _other_key(key: str, known: Sequence[str]) -> str | None:
+    """Say what probably was meant by a key that cannot change."""
+    whole, _, last = key.rpartition(".")
+    if last in FORM_KEYS and whole in known:
+        return f"a stage has plain values; {last} is part of a schedule: schedules={{{whole}: {{{last}: ...}}}}"
+    if key.startswith("curriculum.horizon"):
+        return "the turn limit changes by curriculum.horizon.at_steps, or by schedules={agent.max_turns: {0: 5, 9: 10}}"
+    return None if tuple(key.split(".")) in all_keys() else did_you_mean(key, known)
 
 
 def _is_environment_key(config: Config, key: str) -> bool:

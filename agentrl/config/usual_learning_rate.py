@@ -119,8 +119,22 @@ def rate_rows(config: Config) -> list[EstimateRow]:
 
 
 def rate_warnings(config: Config) -> list[str]:
-    """Return warnings about learning rates that are far from the usual ones."""
-    return [warning for check in check_learning_rates(config) if (warning := check.warning) is not None]
+    """Return warnings about learning rates that are far from the usual ones, and a warm-up that does not end."""
+    found = [warning for check in check_learning_rates(config) if (warning := check.warning) is not None]
+    return [*found, *_warmup_warnings(config)]
+
+
+def _warmup_warnings(config: Config) -> list[str]:
+    """Warn of a warm-up that the run does not finish; the number of updates is unknown with rows per mini-batch."""
+    trainer = config.trainer
+    updates = trainer.steps * trainer.epochs * trainer.mini_batches
+    if trainer.warmup_steps < updates or not trainer.learning_rate or trainer.mini_batch_rows is not None:
+        return []
+    return [
+        f"trainer.warmup_steps {trainer.warmup_steps:,} is not below the {updates:,} optimizer steps of the run, so "
+        f"that the learning rate rises to the end and is never more than {updates / trainer.warmup_steps:.0%} of "
+        f"trainer.learning_rate {trainer.learning_rate:g}: lower trainer.warmup_steps"
+    ]
 
 
 def _parameters(config: Config) -> float | None:

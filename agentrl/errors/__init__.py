@@ -342,10 +342,18 @@ def with_location(name: str, location: SourceLocation | None) -> str:
     return name if location is None else f"{name} ({location})"
 
 
+class WrongReturnValue(ValueError):
+    """Invalid value that user code returned. The line that raised it only noticed it, so failures do not name it."""
+
+
 def failure_of(kind: type[InfrastructureError], what: str, error: BaseException) -> AgentRLError:
     """Convert an exception of user code to a failure of type `kind`; return an `AgentRLError` unchanged."""
     if isinstance(error, AgentRLError):
         return error
+    if isinstance(error, WrongReturnValue):
+        failure = kind(f"{what} failed", got=str(error))
+        failure.__cause__ = error
+        return failure
     where = raised_in(error) if issubclass(kind, EnvironmentFailure) else None
     failure = kind(f"{what} failed", got=described_error(error), hint=where)
     failure.location = raised_at(error) if where else None

@@ -75,10 +75,11 @@ async def evaluate_panel(
     concurrency: int,
     store: EpisodeStore | None = None,
     on_episode: Callable[[EvaluatedEpisode], None] = ignore,
+    config: Config | None = None,
 ) -> EvaluationResult:
     """Play a panel with a runner; the same panel with a seeded engine gives the same episodes.
 
-    Episodes in `store` are not played again; `on_episode` is called for them, too.
+    Episodes in `store` are not played again; `on_episode` is called for them, too. Problems refer to `config`.
 
     Raises:
         UsageError: nothing to play, more tasks than the source has, a full disk, or an error that no retry can fix.
@@ -109,7 +110,7 @@ async def evaluate_panel(
     seconds = time.perf_counter() - began
     played = [episodes[assignment.id] for assignment in chosen]
     incidents = _all_incidents(runner.counters.incidents, store, whole=not on_disk)
-    problems = find_problems(played, incidents, runner.scorer.definitions)
+    problems = find_problems(played, incidents, runner.scorer.definitions, config)
     result = summarize(panel, played, seconds, found=on_disk, others=runner.pool.roles)
     return replace(result, problems=problems)
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.config.config import Config
+from agentrl.config.overrides import PROMPTS
 from agentrl.errors import Outcome, SourceLocation
 from agentrl.evaluation.diagnosis.finding import Finding, rank, top
 from agentrl.evaluation.diagnosis.rules import apply_rules
@@ -24,9 +26,13 @@ from agentrl.trajectory import Turn
 CONFIDENCE = 0.95
 RESAMPLES = 2000
 UNTYPED = "all"
-WITHOUT_SUCCESS = (
+_WITHOUT_SUCCESS = (
     "success is unknown because the environment does not report it: return {'success': True or False} as the info of "
     "the last step, or register the environment with a reward_threshold"
+)
+_PROMPTS_WITHOUT_SUCCESS = (
+    "success is unknown because prompts have only rewards: read the mean reward; of a reward function that returns 1 "
+    "for a right answer and 0 for a wrong one, it is the share of right answers"
 )
 
 
@@ -169,6 +175,14 @@ class EvaluationResult:
     """Time of the end of the first reused episode, in seconds since 1970."""
 
     @property
+    def advice_on_success(self) -> str | None:
+        """What to do about an unknown success; ``None`` if it is known, or nothing was measured."""
+        if self.success is not None or self.reward is None:
+            return None
+        is_prompts = self.panel.environment.partition("/")[0] == PROMPTS
+        return _PROMPTS_WITHOUT_SUCCESS if is_prompts else _WITHOUT_SUCCESS
+
+    @property
     def failures(self) -> int:
         """Number of episodes with an infrastructure failure after all retries; estimates exclude them."""
         return sum(not episode.is_measured for episode in self.episodes)
@@ -283,16 +297,19 @@ def summarize(
 
 
 def find_problems(
-    episodes: Sequence[EvaluatedEpisode], incidents: Incidents, definitions: Mapping[str, SourceLocation | None]
+    episodes: Sequence[EvaluatedEpisode],
+    incidents: Incidents,
+    definitions: Mapping[str, SourceLocation | None],
+    config: Config | None = None,
 ) -> tuple[Finding, ...]:
     """Return the most severe problems of an evaluation.
 
     `definitions` has the places of the reward functions by their name in messages; it is empty if the environment gives
-    the rewards.
+    the rewards. With a config, advice has the values in force, and tells the environment's limits from the agent's.
     """
     summary = EpisodeCounts()
     summary.add_step([episode.trajectory for episode in episodes], None)
-    run = RunSummary(is_training=False, episodes=summary, incidents=incidents, definitions=definitions)
+    run = RunSummary(config=config, is_training=False, episodes=summary, incidents=incidents, definitions=definitions)
     return top(rank(finding for _, finding in apply_rules(run, of_newest_step=False)))
 
 

@@ -155,6 +155,7 @@ async def _play(
                     concurrency=episodes_at_once(config, request.policy),
                     store=store,
                     on_episode=on_episode,
+                    config=config,
                 )
     finally:
         store.close()

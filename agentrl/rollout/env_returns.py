@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from agentrl.env import StepResult
-from agentrl.errors import A_REWARD, bounded_reward, shorten
+from agentrl.errors import A_REWARD, WrongReturnValue, bounded_reward, raised_at, shorten
 from agentrl.message import Content, ImagePart, TextPart
 
 LARGEST_OBSERVATION = 10_000_000
@@ -16,7 +16,7 @@ _NEXT_STEP = "Check the environment with: agentrl env check NAME"
 _STEP_FIELDS = "observation, reward, terminated, truncated, info"
 
 
-class WrongReturn(ValueError):
+class WrongReturn(WrongReturnValue):
     """Invalid return value of an environment; the first argument describes it, and the text adds the next step."""
 
     def __str__(self) -> str:
@@ -46,6 +46,17 @@ def check_step(returned: object) -> StepResult:
         truncated=bool(result.truncated),
         info=result.info,
     )
+
+
+def explain_unpacking(error: Exception) -> Exception:
+    """Return a `WrongReturn` if a wrapper of Gymnasium could not unpack what `step` returned; else the error itself.
+
+    The wrapper unpacks the five values before `check_step` sees them, and its error does not name `step`.
+    """
+    place = raised_at(error)
+    if place is None or "/gymnasium/" not in place.file or "unpack" not in str(error):
+        return error
+    return WrongReturn(f"step did not return ({_STEP_FIELDS}): {error}")
 
 
 def unpack_reset(returned: object) -> tuple[Any, Mapping[str, Any]]:

@@ -35,7 +35,7 @@ from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon, cause_of, end_forked_copy
 from agentrl.message import Content, Message
 from agentrl.remote.env_methods import OPTIONAL_PARTS, ResetResult, Stepped, restore_generator
-from agentrl.rollout.env_returns import check_reset, check_step
+from agentrl.rollout.env_returns import check_reset, check_step, explain_unpacking
 from agentrl.tool import Tool, ToolResult
 
 W = TypeVar("W")
@@ -96,7 +96,11 @@ class EnvAdapter:
 
     async def step(self, action: str) -> Stepped:
         """Take an action."""
-        result = check_step(await maybe_await(self.env.step(action)))
+        try:
+            returned = await maybe_await(self.env.step(action))
+        except (TypeError, ValueError) as error:
+            raise explain_unpacking(error) from error
+        result = check_step(returned)
         return Stepped(result=result, state_key=await self.state_key())
 
     async def admissible_actions(self) -> list[str] | None:

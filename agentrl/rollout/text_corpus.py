@@ -145,7 +145,11 @@ class _CorpusEpisodes:
             self._say(f"an episode for the new model's vocabulary failed; others follow: {played.error}")
         self.failed, self._consecutive = self.failed or played, self._consecutive + 1
         if self._consecutive == MAX_FAILED:
-            self._say(f"{MAX_FAILED} episodes in a row failed; the vocabulary is built from the text collected so far")
+            name = shlex.quote(self._runner.spec.name)
+            self._say(
+                f"{MAX_FAILED} episodes in a row failed; the vocabulary is built from the text collected so far. The "
+                f"environment probably fails in training, too: run: agentrl env check {name}"
+            )
 
 
 class _CorpusConversation(Conversation):

@@ -23,12 +23,12 @@ from agentrl.config.derived import per_environment_configs
 from agentrl.config.estimate import evaluation_size, run_size
 from agentrl.config.overrides import task_words
 from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
-from agentrl.errors import ConfigError, UsageError
+from agentrl.errors import ConfigError, UsageError, shorten
 from agentrl.errors.foreign import DaemonThreads
 from agentrl.evaluation.diagnosis.finding import finding_lines
 from agentrl.evaluation.evaluate import PolicyKind, ignore
 from agentrl.evaluation.panel import EvaluatedEpisode
-from agentrl.evaluation.result import WITHOUT_SUCCESS, EvaluationResult
+from agentrl.evaluation.result import EvaluationResult
 from agentrl.evaluation.session import EvaluationRequest, describe_request, make_request, run_evaluation
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note
@@ -105,6 +105,7 @@ def train(
             one, as in a notebook, the result is returned with `interrupted` set.
     """
     has_environment = env is not None or config is not None
+    _check_tasks(tasks)
     words_of_tasks = task_words(_text(tasks), has_environment=has_environment)
     words = [
         *([] if has_environment else words_of_tasks),  # before `loop`, which overrides the loop of prompts
@@ -353,8 +354,8 @@ def _print_problems(result: EvaluationResult) -> None:
     """Print the problems of an evaluation, and the reason if its success is unknown."""
     for line in finding_lines(result.problems):
         note(line)
-    if result.success is None and result.reward is not None:
-        note(WITHOUT_SUCCESS)
+    if (advice := result.advice_on_success) is not None:
+        note(advice)
 
 
 def _run_off_loop(work: Callable[[], T], interruption: StopRequest) -> T:
@@ -506,6 +507,17 @@ def override_words(overrides: Overrides) -> list[str]:
 
 def _override(key: str, value: object) -> list[str]:
     return [] if value is None else [f"{key}={value}"]
+
+
+def _check_tasks(tasks: object) -> None:
+    """Raise a `UsageError` for rows in memory, such as a list or a data set, in place of a file."""
+    if not isinstance(tasks, str | Path | None):
+        raise UsageError(
+            "tasks is not a file",
+            got=f"{type(tasks).__name__} {shorten(tasks)}",
+            expected="the path of a file with one JSON object per line, an array of objects, or Parquet",
+            hint='write the rows to a file, as lines like {"prompt": "..."}; a data set of Hugging Face has to_parquet',
+        )
 
 
 def _text(value: object) -> str | None:

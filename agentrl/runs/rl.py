@@ -401,8 +401,7 @@ class Orchestrator:
             parts.scheduler.start_episodes()
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         assert self._diagnosis is not None
-        seen = self._diagnosis.add_step(self.step, self._pending, trajectories)
-        for warning in (*report.warnings, *seen):
+        for warning in self._diagnosis.add_step(self.step, self._pending, trajectories, report.warnings):
             self._say(f"step {self.step}: {warning}")
         with self._waits.on(WaitKind.DISK, "run", "incidents.json"):
             save_failures(self.folder, self._diagnosis)

@@ -489,7 +489,7 @@ class StoredTraining:
         self._last = self.status.metrics = metrics
         self.status.step = self.step
         self._watcher.on_step(self.step, metrics)
-        for warning in (*report.warnings, *self._diagnosis.add_step(self.step, metrics, trajectories)):
+        for warning in self._diagnosis.add_step(self.step, metrics, trajectories, report.warnings):
             self._say(f"step {self.step}: {warning}")
 
     def _save(self) -> None:

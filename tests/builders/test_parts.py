@@ -177,6 +177,7 @@ async def test_a_step_that_hangs_while_a_model_is_prepared_is_told_and_soon_give
     assert first.startswith("an episode for the new model's vocabulary failed; others follow: ")
     assert "missed its deadline: got no answer in 0.01 s" in first
     assert last.startswith("8 episodes in a row failed")
+    assert "run: agentrl env check " in last
     assert next(steps) <= MAX_FAILED  # on a busy machine, calls before the step miss the deadline as well
 
 

@@ -157,3 +157,20 @@ def test_an_interruption_is_exit_code_130(agentrl: Cli, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("agentrl.cli.config.shipped_configs", interrupted)
     assert agentrl("config", "list").code == 130
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("--trainer.steps=3", "config keys have no dashes: trainer.steps=3"), ("--trainer.steps", "trainer.steps=VALUE")],
+)
+def test_a_config_key_with_dashes_is_told_without_them(agentrl, word, said):
+    ended = agentrl("train", "quickstart", word)
+    assert ended.code == 2
+    assert said.lower() in ended.err.lower()
+
+
+def test_an_environment_without_a_class_is_named(agentrl):
+    ended = agentrl("train", "--env", "nothing_here:", "--model", "scratch", "--dry-run")
+    assert ended.code == 2
+    assert "nothing_here" in ended.err
+    assert "problems in the config" not in ended.err

@@ -111,6 +111,15 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
         ("environment: a\n", ["sampling.max_tokens=64"], "did you mean agent.max_answer_tokens?"),
         ("environment: a\n", ["agent.temperature=1"], "did you mean sampling.temperature?"),
         ("environment: a\n", ["trainer.lr=1e-5"], "did you mean trainer.learning_rate?"),
+        ("environment: a\n", ["actor_rollout_ref.rollout.n=4"], "rollout.n; did you mean algorithm.group_size?"),
+        (
+            "environment: a\n",
+            ["data.train_batch_size=4"],
+            "data.train_batch_size; did you mean trainer.tasks_per_step?",
+        ),
+        ("environment: a\n", ["nothing={known: 1}"], "unknown key nothing; known keys here: adapters"),
+        ("environment: a\n", ["trainer.steps=true"], "trainer.steps: got 'true', expected a whole number"),
+        ("environment: a\n", ["trainer.learning_rate=true"], "got 'true', expected a number"),
         ("environment: a\n", ["engine.group_sizes=4"], "did you mean algorithm.group_size?"),
         (
             "environment: a\ntrainer:\n  steps: many\n",

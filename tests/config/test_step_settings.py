@@ -148,7 +148,10 @@ def test_the_plan_is_printed():
             ["schedules={sampling.temperature: 3}"],
             "schedules.sampling.temperature is 3, which is not a schedule: give poi",
         ),
-        (["schedules={sampling.temperature: {start: 3}}"], "sampling.temperature.start is 3, which is not a schedule"),
+        (
+            ["schedules={sampling.temperature: {start: 3}}"],
+            "sampling.temperature has unknown keys, start",
+        ),
         (["schedules={algorithm.kl_coef: {target: 1, stepp: 2}}"], "mean schedules.algorithm.kl_coef.step?"),
         (
             ["schedules={algorithm.loss_options.clip_high: {0: 0.2, 9: -1}}"],

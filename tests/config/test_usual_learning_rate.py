@@ -101,3 +101,12 @@ def test_the_dry_run_shows_rate_and_range(half_billion):
     ((what, rate, how),) = rate_rows(config_of(half_billion, "trainer.learning_rate=1e-5"))
     assert (what, rate) == ("learning rate", "1e-05")
     assert how == "trainer.learning_rate; usual for full fine-tuning of 494M parameters: 3e-07 to 3e-06"
+
+
+def test_a_warm_up_that_the_run_does_not_finish_is_named(half_billion):
+    words = ("trainer.learning_rate=1e-6", "trainer.steps=10", "trainer.mini_batches=2")
+    (warning,) = rate_warnings(config_of(half_billion, *words, "trainer.warmup_steps=40"))
+    assert "trainer.warmup_steps 40 is not below the 20 optimizer steps" in warning
+    assert "never more than 50% of trainer.learning_rate 1e-06" in warning
+    assert rate_warnings(config_of(half_billion, *words, "trainer.warmup_steps=19")) == []
+    assert rate_warnings(config_of(half_billion, *words)) == []

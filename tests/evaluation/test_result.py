@@ -7,9 +7,11 @@ import json
 
 import pytest
 
+from agentrl.config import load_config
 from agentrl.errors import Outcome
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
-from agentrl.evaluation.result import summarize
+from agentrl.evaluation.result import find_problems, summarize
+from agentrl.observe.incidents import Incidents
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 PANEL = Panel(environment="world/test", policy="engine", model="m", n_tasks=2, samples=2, seed=0)
@@ -167,3 +169,26 @@ def test_the_key_tells_panels_apart_but_not_their_sizes(change: dict[str, object
     key = Panel(n_tasks=1, samples=1, **base).key()  # type: ignore[arg-type]
     assert Panel(n_tasks=9, samples=4, **base).key() == key  # type: ignore[arg-type]
     assert Panel(n_tasks=1, samples=1, **{**base, **change}).key() != key  # type: ignore[arg-type]
+
+
+def test_prompts_are_not_told_to_report_a_success_that_they_cannot_have() -> None:
+    played = [episode("a", 0, reward=1.0), episode("b", 0, reward=0.0)]
+    prompts = summarize(dataclasses.replace(PANEL, environment="prompts/valid"), played, seconds=1.0)
+    advice = prompts.advice_on_success or ""
+    assert "prompts have only rewards: read the mean reward" in advice
+    assert "reward_threshold" not in advice
+    assert "reward_threshold" in (summarize(PANEL, played, seconds=1.0).advice_on_success or "")
+    known = summarize(PANEL, [episode("a", 0, reward=1.0, success=True)], seconds=1.0)
+    unmeasured = summarize(PANEL, [episode("a", 0)], seconds=1.0)
+    assert (known.advice_on_success, unmeasured.advice_on_success) == (None, None)
+
+
+def test_an_evaluation_tells_the_environment_s_limit_of_turns_from_the_agent_s() -> None:
+    played = [
+        episode("a", number, outcome=Outcome.TRUNCATED_TURNS, reward=0.0, turn_tokens=(1, 1)) for number in range(4)
+    ]
+    config = load_config(None, ["environment=guess_number", "agent.max_turns=50"])
+    (own,) = find_problems(played, Incidents(), {}, config)
+    assert "the environment's own steps" in own.text
+    (budget,) = find_problems(played, Incidents(), {}, load_config(None, ["environment=a", "agent.max_turns=2"]))
+    assert "set agent.max_turns=4 (now 2)" in budget.text

@@ -92,8 +92,15 @@ def unusable_answers(run: RunSummary) -> Iterator[Finding]:
         count=episodes.unusable,
         of=episodes.turns,
         weight=0.3 + 0.62 * share,
-        causes=frozenset({"learning_rate_high"}) | ({"answers_cut"} if is_of_the_cut else frozenset()),
+        causes=frozenset({"learning_rate_high"})
+        | ({"answers_cut"} if is_of_the_cut else frozenset())
+        | ({Outcome.TRUNCATED_TOKENS.value} if _has_no_room(run) else frozenset()),
     )
+
+
+def _has_no_room(run: RunSummary) -> bool:
+    """Return True if the tokens of most episodes end in their first turn, so that no answer has room."""
+    return MOST * run.episodes.episodes <= run.episodes.first_turn_cuts > 0
 
 
 _BUDGETS = {
@@ -106,10 +113,8 @@ _BUDGETS = {
 
 def _is_cut_by_environment(run: RunSummary) -> bool:
     """Return True if the longest episodes have fewer turns than the run allows."""
-    longest, limit = (
-        max((line.get("turns/max", 0.0) for line in run.lines), default=0.0),
-        run.setting("agent.max_turns"),
-    )
+    longest = max((line.get("turns/max", 0.0) for line in run.lines), default=float(run.episodes.longest))
+    limit = run.setting("agent.max_turns")
     return limit is not None and 0 < longest < limit
 
 
@@ -143,9 +148,9 @@ def truncated_episodes(run: RunSummary) -> Iterator[Finding]:
             count=count,
             of=episodes.episodes,
             weight=0.2 + 0.5 * share,
-            causes=frozenset(
-                {"length_growth", "unusable_answers", "tool_failed"} if is_tokens else {"unusable_answers"}
-            ),
+            causes=frozenset()
+            if is_tokens and _has_no_room(run)
+            else frozenset({"length_growth", "unusable_answers", "tool_failed"} if is_tokens else {"unusable_answers"}),
         )
 
 

@@ -118,6 +118,8 @@ class EpisodeCounts:
     judged: int = 0
     """Episodes whose success is known."""
     turns: int = 0
+    longest: int = 0
+    """Largest number of turns of an episode."""
     unusable: int = 0
     """Turns whose answer was not a usable action."""
     cut: int = 0
@@ -166,6 +168,7 @@ class EpisodeCounts:
         self.episodes += 1
         outcome, metrics, turns = trajectory.outcome.value, trajectory.metrics, trajectory.turns
         self.outcomes[outcome] += 1
+        self.longest = max(self.longest, len(turns))
         cut = sum(turn.stop_reason == StopReason.LENGTH for turn in turns)
         unusable = int(metrics.get("invalid_answers", 0.0) + metrics.get("invalid_actions", 0.0))
         self.turns, self.cut, self.unusable = self.turns + len(turns), self.cut + cut, self.unusable + unusable

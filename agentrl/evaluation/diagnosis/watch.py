@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,30 +17,31 @@ from agentrl.observe.files import replace_file
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.trajectory import Trajectory
 
-FACTOR = 3
-"""A lasting problem is reported at its 1st, 3rd, 9th, … step."""
+LASTING = 3
+"""A problem of fewer steps than this has passed when it has been away for as many."""
 PASSED = 0.6
 """Factor of the weight of a problem that a run has overcome."""
 CALM = 10
 """Number of steps without a problem after which its next occurrence counts as the first."""
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
 
 class Reminder:
-    """Schedule of repeated warnings about a lasting problem."""
+    """Record of the problems that warnings have told: a lasting one is told once, and again when it has returned."""
 
     def __init__(self) -> None:
-        self._times: dict[str, int] = {}
         self._last: dict[str, int] = {}
 
     def is_due(self, kind: str, step: int) -> bool:
         """Record that a step shows a problem; return True if it should be reported."""
-        if step - self._last.get(kind, step) > CALM:
-            self._times.pop(kind, None)
-        times = self._times[kind] = self._times.get(kind, 0) + 1
+        before = self._last.get(kind)
         self._last[kind] = step
-        while times % FACTOR == 0:
-            times //= FACTOR
-        return times == 1
+        return before is None or step - before > CALM
+
+
+def _kind_of(warning: str) -> str:
+    """Return a warning without its numbers, which is the same at every step."""
+    return _NUMBER.sub("#", warning)
 
 
 class RunDiagnosis:
@@ -56,13 +58,20 @@ class RunDiagnosis:
         self._seen: dict[str, list[tuple[int, Finding]]] = {}
         self._reminder = Reminder()
 
-    def add_step(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> list[str]:
-        """Add a step, and return the warnings that are due, the root cause first.
+    def add_step(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        trajectories: Sequence[Trajectory],
+        warnings: Sequence[str] = (),
+    ) -> list[str]:
+        """Add a step, and return the warnings that are due, each problem once: the trainer's, then the root cause.
 
         Args:
             step: Number of the step.
             metrics: Metrics of the step.
             trajectories: Trajectories of the step.
+            warnings: The trainer's warnings about the step.
         """
         found = self.record_step(step, metrics, trajectories)
         whole = list(apply_rules(self.run, of_newest_step=False))
@@ -71,7 +80,8 @@ class RunDiagnosis:
         ranked, kinds = rank([*found, *others]), {finding.kind for finding in found}
         causes = {one.kind: one for one in reversed(ranked) if one.kind not in kinds}
         due = [one for one in ranked if one.kind in kinds and self._reminder.is_due(f"{one.kind} {one.file}", step)]
-        return [_warning(finding, causes.get(finding.because_of or "")) for finding in due]
+        told = [warning for warning in warnings if self._reminder.is_due(_kind_of(warning), step)]
+        return [*told, *(_warning(finding, _root_cause(finding, causes)) for finding in due)]
 
     def record_step(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> list[Finding]:
         """Add a step, and return what the rules that look at the newest step find, if they warn."""
@@ -94,7 +104,7 @@ class RunDiagnosis:
     def _seen_finding(self, steps: Sequence[int], findings: Sequence[Finding]) -> Finding | None:
         """Join the findings of a kind; those that have passed weigh less, or nothing if success has risen."""
         last, now = findings[-1], self.run.lines[-1]["step"]
-        has_passed = len(steps) < FACTOR and now - steps[-1] >= FACTOR
+        has_passed = len(steps) < LASTING and now - steps[-1] >= LASTING
         if has_passed and has_risen(self.run.lines, "success/mean"):
             return None
         return replace(
@@ -104,6 +114,14 @@ class RunDiagnosis:
             of=len(self.run.lines),
             weight=last.weight * (PASSED if has_passed else 1.0),
         )
+
+
+def _root_cause(finding: Finding, causes: Mapping[str, Finding]) -> Finding | None:
+    """Return the first cause in a chain of explanations, as far as `causes` has them; a chain may be a circle."""
+    found: dict[str, Finding] = {}
+    while (cause := causes.get(finding.because_of or "")) is not None and cause.kind not in found:
+        finding = found[cause.kind] = cause
+    return finding if found else None
 
 
 def _warning(finding: Finding, cause: Finding | None) -> str:

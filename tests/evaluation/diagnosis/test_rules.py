@@ -21,7 +21,7 @@ from agentrl.evaluation.diagnosis.episodes import (
 from agentrl.evaluation.diagnosis.finding import Finding, finding_lines, rank, top
 from agentrl.evaluation.diagnosis.parts import code_failures
 from agentrl.evaluation.diagnosis.summary import EpisodeCounts, RunSummary
-from agentrl.evaluation.diagnosis.watch import Reminder
+from agentrl.evaluation.diagnosis.watch import Reminder, RunDiagnosis
 from agentrl.observe.incidents import MOST, Incidents
 
 RULE = {"reward function rule": SourceLocation("/home/me/rewards.py", 7)}
@@ -302,13 +302,38 @@ def test_the_worst_three_come_first():
     assert found[0].to_json().items() >= {"kind": "k1.0", "text": "t1.0", "count": 0, "file": None}.items()
 
 
-def test_a_lasting_problem_is_told_ever_more_rarely_until_it_was_away():
+def test_a_lasting_problem_is_told_once_until_it_was_away():
     reminder = Reminder()
-    assert [step for step in range(1, 30) if reminder.is_due("a", step)] == [1, 3, 9, 27]
+    assert [step for step in range(1, 30) if reminder.is_due("a", step)] == [1]
     assert not reminder.is_due("a", 39), "ten steps later"
     assert reminder.is_due("b", 39), "another problem"
     assert reminder.is_due("a", 50), "eleven steps later it is new"
-    assert [step for step in range(51, 60) if reminder.is_due("a", step)] == [52, 58]
+
+
+def test_a_warning_of_the_trainer_is_told_once_whatever_its_numbers_are():
+    diagnosis = RunDiagnosis(RunSummary())
+    told = [diagnosis.add_step(step, {}, [], [f"{step} of 8 episodes ran out", "bad 1e-06"]) for step in (1, 2, 3)]
+    assert told == [["1 of 8 episodes ran out", "bad 1e-06"], [], []]
+
+
+def test_a_warning_names_the_root_cause_and_not_what_it_explains():
+    diagnosis = RunDiagnosis(RunSummary(config=load_config(None, ["environment=guess_number", "agent.max_tokens=300"])))
+    idle = {"groups/trained": 4.0, "groups/zero_variance": 4.0, "train/advantage_abs_mean": 0.0, "episodes": 16.0}
+    full = [episode(outcome=Outcome.TRUNCATED_TOKENS) for _ in range(16)]
+    told = [text for step in (1, 2, 3) for text in diagnosis.add_step(step, idle, full)]
+    (warning,) = [text for text in told if "nothing is being learned" in text]
+    assert "48 of 48 episodes ended because their tokens ran out" in warning
+    assert "gave no reward" not in warning
+
+
+def test_episodes_without_room_for_an_answer_explain_their_unusable_answers():
+    """Otherwise the advice is about the form of answers that had no place."""
+    full = evidence_of(*(episode(outcome=Outcome.TRUNCATED_TOKENS, turns=1, invalid=1) for _ in range(4)))
+    config = load_config(None, ["environment.name=guess_number", "agent.max_tokens=300"])
+    run = RunSummary(episodes=full, config=config)
+    first, *_ = rank([*unusable_answers(run), *truncated_episodes(run)])
+    assert first.kind == "truncated_tokens"
+    assert "the prompt alone fills it" in first.text
 
 
 def test_episodes_that_the_environment_ends_need_no_more_turns():
