@@ -58,6 +58,9 @@ E2E = (
     Figure("steps", "steps", "{:,.0f}", True),
 )
 
+COMPARED = (("rollout", "instant"), ("rollout", "vllm"), ("gateway", None), ("e2e", None), ("e2e_llm", None))
+"""Comparisons whose newest figures are shown: the benchmark, and its server."""
+
 
 def read_recorded(path: Path = RECORDED) -> list[dict[str, Any]]:
     """Return all recorded comparisons, oldest first."""
@@ -152,28 +155,35 @@ def _ratio_lines(entry: Mapping[str, Any]) -> list[str]:
 
 def ahead_table(entries: Sequence[Mapping[str, Any]]) -> str:
     """Return every figure of the newest comparisons in which a peer is better than agentrl."""
+    found = [entry for name, server in COMPARED if (entry := newest(entries, name, server)) is not None]
+    if not found:
+        return NOT_MEASURED
     lines = []
-    for entry in filter(None, (newest(entries, name) for name in ("rollout", "gateway", "e2e", "e2e_llm"))):
+    for entry in found:
         rows = list(rows_of(entry))
         for figure in figures_of(entry["benchmark"]):
             for setting in dict.fromkeys(setting for _, setting, _ in rows):
                 here = {name: row[figure.key] for name, at, row in rows if at == setting}
-                lines += _ahead(entry["benchmark"], figure, setting, here)
-    if not any(newest(entries, name) for name in ("rollout", "gateway", "e2e")):
-        return NOT_MEASURED
+                lines += _ahead(_title(entry, setting), figure, here)
     if not lines:
         return "In none of the figures above."
     heads = "| comparison | figure | peer | its value | agentrl |"
     return "\n".join([heads, "|---|---|---|---|---|", *lines])
 
 
-def _ahead(benchmark: str, figure: Figure, setting: str, here: Mapping[str, float]) -> list[str]:
+def _title(entry: Mapping[str, Any], setting: str) -> str:
+    """Return the name of a comparison, with the server if that computes answers, and the number of episodes at once."""
+    server = entry["conditions"].get("server")
+    parts = [entry["benchmark"], "on vLLM" if server == "vllm" else "", f"{setting} at once" if setting else ""]
+    return ", ".join(filter(None, parts))
+
+
+def _ahead(title: str, figure: Figure, here: Mapping[str, float]) -> list[str]:
     if "agentrl" not in here:
         return []
     own, sign = here["agentrl"], 1 if figure.less_is_better else -1
-    where = f"{benchmark}, {setting} at once" if setting else benchmark
     return [
-        f"| {where} | {figure.title} | {NAMES[name]} | {figure.form.format(value)} | {figure.form.format(own)} |"
+        f"| {title} | {figure.title} | {NAMES[name]} | {figure.form.format(value)} | {figure.form.format(own)} |"
         for name, value in here.items()
         if name not in (*OWN, *LIMITS) and sign * value < sign * own
     ]
@@ -196,15 +206,9 @@ def history_table(entries: Sequence[Mapping[str, Any]]) -> str:
 
 def _history_row(entry: Mapping[str, Any], figure: Figure, setting: str, own: float, peers: Mapping[str, float]) -> str:
     best = min(peers, key=lambda name: peers[name])
-    server = entry["conditions"].get("server")
-    parts = [
-        entry["benchmark"],
-        *([f"on {server}"] if server == "vllm" else []),
-        *([f"{setting} at once"] if setting else []),
-    ]
     cells = [
         entry["conditions"]["date"],
-        ", ".join(filter(None, parts)),
+        _title(entry, setting),
         figure.title,
         figure.form.format(own),
         f"{figure.form.format(peers[best])} ({NAMES[best]})",

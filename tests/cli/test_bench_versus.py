@@ -185,6 +185,11 @@ def test_a_peer_that_is_ahead_is_listed_and_a_limit_is_not(tables: ModuleType) -
     assert "turns/s | TRL 1.16.0 | 2,000 | 1,250 |" in ahead
     assert "bare client" not in ahead
     assert "verifiers" not in ahead
+    vllm = rollout_entry(agentrl=0.9, trl=0.7)
+    vllm["conditions"] = CONDITIONS | {"server": "vllm"}
+    both = tables.ahead_table([rollout_entry(agentrl=0.8, trl=0.5), vllm])
+    assert "| rollout, 64 at once | CPU ms per turn | TRL 1.16.0 | 0.50 | 0.80 |" in both
+    assert "| rollout, on vLLM, 64 at once | CPU ms per turn | TRL 1.16.0 | 0.70 | 0.90 |" in both
     assert tables.ahead_table([rollout_entry(agentrl=0.4, trl=0.5)]) == "In none of the figures above."
     assert tables.ahead_table([]) == tables.NOT_MEASURED
 
