@@ -155,7 +155,7 @@ def test_a_chatml_model_without_tools_gets_a_template_that_shows_them_where_tool
     words = ("eval", "--env", "guess_number", "--model", str(folder), "--tasks", "2", "agent.max_turns=1")
     ended = agentrl(*words, "agent.tools=[calculator]", "agent.max_answer_tokens=8")
     assert ended.code == 0, ended.err
-    assert "model.chat_template=chatml takes its place" in caplog.text
+    assert "using model.chat_template=chatml instead" in caplog.text
     stored = next((workplace / "runs" / "evaluations").glob("*/model/chat_template.jinja"))
     assert "tools" in stored.read_text()
 
