@@ -130,6 +130,27 @@ def test_an_older_self_plays_and_stays_as_it_is(tiny_run, tmp_path):
     train(resume_run(run.folder.path, ["trainer.steps=3"]))
 
 
+@pytest.mark.slow
+def test_the_reference_of_a_loaded_adapter_is_that_adapter(tiny_run):
+    old = tiny_run(*ADAPTERS, "trainer.steps=1", name="old")
+    train(old)
+    run = tiny_run(
+        *ADAPTERS,
+        f"model.path={old.folder.model}",
+        f"adapters={{teller: {{path: {old.folder.path}}}, writer: {{}}}}",
+        "algorithm.kl_coef=0.1",
+        "trainer={steps: 2, learning_rate: 0.05, mini_batches: 1, epochs: 1}",
+        "checkpoint.every=1",
+        name="new",
+    )
+    train(run)
+    train(resume_run(run.folder.path, ["trainer.steps=3"]))
+    for name in ("teller", "writer"):
+        first, *later = (line[f"adapter/{name}/kl_reference"] for line in numbers(run))
+        assert first == pytest.approx(0.0, abs=1e-6)
+        assert min(later) > 1e-4
+
+
 def test_the_base_model_plays_a_role(tiny_run):
     run = tiny_run(
         *LOOP,

@@ -23,7 +23,15 @@ from agentrl.engine import AdapterVersions, PolicyEngine
 from agentrl.errors import UsageError
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.models.load import embedding_rows, load_model
-from agentrl.models.lora import adapter_folder, adapters_in, find_base, read_lora_config, save_adapter, with_adapter
+from agentrl.models.lora import (
+    adapter_folder,
+    adapters_in,
+    find_base,
+    is_adapter_folder,
+    read_lora_config,
+    save_adapter,
+    with_adapter,
+)
 from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.roles.role_policies import RoleAdapters
@@ -32,6 +40,7 @@ from agentrl.serving.engine_checks import check_engine_reports
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
 from agentrl.training.adapters import AdapterTrainers
+from agentrl.training.signals.reference import reads_reference
 from agentrl.training.trainer import Trainer
 from agentrl.training.weights import AdaptersWeights, ModelWeights
 from agentrl.weights import (
@@ -130,7 +139,8 @@ def build_adapters(
     """
     base = base_path or model_path
     models = load_adapters(config, base, None if model_path == base else Path(model_path))
-    trainer = _build_trainers(config, models, load_images(base))
+    references = _load_references(config, models.base, base)
+    trainer = _build_trainers(config, models, references, load_images(base))
     source, versions = _source_of(models), AdapterVersions()
     probe = _probe(config, models, source)
     engine: PolicyEngine
@@ -154,7 +164,34 @@ def build_adapters(
     )
 
 
-def _build_trainers(config: Config, models: AdapterModels, images: ImageProcessor | None) -> AdapterTrainers:
+def _load_references(config: Config, base: PreTrainedModel, base_path: str) -> dict[str, PreTrainedModel]:
+    """Load the reference policies of adapters that start from a trained one: the adapter at ``adapters.NAME.path``.
+
+    Without its adapter, such a policy is not the one before training. References of new adapters are not included: for
+    them, the trainer uses the base.
+
+    Raises:
+        UsageError: an adapter no longer exists.
+    """
+    found, lora = {}, config.model.lora
+    assert lora is not None
+    for name in trained_roles(config):
+        path = config.named_adapters[name].path
+        if path is None or not reads_reference(adapter_config(config, name).algorithm):
+            continue
+        if not is_adapter_folder(path):
+            raise UsageError(
+                f"adapters.{name}.path no longer exists, and its adapter is the reference policy",
+                got=path,
+                expected="the adapter from which the run started",
+            )
+        found[name] = with_adapter(base, lora, path=base_path, seed=config.run.seed, folder=path).requires_grad_(False)
+    return found
+
+
+def _build_trainers(
+    config: Config, models: AdapterModels, references: Mapping[str, PreTrainedModel], images: ImageProcessor | None
+) -> AdapterTrainers:
     """Build the trainer of each trained adapter."""
     trainers, runs, shared = {}, {}, _load_teacher(config)
     for name, roles in trained_roles(config).items():
@@ -167,7 +204,7 @@ def _build_trainers(config: Config, models: AdapterModels, images: ImageProcesso
             max_tokens=config.agent.max_tokens,
             image_processor=images,
             roles=roles,
-            signal_models=shared,
+            signal_models=shared if name not in references else {**shared, "reference": references[name]},
         )
         runs[name] = own.model_dump(mode="json")
     return AdapterTrainers(trainers, runs=runs, frozen=[name for name in models.adapted if name not in trainers])

@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from agentrl.config.number_format import cpu_has_bfloat16
 from agentrl.errors import ConfigError, UsageError
+from agentrl.models.logits import check_logits
 from agentrl.models.lora import check_one_model, find_base, is_adapter_folder, merge_adapter
 from agentrl.models.matrix_products import use_fast_products
 from agentrl.models.memory import keep_freed_memory
@@ -34,8 +35,6 @@ from agentrl.registry import Extra
 
 _log = logging.getLogger(__name__)
 BITSANDBYTES = Extra(name="qlora", module="bitsandbytes")
-LOGIT_CHANGES = ("logit_scale", "logits_scaling")
-"""Keys of a model's config that scale the head's output, which is not supported: log-probabilities would be wrong."""
 LISTED_TENSORS = 4
 """Maximum number of missing tensors that an error names."""
 
@@ -182,7 +181,7 @@ def _attention(config: Any) -> str:
 
 
 def _prepare(path: str | Path, model: PreTrainedModel) -> PreTrainedModel:
-    _check_logits(path, model)
+    check_logits(path, model)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -203,13 +202,6 @@ def _check_folder(path: str | Path) -> None:
         raise UsageError("model folder not found", got=folder, hint="check model.path")
     if not (folder / "config.json").is_file():
         raise UsageError("no model found in the folder", got=folder, expected="a folder with a config.json and weights")
-
-
-def _check_logits(path: str | Path, model: PreTrainedModel) -> None:
-    for key in LOGIT_CHANGES:
-        value = getattr(model.config.get_text_config(), key, None)
-        if value not in (None, 1, 1.0):
-            raise UsageError("this model changes its logits after the head", got=f"{path}: {key}={value}")
 
 
 def _device(name: str) -> torch.device:

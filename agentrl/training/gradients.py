@@ -1,7 +1,8 @@
 """The loss and gradient of an update: the configured functions, their inputs for each token, and the sum of parts.
 
 A sequence whose tokens all have advantage 0 has no gradient: it skips the forward pass, but still counts in the
-denominators of the loss. If no sequence has a gradient, all are computed, so that a step always has metrics.
+denominators of the loss. If no sequence has a gradient, all are computed, so that a step always has metrics. An update
+whose tokens are all rejected has no gradient either.
 """
 
 from __future__ import annotations
@@ -338,11 +339,13 @@ class GradientPass:
         index = self._select_tokens(part) if self._objective.looks_ahead else self.batch.token_index(part)
         weights = token_shares(self._objective, self.batch.owners, index, self.batch.sample_counts)
         members = [i for i in part if self.batch.needs_forward[i]]
+        # without any token to train, gradients of 0 would let the optimizer's momentum move the weights
+        trains = self._joint is not None or bool((weights > 0).any())
         result = self._policy.forward_backward(
             [self.batch.sequences[i] for i in members],
             functools.partial(self._loss, weights.to(self.model.device)),
             numbers=members,
-            needs_grad=[self._needs_grad[i] for i in members],
+            needs_grad=[trains and self._needs_grad[i] for i in members],
             head_parameters=self._head_parameters,
             hooks=self._hooks,
         )

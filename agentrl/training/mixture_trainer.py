@@ -233,6 +233,8 @@ def check_mixture(config: Config) -> None:
         needed = needed_inputs(lookup(Kind.ADVANTAGE, own.advantage)) | needed_inputs(lookup(Kind.LOSS, own.loss))
         refused = [part.value for part in needed - PROVIDED]
         refused += [f"the shaping {name}" for name in COMMON_SHAPING if name in own.shaping]
+        if own.observation_coef:
+            refused.append("algorithm.observation_coef, whose pass runs with several algorithms do not have")
         if reads_reference(own) and not reads_reference(config.algorithm):
             refused.append("a reference policy, which algorithm does not have")
         common = config.algorithm.reference

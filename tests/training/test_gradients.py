@@ -318,3 +318,14 @@ def test_an_update_without_a_token_left_changes_nothing(model, trajectories, set
     assert report.metrics["train/dropped_share"] == 1.0
     assert report.metrics["train/loss"] == 0.0
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_the_optimizers_momentum_does_not_move_weights_without_a_token_left(model, trajectories):
+    first = trainer_for(model, AlgorithmConfig())
+    first.step(trajectories, temperature=1.0, pad_id=0)
+    second = trainer_for(model, AlgorithmConfig(filters={"k1": {"limit": 0.0}}))
+    second._optimizer.load_state_dict(first._optimizer.state_dict())
+    before = copy.deepcopy(model.state_dict())
+    report = second.step(trajectories, temperature=1.0, pad_id=0)
+    assert report.metrics["train/dropped_share"] == 1.0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

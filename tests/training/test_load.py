@@ -5,10 +5,21 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.models import FAMILIES, tiny_model
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    CohereConfig,
+    FalconH1Config,
+    GraniteConfig,
+    OPTConfig,
+    RecurrentGemmaConfig,
+)
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import UsageError
 from agentrl.models.load import load_model
+from agentrl.models.logits import check_logits
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 
@@ -95,11 +106,51 @@ def test_a_file_of_weights_that_is_cut_short(model, tmp_path, left):
         load_model(tmp_path, dtype="float32")
 
 
-def test_logits_that_are_not_the_heads(model, tmp_path):
-    model.config.logit_scale = 0.5
-    model.save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match=r"logit_scale=0\.5"):
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+STATE = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+RECURRENT = {"num_hidden_layers": 3, "lru_width": 32, "logits_soft_cap": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "changed"),
+    [
+        (CohereConfig(**SMALL, logit_scale=0.5), "logits after"),
+        (GraniteConfig(**SMALL, logits_scaling=8.0), "logits after"),
+        (FalconH1Config(**SMALL, **STATE, lm_head_multiplier=0.04), "logits after"),
+        (RecurrentGemmaConfig(**SMALL | RECURRENT), "logits after"),
+        (BertConfig(**SMALL, is_decoder=True), "hidden states before"),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_logits_that_are_not_the_product_of_hidden_states_and_head(config, changed, tmp_path):
+    """Log-probabilities of these models would be wrong by up to several nats; no two scale under the same key."""
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=f"changes its {changed}"):
         load_model(tmp_path, dtype="float32")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_known_families(family):
+    model = tiny_model(family)
+    for dtype in (torch.float32, torch.bfloat16):
+        check_logits("model", model.to(dtype))
+        check_logits("model", model.to(dtype).to("meta"))
+        model = tiny_model(family)
+
+
+@pytest.mark.parametrize(
+    "config", [GraniteConfig(**SMALL, logits_scaling=1.0), FalconH1Config(**SMALL, **STATE), OPTConfig(**SMALL)]
+)
+def test_logits_of_models_that_could_change_them(config):
+    check_logits("model", AutoModelForCausalLM.from_config(config))
 
 
 @pytest.mark.parametrize(("device", "message"), [("gpu7", "unknown device"), ("cuda:99", "device not found")])

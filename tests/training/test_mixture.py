@@ -199,6 +199,8 @@ def test_steps_without_differing_returns_are_idle_if_no_environment_learns_from_
         ),
         (["environments.maze.algorithm={shaping: {kl: {coef: 0.1}}}"], "the shaping kl"),
         (["environments.maze.algorithm={shaping: {ares: {}}}"], "the shaping ares"),
+        (["environments.maze.algorithm={observation_coef: 0.1}"], r"environment maze .*algorithm\.observation_coef"),
+        (["algorithm.observation_coef=0.1"], r"environment maze .*algorithm\.observation_coef"),
         (["trainer.mini_batches=2", "trainer.max_kl=0.1"], "trainer.max_kl does not work with several algorithms"),
         (["environments.maze.algorithm={loss: nosuch}"], "nosuch"),
     ],
