@@ -201,6 +201,23 @@ async def test_turns_whose_billing_line_differs_are_one_conversation(played):
     assert (len(trajectory.turns), len(trajectory.sequences)) == (3, 1)
 
 
+@pytest.mark.parametrize("dialect", CLIENTS)
+async def test_a_text_that_was_cut_within_a_pair_is_read_without_its_half(played, renderer, dialect):
+    # claude-code#66932, mksglu/context-mode#659, DeepSeek-Reasonix#1976: agents in JavaScript cut long results
+    route, write, *_ = CLIENTS[dialect]
+
+    async def play(gateway, session):
+        body = json.dumps(write([{"role": "user", "text": "CUT"}], False))
+        data = body.replace("CUT", r"whole \ud83d\ude00 half \ud83d quoted \\ud83d").encode()
+        headers = {"Authorization": f"Bearer {session.key}"}
+        async with aiohttp.ClientSession() as http, http.post(gateway.url + route, data=data, headers=headers) as answer:
+            assert answer.status == 200
+
+    _, script = await played(play, "it is so")
+    sent = renderer.encoder.decode(list(script.requests[0].prompt_ids))
+    assert "whole \N{GRINNING FACE} half \ufffd quoted \\ud83d" in sent
+
+
 BAD_CALL = '<tool_call>\n{"name": "add", "arguments": {"a": \n</tool_call>'
 HUGE_CALL = '<tool_call>\n{"name": "add", "arguments": {"a": [1' + "0" * 400 + "]}}\n</tool_call>"
 THOUGHTS = {
