@@ -117,6 +117,8 @@ class Answer:
     """Parsed message, with content, tool calls and thinking in separate fields."""
     raw_text: str
     """Text of the whole answer, without special tokens."""
+    after_thinking: str | None = None
+    """Text after the thinking, with tool calls as written; ``None`` if it is all of `raw_text`."""
     opening: str = ""
     """Thinking mark at the end of the prompt, which precedes `raw_text`."""
     is_scripted: bool = False

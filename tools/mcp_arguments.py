@@ -22,11 +22,11 @@ LONGEST_INLINED = 8_000
 MOST_COMBINED = 8
 """Maximum levels of combined schemas in which arguments are looked for."""
 _DIALECTS = ("Draft3", "Draft4", "Draft6", "Draft7", "Draft201909", "Draft202012")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+MAP_KEYWORDS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value maps names to schemas."""
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+LIST_KEYWORDS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 """Keywords whose value is a list of schemas; ``items`` is one in old dialects."""
-_SINGLE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
+SINGLE_KEYWORDS = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
 _COMBINING = (
     *("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
     *("patternProperties", "propertyNames", "unevaluatedProperties", "minProperties"),
@@ -294,11 +294,11 @@ def _inline(schema: Any, root: Mapping[str, Any], inside: frozenset[str]) -> dic
     for key, value in schema.items():
         if key in _DEFINITIONS and inside:
             continue
-        if key in _MAPS and isinstance(value, Mapping):
+        if key in MAP_KEYWORDS and isinstance(value, Mapping):
             copied[key] = {name: _inline(part, root, inside) for name, part in value.items()}
-        elif key in _LISTS and isinstance(value, list):
+        elif key in LIST_KEYWORDS and isinstance(value, list):
             copied[key] = [_inline(part, root, inside) for part in value]
-        elif key in _SINGLE and isinstance(value, Mapping):
+        elif key in SINGLE_KEYWORDS and isinstance(value, Mapping):
             copied[key] = _inline(value, root, inside)
     return copied
 

@@ -18,6 +18,7 @@ from agentrl.tool.schema import WrongArguments
 from .mcp_arguments import EXTRA, LONGEST_PROBLEM, Checker, InputSchema
 from .mcp_results import NOTHING, result_value
 from .mcp_session import MCP_START_S, MCPConnection, Session
+from .mcp_transport import mended
 
 LONGEST_CALL_S = 3600.0
 """Maximum seconds without data from a server over HTTP; a call's own deadline is shorter."""
@@ -136,15 +137,17 @@ class MCPTools(Toolset):
         if self._command is not None:
             stdio = EXTRA.load("mcp.client.stdio")
             program, *words = self._command
-            parameters = mcp.StdioServerParameters(command=program, args=words, env=self._env or None)
-            async with mcp.Client(stdio.stdio_client(parameters, errlog=errors)) as client:
+            parameters = mcp.StdioServerParameters(
+                command=program, args=words, env=self._env or None, encoding_error_handler="replace"
+            )
+            async with mcp.Client(mended(stdio.stdio_client(parameters, errlog=errors))) as client:
                 yield client
             return
         http, httpx = EXTRA.load("mcp.client.streamable_http"), EXTRA.load("httpx2")
         patience = httpx.Timeout(MCP_START_S, read=LONGEST_CALL_S)
         async with (
             httpx.AsyncClient(headers=self._headers, timeout=patience) as http_client,
-            mcp.Client(http.streamable_http_client(self._url, http_client=http_client)) as client,
+            mcp.Client(mended(http.streamable_http_client(self._url, http_client=http_client))) as client,
         ):
             yield client
 

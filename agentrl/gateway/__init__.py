@@ -31,7 +31,7 @@ from agentrl.gateway.pending import NO_SIDE_CALLS, PendingRequest, UntrainedRequ
 from agentrl.gateway.refusals import TOO_DEEP, SessionOver, Unavailable
 from agentrl.gateway.responses import Responses
 from agentrl.gateway.session import GatewaySession
-from agentrl.message import text_of
+from agentrl.message import encodable_json, text_of
 from agentrl.remote.listening import (
     DEEPEST,
     Handler,
@@ -364,7 +364,7 @@ def _is_retry(request: web.Request) -> bool:
 async def _read(request: web.Request) -> tuple[Mapping[str, Any], bytes]:
     raw = await read_bytes_of(request, LARGEST_BODY)
     try:
-        body = await off_loop(len(raw), orjson.loads, raw)
+        body = await off_loop(len(raw), _parse, raw)
     except ValueError as error:
         raise BadRequest(f"the request is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(body, dict):
@@ -372,6 +372,16 @@ async def _read(request: web.Request) -> tuple[Mapping[str, Any], bytes]:
     if raw.count(b"[") + raw.count(b"{") > DEEPEST and await off_loop(len(raw), is_deep, body):
         raise BadRequest(f"the request has more than {DEEPEST} levels of lists and objects", code="invalid_json")
     return body, raw
+
+
+def _parse(raw: bytes) -> Any:
+    """Parse a request; agents in JavaScript may cut texts within a pair of surrogates."""
+    try:
+        return orjson.loads(raw)
+    except ValueError:
+        if b"\\u" not in raw:
+            raise
+        return orjson.loads(encodable_json(raw))
 
 
 async def _stream(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -54,11 +55,16 @@ ERROR_TYPES = {
 READ = (
     *("model", "messages", "max_tokens", "system", "tools", "tool_choice", "stop_sequences", "stream"),
     *("temperature", "top_p", "top_k", "mcp_servers", "container", "output_format", "output_config"),
-    *("thread", "thinking", "context_management"),
+    *("thread", "thinking", "context_management", "compaction"),
 )
-IGNORED = ("metadata", "service_tier", "inference_geo", "cache_control", "betas")
+IGNORED = (
+    *("metadata", "service_tier", "inference_geo", "cache_control", "betas", "speed", "diagnostics", "billing_policy"),
+    *("user_profile_id", "workspace_id", "fallbacks", "fallback_credit_token"),
+)
 """Fields without an effect on the answer."""
 SINGLE = "disable_parallel_tool_use"
+BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
+"""A line that Claude Code writes before its system prompt; it contains a hash that differs in every request."""
 SIGNATURE = "agentrl"
 """Placeholder for the vendor's signature of a thought; signatures in requests are not checked."""
 SAMPLING = {"temperature": (0.0, 1.0), "top_p": (0.0, 1.0), "top_k": (0.0, 1_000_000.0)}
@@ -88,13 +94,14 @@ class AnthropicMessages(Dialect):
         """Read a request to count tokens, where ``max_tokens`` is optional."""
         refuse_unknown(body, (*READ, *IGNORED))
         refuse(body, ("mcp_servers", "container"), "the policy cannot use them")
+        refuse(body, ("compaction",), "histories are not summarized here")
         if body.get("thread"):
             raise BadRequest(
                 "thread: histories are not stored here; send them whole", field="thread", code=NO_THREADS, is_offer=True
             )
         tools, forced = _tools(body)
         config = take_optional(body, "output_config", dict, {})
-        refuse_unknown(config, ("format", "effort"), "output_config")
+        refuse_unknown(config, ("format", "effort", "task_budget"), "output_config")
         path = "output_config.format" if is_given(config, "format") else "output_format"
         form = config["format"] if is_given(config, "format") else take_optional(body, "output_format", dict, {})
         messages = _TurnReader().read(take(body, "messages", list))
@@ -203,6 +210,8 @@ def _block_end(kind: str | None, index: int) -> Iterator[Event]:
 def _efforts(body: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, float | str]:
     """Return the client's settings for effort, thinking and context management."""
     efforts = {"output_config.effort": take_optional(config, "effort", str, "", "output_config")}
+    if is_given(config, "task_budget"):
+        efforts["output_config.task_budget"] = json.dumps(take(config, "task_budget", dict, "output_config"))
     for name in ("thinking", "context_management"):
         if is_given(body, name):
             efforts[name] = json.dumps(take(body, name, dict))
@@ -210,11 +219,12 @@ def _efforts(body: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, fl
 
 
 def _system(body: Mapping[str, Any]) -> list[Message]:
+    """Return the system prompt without the line for the vendor's billing, so that turns share their prompt."""
     content = body.get("system")
     if not content:
         return []
     if isinstance(content, str):
-        return [Message(role="system", content=content)]
+        content = [{"type": "text", "text": content}]
     if not isinstance(content, list):
         raise BadRequest("system must be text or a list of blocks", field="system")
     texts = []
@@ -222,8 +232,9 @@ def _system(body: Mapping[str, Any]) -> list[Message]:
         where = f"system.{index}"
         if not isinstance(block, dict) or block.get("type") != "text":
             raise BadRequest(f"{where}.type must be text", field=f"{where}.type", code="unsupported")
-        texts.append(take(block, "text", str, where))
-    return [Message(role="system", content="\n".join(filter(None, texts)))]
+        texts.append(BILLING.sub("", take(block, "text", str, where)))
+    text = "\n".join(filter(None, texts))
+    return [Message(role="system", content=text)] if text else []
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | None]:

@@ -49,6 +49,7 @@ IGNORED = (
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
+    "prompt_cache_options",
 )
 """Fields without an effect on the answer."""
 READ = (
@@ -64,7 +65,7 @@ READ = (
     ),
     *("n", "stream", "stream_options", "temperature", "top_p", "response_format", "reasoning_effort", "verbosity"),
     *("functions", "function_call", "logprobs", "top_logprobs", "logit_bias", "presence_penalty", "frequency_penalty"),
-    *("seed", "modalities", "audio", "prediction", "web_search_options"),
+    *("seed", "modalities", "audio", "prediction", "web_search_options", "moderation"),
 )
 PARALLEL = "parallel_tool_calls"
 SAMPLING = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0)}
@@ -84,7 +85,7 @@ class ChatCompletions(OpenAIDialect):
         check_top_logprobs(body)
         sampling_why = "the run sets the sampling of its policy"
         refuse(body, ("logit_bias", "presence_penalty", "frequency_penalty"), sampling_why)
-        refuse(body, ("audio", "prediction", "web_search_options"), "the policy has no such feature")
+        refuse(body, ("audio", "prediction", "web_search_options", "moderation"), "the policy has no such feature")
         if body.get("modalities") not in (None, ["text"]):
             raise BadRequest("modalities must be ['text']", field="modalities", code="unsupported")
         tools, forced = _tools(body)
@@ -204,7 +205,7 @@ class _MessageReader:
         if role == "tool":
             call_id = take(row, "tool_call_id", str, path)
             name = self._names.get(call_id) or take_optional(row, "name", str, "", path) or None
-            return Message(role="tool", content=_content(row, path), tool_call_id=call_id, name=name)
+            return Message(role="tool", content=_content_or_none(row, path), tool_call_id=call_id, name=name)
         raise BadRequest(
             f"{path}.role must be system, developer, user, assistant or tool: got {role!r}", field=f"{path}.role"
         )
@@ -222,11 +223,19 @@ class _MessageReader:
             self._names[call_id] = name
             read = arguments(function.get("arguments"), f"{where}.function.arguments")
             calls.append(ToolCall(name=name, arguments=read, id=call_id))
-        reasoning = next((str(row[key]) for key in ("reasoning_content", "reasoning") if is_given(row, key)), None)
-        content = _content(row, path) if is_given(row, "content") else ""
+        names = ("reasoning_content", "reasoning")
         return Message(
-            role="assistant", content=content, tool_calls=tuple(calls), reasoning=reasoning, name=participant(row, path)
+            role="assistant",
+            content=_content_or_none(row, path),
+            tool_calls=tuple(calls),
+            reasoning=next((take(row, name, str, path) for name in names if is_given(row, name)), None),
+            name=participant(row, path),
         )
+
+
+def _content_or_none(row: Mapping[str, Any], path: str) -> Content:
+    """Return the content of an answer or of a tool's result, which may be missing."""
+    return _content(row, path) if is_given(row, "content") else ""
 
 
 def _content(row: Mapping[str, Any], path: str) -> Content:

@@ -163,16 +163,20 @@ def stop_texts(value: Any, name: str, most: int = 64) -> tuple[str, ...]:
 def arguments(text: Any, path: str) -> dict[str, Any]:
     """Return the arguments of a tool call in the history, which clients send as JSON text or as an object.
 
+    Null, an empty text and the text ``null`` mean a call without arguments.
+
     Raises:
-        BadRequest: they are neither.
+        BadRequest: they are something else.
     """
     if isinstance(text, str):
         try:
             text = json.loads(text or "{}", parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"{path} is not valid JSON: {error}", field=path) from error
-        if is_deep(text):
+        if isinstance(text, dict) and is_deep(text):
             raise BadRequest(f"{path} has more than {DEEPEST} levels of lists and objects", field=path)
+    if text is None:
+        return {}
     if not isinstance(text, dict):
         raise BadRequest(f"{path} must be an object: got {shorten(text)}", field=path)
     return text

@@ -21,6 +21,9 @@ from agentrl.message import Message, TextPart
 
 LONG_TEXT = 1 << 14
 """Characters above which a text is compared by its hash."""
+LARGEST_EXACT = 1 << 53
+"""Whole number above which JavaScript rounds."""
+LARGEST_FLOAT = 1 << 1023
 Chain = list[bytes]
 """The hash of each prefix of a history: of one message, of two, and so on."""
 
@@ -49,11 +52,13 @@ def _brief(text: str) -> object:
 
 
 def _plain(value: object) -> object:
-    """Return JSON with floats of integral value as ints: JavaScript does not distinguish them."""
+    """Return JSON with numbers as JavaScript has them: floats of integral value as ints, large ints rounded."""
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, list):
         return [_plain(one) for one in value]
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_EXACT:
+        value = float(value) if abs(value) < LARGEST_FLOAT else str(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from agentrl.agent_loop import Answer, AnswerSoFar
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.gateway.dialect import ChatRequest, Reply, ReplyAnswer, StreamingReply
-from agentrl.gateway.history import Chain
+from agentrl.gateway.history import LARGEST_FLOAT, Chain
+from agentrl.remote.listening import DEEPEST, is_deep
 
 Result = TypeVar("Result")
 LARGE = 1 << 18
@@ -95,3 +96,30 @@ def cut_at(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
         return text, None
     at, end = min(found)
     return text[:at], end
+
+
+def without_unwritable_calls(answer: Answer) -> Answer:
+    """Return an answer whose calls can be sent back as JSON.
+
+    Calls become text if their arguments are nested too deeply, or contain numbers that JSON parsers take for infinity.
+    """
+    arguments = [dict(call.arguments) for call in answer.message.tool_calls]
+    if any(map(is_deep, arguments)):
+        problem = f"the arguments of a call have more than {DEEPEST} levels of lists and objects"
+    elif any(map(_has_huge_number, arguments)):
+        problem = "the arguments of a call contain a number that is too large"
+    else:
+        return answer
+    message = replace(answer.message, content=text_with_calls(answer), tool_calls=())
+    return replace(answer, message=message, problems=(*answer.problems, problem))
+
+
+def _has_huge_number(value: object) -> bool:
+    if isinstance(value, dict | list):
+        return any(map(_has_huge_number, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int) and abs(value) >= LARGEST_FLOAT
+
+
+def text_with_calls(answer: Answer) -> str:
+    """Return an answer without its thinking, but with its calls as written."""
+    return answer.raw_text if answer.after_thinking is None else answer.after_thinking.lstrip()

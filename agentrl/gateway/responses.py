@@ -44,14 +44,17 @@ from agentrl.gateway.forms import forced_call, schema_form, tool_schema
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, system
 
 LABELS = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
-"""Fields without an effect on the answer."""
+"""Texts without an effect on the answer."""
 READ = (
     *("model", "input", "instructions", "previous_response_id", "store", "conversation", "prompt", "metadata"),
     *("tools", "tool_choice", "parallel_tool_calls", "max_tool_calls", "max_output_tokens", "temperature", "top_p"),
     *("stream", "stream_options", "text", "reasoning", "include", "truncation", "background", "top_logprobs"),
-    "client_metadata",
+    *("client_metadata", "prompt_cache_options", "context_management", "background_options", "moderation"),
+    *("access_programs", "image"),
 )
 TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
+CALLER_FIELDS = ("defer_loading", "async", "allowed_callers", "output_schema")
+"""Fields of tools that say when and how they may be called."""
 VERBOSITIES = ("low", "medium", "high")
 LOGPROBS = "message.output_text.logprobs"
 """Value of ``include`` that requests log-probabilities."""
@@ -164,7 +167,8 @@ def _unsupported_error(field: str, value: Any, why: str) -> BadRequest:
 def _check_settings(body: Mapping[str, Any]) -> None:
     refuse(body, ("conversation",), "send the items, or previous_response_id")
     refuse(body, ("prompt",), "prompts are not stored here: send instructions and input")
-    refuse(body, ("background",), "wait for the reply, or stream it")
+    refuse(body, ("background", "background_options"), "wait for the reply, or stream it")
+    refuse(body, ("moderation", "access_programs", "image"), "the policy has no such feature")
     refuse(body, ("max_tool_calls",), "the number of calls cannot be limited")
     check_top_logprobs(body)
     if body.get("truncation") not in (None, "disabled"):
@@ -180,20 +184,26 @@ def _check_settings(body: Mapping[str, Any]) -> None:
     for name in LABELS:
         take_optional(body, name, str, "")
     take_optional(body, "client_metadata", dict, {})  # Codex's own: ids of its session and its turn
+    take_optional(body, "prompt_cache_options", dict, {})
     for name, value in take_optional(body, "metadata", dict, {}).items():
         if not isinstance(value, str):
             raise BadRequest(f"metadata.{name} must be text: got {shorten(value)}", field=f"metadata.{name}")
     refuse_unknown(take_optional(body, "text", dict, {}), ("format", "verbosity"), "text")
     reasoning = take_optional(body, "reasoning", dict, {})
-    refuse_unknown(reasoning, ("effort", "summary", "generate_summary"), "reasoning")
+    refuse_unknown(reasoning, ("effort", "summary", "generate_summary", "context", "mode"), "reasoning")
     for name in reasoning:
         take_optional(reasoning, name, str, "", "reasoning")
+    if reasoning.get("mode") not in (None, "standard"):
+        raise _unsupported_error("reasoning.mode", reasoning["mode"], "expected standard")
 
 
 def _efforts(body: Mapping[str, Any]) -> dict[str, float | str]:
-    """Return the client's settings for reasoning effort and verbosity."""
+    """Return the client's settings for reasoning, verbosity and context management."""
     text, reasoning = take_optional(body, "text", dict, {}), take_optional(body, "reasoning", dict, {})
-    efforts = {"reasoning.effort": reasoning.get("effort"), "text.verbosity": text.get("verbosity")}
+    efforts = {f"reasoning.{name}": reasoning.get(name) for name in ("effort", "context")}
+    efforts["text.verbosity"] = text.get("verbosity")
+    if edits := take_optional(body, "context_management", list, []):
+        efforts["context_management"] = json.dumps(edits)
     if efforts["text.verbosity"] not in (None, *VERBOSITIES):
         raise BadRequest(
             f"text.verbosity must be low, medium or high: got {shorten(text['verbosity'])}", field="text.verbosity"
@@ -207,12 +217,23 @@ def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | 
     for path, tool in _objects(take_optional(body, "tools", list, []), "tools"):
         if tool.get("type") != "function":
             raise _unsupported_error(f"{path}.type", tool.get("type"), "only function tools are supported")
-        refuse_unknown(tool, TOOL_FIELDS, path)
+        refuse_unknown(tool, (*TOOL_FIELDS, *CALLER_FIELDS), path)
+        _check_callers(tool, path)
         tools.append(tool_schema(tool, path))
     choice = body.get("tool_choice") or "auto"
     named = choice if isinstance(choice, dict) and choice.get("type") == "function" else None
     kind, name = (choice, None) if named is None else ("function", named.get("name"))
     return tools, forced_call(kind, name, tools, "tool_choice")
+
+
+def _check_callers(tool: Json, path: str) -> None:
+    """Refuse a tool that the policy could not call at once and directly; ``output_schema`` is only for programs."""
+    for name in ("defer_loading", "async"):
+        if take_optional(tool, name, bool, False, path):
+            raise _unsupported_error(f"{path}.{name}", True, "the policy calls tools at once")
+    if "direct" not in take_optional(tool, "allowed_callers", list, ["direct"], path):
+        raise _unsupported_error(f"{path}.allowed_callers", tool["allowed_callers"], "the policy calls tools directly")
+    take_optional(tool, "output_schema", dict, {}, path)
 
 
 def _echo(body: Mapping[str, Any], tools: Sequence[ToolSchema]) -> Json:

@@ -63,10 +63,11 @@ from agentrl.gateway.pending import (
     cut_at,
     digest_of,
     off_loop,
+    text_with_calls,
+    without_unwritable_calls,
 )
 from agentrl.gateway.refusals import TOO_DEEP, SessionOver, client_error_of
 from agentrl.message import Message, ToolCall
-from agentrl.remote.listening import DEEPEST, is_deep
 
 _log = logging.getLogger(__name__)
 KEY_PREFIX = "sk-agentrl-"
@@ -368,7 +369,7 @@ class GatewaySession:
         )
         try:
             conversation, messages = self._conversation(request, pending.chain)
-            answer = without_deep_calls(await conversation.generate(options=options))
+            answer = without_unwritable_calls(await conversation.generate(options=options))
         except EpisodeEnd as end:
             return self._cut_off(end)
         except UnsupportedOption as error:
@@ -452,7 +453,8 @@ class GatewaySession:
         message, stop = answer.message, request.stop
         text, stop_text = cut_at(message.text, stop)
         if answer.problems and not message.tool_calls:
-            text, stop_text = cut_at(answer.raw_text[max(answer.raw_text.find(sent), 0) :], stop)
+            written = text_with_calls(answer)
+            text, stop_text = cut_at(written[max(written.find(sent), 0) :], stop)
         calls = tuple(self._with_client_id(call) for call in message.tool_calls[: 1 if request.single_call else None])
         return ReplyAnswer(
             text=text,
@@ -559,15 +561,6 @@ def _has_failed(task: asyncio.Task[Any]) -> bool:
 def chain_step(chain: Chain, message: Message) -> bytes:
     """Return the hash of a history with one more message."""
     return hashlib.blake2b(chain[-1] + key_of(message), digest_size=16).digest()
-
-
-def without_deep_calls(answer: Answer) -> Answer:
-    """Return an answer whose calls can be written as JSON; calls with too deeply nested arguments become text."""
-    if not any(is_deep(dict(call.arguments)) for call in answer.message.tool_calls):
-        return answer
-    problem = f"the arguments of a call have more than {DEEPEST} levels of lists and objects"
-    message = replace(answer.message, content=answer.raw_text, tool_calls=())
-    return replace(answer, message=message, problems=(*answer.problems, problem))
 
 
 def sent_message(answer: ReplyAnswer) -> Message:

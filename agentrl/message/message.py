@@ -22,6 +22,10 @@ Messages that agentrl renders do not need it: see `agentrl.render.content_guard`
 MOST_DIGITS = 1000
 """Maximum number of digits that `parse_int` accepts; Python does not convert more than 4300 digits."""
 _INTEGER = re.compile(r"(?<![\w.])[-+]?\d+(?![\w]|\.\d)")
+_SURROGATES = re.compile(
+    rb"(?:\\\\)+|\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|(?P<lone>\\u[dD][89a-fA-F][\da-fA-F]{2})"
+)
+"""Pattern of escaped backslashes, pairs of surrogates, and lone surrogates in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +214,17 @@ def encodable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode(errors="replace").decode()
     return text
+
+
+def encodable_json(raw: bytes) -> bytes:
+    r"""Return JSON with escapes of lone surrogates replaced, as JavaScript does where it encodes a text.
+
+    JavaScript writes such escapes for a text that was cut within a pair; strict parsers refuse them.
+
+    >>> print(encodable_json(rb'["\ud83d\ude00", "\ud83d", "\\ud83d"]').decode())
+    ["\ud83d\ude00", "\ufffd", "\\ud83d"]
+    """
+    return _SURROGATES.sub(lambda found: rb"\ufffd" if found["lone"] else found[0], raw)
 
 
 def parse_int(text: str) -> int | None:

@@ -119,6 +119,7 @@ class AnswerReader:
         return Answer(
             message=message,
             raw_text=text,
+            after_thinking=None if thinking.reasoning is None else thinking.rest,
             problems=unclosed + parsed.problems,
             repairs=parsed.repairs,
             opening="" if text.lstrip().startswith(self._marks.open) else self._opening,

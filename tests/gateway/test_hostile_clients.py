@@ -122,7 +122,7 @@ MALFORMED = {
             ],
         }
     ).encode(),
-    "half a pair": b'{"model": "p", "messages": [{"role": "user", "content": "\\ud800"}]}',
+    "half an escape": b'{"model": "p", "messages": [{"role": "user", "content": "\\ud8"}]}',
     "a huge number": b'{"model": "p", "n": 1' + b"0" * 5000 + b', "messages": []}',
     "endless": b'{"model": "p", "max_tokens": 1e999, "messages": [{"role": "user", "content": "x"}]}',
 }

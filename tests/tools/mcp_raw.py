@@ -11,8 +11,30 @@ RESULTS = {
     "text_as_content": {"content": "3 rows"},
     "no_result": "3 rows",
     "fine": {"content": [{"type": "text", "text": "3 rows"}]},
+    "cut_pair": {"content": [{"type": "text", "text": "fern \ud83c"}]},
+    "latin_1": {"content": [{"type": "text", "text": "caf\udce9"}]},
+    "null_flag": {"content": [{"type": "text", "text": "3 rows"}], "isError": None},
 }
+PLACE = {"place": {"type": "string"}}
+SCHEMAS = {
+    "nothing": {},
+    "dialect": {"$schema": "http://json-schema.org/draft-07/schema#"},
+    "untyped": {"properties": PLACE, "required": ["place"]},
+    "empty_list": {"type": "object", "properties": [], "required": []},
+    "nulls": {"type": "object", "properties": None, "required": None},
+    "required_inside": {"type": "object", "properties": {**PLACE, "required": ["place"]}},
+    "alternatives": {"anyOf": [{"type": "object", "properties": PLACE}, {"type": "object"}]},
+    "text": {"type": "string"},
+}
+"""Schemas of tools that the protocol does not allow."""
 TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in RESULTS]
+ODD_TOOLS = [
+    *({"name": name, "inputSchema": schema} for name, schema in SCHEMAS.items()),
+    {"name": "missing", "description": None},
+    {"name": "list_output", "inputSchema": {"type": "object"}, "outputSchema": {"type": "array"}},
+    {"inputSchema": {"type": "object"}},
+    None,
+]
 
 
 def answer(method: str, parameters: dict) -> dict:
@@ -26,9 +48,10 @@ def answer(method: str, parameters: dict) -> dict:
             }
         }
     if method == "tools/list":
-        return {"result": {"tools": TOOLS}}
+        return {"result": {"tools": ODD_TOOLS if "--odd" in sys.argv else TOOLS}}
     if method == "tools/call":
-        return {"result": RESULTS[parameters["name"]]}
+        said = {"content": [{"type": "text", "text": json.dumps(parameters["arguments"])}]}
+        return {"result": RESULTS.get(parameters["name"], said)}
     return {"error": {"code": -32601, "message": f"no method {method}"}}
 
 
@@ -37,4 +60,6 @@ if __name__ == "__main__":
         request = json.loads(line)
         if "id" in request:
             told = {"jsonrpc": "2.0", "id": request["id"], **answer(request["method"], request.get("params") or {})}
-            print(json.dumps(told), flush=True)
+            written = json.dumps(told).replace("\\udce9", "\udce9")
+            sys.stdout.buffer.write(written.encode(errors="surrogateescape") + b"\n")
+            sys.stdout.flush()

@@ -1,0 +1,146 @@
+"""Messages of MCP servers: those that break the protocol in common ways are mended before the `mcp` package reads them.
+
+The package refuses a whole list of tools because of one tool, and loses messages that its JSON parser refuses, so that
+their calls never end. Many servers are written without a package that would check what they send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from agentrl.message import encodable_json
+
+from .mcp_arguments import EXTRA, LIST_KEYWORDS, MAP_KEYWORDS, SINGLE_KEYWORDS
+from .mcp_results import first_problem
+
+_VALUES = ("default", "const")
+"""Keywords of JSON Schema whose value may be null."""
+_DEEPEST = 50
+"""Maximum levels of schemas within schemas that are mended."""
+
+_log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def mended(transport: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
+    """Open a transport of the `mcp` package, and mend the messages that the server sends."""
+    async with transport as (read, write):
+        sending, receiving = EXTRA.load("anyio").create_memory_object_stream(0)
+        forwarding = asyncio.create_task(_forward(read, sending))
+        try:
+            with receiving:
+                yield receiving, write
+        finally:
+            forwarding.cancel()
+            await asyncio.wait({forwarding})
+
+
+async def _forward(read: Any, sending: Any) -> None:
+    anyio = EXTRA.load("anyio")
+    with sending, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        async for message in read:
+            await sending.send(_mend(message))
+
+
+def _mend(message: Any) -> Any:
+    """Mend a message, or the error of one that the package could not read."""
+    if isinstance(message, Exception):
+        message = _read_again(message)
+    result = getattr(getattr(message, "message", None), "result", None)
+    if isinstance(result, dict) and isinstance(result.get("tools"), list):
+        result["tools"] = _readable_tools(result["tools"])
+    if isinstance(result, dict) and "isError" in result:
+        result["isError"] = bool(result["isError"])
+    return message
+
+
+def _read_again(error: Exception) -> Any:
+    """Return the message of a line with lone surrogates; the error if it cannot be read without them either."""
+    invalid = EXTRA.load("pydantic").ValidationError
+    if not isinstance(error, invalid):
+        return error
+    line = error.errors()[0]["input"]
+    if not isinstance(line, str):
+        return error
+    try:
+        message = EXTRA.load("mcp.types").jsonrpc_message_adapter.validate_json(encodable_json(line.encode()))
+    except invalid:
+        return error
+    return EXTRA.load("mcp.shared.message").SessionMessage(message)
+
+
+def _readable_tools(tools: list[Any]) -> list[Any]:
+    """Return the tools that can be read, with mended schemas; the log names the others."""
+    readable = []
+    for tool in tools:
+        described = _mended_tool(tool) if isinstance(tool, Mapping) else tool
+        if (problem := _problem_of(described)) is None:
+            readable.append(described)
+        else:
+            name = tool.get("name") if isinstance(tool, Mapping) else tool
+            _log.warning("MCP tool %.80s is left out, because its description is invalid: %s", name, problem)
+    return readable
+
+
+def _problem_of(tool: Any) -> str | None:
+    try:
+        EXTRA.load("mcp.types").Tool.model_validate(tool, by_name=False)
+    except EXTRA.load("pydantic").ValidationError as error:
+        return first_problem(error)
+    kind = tool["inputSchema"]["type"]
+    return None if kind == "object" else f"inputSchema.type is {kind!r}, expected 'object'"
+
+
+def _mended_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    described = {key: value for key, value in tool.items() if value is not None}
+    given = described.get("inputSchema", {})
+    described["inputSchema"] = mended_schema(given) if isinstance(given, Mapping) else given
+    output = described.get("outputSchema")
+    if output is not None and not (isinstance(output, Mapping) and output.get("type") == "object"):
+        del described["outputSchema"]  # results are only compared with it
+    return described
+
+
+def mended_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Mend the schema of a tool's arguments.
+
+    Keywords with null count as missing, an empty list where a map of schemas belongs (as PHP writes an empty map) as an
+    empty map, ``required`` among the properties as the keyword, and a missing ``type`` as ``object``.
+    """
+    mended_root = _mended_part(schema, 0)
+    properties = mended_root.get("properties")
+    if isinstance(properties, dict) and isinstance(required := properties.get("required"), list):
+        mended_root["properties"] = {name: part for name, part in properties.items() if name != "required"}
+        mended_root.setdefault("required", required)
+    kind = mended_root.get("type", "object")
+    return {**mended_root, "type": "object" if isinstance(kind, list) and "object" in kind else kind}
+
+
+def _mended_part(schema: Any, depth: int) -> Any:
+    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        return schema
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in MAP_KEYWORDS:
+            value = {} if value in (None, []) else value
+            if isinstance(value, Mapping):
+                value = {name: _mended_entry(name, part, depth + 1) for name, part in value.items()}
+        elif key in LIST_KEYWORDS and isinstance(value, list):
+            value = [_mended_part(part, depth + 1) for part in value]
+        elif key in SINGLE_KEYWORDS:
+            value = _mended_part(value, depth + 1)
+        if value is not None or key in _VALUES:
+            kept[key] = value
+    return kept
+
+
+def _mended_entry(name: str, part: Any, depth: int) -> Any:
+    """Mend one entry of a map of schemas; an entry that is no schema accepts everything."""
+    if isinstance(part, Mapping | bool) or (name == "required" and isinstance(part, list)):
+        return _mended_part(part, depth)
+    return {}
