@@ -10,7 +10,7 @@ from agentrl.message import TextPart
 from agentrl.rollout.env_returns import WrongReturn, check_reset, check_step
 
 
-class Kind(str, enum.Enum):
+class Kind(enum.StrEnum):
     HARD = "hard"
 
 

@@ -110,7 +110,7 @@ class Wordy(Scorer):
         (Score(reward=1.0, components={"style": math.nan}), "gave an invalid style: got float nan"),
         (
             Score(reward=1.0, components={1: 0.5}),
-            "gave components without names: got {1: 0.5}, expected numbers by name",
+            "gave components without names: got {1: 0.5}",
         ),
         (KeyError("x"), r"failed: got KeyError: 'x'.*It was raised in .*test_reward_failures.py line \d+: raise"),
     ],
