@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
+import logging
 import random
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from agentrl.errors import EnvironmentFailure, UsageError
 from agentrl.message import Message
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+DIGESTED = 10_000
+"""Number of tasks in a digest, at equal distances; about ten microseconds each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +275,34 @@ def seed_tasks(environment: str, split: str, **_options: Any) -> SeedTasks:
     return SeedTasks(environment, split)
 
 
+def tasks_digest(source: TaskSource) -> str | None:
+    """Return a digest of the contents of a file's tasks, or of a list's; ``None`` for tasks that are generated."""
+    own = getattr(source, "digest", None)
+    if callable(own):
+        return str(own())
+    return contents_digest(source, task_contents) if isinstance(source, list | tuple) else None
+
+
+def contents_digest(tasks: Sequence[T], contents: Callable[[T], Mapping[str, Any]]) -> str:
+    """Return a digest of the contents of at most twice `DIGESTED` tasks; values that JSON does not have are equal."""
+    digest = hashlib.blake2b(digest_size=8)
+    for task in tasks[:: max(1, len(tasks) // DIGESTED)]:
+        try:
+            text = json.dumps(contents(task), default=lambda value: type(value).__name__, skipkeys=True)
+        except (ValueError, RecursionError):  # a list of tasks in Python may contain circular or very deep values
+            text = "?"
+        digest.update(text.encode())
+    return digest.hexdigest()
+
+
+def task_contents(task: Task) -> dict[str, Any]:
+    """Return what distinguishes a task from others of its environment, as a record for `contents_digest`."""
+    messages = [[message.role, message.text] for message in task.messages]
+    fixed = {"id": task.id, "seed": task.seed, "prompt": task.prompt, "messages": messages, "type": task.type}
+    given = {"options": task.options, "ground_truth": task.ground_truth, "columns": task.columns}
+    return fixed | {name: dict(value) if isinstance(value, Mapping) else value for name, value in given.items()}
+
+
 class TaskCursor:
     """Iterator over a source in a new random order each epoch (in its own order without `shuffle`), with a state."""
 
@@ -282,6 +317,7 @@ class TaskCursor:
         self.position = 0
         self._epoch = -1
         self._order: Sequence[int] = ()
+        self._digest = functools.cache(lambda: tasks_digest(source))
 
     def next(self) -> Task:
         """Return the next task; never ends."""
@@ -314,7 +350,8 @@ class TaskCursor:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict`."""
         source = {} if self.proposed is None else {"source": self.proposed.state_dict()}
-        return {"position": self.position, "seed": self.seed, "size": len(self.source), **source}
+        contents = {} if (digest := self._digest()) is None else {"tasks": digest}
+        return {"position": self.position, "seed": self.seed, "size": len(self.source), **contents, **source}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at the position of another cursor over the same source."""
@@ -323,8 +360,16 @@ class TaskCursor:
                 "the saved task cursor belongs to another task source",
                 got=f"seed {state['seed']}, {state['size']} tasks",
                 expected=f"seed {self.seed}, {len(self.source)} tasks",
+                hint="restore the file of the tasks, or start a new run from the model of this one",
             )
         self.position = state["position"]
+        if state.get("tasks") not in (None, self._digest()):
+            _log.warning(
+                "the tasks of %s have changed since the checkpoint; the run continues at task %d of their order, with "
+                "the tasks as they are now",
+                self.source[0].environment,
+                self.position,
+            )
         if self.proposed is not None and "source" in state:
             self.proposed.load_state_dict(state["source"])
 

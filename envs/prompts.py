@@ -14,9 +14,17 @@ import gymnasium
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
 from agentrl.message import Message, text_of
-from agentrl.message.data_file import MEDIA_COLUMNS, Row, message_rows, read_messages, read_rows, refuse_media
+from agentrl.message.data_file import (
+    MEDIA_COLUMNS,
+    Row,
+    UniqueIds,
+    message_rows,
+    read_messages,
+    read_rows,
+    refuse_media,
+)
 from agentrl.message.data_source import data_files
-from agentrl.task import Task
+from agentrl.task import Task, contents_digest, task_contents
 
 from .row_images import COLUMNS as IMAGE_COLUMNS
 from .row_images import has_images, messages_with_images
@@ -151,13 +159,11 @@ def tasks(
             hint="to evaluate prompts of another file: agentrl eval --prompts FILE",
         )
     path = chosen[split]
-    found, ids = PromptTasks(split), set()
+    found, ids = PromptTasks(split), UniqueIds(f"the file of prompts {path}")
     for row in read_rows(path, "file of prompts"):
-        ids.add(found.add(row).id)
-    if not ids:
+        ids.add(found.add(row).id, row.location)
+    if not found:
         raise UsageError(f"the file of prompts {path} is empty", expected="at least one row")
-    if len(ids) < len(found):
-        raise UsageError(f"the file of prompts {path} has two rows with the same id", expected="unique ids")
     return found if user is None else [_hidden(task) for task in found]
 
 
@@ -189,6 +195,10 @@ class PromptTasks(Sequence[Task]):
         task = self._task(row, len(self._found))
         self._found.append(row if has_images(row, _prompt(row)) else task)
         return task
+
+    def digest(self) -> str:
+        """Return a digest of the rows, without the content of their images."""
+        return contents_digest(self._found, lambda one: task_contents(one) if isinstance(one, Task) else one.values)
 
     def __len__(self) -> int:
         return len(self._found)

@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from agentrl.errors import UsageError
-from agentrl.message.data_file import Row, read_rows, texts_of
+from agentrl.message.data_file import Row, UniqueIds, read_rows, texts_of
 from agentrl.observe.files import JsonLinesWriter, read_json_lines
 
 SEPARATED = "one\u2028two\u2029three\u0085four\u000bfive"
@@ -242,3 +243,29 @@ def test_imports_of_a_problem_may_be_one_text(tmp_path: Path) -> None:
     row["test_imports"] = "import math"
     (problem,) = read_code(str(written(tmp_path, lines([row]))), "test", 0).values()
     assert (problem.setup, problem.hidden_tests) == ("\nimport math", ("assert f(1) == 1",))
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_times_with_nanoseconds_are_read_as_times_of_python(tmp_path: Path, form: str) -> None:
+    """Pandas stores them in columns that no reward function reads: they must not prevent the file from being read."""
+    stamp = pa.array([1577836800000000001], pa.timestamp("ns"))
+    nested = pa.StructArray.from_arrays([stamp, pa.array([[1500]], pa.list_(pa.duration("ns")))], ["at", "took"])
+    table = pa.table({"prompt": ["a"], "at": stamp, "log": nested, "text": pa.array(["x"]).dictionary_encode()})
+    file = tmp_path / f"rows.{form}"
+    if form == "parquet":
+        parquet.write_table(table, file)
+    else:
+        with pa.ipc.new_file(str(file), table.schema) as opened:
+            opened.write_table(table)
+    (row,) = read_rows(file)
+    moment, microsecond = datetime(2020, 1, 1), timedelta(microseconds=1)
+    expected = {"prompt": "a", "at": moment, "log": {"at": moment, "took": [microsecond]}, "text": "x"}
+    assert row.values == expected
+
+
+def test_the_rows_with_the_same_id_are_named() -> None:
+    ids = UniqueIds("the file rows.jsonl")
+    ids.add("7", "rows.jsonl line 2")
+    ids.add("8", "rows.jsonl line 3")
+    with pytest.raises(UsageError, match=r"got '7' in rows[.]jsonl line 2 and rows[.]jsonl line 900, expected"):
+        ids.add("7", "rows.jsonl line 900")

@@ -245,3 +245,13 @@ def _size(folder):
 
 def _start(start_python, run):
     return start_python("-c", RESUME, str(run.folder.path), folder=WORLDS)
+
+
+def test_a_run_that_continues_with_other_rows_says_so(tiny_run, tmp_path):
+    file, told = tmp_path / "tasks.jsonl", Messages()
+    file.write_text("".join(f'{{"id": "{i}", "seed": {i}}}\n' for i in range(4)))
+    run = tiny_run(f"environment.tasks={file}", "trainer.steps=1")
+    train(run)
+    file.write_text("".join(f'{{"id": "{i}", "seed": {i + 9}}}\n' for i in range(4)))
+    train(resume_run(run.folder.path, ["trainer.steps=2"]), watcher=told)
+    assert [text for text in told.messages if "have changed since the checkpoint" in text]

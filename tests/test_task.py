@@ -43,6 +43,37 @@ def test_a_cursor_of_other_tasks_is_refused() -> None:
         TaskCursor(SeedTasks("x", size=8), seed=1).load_state_dict(state)
 
 
+def rows(*prompts: str, **columns: Any) -> list[Task]:
+    return [Task(id=str(i), environment="x", prompt=prompt, columns=columns) for i, prompt in enumerate(prompts)]
+
+
+@pytest.mark.parametrize(
+    "changed", [rows("a", "b", "d"), rows("a", "c", "b"), rows("a", "b", "c", answer=2), rows("a", "b", "c", more=1)]
+)
+def test_other_tasks_in_the_same_file_are_reported(changed: list[Task], caplog: pytest.LogCaptureFixture) -> None:
+    """NVIDIA-NeMo/RL#2519: a run continued in the middle of another data set without a word."""
+    cursor = TaskCursor(rows("a", "b", "c", answer=1), seed=1)
+    cursor.next()
+    TaskCursor(rows("a", "b", "c", answer=1), seed=1).load_state_dict(cursor.state_dict())
+    assert not caplog.messages
+    other = TaskCursor(changed, seed=1)
+    other.load_state_dict(cursor.state_dict())
+    assert other.position == 1
+    assert "the tasks of x have changed since the checkpoint; the run continues at task 1" in caplog.text
+
+
+def test_a_state_of_an_earlier_version_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+    TaskCursor(rows("a"), seed=1).load_state_dict({"position": 1, "seed": 1, "size": 1})
+    assert not caplog.messages
+
+
+def test_values_without_json_do_not_hinder_a_checkpoint() -> None:
+    circular: list[Any] = []
+    circular.append(circular)
+    states = [TaskCursor(rows("a", x=x), seed=1).state_dict() for x in (object(), object(), {1, 2}, circular)]
+    assert states[0] == states[1]
+
+
 def test_an_empty_source_is_refused() -> None:
     with pytest.raises(UsageError, match="empty"):
         TaskCursor(SeedTasks("x", size=0), seed=1)

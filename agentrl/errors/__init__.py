@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeGuard
 
 RunningTask: TypeAlias = "asyncio.Task[Any] | None"
 
@@ -272,6 +272,16 @@ def _is_ctrl_c(error: KeyboardInterrupt) -> bool:
     return trace is not None and trace.tb_frame.f_globals.get("__name__") == asyncio.runners.__name__
 
 
+def is_bool(value: object) -> TypeGuard[bool]:
+    """Return True for a bool of Python or NumPy, which is no number to Python."""
+    return isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")
+
+
+def is_number(value: object) -> TypeGuard[numbers.Real]:
+    """Return True for a real number of any type, or a bool."""
+    return isinstance(value, numbers.Real) or is_bool(value)
+
+
 def bounded_reward(value: object) -> float | None:
     """Convert a reward, or a component of one, to a float; return ``None`` for an invalid one.
 
@@ -280,7 +290,7 @@ def bounded_reward(value: object) -> float | None:
     >>> bounded_reward(2), bounded_reward(True), bounded_reward(1e308), bounded_reward(10**400), bounded_reward(2j)
     (2.0, 1.0, None, None, None)
     """
-    if not isinstance(value, numbers.Real):
+    if not is_number(value):
         return None
     try:
         number = float(value)

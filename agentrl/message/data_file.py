@@ -189,10 +189,35 @@ def _table_rows(table: Any) -> list[dict[str, Any]]:
     Raises:
         KeyError: a map has a key twice.
     """
+    if any("[ns" in str(kind) for kind in table.schema.types):
+        table = table.cast(_in_microseconds(table.schema), safe=False)  # the resolution of Python's times
     rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict")
     if not any(name in str(kind) for kind in table.schema.types for name in ("float", "double")):
         return rows
     return [{name: _without_nans(value) for name, value in row.items()} for row in rows]
+
+
+def _in_microseconds(kind: Any) -> Any:
+    """Return a schema, field or type of Arrow with microseconds in place of nanoseconds."""
+    import pyarrow
+
+    if isinstance(kind, pyarrow.Schema):
+        return pyarrow.schema([_in_microseconds(field) for field in kind], kind.metadata)
+    if isinstance(kind, pyarrow.Field):
+        return kind.with_type(_in_microseconds(kind.type))
+    if pyarrow.types.is_struct(kind):
+        return pyarrow.struct([_in_microseconds(field) for field in kind])
+    if pyarrow.types.is_large_list(kind):
+        return pyarrow.large_list(_in_microseconds(kind.value_field))
+    if pyarrow.types.is_fixed_size_list(kind):
+        return pyarrow.list_(_in_microseconds(kind.value_field), kind.list_size)
+    if pyarrow.types.is_list(kind):
+        return pyarrow.list_(_in_microseconds(kind.value_field))
+    if pyarrow.types.is_timestamp(kind) and kind.unit == "ns":
+        return pyarrow.timestamp("us", kind.tz)
+    if pyarrow.types.is_duration(kind) and kind.unit == "ns":
+        return pyarrow.duration("us")
+    return pyarrow.time64("us") if kind == pyarrow.time64("ns") else kind
 
 
 def _without_nans(value: Any) -> Any:
@@ -215,6 +240,32 @@ def _arrow_rows(file: Path, *, is_stream: bool) -> Iterator[Row]:
         raise UsageError(f"{file} cannot be read as Arrow", got=error) from error
     for number, row in enumerate(rows, start=1):
         yield Row(f"{file} row {number}", row, number)
+
+
+class UniqueIds:
+    """Check that no two rows of a file have the same id.
+
+    Args:
+        what: Kind of the file and its name, for messages: ``the file of prompts train.jsonl``.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what, self._locations = what, dict[str, str]()
+
+    def add(self, identity: str, location: str) -> None:
+        """Add the id of a row.
+
+        Raises:
+            UsageError: an earlier row has it.
+        """
+        first = self._locations.setdefault(identity, location)
+        if first is not location:
+            raise UsageError(
+                f"{self._what} has two rows with the same id",
+                got=f"{identity[:80]!r} in {first} and {location}",
+                expected="unique ids",
+                hint="without an id, a row has its number",
+            )
 
 
 def write_dataset(rows: Sequence[Mapping[str, Any]], file: Path) -> None:

@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from agentrl.config.config import ScratchModelConfig
 from agentrl.config.model_size import FEED_FORWARD_RATIO
 from agentrl.errors import ConfigError
+from agentrl.models.model_files import complete_config, save_tokenizer
 
 CHAT_TEMPLATE = """\
 {%- macro tool_list() -%}
@@ -153,8 +154,9 @@ def build_scratch_model(directory: Path, corpus: Iterable[str], config: ScratchM
     )
     transformers_logging.disable_progress_bar()
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(directory)
+    save_tokenizer(tokenizer, directory)
     model.save_pretrained(directory)
+    complete_config(directory)
 
 
 def scratch_model_config(

@@ -330,13 +330,15 @@ def _restore_link(link: Path, target: str | None) -> None:
 
 OBSERVED = "agentrl.observe"
 """Logger of damaged records and failed trackers."""
+DATA = ("agentrl.task", "agentrl.message")
+"""Loggers of changed tasks, and of values in data files that are read differently."""
 
 
 @contextmanager
 def logging_to(file: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Append agentrl's log records inside the block to `file`, in addition to other handlers.
 
-    `say` shows warnings about damaged records and failed trackers to the user.
+    `say` shows warnings about damaged records, failed trackers, changed tasks and data files to the user.
 
     An exception that ends the block is appended, too, for a diagnosis.
     """
@@ -345,9 +347,10 @@ def logging_to(file: Path, say: Callable[[str], None]) -> Iterator[None]:
     log.addFilter(lambda record: file.parent.is_dir())  # the run's folder may have been removed
     log.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     screen = _Screen(say)
-    logger, observed = logging.getLogger("agentrl"), logging.getLogger(OBSERVED)
+    logger, shown = logging.getLogger("agentrl"), [logging.getLogger(name) for name in (OBSERVED, *DATA)]
     logger.addHandler(log)
-    observed.addHandler(screen)
+    for one in shown:
+        one.addHandler(screen)
     try:
         yield
     except Exception as error:
@@ -355,7 +358,8 @@ def logging_to(file: Path, say: Callable[[str], None]) -> Iterator[None]:
         log.handle(logger.makeRecord(logger.name, logging.ERROR, "", 0, *words, None))
         raise
     finally:
-        observed.removeHandler(screen)
+        for one in shown:
+            one.removeHandler(screen)
         logger.removeHandler(log)
         log.close()
 

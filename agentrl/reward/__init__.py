@@ -161,6 +161,14 @@ def _check_score(score: Score, what: str, scorer: Scorer, trajectory: Trajectory
             defined_in(scorer),
             type(scorer).__name__,
         )
+    if not all(isinstance(name, str) for name in score.components):
+        raise _add_location(
+            RewardFailure(
+                f"{what} gave components without names", got=shorten(dict(score.components)), expected="numbers by name"
+            ),
+            defined_in(scorer),
+            type(scorer).__name__,
+        )
     given = {} if score.reward is None else {"reward": score.reward}
     for name, value in {**given, **score.components}.items():
         if bounded_reward(value) is None:
@@ -178,7 +186,8 @@ def _check_score(score: Score, what: str, scorer: Scorer, trajectory: Trajectory
                 type(scorer).__name__,
             )
     return Score(
-        reward=bounded_reward(score.reward), components={name: float(value) for name, value in score.components.items()}
+        reward=bounded_reward(score.reward),
+        components={str.__str__(name): float(value) for name, value in score.components.items()},
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Mapping
 from typing import Any, cast
 
 from agentrl.env import StepResult
-from agentrl.errors import A_REWARD, WrongReturnValue, bounded_reward, raised_at, shorten
-from agentrl.message import Content, ImagePart, TextPart
+from agentrl.errors import A_REWARD, WrongReturnValue, bounded_reward, is_bool, is_number, raised_at, shorten
+from agentrl.message import Content, ImagePart, TextPart, encodable
 
 LARGEST_OBSERVATION = 10_000_000
 """Maximum number of characters of an observation, over all its parts."""
@@ -26,25 +25,23 @@ class WrongReturn(WrongReturnValue):
 def check_reset(returned: object) -> tuple[Content, Mapping[str, Any]]:
     """Check what `reset` returned; raise `WrongReturn` if it is invalid."""
     observation, info = unpack_reset(returned)
-    _check_facts(info)
-    return _checked_observation("reset", observation), info
+    return _checked_observation("reset", observation), _checked_facts(info)
 
 
 def check_step(returned: object) -> StepResult:
-    """Check what `step` returned and convert its reward and flags to plain Python types; raise `WrongReturn`."""
+    """Check what `step` returned and convert what is stored to plain Python types; raise `WrongReturn`."""
     result = unpack_step(returned)
-    _check_components(result.info.get("reward_components", {}))
-    _check_facts(result.info)
+    info = _checked_facts(result.info)
     for name in ("terminated", "truncated"):
         flag = getattr(result, name)
-        if not (isinstance(flag, bool) or type(flag).__name__ == "bool"):  # numpy's own bool has this name too
+        if not is_bool(flag):
             raise _wrong(f"{name} of step", flag, "True or False")
     return StepResult(
         observation=_checked_observation("step", result.observation),
         reward=_checked_reward(result.reward),
         terminated=bool(result.terminated),
         truncated=bool(result.truncated),
-        info=result.info,
+        info=info,
     )
 
 
@@ -79,7 +76,7 @@ def unpack_step(returned: object) -> StepResult:
     observation, reward, terminated, truncated, info = returned
     if not isinstance(info, Mapping):
         raise _wrong("info of step", info, "a dictionary")
-    if not isinstance(returned[1], numbers.Real):
+    if not is_number(returned[1]):
         raise _wrong("reward", reward, "a finite number")
     return StepResult(observation=observation, reward=reward, terminated=terminated, truncated=truncated, info=info)
 
@@ -87,7 +84,7 @@ def unpack_step(returned: object) -> StepResult:
 def _checked_observation(where: str, observation: object) -> Content:
     if isinstance(observation, str):
         texts = [observation]
-    elif isinstance(observation, tuple) and all(isinstance(part, TextPart | ImagePart) for part in observation):
+    elif isinstance(observation, tuple) and all(map(_is_part, observation)):
         texts = [part.text for part in observation if isinstance(part, TextPart)]
     else:
         raise _wrong(f"observation of {where}", observation, "text, or a tuple of TextPart and ImagePart")
@@ -105,21 +102,42 @@ def _checked_observation(where: str, observation: object) -> Content:
     return cast("Content", observation)
 
 
-def _check_facts(info: Mapping[str, Any]) -> None:
-    """Check the entries of an info dictionary that the runtime itself reads."""
+def _is_part(part: object) -> bool:
+    return isinstance(part, ImagePart) or (isinstance(part, TextPart) and isinstance(part.text, str))
+
+
+def _checked_facts(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Check the entries of an info dictionary that the runtime itself reads; return them in plain Python types."""
     success, task_type = info.get("success", False), info.get("task_type")
-    if type(success).__name__ != "bool" and not (isinstance(success, numbers.Real) and success in (0, 1)):
+    if not is_bool(success) and not (is_number(success) and success in (0, 1)):
         raise _wrong("success of info", success, "True or False")
-    if not isinstance(task_type, str | None):
-        raise _wrong("task_type of info", task_type, "text")
+    plain: dict[str, Any] = {}
+    if task_type is not None:
+        plain["task_type"] = _plain_text("task_type of info", task_type)
+    if "reward_components" in info:
+        plain["reward_components"] = _checked_components(info["reward_components"])
+    return {**info, **plain} if plain else info
 
 
-def _check_components(components: object) -> None:
+def _checked_components(components: object) -> dict[str, float]:
     if not isinstance(components, Mapping):
         raise _wrong("reward_components of info", components, "a dictionary of numbers by name")
+    checked: dict[str, float] = {}
     for name, value in components.items():
-        if bounded_reward(value) is None:
-            raise _wrong(f"reward component {name}", value, A_REWARD)
+        text, number = _plain_text("a name in reward_components of info", name), bounded_reward(value)
+        if number is None:
+            raise _wrong(f"reward component {text}", value, A_REWARD)
+        checked[text] = number
+    return checked
+
+
+def _plain_text(what: str, value: object) -> str:
+    """Return a text, or one of a subclass such as NumPy's, as a plain `str`, which keys of stored records must be."""
+    if not isinstance(value, str):
+        raise _wrong(what, value, "text")
+    if encodable(value) != value:
+        raise _wrong(what, value, "text without lone surrogates")
+    return str.__str__(value)
 
 
 def _checked_reward(reward: object) -> float:

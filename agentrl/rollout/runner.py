@@ -239,7 +239,7 @@ class EpisodeRunner:
             seed=one.task.seed,
             group_id=one.group_id,
             attempt=attempt,
-            task_type=one.task.type,
+            task_type=None if one.task.type is None else str(one.task.type),
         )
         await self._attempt(trajectory, one.task, derive_seed(one.seed, one.member, attempt))
         return trajectory

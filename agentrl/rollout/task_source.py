@@ -14,7 +14,7 @@ from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import check_split
 from agentrl.errors import ConfigError, UsageError
 from agentrl.message import Message
-from agentrl.message.data_file import read_messages, read_rows
+from agentrl.message.data_file import UniqueIds, read_messages, read_rows
 from agentrl.observe.files import replace_file, writing
 from agentrl.task import Task, TaskSource
 
@@ -39,12 +39,13 @@ def read_tasks(path: str | Path, *, environment: str) -> Sequence[Task]:
     Raises:
         UsageError: the file cannot be read, a row has unknown columns, or two rows have the same id.
     """
-    rows = enumerate(read_rows(path, "task file"), start=1)
-    tasks = [_task(row.values, row.location, number, environment) for number, row in rows]
+    tasks, ids = [], UniqueIds(f"task file {path}")
+    for number, row in enumerate(read_rows(path, "task file"), start=1):
+        task = _task(row.values, row.location, number, environment)
+        ids.add(task.id, row.location)
+        tasks.append(task)
     if not tasks:
         raise UsageError(f"task file {path} is empty", expected="at least one row")
-    if len({task.id for task in tasks}) < len(tasks):
-        raise UsageError(f"task file {path} has two rows with the same id", expected="unique ids")
     return tasks
 
 

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.errors import UsageError
 from agentrl.models.lora import save_adapter
+from agentrl.models.model_files import complete_config, save_config, save_tokenizer
 from agentrl.render.images import ImageProcessor
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import sharded_like
@@ -158,6 +159,7 @@ def save_model_folder(
     with system_errors():
         state = None if weights is None else whole_on_cpu(model, weights)
         model.save_pretrained(folder, state_dict=state, max_shard_size=shard_size)
+        complete_config(folder)
         _save_processors(tokenizer, folder, images)
 
 
@@ -173,7 +175,7 @@ def save_adapter_folder(
     folder.mkdir(parents=True, exist_ok=True)
     with system_errors():
         save_adapter(model, trained, folder)
-        model.config.save_pretrained(folder)
+        save_config(model.config, folder)
         _save_processors(tokenizer, folder, images)
 
 
@@ -183,12 +185,12 @@ def save_base_folder(
     """Write the base's config, tokenizer and image processor to the folder that contains several adapters' folders."""
     folder.mkdir(parents=True, exist_ok=True)
     with system_errors():
-        model.config.save_pretrained(folder)
+        save_config(model.config, folder)
         _save_processors(tokenizer, folder, images)
 
 
 def _save_processors(tokenizer: PreTrainedTokenizerBase, folder: Path, images: ImageProcessor | None) -> None:
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     if images is not None:
         images.processor.save_pretrained(folder)
 

@@ -28,6 +28,7 @@ from agentrl.algorithms.options import clip_range
 from agentrl.algorithms.policy_losses import PPO_CLIP
 from agentrl.config.config import Config
 from agentrl.errors import TrainingError
+from agentrl.models.model_files import save_config, save_tokenizer
 from agentrl.remote.tinker import TinkerClient
 from agentrl.render.images import ImageProcessor
 from agentrl.training.batch import StepBatch, StepExtras, mini_batches, select, step_batch
@@ -238,8 +239,8 @@ class TinkerWeights:
         def write(folder: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            AutoConfig.from_pretrained(self._base_path).save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+            save_config(AutoConfig.from_pretrained(self._base_path), folder)
+            save_tokenizer(tokenizer, folder)
 
         return write
 

@@ -31,6 +31,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from agentrl.engine import InferenceServer
 from agentrl.errors import TrainingError, UsageError
 from agentrl.errors.foreign import run_in_own_thread
+from agentrl.models.model_files import save_config, save_tokenizer
 from agentrl.weights.contract import PreparedWeights, Transport
 from agentrl.weights.tensors import CheckpointNames, split_by_bytes
 
@@ -238,6 +239,6 @@ def write_served_model(
     config.get_text_config().tie_word_embeddings = False
     config.architectures = [type(model).__name__]
     config.dtype = next(iter(weights.values())).dtype
-    config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_config(config, folder)
+    save_tokenizer(tokenizer, folder)
     return write_tensors(CheckpointNames(model).apply(weights), folder, shard_bytes=shard_bytes)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from PIL import Image
 from pyarrow import parquet
 
 import agentrl as package
@@ -17,7 +18,7 @@ from agentrl.errors import UsageError
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.message import system, user
 from agentrl.observe.metrics import read_metrics
-from agentrl.task import TaskSource
+from agentrl.task import TaskSource, tasks_digest
 
 SMALL = (
     "trainer.steps=1",
@@ -291,3 +292,16 @@ def test_a_user_who_knows_the_prompt_shows_it_in_a_conversation(workplace: Path)
 def test_options_of_the_user_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="user"):
         resolve_environment("prompts").make(**options)
+
+
+def test_a_changed_row_changes_the_digest_of_a_file(workplace: Path) -> None:
+    digests = []
+    for prompt in ("a", "b", "a"):
+        file = written(workplace, {"prompt": prompt, "solution": 1}, {"prompt": "c", "image": picture(workplace)})
+        digests.append(tasks_digest(tasks_of(file)))
+    assert digests[0] == digests[2] != digests[1]
+
+
+def picture(folder: Path) -> str:
+    Image.new("RGB", (2, 2)).save(folder / "picture.png")
+    return "picture.png"

@@ -210,7 +210,10 @@ async def test_a_text_that_was_cut_within_a_pair_is_read_without_its_half(played
         body = json.dumps(write([{"role": "user", "text": "CUT"}], False))
         data = body.replace("CUT", r"whole \ud83d\ude00 half \ud83d quoted \\ud83d").encode()
         headers = {"Authorization": f"Bearer {session.key}"}
-        async with aiohttp.ClientSession() as http, http.post(gateway.url + route, data=data, headers=headers) as answer:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(gateway.url + route, data=data, headers=headers) as answer,
+        ):
             assert answer.status == 200
 
     _, script = await played(play, "it is so")

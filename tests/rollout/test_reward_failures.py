@@ -108,6 +108,10 @@ class Wordy(Scorer):
         (None, "did not return a score: got NoneType"),
         (Score(reward="1"), "gave an invalid reward: got str '1'"),
         (Score(reward=1.0, components={"style": math.nan}), "gave an invalid style: got float nan"),
+        (
+            Score(reward=1.0, components={1: 0.5}),
+            "gave components without names: got {1: 0.5}",
+        ),
         (KeyError("x"), r"failed: got KeyError: 'x'.*It was raised in .*test_reward_failures.py line \d+: raise"),
     ],
 )
