@@ -163,9 +163,10 @@ ray: setup
 	@test -e $(RAY)/.installed || { $(BIN)/pip $(INTO_ENGINE) --no-deps --target $(RAY) ray==$(RAY_VERSION) \
 		msgpack==1.2.4 && touch $(RAY)/.installed; }
 
-# The tests mostly wait, for Ray to notice what is lost; each of the two processes has a cluster of its own.
+# The tests mostly wait, for Ray to notice what is lost; each of the two processes has a cluster of its own. Ray would give
+# its workers a low priority, so that they would starve next to other tests.
 test-cluster: ray
-	PYTHONPATH=$(RAY) $(PYTEST) --numprocesses 2 --dist worksteal -rs --durations=5 tests/cluster
+	RAY_worker_niceness=0 PYTHONPATH=$(RAY) $(PYTEST) --numprocesses 2 --dist worksteal -rs --durations=5 tests/cluster
 
 # Packages that environments are compared with, in folders outside the checkout. They contain only what .venv lacks, so that
 # they hide no package of .venv. A folder is complete once it contains .installed.

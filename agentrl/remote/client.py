@@ -36,7 +36,7 @@ from agentrl.remote.env_methods import (
     RemoteTool,
     ResetResult,
 )
-from agentrl.remote.link import Link, Links, ProtocolMismatch, SessionLost, Unanswered, ask_blocking
+from agentrl.remote.link import Link, Links, ProtocolMismatch, RequestTimeout, SessionLost, ask_blocking
 from agentrl.remote.wire import (
     HEALTH,
     INFO,
@@ -315,7 +315,7 @@ class RemoteEnvironment(AsyncEnv):
         self._state_key = None
         try:
             answer = await self._link.ask("POST", route, body, patience_s=self._patience_s, answer_s=None)
-        except (SessionLost, Unanswered):
+        except (SessionLost, RequestTimeout):
             raise
         except AgentRLError as error:
             self._pending = None
@@ -391,7 +391,7 @@ def remote_spec(url: str) -> EnvironmentSpec:
 def _ask(url: str, route: str) -> Any:
     try:
         return ask_blocking(url, route, patience_s=0.0, answer_s=FIRST_ANSWER_S)
-    except Unanswered as error:
+    except RequestTimeout as error:
         hint = error.hint or "start one: agentrl env serve NAME --port PORT"
         raise UsageError(f"no environment server answers at {url}", got=error.got, hint=hint) from error
     except ProtocolMismatch as error:

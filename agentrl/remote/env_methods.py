@@ -111,7 +111,7 @@ class ResetResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stepped:
+class StepReply:
     """Result of a step and the key of the resulting state."""
 
     result: StepResult
@@ -212,7 +212,7 @@ def _read_reset(answer: Mapping[str, Any]) -> ResetResult:
     )
 
 
-def _write_step(stepped: Stepped) -> dict[str, Any]:
+def _write_step(stepped: StepReply) -> dict[str, Any]:
     result = stepped.result
     return {
         "observation": write_content(result.observation),
@@ -224,7 +224,7 @@ def _write_step(stepped: Stepped) -> dict[str, Any]:
     }
 
 
-def _read_step(answer: Mapping[str, Any]) -> Stepped:
+def _read_step(answer: Mapping[str, Any]) -> StepReply:
     result = StepResult(
         observation=read_content(answer["observation"]),
         reward=answer["reward"],
@@ -232,7 +232,7 @@ def _read_step(answer: Mapping[str, Any]) -> Stepped:
         truncated=answer["truncated"],
         info=answer["info"],
     )
-    return Stepped(result=result, state_key=answer.get("state_key"))
+    return StepReply(result=result, state_key=answer.get("state_key"))
 
 
 def _write_message(message: Message | None) -> dict[str, Any]:
@@ -281,7 +281,7 @@ RESET: EnvMethod[[int | None, Mapping[str, Any]], ResetResult] = EnvMethod(
     arguments=(Argument("seed", _seed), Argument("options", _mapping)),
     result=ResultForm(_write_reset, _read_reset),
 )
-STEP: EnvMethod[[str], Stepped] = EnvMethod(
+STEP: EnvMethod[[str], StepReply] = EnvMethod(
     name="step", arguments=(Argument("action", _text),), result=ResultForm(_write_step, _read_step)
 )
 CALL_TOOL: EnvMethod[[str, Mapping[str, Any]], ToolResult] = EnvMethod(

@@ -30,7 +30,7 @@ _TEMPORARY = frozenset({502, 503, 504})
 _THREADS = DaemonThreads("agentrl-environment-server")
 
 
-class Unanswered(EnvironmentFailure):
+class RequestTimeout(EnvironmentFailure):
     """The server stayed unreachable or full until the timeout; it may have received the request."""
 
 
@@ -72,7 +72,7 @@ class Link:
                 as long as the work that was asked for, whose deadline the caller keeps.
 
         Raises:
-            Unanswered: the server stayed unreachable, silent or full.
+            RequestTimeout: the server stayed unreachable, silent or full.
             SessionLost: the server has no such session.
             ProtocolMismatch: the server is not an environment server.
             EnvironmentFailure: the server's environment failed, or the server refused the request as malformed.
@@ -84,11 +84,11 @@ class Link:
         began, pause, tries = clock(), FIRST_PAUSE_S, 1
         while True:
             outcome = await self._try(method, route, data, answer_s)
-            if not isinstance(outcome, Unanswered):
+            if not isinstance(outcome, RequestTimeout):
                 break
             if clock() - began + pause > patience_s:
                 got = f"{outcome.got}; {tries} tries in {clock() - began:.1f} s"
-                raise Unanswered(outcome.what, got=got, hint=outcome.hint) from outcome.__cause__
+                raise RequestTimeout(outcome.what, got=got, hint=outcome.hint) from outcome.__cause__
             await asyncio.sleep(pause)
             pause, tries = min(2 * pause, LONGEST_PAUSE_S), tries + 1
         if isinstance(outcome, AgentRLError):
@@ -112,11 +112,11 @@ class Link:
         except (aiohttp.ClientError, OSError) as error:
             if type(error) is TimeoutError:
                 hint = "it accepts connections but does not answer: restart it, or check the address"
-                lost = Unanswered(
+                lost = RequestTimeout(
                     f"{server} is silent", got=f"no answer to {method} {route} in {answer_s} s", hint=hint
                 )
             else:
-                lost = Unanswered(f"the connection to {server} failed", got=f"{type(error).__name__}: {error}")
+                lost = RequestTimeout(f"the connection to {server} failed", got=f"{type(error).__name__}: {error}")
             lost.__cause__ = error
             return lost
 
@@ -152,7 +152,7 @@ class Link:
             kind, message = RefusalKind(body["error"]["kind"]), str(body["error"]["message"])
         except (ValueError, KeyError, TypeError):
             got = f"status {status}, {answer[:_LONGEST_QUOTE].decode(errors='replace')!r}"
-            kind_of = Unanswered if status in _TEMPORARY else ProtocolMismatch
+            kind_of = RequestTimeout if status in _TEMPORARY else ProtocolMismatch
             return kind_of(f"no {self._service} found at {self.url}{route}", got=got)
         return self._error(kind, message)
 
@@ -167,7 +167,7 @@ class Link:
                 return UsageError(f"the {self._service} {self.url} refused the token", got=message, hint=hint)
             case RefusalKind.BUSY:
                 hint = "raise --max-sessions there, or lower environment.max_concurrent here"
-                return Unanswered(f"the {self._service} {self.url} is full", got=message, hint=hint)
+                return RequestTimeout(f"the {self._service} {self.url} is full", got=message, hint=hint)
             case RefusalKind.SESSION:
                 return SessionLost(f"the {self._service} {self.url} lost a session", got=message)
             case _:

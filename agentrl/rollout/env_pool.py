@@ -22,7 +22,7 @@ from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
 from agentrl.errors import AgentRLError, EnvironmentFailure, boundary, running_task
 from agentrl.errors.deadlines import CLOSING_S, close_in_time
 from agentrl.errors.foreign import EPISODE_GRACE_S
-from agentrl.remote.env_methods import CALL_TOOL, EnvMethod, RemoteTool, ResetResult, Stepped
+from agentrl.remote.env_methods import CALL_TOOL, EnvMethod, RemoteTool, ResetResult, StepReply
 from agentrl.rollout.env_processes import ProcessWorker
 from agentrl.rollout.env_workers import EnvAdapter, EnvBackend, InlineBackend, ThreadWorker
 from agentrl.rollout.waits import WaitKind, WaitTracker
@@ -106,10 +106,10 @@ class EnvHandle:
                 tool.remote = lambda name, arguments: self.call(CALL_TOOL, name, arguments)
         return result
 
-    async def step(self, action: str) -> Stepped:
+    async def step(self, action: str) -> StepReply:
         """Take an action."""
         self._steps += 1
-        stepped: Stepped = await self._call("step", action)
+        stepped: StepReply = await self._call("step", action)
         return stepped
 
     def _requested_step_s(self, info: Mapping[str, Any]) -> float:

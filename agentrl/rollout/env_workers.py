@@ -34,7 +34,7 @@ from agentrl.errors import (
 from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon, cause_of, end_forked_copy
 from agentrl.message import Content, Message
-from agentrl.remote.env_methods import OPTIONAL_PARTS, ResetResult, Stepped, restore_generator
+from agentrl.remote.env_methods import OPTIONAL_PARTS, ResetResult, StepReply, restore_generator
 from agentrl.rollout.env_returns import check_reset, check_step, explain_unpacking
 from agentrl.tool import Tool, ToolResult
 
@@ -94,14 +94,14 @@ class EnvAdapter:
         counts = [layer._elapsed_steps for layer in _time_limits(self.env)]
         return {_COUNTS: counts, _INNER: inner} if counts else inner
 
-    async def step(self, action: str) -> Stepped:
+    async def step(self, action: str) -> StepReply:
         """Take an action."""
         try:
             returned = await maybe_await(self.env.step(action))
         except (TypeError, ValueError) as error:
             raise explain_unpacking(error) from error
         result = check_step(returned)
-        return Stepped(result=result, state_key=await self.state_key())
+        return StepReply(result=result, state_key=await self.state_key())
 
     async def admissible_actions(self) -> list[str] | None:
         """List the actions that the environment accepts now; ``None`` if it cannot list them."""

@@ -25,7 +25,7 @@ from agentrl.errors import A_REWARD, AgentRLError, EngineError, EnvironmentFailu
 from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, encodable, system, text_of, tool_result
-from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, RESTORE, SNAPSHOT, STATE_KEY, STEP, Stepped
+from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, RESTORE, SNAPSHOT, STATE_KEY, STEP, StepReply
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.tools import CallTool, EpisodeTools, ToolCallResult, batches, gather_in_order
@@ -170,7 +170,7 @@ class RuntimeEpisode(Episode):
             await self.environment.call(RESTORE, before)
         return stepped.result
 
-    def _record_step(self, stepped: Stepped, turn: Turn, began: float) -> StepResult:
+    def _record_step(self, stepped: StepReply, turn: Turn, began: float) -> StepResult:
         """Record a step that began at `began`; `turn` gets the reward and the seconds."""
         result = stepped.result
         turn.timings.env += self.turns.waits.clock() - began

@@ -33,7 +33,7 @@ from agentrl.remote.env_methods import (
     STATE_KEY,
     STEP,
     ResetResult,
-    Stepped,
+    StepReply,
 )
 from agentrl.remote.wire import read_tool_result, to_json, write_tool_result
 from agentrl.rollout.env_workers import EnvBackend, ForwardingBackend
@@ -259,7 +259,7 @@ def _observation(result: Any) -> Any:
     if isinstance(result, ResetResult):
         tools = [tool.name for tool in result.tools]
         return [_content(result.observation), result.action_hint, tools, result.state_key]
-    if isinstance(result, Stepped):
+    if isinstance(result, StepReply):
         step = result.result
         return [_content(step.observation), step.reward, step.terminated, step.truncated, result.state_key]
     return result

@@ -20,7 +20,7 @@ from dataclasses import replace
 from agentrl.engine import FirstToken, PolicyEngine, StopReason
 from agentrl.errors import AgentRLError, EngineError, UsageError
 from agentrl.testing.engine_subject import EngineProbe, NewWeights, Reference, Sampling, refusal
-from agentrl.testing.report import Broken, CheckReport, CheckRow, CheckRule, CheckStatus, Missing, require
+from agentrl.testing.report import CheckReport, CheckRow, CheckRule, CheckStatus, RuleFailed, RuleSkipped, require
 
 
 async def length(probe: EngineProbe) -> str:
@@ -64,7 +64,7 @@ async def greedy(probe: EngineProbe) -> str:
 async def seeds(probe: EngineProbe) -> str:
     """Equal seeds give equal tokens, with and without load; another seed gives other tokens."""
     if not probe.engine.capabilities.seeded:
-        raise Missing("the engine does not support seeds")
+        raise RuleSkipped("the engine does not support seeds")
     prompt = probe.prompt(10)
     unloaded = await probe.generate(prompt, max_tokens=24, seed=5)
     load = [probe.generate(probe.prompt(3 + i), max_tokens=30, seed=i) for i in range(10)]
@@ -79,7 +79,7 @@ async def seeds(probe: EngineProbe) -> str:
 async def logprobs(probe: EngineProbe) -> str:
     """Log-probabilities equal the reference's: before truncation (top_p, …), at the request's temperature."""
     if probe.reference is None:
-        raise Missing("no reference was given")
+        raise RuleSkipped("no reference was given")
     worst = 0.0
     for cuts in ({}, {"top_p": 0.6}, {"top_k": 3}, {"min_p": 0.2}):
         for temperature in (1.0, 0.6, 1.5, 0.0):
@@ -92,7 +92,7 @@ async def logprobs(probe: EngineProbe) -> str:
 async def first_token(probe: EngineProbe) -> str:
     """A first token with its own settings is one of the most probable, with the log-probability it was drawn with."""
     if not probe.engine.capabilities.first_tokens:
-        raise Missing("the engine does not support settings of the first token")
+        raise RuleSkipped("the engine does not support settings of the first token")
     prompt, hot = probe.prompt(9), FirstToken(temperature=1000.0, top_k=3)
     drawn = await asyncio.gather(
         *(probe.generate(prompt, max_tokens=2, seed=seed, temperature=0.5, first_token=hot) for seed in range(24))
@@ -130,7 +130,7 @@ async def stream(probe: EngineProbe) -> str:
     probe.check_form(whole, answer)
     probe.check_logprobs(prompt, answer, 1.0)
     if not any(parts):
-        raise Missing("no tokens are streamed before the end")
+        raise RuleSkipped("no tokens are streamed before the end")
     streamed = list(itertools.chain(*parts))
     require(streamed == answer.token_ids, f"streamed tokens {streamed}, answer {answer.token_ids}")
     begun, has_begun = list[int](), asyncio.Event()
@@ -283,7 +283,7 @@ async def close(probe: EngineProbe) -> str:
 async def killed_engine(probe: EngineProbe) -> str:
     """Running and later requests raise `EngineError` when the sampling process is killed."""
     if probe.kill is None:
-        raise Missing("no `kill` function was given")
+        raise RuleSkipped("no `kill` function was given")
     await probe.start()
     task = await probe.submit(probe.long_request())
     probe.kill()
@@ -373,10 +373,10 @@ async def _check(rule: CheckRule, probe: EngineProbe, deadline_s: float) -> Chec
     try:
         async with asyncio.timeout(deadline_s) as limit:
             found = await rule.check(probe)
-    except Missing as missing:
+    except RuleSkipped as missing:
         found = missing
     except Exception as error:
         with suppress(AgentRLError):
             await probe.engine.resume()
-        found = Broken(f"it did not end within {deadline_s:g} s") if limit.expired() else error
+        found = RuleFailed(f"it did not end within {deadline_s:g} s") if limit.expired() else error
     return rule.row(found, time.perf_counter() - start)

@@ -24,7 +24,7 @@ from agentrl.engine import (
     StopReason,
 )
 from agentrl.errors import AgentRLError, UsageError
-from agentrl.testing.report import Broken, require
+from agentrl.testing.report import RuleFailed, require
 
 Reference: TypeAlias = Callable[[Sequence[int], float], Sequence[float]]
 """Function (ids, temperature) → log-probabilities of ``ids[1:]`` given their prefixes, on the current weights."""
@@ -55,8 +55,8 @@ def refusal(kind: type[AgentRLError], what: str) -> Iterator[None]:
     except kind:
         return
     except Exception as error:
-        raise Broken(f"{what} raised {type(error).__name__} instead of {kind.__name__}: {error}") from error
-    raise Broken(f"{what} did not raise {kind.__name__}")
+        raise RuleFailed(f"{what} raised {type(error).__name__} instead of {kind.__name__}: {error}") from error
+    raise RuleFailed(f"{what} did not raise {kind.__name__}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class EngineProbe:
             if not task.done():
                 return task
             answer = await task
-        raise Broken(
+        raise RuleFailed(
             f"no request could be observed in flight: it ended with {len(answer.token_ids)} tokens before its first "
             "one was reported; serve a model with a longer context, or check the `sampling` function"
         )

@@ -21,7 +21,7 @@ from agentrl.rollout.env_returns import WrongReturn
 from agentrl.testing.env_rules import blind, contract, determinism, leaks, resources, rewards
 from agentrl.testing.env_session import LONG_CALL, CallFailed, asking, run_watched
 from agentrl.testing.env_subject import EFFORTS, CheckDepth, Subject
-from agentrl.testing.report import Broken, CheckReport, CheckRow, CheckRule, CheckStatus, choose_rules
+from agentrl.testing.report import CheckReport, CheckRow, CheckRule, CheckStatus, RuleFailed, choose_rules
 
 PLAYS = contract.plays_an_episode
 """Rule that is always checked first."""
@@ -230,7 +230,7 @@ def _check(rule: CheckRule, subject: Subject) -> CheckRow:
     try:
         found = rule.check(subject)
     except WrongReturn as wrong:
-        found = Broken(wrong.args[0])
+        found = RuleFailed(wrong.args[0])
     except Exception as error:
         if rule is PLAYS and isinstance(error, UsageError):
             raise  # the user must provide what the environment needs

@@ -29,7 +29,7 @@ from agentrl.remote.env_methods import RemoteTool
 from agentrl.rollout.env_returns import unpack_reset, unpack_step
 from agentrl.rollout.env_workers import call_own_tool, sample_text
 from agentrl.task import Task
-from agentrl.testing.report import Broken
+from agentrl.testing.report import RuleFailed
 from agentrl.tool import Tool, ToolResult
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ _SCHEMA_TYPES: Mapping[str, Any] = {
 """Types of arguments by their names in JSON schemas; all other types become text."""
 
 
-class CallFailed(Broken):
+class CallFailed(RuleFailed):
     """Call of the environment that did not return, or tried to end the process; the message names it."""
 
 
@@ -438,11 +438,11 @@ def _calls_of(session: EnvSession, action: str) -> list[str]:
     """Return the calls that take an expert's action; none if it is text for `step`.
 
     Raises:
-        Broken: the expert calls a tool that the environment does not have.
+        RuleFailed: the expert calls a tool that the environment does not have.
     """
     message = session.call("tool_message", action)
     tools = {tool.name: tool for tool in session.find("tools") or ()}
     found = () if message is None else message.tool_calls
     if unknown := [call.name for call in found if call.name not in tools]:
-        raise Broken(f"tool_message() calls a tool that the environment does not have: {', '.join(unknown)}")
+        raise RuleFailed(f"tool_message() calls a tool that the environment does not have: {', '.join(unknown)}")
     return [call_action(tools[call.name], call.arguments) for call in found]

@@ -33,7 +33,7 @@ from agentrl.testing.env_session import (
     run_watched,
     watched_calls,
 )
-from agentrl.testing.report import Missing
+from agentrl.testing.report import RuleSkipped
 
 _OUTPUT_BYTES = 200
 """Maximum number of bytes of standard output that are kept."""
@@ -235,11 +235,11 @@ class Subject:
         """Episodes of the expert, one per task.
 
         Raises:
-            Missing: the environment has no expert.
+            RuleSkipped: the environment has no expert.
         """
         with self.session() as session:
             if session.find("expert") is None:
-                raise Missing("no expert()")
+                raise RuleSkipped("no expert()")
         return self.play(lambda _task: expert_policy())
 
     @cached_property
@@ -247,7 +247,7 @@ class Subject:
         """Episodes of the expert through the environment's tools, as in a run; `expert_episodes` without tools.
 
         Raises:
-            Missing: the environment has no expert.
+            RuleSkipped: the environment has no expert.
         """
         if not self.has_tool_messages:
             return self.expert_episodes

@@ -29,28 +29,28 @@ class RuleOutcome(Exception):
     status: ClassVar[CheckStatus]
 
 
-class Broken(RuleOutcome):
+class RuleFailed(RuleOutcome):
     """Result of a broken rule."""
 
     status = CheckStatus.FAILED
 
 
-class Suspect(RuleOutcome):
+class RuleWarned(RuleOutcome):
     """Result of a rule that looks broken, possibly for a good reason."""
 
     status = CheckStatus.WARNED
 
 
-class Missing(RuleOutcome):
+class RuleSkipped(RuleOutcome):
     """Result of a rule that does not apply."""
 
     status = CheckStatus.SKIPPED
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Raise `Broken` with the text `otherwise` unless the condition holds."""
+    """Raise `RuleFailed` with the text `otherwise` unless the condition holds."""
     if not holds:
-        raise Broken(otherwise)
+        raise RuleFailed(otherwise)
 
 
 @dataclass(frozen=True, slots=True)

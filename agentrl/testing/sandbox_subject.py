@@ -18,7 +18,7 @@ from typing import TypeVar
 from agentrl.sandbox import ExecResult, Limits, Sandbox, SandboxSpec, open_sandbox
 from agentrl.sandbox.control_groups import PREFIX, find_hierarchy
 from agentrl.serving.launch.guard import descendants
-from agentrl.testing.report import Broken, Missing, require
+from agentrl.testing.report import RuleFailed, RuleSkipped, require
 
 T = TypeVar("T")
 MIB = 2**20
@@ -83,7 +83,7 @@ class SandboxSubject:
         """Open a sandbox to attack; afterwards it and a second one must still work and leave nothing behind.
 
         Raises:
-            Broken: a sandbox does not work, or something is left behind.
+            RuleFailed: a sandbox does not work, or something is left behind.
         """
         before = MachineState.now()
         async with self.open() as neighbour:
@@ -109,14 +109,14 @@ async def require_nothing_left(before: MachineState) -> None:
     """Wait until the machine has returned to an earlier state.
 
     Raises:
-        Broken: something remains.
+        RuleFailed: something remains.
     """
     for _ in range(_POLLS):
         left = before.changes(MachineState.now())
         if not left:
             return
         await asyncio.sleep(0.02)
-    raise Broken(f"left after close: {left}")
+    raise RuleFailed(f"left after close: {left}")
 
 
 @contextmanager
@@ -145,11 +145,11 @@ async def run_python(sandbox: Sandbox, program: str, *words: str, limits: Limits
     """Run an attack written in Python.
 
     Raises:
-        Missing: the sandbox has no Python.
+        RuleSkipped: the sandbox has no Python.
     """
     result = await sandbox.exec(["python3", "-c", textwrap.dedent(program), *words], limits=limits)
     if result.exit_code == 127:
-        raise Missing("no python3 found in the sandbox")
+        raise RuleSkipped("no python3 found in the sandbox")
     return result
 
 
@@ -164,6 +164,6 @@ def describe_end(result: ExecResult) -> str:
 
 
 async def require_alive(sandbox: Sandbox, otherwise: str) -> None:
-    """Raise `Broken` with the text `otherwise` unless the sandbox runs a command."""
+    """Raise `RuleFailed` with the text `otherwise` unless the sandbox runs a command."""
     result = await sandbox.exec("echo here")
     require(result.stdout == b"here\n", f"{otherwise}: {describe_end(result)}")

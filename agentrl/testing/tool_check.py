@@ -20,7 +20,7 @@ from agentrl.errors import UsageError
 from agentrl.message import ToolCall
 from agentrl.rollout.env_workers import call_own_tool
 from agentrl.rollout.tools import EpisodeTools, ToolCallResult, tool_session
-from agentrl.testing.report import Broken, CheckReport, CheckRule, Missing, check_rule
+from agentrl.testing.report import CheckReport, CheckRule, RuleFailed, RuleSkipped, check_rule
 from agentrl.tool import Tool
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -86,12 +86,12 @@ class _CheckedTool:
         called = await self.call(arguments)
         if called.failed:
             fault = f" ({called.fault})" if called.fault else ""
-            raise Broken(f"{json.dumps(dict(arguments), default=str)}: {called.result.text}{fault}")
+            raise RuleFailed(f"{json.dumps(dict(arguments), default=str)}: {called.result.text}{fault}")
         return called.result.text
 
     def required_examples(self) -> Sequence[Mapping[str, Any]]:
         if not self.examples:
-            raise Missing("no example was given")
+            raise RuleSkipped("no example was given")
         return self.examples
 
 
@@ -101,16 +101,18 @@ async def arguments_are_described(subject: _CheckedTool) -> str:
     json.dumps(function)
     properties = function["parameters"]["properties"]
     if silent := [name for name, described in properties.items() if not described.get("description")]:
-        raise Broken(f"no description of {', '.join(silent)}")
+        raise RuleFailed(f"no description of {', '.join(silent)}")
     if len(function["description"]) > LONGEST_DESCRIPTION:
-        raise Broken(f"the description has {len(function['description'])} characters, maximum {LONGEST_DESCRIPTION}")
+        raise RuleFailed(
+            f"the description has {len(function['description'])} characters, maximum {LONGEST_DESCRIPTION}"
+        )
     return f"{len(properties)} arguments"
 
 
 async def name_can_be_sent(subject: _CheckedTool) -> str:
     """Services accept the tool's name."""
     if not NAME.fullmatch(subject.tool.name):
-        raise Broken(f"{subject.tool.name!r} is not 1 to 64 letters, digits, _ and -")
+        raise RuleFailed(f"{subject.tool.name!r} is not 1 to 64 letters, digits, _ and -")
     return subject.tool.name
 
 
@@ -127,10 +129,10 @@ async def wrong_arguments_are_refused(subject: _CheckedTool) -> str:
     for arguments in wrong:
         called = await subject.call(arguments)
         if not called.failed:
-            raise Broken(f"{json.dumps(arguments)} was accepted")
+            raise RuleFailed(f"{json.dumps(arguments)} was accepted")
         name = next(iter(arguments), next(iter(parameters.get("required", [])), ""))
         if name not in called.result.text:
-            raise Broken(f"{json.dumps(arguments)}: {called.result.text!r} does not name {name}")
+            raise RuleFailed(f"{json.dumps(arguments)}: {called.result.text!r} does not name {name}")
     return f"{len(wrong)} wrong calls"
 
 
@@ -150,7 +152,7 @@ async def event_loop_goes_on(subject: _CheckedTool) -> str:
         watch.cancel()
         worst = max(worst, await watch)
     if worst > TOOL_BLOCKS_S:
-        raise Broken(f"a call blocked the event loop for {1000 * worst:.0f} ms: remove inline, or await")
+        raise RuleFailed(f"a call blocked the event loop for {1000 * worst:.0f} ms: remove inline, or await")
     return f"blocked for at most {1000 * worst:.1f} ms"
 
 
@@ -169,23 +171,23 @@ async def _longest_pause() -> float:
 async def pure_means_pure(subject: _CheckedTool) -> str:
     """A tool that is declared pure gives the same result for the same arguments."""
     if not subject.tool.rules.pure:
-        raise Missing("the tool is not declared pure")
+        raise RuleSkipped("the tool is not declared pure")
     for example in subject.required_examples():
         texts = {(await call_own_tool(subject.tool, example)).text for _ in range(3)}
         if len(texts) > 1:
-            raise Broken(f"{json.dumps(dict(example), default=str)} gave {len(texts)} results")
+            raise RuleFailed(f"{json.dumps(dict(example), default=str)} gave {len(texts)} results")
     return "equal results of three calls"
 
 
 async def parallel_calls_agree(subject: _CheckedTool) -> str:
     """A tool that is declared parallel gives the same results when its calls run concurrently."""
     if not subject.tool.rules.is_parallel:
-        raise Missing("the tool is not declared parallel")
+        raise RuleSkipped("the tool is not declared parallel")
     examples = subject.required_examples()
     one_by_one = [await subject.call_well(example) for example in examples]
     together = await asyncio.gather(*(subject.call_well(example) for example in examples))
     if one_by_one != together:
-        raise Broken("concurrent calls gave other results than calls one after another")
+        raise RuleFailed("concurrent calls gave other results than calls one after another")
     return f"{len(examples)} concurrent calls"
 
 

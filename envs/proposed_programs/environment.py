@@ -16,7 +16,7 @@ from agentrl.message import Content
 
 from ..task_ids import TRAIN
 from .options import ATTEMPTS, BUFFER, INPUTS, REFERENCES, SECONDS, SEEDS, Kind, ProposedOptions, parse_options
-from .puzzle import Puzzle, Refused, is_copy
+from .puzzle import Puzzle, PuzzleError, is_copy
 from .running import is_solved, validate
 from .tasks import ENVIRONMENT, ProposedProgramTasks, generated
 from .texts import request, statement, write_proposal, write_solution
@@ -132,9 +132,9 @@ class ProposedPrograms(AsyncEnv):
             else:
                 proposed = await validate(self._asked, action, self.options, given)
                 if any(is_copy(proposed, shown) for shown in self._references):
-                    raise Refused("a copy of an earlier puzzle")
+                    raise PuzzleError("a copy of an earlier puzzle")
                 self._puzzle = proposed
-        except Refused as why:
+        except PuzzleError as why:
             self._over = True
             parts = {"reward_components": {"proposal_valid": 0.0}, "success": False, "valid": False}
             return f"Your puzzle was rejected: {why}.", 0.0, True, False, {**self._info(), **parts}
@@ -145,7 +145,7 @@ class ProposedPrograms(AsyncEnv):
         valid, solved = True, False
         try:
             solved = await is_solved(puzzle, action, self.options)
-        except Refused:
+        except PuzzleError:
             valid = False
         self._answers.append(action)
         self._over = self._asked is None or len(self._answers) >= self.options.attempts

@@ -40,7 +40,7 @@ _BLOCK = re.compile(r"```[ \t]*(\w+)[ \t]*\n(.*?)```", re.DOTALL)
 _WORDS = {"py": "python", "python3": "python"}
 
 
-class Refused(Exception):
+class PuzzleError(Exception):
     """The text is not a puzzle, or not an answer; the message says why."""
 
 
@@ -93,11 +93,11 @@ def only_block(text: str, name: str) -> str:
     """Return the only block of a text with a name.
 
     Raises:
-        Refused: there is none, or several.
+        PuzzleError: there is none, or several.
     """
     found = blocks(text, name)
     if len(found) != 1:
-        raise Refused(f"{len(found)} {name} blocks instead of one")
+        raise PuzzleError(f"{len(found)} {name} blocks instead of one")
     return found[0].strip("\n")
 
 
@@ -105,11 +105,11 @@ def last_block(text: str, name: str) -> str:
     """Return the last block of a text with a name.
 
     Raises:
-        Refused: there is none.
+        PuzzleError: there is none.
     """
     found = blocks(text, name)
     if not found:
-        raise Refused(f"there is no {name} block")
+        raise PuzzleError(f"there is no {name} block")
     return found[-1].strip("\n")
 
 
@@ -117,15 +117,15 @@ def read_literal(text: str) -> Any:
     """Return the value of a Python literal.
 
     Raises:
-        Refused: it is not one, too long, or not plain data that a sandbox takes: an ellipsis, or too deeply nested.
+        PuzzleError: it is not one, too long, or not plain data that a sandbox takes: an ellipsis, or too deeply nested.
     """
     if len(text) > LONGEST_LITERAL:
-        raise Refused(f"a value has more than {LONGEST_LITERAL} characters")
+        raise PuzzleError(f"a value has more than {LONGEST_LITERAL} characters")
     try:
         found = _quietly(ast.literal_eval, text.strip())
         encode(found)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, NotPlainData) as error:
-        raise Refused(f"{text[:80]!r} is not a Python literal") from error
+        raise PuzzleError(f"{text[:80]!r} is not a Python literal") from error
     return found
 
 
@@ -136,11 +136,11 @@ def read_arguments(text: str) -> tuple[Any, ...]:
     ('ab', [1, 2])
 
     Raises:
-        Refused: there are none, or they are not literals.
+        PuzzleError: there are none, or they are not literals.
     """
     found = read_literal(f"({text.strip().rstrip(',')},)")
     if not isinstance(found, tuple):
-        raise Refused(f"{text[:80]!r} is not a list of arguments")
+        raise PuzzleError(f"{text[:80]!r} is not a list of arguments")
     return found
 
 
@@ -148,14 +148,14 @@ def write_literal(value: Any) -> str:
     """Return a value as a literal that `read_literal` reads.
 
     Raises:
-        Refused: it has no literal, such as a NaN, or too long a one.
+        PuzzleError: it has no literal, such as a NaN, or too long a one.
     """
     try:
         text = repr(value)
     except (ValueError, RecursionError) as error:  # integers of thousands of digits
-        raise Refused("a value cannot be written") from error
+        raise PuzzleError("a value cannot be written") from error
     if read_literal(text) != value:
-        raise Refused("a value has no literal")
+        raise PuzzleError("a value has no literal")
     return text
 
 
@@ -169,20 +169,20 @@ def check_program(program: str) -> str:
     """Check the source of a proposed program without running it; return it without trailing spaces.
 
     Raises:
-        Refused: it is too long, not Python, has no function f with arguments, or uses what it may not use.
+        PuzzleError: it is too long, not Python, has no function f with arguments, or uses what it may not use.
     """
     if len(program) > LONGEST_PROGRAM:
-        raise Refused(f"the program has more than {LONGEST_PROGRAM} characters")
+        raise PuzzleError(f"the program has more than {LONGEST_PROGRAM} characters")
     try:
         tree = _quietly(ast.parse, program)
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-        raise Refused("the program is not valid Python") from error
+        raise PuzzleError("the program is not valid Python") from error
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == FUNCTION]
     if len(functions) != 1:
-        raise Refused(f"the program has {len(functions)} functions named {FUNCTION} instead of one")
+        raise PuzzleError(f"the program has {len(functions)} functions named {FUNCTION} instead of one")
     given = functions[0].args
     if not (given.args or given.posonlyargs or given.vararg):
-        raise Refused(f"the function {FUNCTION} has no arguments")
+        raise PuzzleError(f"the function {FUNCTION} has no arguments")
     for node in ast.walk(tree):
         _check_node(node)
     return program.rstrip()
@@ -199,15 +199,15 @@ def _check_node(node: ast.AST) -> None:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             modules, names = [], [name]
         case ast.AsyncFunctionDef() | ast.Global():
-            raise Refused("the program uses a coroutine or a global variable")
+            raise PuzzleError("the program uses a coroutine or a global variable")
         case _:
             return
     for module in modules:
         if module.partition(".")[0] not in MODULES:
-            raise Refused(f"the program imports {module}, which is not allowed")
+            raise PuzzleError(f"the program imports {module}, which is not allowed")
     for name in names:
         if name in FORBIDDEN:
-            raise Refused(f"the program uses the name {name}, which is not allowed")
+            raise PuzzleError(f"the program uses the name {name}, which is not allowed")
 
 
 def _quietly(parse: Any, text: str) -> Any:

@@ -17,7 +17,7 @@ from .puzzle import (
     FUNCTION,
     LONGEST_MESSAGE,
     Puzzle,
-    Refused,
+    PuzzleError,
     blocks,
     check_program,
     last_block,
@@ -41,19 +41,19 @@ async def validate(kind: Kind, answer: str, options: ProposedOptions, given: str
         given: Program of an induction, which the proposer was given.
 
     Raises:
-        Refused: the answer lacks a part, the program is not allowed, fails, does not end in time, or is not
+        PuzzleError: the answer lacks a part, the program is not allowed, fails, does not end in time, or is not
             deterministic.
         SandboxError: a sandbox failed.
     """
     if kind is Kind.INDUCTION:
         program, inputs = given, [text.strip() for text in blocks(answer, "input")]
         if len(inputs) != options.inputs or len(set(inputs)) < len(inputs):
-            raise Refused(f"{len(set(inputs))} different input blocks instead of {options.inputs}")
+            raise PuzzleError(f"{len(set(inputs))} different input blocks instead of {options.inputs}")
         message = only_block(answer, "message").strip()
         if len(message) > LONGEST_MESSAGE or not message:
-            raise Refused(f"the message has {len(message)} characters instead of 1 to {LONGEST_MESSAGE}")
+            raise PuzzleError(f"the message has {len(message)} characters instead of 1 to {LONGEST_MESSAGE}")
         if f"def {FUNCTION}" in message:
-            raise Refused("the message contains a program")
+            raise PuzzleError("the message contains a program")
     else:
         program, inputs, message = only_block(answer, "python"), [only_block(answer, "input").strip()], ""
     program = check_program(program)
@@ -67,7 +67,7 @@ async def run_program(program: str, inputs: Sequence[str], options: ProposedOpti
     It runs in `PROCESSES` processes, in the first of which each call is made twice.
 
     Raises:
-        Refused: it fails, does not end in time, is not deterministic, or returns other than plain data.
+        PuzzleError: it fails, does not end in time, is not deterministic, or returns other than plain data.
         SandboxError: the sandbox failed.
     """
     calls = [Case(call=FUNCTION, arguments=read_arguments(text), value=None) for text in inputs]
@@ -80,26 +80,26 @@ async def run_program(program: str, inputs: Sequence[str], options: ProposedOpti
                 values = values or [_value(answer) for answer in answers[: len(calls)]]
                 for number, answer in enumerate(answers):
                     if not is_same(answer.get("value"), values[number % len(calls)]):
-                        raise Refused("the program is not deterministic")
+                        raise PuzzleError("the program is not deterministic")
         except (ProgramFailure, DeadlineExceeded) as error:
-            raise Refused(f"the program fails: {error}") from error
+            raise PuzzleError(f"the program fails: {error}") from error
     return [write_literal(value) for value in values]
 
 
 def _value(answer: Mapping[str, Any]) -> Any:
     if "value" not in answer:
-        raise Refused(f"the program raises {describe_error(answer)}")
+        raise PuzzleError(f"the program raises {describe_error(answer)}")
     try:
         return decode(answer["value"])
     except (NotPlainData, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise Refused("the program returns a value that is not plain data") from error
+        raise PuzzleError("the program returns a value that is not plain data") from error
 
 
 async def is_solved(puzzle: Puzzle, answer: str, options: ProposedOptions) -> bool:
     """Return True if an answer solves a puzzle. The proposer's own answer does, without another execution.
 
     Raises:
-        Refused: the answer does not have the required form.
+        PuzzleError: the answer does not have the required form.
         SandboxError: a sandbox failed.
     """
     if puzzle.kind is Kind.DEDUCTION:
@@ -113,7 +113,7 @@ async def is_solved(puzzle: Puzzle, answer: str, options: ProposedOptions) -> bo
     else:
         program = last_block(answer, "python")
         if len(program) > MOST_SOURCE:
-            raise Refused(f"the program has more than {MOST_SOURCE} characters")
+            raise PuzzleError(f"the program has more than {MOST_SOURCE} characters")
         if program.strip() == puzzle.program.strip():
             return True
         hidden = zip(puzzle.inputs[puzzle.shown :], puzzle.outputs[puzzle.shown :], strict=True)

@@ -22,9 +22,9 @@ from agentrl.remote.env_methods import (
     STEP,
     RemoteTool,
     ResetResult,
-    Stepped,
+    StepReply,
 )
-from agentrl.remote.link import Link, ProtocolMismatch, Unanswered
+from agentrl.remote.link import Link, ProtocolMismatch, RequestTimeout
 from agentrl.remote.wire import (
     from_json,
     read_message,
@@ -160,7 +160,7 @@ def test_each_part_of_a_step_and_of_a_reset_arrives() -> None:
         result = StepResult(
             observation="here", reward=0.25, terminated=ended[0], truncated=ended[1], info={"success": True}
         )
-        stepped = Stepped(result=result, state_key="k")
+        stepped = StepReply(result=result, state_key="k")
         assert STEP.result.read(from_json(to_json(STEP.result.write(stepped)))) == stepped
     tools = (RemoteTool("look", {"a": 1}), RemoteTool("end", {"b": 2}, stop=True))
     begun = ResetResult(observation="there", info={"a": 1}, state_key="k", action_hint="up", tools=tools)
@@ -171,7 +171,13 @@ def test_each_part_of_a_step_and_of_a_reset_arrives() -> None:
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(502, Unanswered), (503, Unanswered), (504, Unanswered), (500, ProtocolMismatch), (404, ProtocolMismatch)],
+    [
+        (502, RequestTimeout),
+        (503, RequestTimeout),
+        (504, RequestTimeout),
+        (500, ProtocolMismatch),
+        (404, ProtocolMismatch),
+    ],
 )
 def test_a_proxys_page_is_tried_again_if_its_server_may_come_back(status: int, kind: type[Exception]) -> None:
     assert type(Link("http://127.0.0.1:1")._read("/v1/info", status, b"<html>Bad gateway</html>")) is kind

@@ -15,7 +15,7 @@ from agentrl.env.lookup import resolve_environment
 from agentrl.errors import EnvironmentFailure, ToolError, UsageError
 from agentrl.message import ImagePart
 from agentrl.remote.client import RemoteEnvironment
-from agentrl.remote.link import SessionLost, Unanswered
+from agentrl.remote.link import RequestTimeout, SessionLost
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.task import Task
 
@@ -75,7 +75,7 @@ async def test_a_lost_connection_is_an_infrastructure_failure_when_patience_ends
     env = await begun(between.url, patience_s=0.0)
     between.loses = lambda route: True
     with pytest.raises(
-        Unanswered,
+        RequestTimeout,
         match=f"the connection to the environment server {between.url} failed: got ServerDisconnected.*1 tries",
     ):
         await env.step("up")
@@ -91,7 +91,7 @@ async def test_a_call_that_never_arrived_is_sent_before_the_next_one(serve: Any,
     await env.step("up")
     between.swallows = lambda route: True
     steps = Stairs.steps
-    with pytest.raises(Unanswered):
+    with pytest.raises(RequestTimeout):
         await env.step("up")
     assert Stairs.steps == steps
     between.swallows = lambda route: False
@@ -141,7 +141,7 @@ async def test_a_full_server_is_waited_for(serve: Any, proxy: Any) -> None:
     between = proxy(running.url)
     first = await begun(running.url)
     hasty = await make(running.url, patience_s=0.0)
-    with pytest.raises(Unanswered, match=r"is full: got all 1 sessions are in use; 1 tries.*Raise --max-sessions"):
+    with pytest.raises(RequestTimeout, match=r"is full: got all 1 sessions are in use; 1 tries.*Raise --max-sessions"):
         await hasty.reset(seed=1)
     await hasty.close()
     waiting = await make(between.url)

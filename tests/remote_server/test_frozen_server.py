@@ -20,7 +20,7 @@ from support import SLACK
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.remote import client
-from agentrl.remote.link import Link, Unanswered
+from agentrl.remote.link import Link, RequestTimeout
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.task_order import FETCHED_AHEAD, TaskSampler
 from agentrl.rollout.waits import RolloutCounters, WaitTracker
@@ -48,7 +48,7 @@ def test_a_silent_server_is_named_with_the_question_and_the_seconds(mute: str, m
 
 async def test_an_answer_has_a_timeout_and_is_asked_for_again_until_patience_ends(mute: str) -> None:
     link = Link(mute)
-    with pytest.raises(Unanswered, match=rf"{mute} is silent: got no answer to GET /x in 0.05 s; [2-9] tries"):
+    with pytest.raises(RequestTimeout, match=rf"{mute} is silent: got no answer to GET /x in 0.05 s; [2-9] tries"):
         await link.ask("GET", "/x", patience_s=0.2, answer_s=0.05)
     await link.close()
 

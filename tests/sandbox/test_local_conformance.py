@@ -6,7 +6,7 @@ from agentrl.errors import UnknownNameError, UsageError
 from agentrl.sandbox import SandboxSpec, isolation, local
 from agentrl.sandbox.allow_list import AllowList
 from agentrl.sandbox.local import UNCONFINED
-from agentrl.testing.report import Broken, CheckStatus
+from agentrl.testing.report import CheckStatus, RuleFailed
 from agentrl.testing.sandbox_check import RULES, check_sandbox
 from agentrl.testing.sandbox_rules import behaviour, network, security
 from agentrl.testing.sandbox_subject import SandboxSubject
@@ -31,7 +31,7 @@ async def test_local_sandboxes_keep_every_rule(rule):
 )
 async def test_rules_notice_a_sandbox_without_walls(harmless, words):
     subject = SandboxSubject(SandboxSpec(network="all", options={"unconfined": UNCONFINED}))
-    with pytest.raises(Broken, match=words):
+    with pytest.raises(RuleFailed, match=words):
         await harmless(subject)
 
 
@@ -41,13 +41,13 @@ def has_all_of_the_network(*words, **options):
 
 async def test_the_rule_about_the_network_notices_one(monkeypatch):
     monkeypatch.setattr(local, "arguments", has_all_of_the_network)
-    with pytest.raises(Broken, match="reached: TCP to 0"):
+    with pytest.raises(RuleFailed, match="reached: TCP to 0"):
         await security.reaches_no_network(SandboxSubject(SandboxSpec()))
 
 
 async def test_the_rule_about_hosts_notices_a_proxy_that_checks_nothing(monkeypatch):
     monkeypatch.setattr(AllowList, "permits", lambda *_: True)
-    with pytest.raises(Broken, match="a host that is not listed was reached"):
+    with pytest.raises(RuleFailed, match="a host that is not listed was reached"):
         await network.reaches_listed_hosts_only(SandboxSubject(SandboxSpec()))
 
 

@@ -20,7 +20,7 @@ from agentrl.agent_loop import (
 from agentrl.env import StepResult
 from agentrl.errors import A_REWARD, AgentRLError, EngineError, EnvironmentFailure, Outcome, UsageError, bounded_reward
 from agentrl.message import Content, Message, ToolCall, encodable, system
-from agentrl.remote.env_methods import Stepped
+from agentrl.remote.env_methods import StepReply
 from agentrl.rollout.episode import RecordedConversation, RuntimeEpisode
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.roles.environment_roles import EnvironmentRoles
@@ -78,7 +78,7 @@ class RoleEpisode(RuntimeEpisode):
         self._environment_roles.note_agent_turn()
         return await self._run_environment_roles(await super()._take_action(action, turn), turn)
 
-    def _record_step(self, stepped: Stepped, turn: Turn, began: float) -> StepResult:
+    def _record_step(self, stepped: StepReply, turn: Turn, began: float) -> StepResult:
         result = super()._record_step(stepped, turn, began)
         if self.roles and "rewards" in result.info:
             self._reward_players(result.info["rewards"])

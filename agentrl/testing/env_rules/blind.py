@@ -19,7 +19,7 @@ from agentrl.rollout.env_returns import WrongReturn
 from agentrl.task import Task
 from agentrl.testing.env_session import CallFailed, EnvSession, PlayedEpisode, Policy, play
 from agentrl.testing.env_subject import Subject, until
-from agentrl.testing.report import CheckFinding, Missing, Suspect, rule
+from agentrl.testing.report import CheckFinding, RuleSkipped, RuleWarned, rule
 
 NOTHING, SUBMIT, FIRST_LISTED, ONE_ACTION, SEQUENCE = KINDS = (
     "nothing",
@@ -88,7 +88,7 @@ def blind_play_solves_little(subject: Subject) -> CheckFinding:
     """
     best = _best_of_each_kind(subject)
     if not best:
-        raise Missing("the environment refuses fixed actions with an exception")
+        raise RuleSkipped("the environment refuses fixed actions with an exception")
     top = max(best.values(), key=lambda blind: blind.score(subject))
     figures = {f"{kind.replace(' ', '_')}": blind.score(subject) for kind, blind in best.items()}
     detail = ", ".join(blind.describe(subject) for blind in best.values())
@@ -98,7 +98,7 @@ def blind_play_solves_little(subject: Subject) -> CheckFinding:
     detail = f"success of blind play on {len(verdicts)} tasks: {detail}"
     likely = _chance_of_more(sum(map(bool, verdicts)), len(verdicts), _max_success(subject)) >= UNLIKELY
     if len(verdicts) >= FEWEST_TASKS and not likely:
-        raise Suspect(f"{detail}; {_reference(subject)}")
+        raise RuleWarned(f"{detail}; {_reference(subject)}")
     return CheckFinding(detail, figures | {"success": top.score(subject)})
 
 
@@ -112,7 +112,7 @@ def _max_success(subject: Subject) -> float:
     stated = subject.spec.scores.get("blind")
     if stated is not None:
         return min(stated + ROUNDED, 1.0)
-    with suppress(Missing):
+    with suppress(RuleSkipped):
         verdicts = [bool(episode.is_solved(subject.spec)) for episode in subject.expert_episodes]
         return SHARE * statistics.fmean(verdicts)
     return SHARE
@@ -154,7 +154,7 @@ def _candidates(subject: Subject) -> Iterator[BlindPolicy]:
     yield BlindPolicy(kind=SUBMIT, actions=["submit"])
     yield BlindPolicy(kind=FIRST_LISTED)
     experts: Sequence[PlayedEpisode] = ()
-    with suppress(Missing):
+    with suppress(RuleSkipped):
         experts = subject.expert_episodes
     taken = Counter(action for episode in (*experts, *subject.random_episodes) for action in episode.actions)
     frequent = [action for action, _ in taken.most_common(MOST_ACTIONS)]

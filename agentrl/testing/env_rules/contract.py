@@ -27,7 +27,7 @@ from agentrl.testing.env_session import (
     watched_calls,
 )
 from agentrl.testing.env_subject import Subject, until
-from agentrl.testing.report import Broken, Missing, Suspect, rule
+from agentrl.testing.report import RuleFailed, RuleSkipped, RuleWarned, rule
 
 _COLOUR = re.compile(r"\x1b\[\d+m")
 _STATES_TRIED = 10
@@ -52,10 +52,10 @@ def has_tasks(subject: Subject) -> str:
     for split in subject.spec.splits:
         source = subject.spec.tasks(split, **subject.options)
         if len(source) == 0:
-            raise Broken(f"split {split} has no tasks")
+            raise RuleFailed(f"split {split} has no tasks")
         for index in (0, len(source) - 1):
             if repr(source[index]) != repr(subject.spec.tasks(split, **subject.options)[index]):
-                raise Broken(f"task {index} of {split} changes when the split is made again")
+                raise RuleFailed(f"task {index} of {split} changes when the split is made again")
         sizes[split] = len(source)
     return ", ".join(f"{split} {size:,}" for split, size in sizes.items())
 
@@ -64,7 +64,7 @@ def has_tasks(subject: Subject) -> str:
 def keeps_splits_apart(subject: Subject) -> str:
     """No two splits share a task: no id, no seed with the same options, and no opening state."""
     if len(subject.spec.splits) < 2:
-        raise Missing("only one split")
+        raise RuleSkipped("only one split")
     sources = {split: subject.spec.tasks(split, **subject.options) for split in subject.spec.splits}
     compared, total = _compare_tasks(sources, subject), sum(map(len, sources.values()))
     openings = _compare_openings(sources, subject)
@@ -80,7 +80,7 @@ def _compare_tasks(sources: dict[str, TaskSource], subject: Subject) -> int:
             compared += 1
             for what, key in _identities(task).items():
                 if owners.setdefault(hash((what, key)), split) != split:
-                    raise Broken(f"task {task.id} of {split} has the {what} of a task in another split")
+                    raise RuleFailed(f"task {task.id} of {split} has the {what} of a task in another split")
     return compared
 
 
@@ -111,7 +111,7 @@ def _compare_openings(sources: dict[str, TaskSource], subject: Subject) -> int:
                 if owners.setdefault(str(session.call("state_key")), split) != split:
                     shared.append(f"{task.id} of {split}")
     if shared:
-        raise Suspect(f"{len(shared)} of {compared} openings occur in another split too, such as {shared[0]}")
+        raise RuleWarned(f"{len(shared)} of {compared} openings occur in another split too, such as {shared[0]}")
     return compared
 
 
@@ -171,12 +171,12 @@ def plays_an_episode(subject: Subject) -> str:
     try:
         with subject.session() as session:
             if subject.plays_elsewhere and subject.elsewhere.end:
-                raise Broken(subject.elsewhere.end)
+                raise RuleFailed(subject.elsewhere.end)
             played = play(session, subject.tasks[0], random_policy(subject.tasks[0].seed), subject.limit)
-    except (Broken, UsageError, WrongReturn):
+    except (RuleFailed, UsageError, WrongReturn):
         raise
     except Exception as error:
-        raise Broken(f"{watched_calls().raised} raised {type(error).__name__}: {error}") from error
+        raise RuleFailed(f"{watched_calls().raised} raised {type(error).__name__}: {error}") from error
     return f"{len(played.results)} steps"
 
 
@@ -185,9 +185,9 @@ def keeps_standard_output_clean(subject: Subject) -> str:
     """Standard output stays empty: commands write their results there."""
     elsewhere = subject.elsewhere
     if elsewhere.output:
-        raise Suspect(f"playing writes {elsewhere.output.splitlines()[0][:60]!r} to standard output")
+        raise RuleWarned(f"playing writes {elsewhere.output.splitlines()[0][:60]!r} to standard output")
     if elsewhere.unknown:
-        raise Missing(elsewhere.unknown)
+        raise RuleSkipped(elsewhere.unknown)
     return "nothing written"
 
 
@@ -196,7 +196,7 @@ def keeps_gymnasium_rules(subject: Subject) -> str:
     """Gymnasium's own checker reports nothing; `Text` spaces may contain any characters."""
     env = make_environment(subject.spec.make, subject.options)
     if not isinstance(env, gymnasium.Env):
-        raise Missing("an AsyncEnv is not a gymnasium.Env")
+        raise RuleSkipped("an AsyncEnv is not a gymnasium.Env")
     watched = _WatchedEnvironment(env.unwrapped)
     for name in ("observation_space", "action_space"):
         space = getattr(watched, name, None)
@@ -207,7 +207,7 @@ def keeps_gymnasium_rules(subject: Subject) -> str:
         try:
             check_gymnasium(watched, skip_render_check=True)
         except AssertionError as error:
-            raise Broken(str(error)) from error
+            raise RuleFailed(str(error)) from error
     return "; ".join(_COLOUR.sub("", str(warning.message)) for warning in caught) or "no warnings"
 
 
@@ -222,7 +222,7 @@ def returns_valid_values(subject: Subject) -> str:
         for result in episode.results:
             check_step((result.observation, result.reward, result.terminated, result.truncated, result.info))
         if episode.done and not low <= episode.total <= high:
-            raise Broken(f"a return is {episode.total:g}, outside the range {low:g} to {high:g}")
+            raise RuleFailed(f"a return is {episode.total:g}, outside the range {low:g} to {high:g}")
     return f"returns {min(e.total for e in played):g} to {max(e.total for e in played):g}"
 
 
@@ -231,17 +231,19 @@ def ends_properly(subject: Subject) -> str:
     """The last observation belongs to the episode that ended, not to the next one."""
     ended = [episode for episode in subject.random_episodes if episode.done]
     if not ended and subject.spec.turns_under(subject.options) is None and not _expert_ends(subject):
-        raise Suspect(f"no episode ended within {subject.limit} steps, and no limit is stated: does it ever end?")
+        raise RuleWarned(f"no episode ended within {subject.limit} steps, and no limit is stated: does it ever end?")
     if not ended:
-        raise Missing(f"no random episode ended within {subject.limit} steps")
+        raise RuleSkipped(f"no random episode ended within {subject.limit} steps")
     told_apart = [episode for episode in ended if len(episode.moments) > 2]
     if told_apart and all(episode.moments[-1].observation == episode.moments[0].observation for episode in told_apart):
-        raise Broken("the last observation of every episode equals its first one: does the environment reset itself?")
+        raise RuleFailed(
+            "the last observation of every episode equals its first one: does the environment reset itself?"
+        )
     return f"{len(ended)} episodes ended with their own observation"
 
 
 def _expert_ends(subject: Subject) -> bool:
-    with suppress(Missing):
+    with suppress(RuleSkipped):
         return any(episode.done for episode in subject.expert_episodes)
     return False
 
@@ -266,14 +268,14 @@ def accepts_admissible_actions(subject: Subject) -> str:
 
 def _admissible(session: EnvSession) -> list[str]:
     if session.find("admissible_actions") is None:
-        raise Missing("no admissible_actions()")
+        raise RuleSkipped("no admissible_actions()")
     actions = session.call("admissible_actions")
     if actions is None:
-        raise Missing("admissible_actions() returns None")
+        raise RuleSkipped("admissible_actions() returns None")
     if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
-        raise Broken(f"admissible_actions() returns {actions!r:.60}, expected a list of texts")
+        raise RuleFailed(f"admissible_actions() returns {actions!r:.60}, expected a list of texts")
     if not actions:
-        raise Broken("admissible_actions() is empty before the episode has ended")
+        raise RuleFailed("admissible_actions() is empty before the episode has ended")
     return list(actions)
 
 
@@ -288,7 +290,7 @@ def _try_all(session: EnvSession, actions: Sequence[str]) -> int:
 def _take(session: EnvSession, action: str) -> StepResult:
     result = session.step(action)
     if result.info.get("valid") is False:
-        raise Broken(f"{action!r} is listed as admissible but not accepted")
+        raise RuleFailed(f"{action!r} is listed as admissible but not accepted")
     return result
 
 
@@ -303,7 +305,7 @@ def answers_invalid_actions(subject: Subject) -> str:
             except (CallFailed, WrongReturn):
                 raise
             except Exception as error:
-                raise Broken(f"the action {text[:20]!r} raises {type(error).__name__}: {error}") from error
+                raise RuleFailed(f"the action {text[:20]!r} raises {type(error).__name__}: {error}") from error
             if not isinstance(result.observation, str | tuple):
-                raise Broken(f"the action {text[:20]!r} is answered by a {type(result.observation).__name__}")
+                raise RuleFailed(f"the action {text[:20]!r} is answered by a {type(result.observation).__name__}")
     return f"{len(NONSENSE)} texts answered"

@@ -33,7 +33,7 @@ from agentrl.testing.env_session import (
     replay,
 )
 from agentrl.testing.env_subject import Subject, transcript, until
-from agentrl.testing.report import Broken, Missing, Suspect, rule
+from agentrl.testing.report import RuleFailed, RuleSkipped, RuleWarned, rule
 
 _TASKS_COMPARED = 32
 """Maximum number of tasks; more would reject a small environment with about a hundred different episodes."""
@@ -51,12 +51,12 @@ _SHORT_TURN_S = 1e-5
 
 
 def require_equal(first: Sequence[StepSnapshot], second: Sequence[StepSnapshot], what: str) -> None:
-    """Raise `Broken` with the first difference unless both are equal."""
+    """Raise `RuleFailed` with the first difference unless both are equal."""
     for number, (one, other) in enumerate(zip(first, second, strict=False)):
         if repr(one) != repr(other):  # nan is not equal to itself
-            raise Broken(f"{what} at observation {number}: {_difference(one, other)}")
+            raise RuleFailed(f"{what} at observation {number}: {_difference(one, other)}")
     if len(first) != len(second):
-        raise Broken(f"{what} in length: {len(first)} and {len(second)} observations")
+        raise RuleFailed(f"{what} in length: {len(first)} and {len(second)} observations")
 
 
 def _difference(one: StepSnapshot, other: StepSnapshot) -> str:
@@ -80,9 +80,9 @@ def is_the_same_everywhere(subject: Subject) -> str:
     elsewhere = subject.elsewhere
     if elsewhere.unknown and subject.spec.isolation_under(subject.options) is not Isolation.PROCESS:
         hint = "" if ":" in subject.spec.name else "; use the name module:EnvId to run it in worker processes"
-        raise Missing(f"{elsewhere.unknown}{hint}")
+        raise RuleSkipped(f"{elsewhere.unknown}{hint}")
     if problem := elsewhere.unknown or elsewhere.failure or elsewhere.end:
-        raise Broken(problem)
+        raise RuleFailed(problem)
     require_equal(subject.transcript, elsewhere.moments, "two processes differ")
     return f"{len(elsewhere.moments)} observations equal"
 
@@ -106,7 +106,7 @@ def differs_between_tasks(subject: Subject) -> str:
     """Different tasks are different episodes: a seed or an option changes the observations or the hidden state."""
     count = min(subject.effort.openings, _TASKS_COMPARED, len(subject.source))
     if count < 2:
-        raise Missing("only one task")
+        raise RuleSkipped("only one task")
     seen: set[str] = set()
     with subject.session() as session:
         numbers = list(until(subject.effort.openings_s, range(count)))
@@ -122,13 +122,13 @@ def _judge_hidden(played: int, seen: set[str], hidden: set[str | None]) -> str:
     """Judge tasks that mostly look alike, by their hidden states."""
     different = max(len(seen), len(hidden))
     if None in hidden:
-        raise Suspect(
+        raise RuleWarned(
             f"{played} tasks look like {len(seen)} different ones, and their states cannot be compared: add state_key()"
         )
     if different == 1:
-        raise Broken(f"{played} tasks are the same episode: are their seeds or options used?")
+        raise RuleFailed(f"{played} tasks are the same episode: are their seeds or options used?")
     if 2 * different < played:
-        raise Suspect(f"only {different} different episodes in {played} tasks")
+        raise RuleWarned(f"only {different} different episodes in {played} tasks")
     return f"{played} tasks look like {len(seen)} different ones and have {len(hidden)} different hidden states"
 
 
@@ -161,7 +161,7 @@ def has_stable_state_keys(subject: Subject) -> str:
     compared = 0
     with subject.session() as session, subject.session() as other:
         if session.find("state_key") is None:
-            raise Missing("no state_key()")
+            raise RuleSkipped("no state_key()")
         for task, played in zip(subject.tasks, subject.single_episodes, strict=False):
             is_same = session.reset(task) == other.reset(task)
             _require_equal_keys(session, other)
@@ -177,11 +177,11 @@ def has_stable_state_keys(subject: Subject) -> str:
 def _require_equal_keys(session: EnvSession, other: EnvSession) -> None:
     key = session.call("state_key")
     if not isinstance(key, str):
-        raise Broken(f"state_key() gave a {type(key).__name__}, expected text")
+        raise RuleFailed(f"state_key() gave a {type(key).__name__}, expected text")
     if session.call("state_key") != key:
-        raise Broken("state_key() returns another key in a second call")
+        raise RuleFailed("state_key() returns another key in a second call")
     if other.call("state_key") != key:
-        raise Broken("state_key() differs between two environments after the same actions")
+        raise RuleFailed("state_key() differs between two environments after the same actions")
 
 
 @rule("save the whole state, including step counts and generators, as JSON types")
@@ -190,7 +190,7 @@ def restores_snapshots(subject: Subject) -> str:
     task = subject.tasks[0]
     with subject.session() as session, subject.session() as other:
         if session.find("snapshot") is None or session.find("restore") is None:
-            raise Missing("no snapshot() and restore()")
+            raise RuleSkipped("no snapshot() and restore()")
         for steps in (3, 2, 1, 0):  # an episode may be over after one step
             if not play(session, task, random_policy(task.seed), limit=steps).done:
                 break
@@ -200,7 +200,7 @@ def restores_snapshots(subject: Subject) -> str:
             other.reset(task)
         other.call("restore", json.loads(saved))
         if other.call("state_key") != key:
-            raise Broken("state_key() differs after restore()")
+            raise RuleFailed("state_key() differs after restore()")
         require_equal(here, _walk(other, task.seed), "the episode continues differently after restore()")
     return f"{len(saved)} bytes; {len(here)} steps equal after restore()"
 
@@ -220,16 +220,16 @@ def _walk(session: EnvSession, seed: int) -> list[StepSnapshot]:
 def is_isolated_enough(subject: Subject) -> str:
     """Environments that may end the process (by native code or their own threads) run in worker processes."""
     if subject.spec.isolation_under(subject.options) is Isolation.PROCESS:
-        raise Missing("it runs in worker processes")
+        raise RuleSkipped("it runs in worker processes")
     before = set(threading.enumerate())
     with subject.session() as session:
         session.reset(subject.tasks[0])
         started = [thread.name for thread in set(threading.enumerate()) - before]
         native = _native_packages(type(getattr(session.env, "unwrapped", session.env)))
     if own := [name for name in started if not name.startswith(_THREADS_OF_PYTHON)]:
-        raise Suspect(f"it starts threads ({', '.join(sorted(own)[:3])}): a crash in one of them ends the run")
+        raise RuleWarned(f"it starts threads ({', '.join(sorted(own)[:3])}): a crash in one of them ends the run")
     if native:
-        raise Suspect(f"its module uses native code ({', '.join(native[:3])}): a crash there ends the run")
+        raise RuleWarned(f"its module uses native code ({', '.join(native[:3])}): a crash there ends the run")
     return "no native code and no threads found"
 
 
@@ -278,11 +278,11 @@ async def _take_turns(subject: Subject, single: Sequence[PlayedEpisode]) -> list
 def runs_in_threads(subject: Subject) -> str:
     """Concurrent episodes in several threads are equal to episodes that run alone."""
     if subject.spec.isolation_under(subject.options) is not Isolation.THREAD:
-        raise Missing("its code does not run in threads")
+        raise RuleSkipped("its code does not run in threads")
     single = subject.single_episodes
     with subject.session() as session:
         if isinstance(session.env, AsyncEnv):
-            raise Missing("its steps are awaited in the event loop")
+            raise RuleSkipped("its steps are awaited in the event loop")
     for one, other in zip(single, _play_in_threads(subject, single), strict=True):
         require_equal(one.moments, other, "an episode in one of several threads differs from the same episode alone")
     return f"{len(single)} episodes in threads are equal to single ones"
@@ -325,7 +325,7 @@ def _run_threads(threads: Sequence[threading.Thread]) -> None:
     finally:
         sys.setswitchinterval(before)
     if any(thread.is_alive() for thread in threads):
-        raise Broken(f"an episode in one of several threads did not end within {HANGING_S:g} s")
+        raise RuleFailed(f"an episode in one of several threads did not end within {HANGING_S:g} s")
 
 
 @rule("release in `finally` what was acquired before an `await`; let `reset` start from any state")
@@ -333,12 +333,12 @@ def survives_cancellation(subject: Subject) -> str:
     """A cancelled reset or step does not change the next episode."""
     with subject.session() as session:
         if not isinstance(session.env, AsyncEnv):
-            raise Missing("nothing is awaited, so nothing can be cancelled")
+            raise RuleSkipped("nothing is awaited, so nothing can be cancelled")
     fresh = subject.single_episodes[0]
     with asking("a call after a cancelled one", times=LONG_CALL):
         cut = asyncio.run(_cancel_and_continue(subject, fresh))
     if not cut:
-        raise Missing("its steps ended before they could be cancelled")
+        raise RuleSkipped("its steps ended before they could be cancelled")
     return f"an episode is the same after {cut} cancelled calls"
 
 
@@ -370,7 +370,7 @@ async def _cancel(call: Coroutine[Any, Any, Any], pauses: int) -> bool:
     running.cancel()
     await asyncio.wait({running}, timeout=HANGING_S)
     if not running.done():
-        raise Broken(f"a cancelled call continued for {HANGING_S:g} s")
+        raise RuleFailed(f"a cancelled call continued for {HANGING_S:g} s")
     if not running.cancelled():
         running.exception()
     return running.cancelled()

@@ -21,7 +21,7 @@ from typing import Any
 from agentrl.task import Task
 from agentrl.testing.env_session import EnvSession, PlayedEpisode, plain_text
 from agentrl.testing.env_subject import Subject
-from agentrl.testing.report import Broken, CheckFinding, Missing, Suspect, rule
+from agentrl.testing.report import CheckFinding, RuleFailed, RuleSkipped, RuleWarned, rule
 from agentrl.tool import Tool
 
 ANSWER = r"answers?|solutions?|secrets?|ground[ _]truth|gold|labels?|passwords?"
@@ -53,10 +53,12 @@ def hides_the_answer(subject: Subject) -> str:
                 found = [answer for answer in answers if _tells(text, answer)]
                 shown.setdefault(source, []).extend(found[:1])
     if not shown:
-        raise Missing("no task has a known answer")
+        raise RuleSkipped("no task has a known answer")
     for source, found in shown.items():
         if len(found) >= len(subject.tasks) and len(set(found)) >= min(_FEW, len(found)) > 1:
-            raise Suspect(f"{source} appears in the texts that the policy reads first, for example {found[0][:60]!r}")
+            raise RuleWarned(
+                f"{source} appears in the texts that the policy reads first, for example {found[0][:60]!r}"
+            )
     return f"looked for {', '.join(shown)}"
 
 
@@ -121,7 +123,7 @@ def hides_the_plan(subject: Subject) -> str:
     ]
     different = {episode.actions for episode in subject.expert_episodes}
     if len(found) >= _FEW and len(different) >= _FEW and 2 * sum(found) > len(found):
-        raise Suspect(f"{sum(found)} of {len(found)} first observations contain the expert's whole plan")
+        raise RuleWarned(f"{sum(found)} of {len(found)} first observations contain the expert's whole plan")
     return f"{sum(found)} of {len(found)} first observations contain a plan"
 
 
@@ -138,12 +140,12 @@ def _holds(text: str, actions: Sequence[str]) -> bool:
 def hides_the_reward(subject: Subject) -> str:
     """Observations before the last one do not state the reward."""
     episodes: list[PlayedEpisode] = list(subject.random_episodes)
-    with suppress(Missing):
+    with suppress(RuleSkipped):
         episodes += subject.expert_episodes
     steps = [result for episode in episodes for result in episode.results if result.reward and not result.done]
     found = [result.reward for result in steps if _tells_reward(plain_text(result.observation), result.reward)]
     if len(found) >= _FEW and 2 * len(found) > len(steps):
-        raise Suspect(f"{len(found)} of {len(steps)} rewards appear in the observation, for example {found[0]:g}")
+        raise RuleWarned(f"{len(found)} of {len(steps)} rewards appear in the observation, for example {found[0]:g}")
     return f"{len(found)} of {len(steps)} intermediate rewards appear in the observation"
 
 
@@ -187,9 +189,9 @@ def reads_no_files(subject: Subject) -> str:
             for what, shown in _tries(session, subject, str(path)):
                 tried += 1
                 if mark in shown:
-                    raise Suspect(f"{what} shows a file of this machine: let it run in a sandbox")
+                    raise RuleWarned(f"{what} shows a file of this machine: let it run in a sandbox")
                 if was_opened():
-                    raise Suspect(f"{what} opens a file of this machine: let it run in a sandbox")
+                    raise RuleWarned(f"{what} opens a file of this machine: let it run in a sandbox")
     return f"{tried} ways tried"
 
 
@@ -222,7 +224,7 @@ def keeps_secrets_out_of_the_sandbox(subject: Subject) -> CheckFinding:
     read = 0
     with subject.session() as session:
         if session.find("visible") is None or session.find("secrets") is None:
-            raise Missing("no visible() and secrets(), which describe a sandbox")
+            raise RuleSkipped("no visible() and secrets(), which describe a sandbox")
         tasks = subject.tasks[:CHECKED_TASKS]
         for task in tasks:
             session.reset(task)
@@ -236,12 +238,12 @@ def _count_visible(session: EnvSession) -> int:
     """Return the number of visible texts.
 
     Raises:
-        Broken: a text contains a secret.
+        RuleFailed: a text contains a secret.
     """
     shown: Mapping[str, str] = session.call("visible")
     secrets: Sequence[str] = session.call("secrets")
     for location, text in shown.items():
         for secret in filter(str.strip, secrets):
             if secret in text:
-                raise Broken(f"{location} shows {secret[:60]!r}")
+                raise RuleFailed(f"{location} shows {secret[:60]!r}")
     return len(shown)

@@ -19,7 +19,7 @@ from agentrl.models.memory import resident_bytes
 from agentrl.task import Task
 from agentrl.testing.env_session import EnvSession, play, random_policy
 from agentrl.testing.env_subject import Subject, until
-from agentrl.testing.report import Broken, CheckFinding, Missing, Suspect, rule
+from agentrl.testing.report import CheckFinding, RuleFailed, RuleSkipped, RuleWarned, rule
 
 _RELEASE_S = 2.0
 """Seconds to wait for the end of threads and processes."""
@@ -86,10 +86,10 @@ def releases_everything(subject: Subject) -> str:
         references = [_live(subject, steps) for steps in lives]
         gc.collect()
     if more := await_resources(before).over(before):
-        raise Broken(f"left after close of {len(lives)} environments: {more}")
+        raise RuleFailed(f"left after close of {len(lives)} environments: {more}")
     kept = sum(reference is not None and reference() is not None for reference in references)
     if kept:
-        raise Broken(f"{kept} of {len(lives)} closed environments are still in memory: something references them")
+        raise RuleFailed(f"{kept} of {len(lives)} closed environments are still in memory: something references them")
     return f"nothing left of {len(lives)} environments"
 
 
@@ -124,7 +124,7 @@ def keeps_memory_constant(subject: Subject) -> CheckFinding:
         readings = [_read()]
         rounds = _rounds_in_time(session, scripts, subject)
         if (episodes := 2 * rounds * len(scripts)) < FEWEST_EPISODES:
-            raise Missing(f"only {episodes} episodes in the available time")
+            raise RuleSkipped(f"only {episodes} episodes in the available time")
         readings.append(_read())
         for _ in range(1 + _DOUBTS):
             for _ in range(rounds):
@@ -150,15 +150,17 @@ def _rounds_in_time(session: EnvSession, scripts: Sequence[tuple[Task, Sequence[
     return rounds
 
 
-def _suspicion(readings: Sequence[_Reading], episodes: int) -> Broken | Suspect | None:
+def _suspicion(readings: Sequence[_Reading], episodes: int) -> RuleFailed | RuleWarned | None:
     """Return the suspicion of a leak: memory grew in both halves of the measurement; ``None`` without one."""
     start, middle, end = readings
     allocated, resident = end.allocated - start.allocated, end.resident - start.resident
     halves = middle.allocated - start.allocated, end.allocated - middle.allocated
     if min(halves) > max(SLACK_BYTES, SLACK_BYTES_PER_EPISODE * episodes // 2):
-        return Broken(f"memory grows by {allocated / episodes:,.0f} bytes per episode, over {episodes:,} episodes")
+        return RuleFailed(f"memory grows by {allocated / episodes:,.0f} bytes per episode, over {episodes:,} episodes")
     if min(middle.resident - start.resident, end.resident - middle.resident) > SLACK_RESIDENT_BYTES / 2:
-        return Suspect(f"the process grew by {resident >> 20} MiB over {episodes:,} episodes, outside Python's memory")
+        return RuleWarned(
+            f"the process grew by {resident >> 20} MiB over {episodes:,} episodes, outside Python's memory"
+        )
     return None
 
 
@@ -234,7 +236,7 @@ def steps_are_fast_enough(subject: Subject) -> CheckFinding:
     middle = figures["step_p50_ms"]
     is_inline = subject.spec.isolation_under(subject.options) is Isolation.INLINE
     if is_inline and not isinstance(session.env, AsyncEnv) and middle > INLINE_STEP_MS:
-        raise Broken(f"a step takes {middle:.2f} ms: declare isolation THREAD or PROCESS")
+        raise RuleFailed(f"a step takes {middle:.2f} ms: declare isolation THREAD or PROCESS")
     parts = [
         f"{what} p50 {figures[f'{what}_p50_ms']:.3g} ms, p99 {figures[f'{what}_p99_ms']:.3g} ms of {len(times):,}"
         for what, times in (("reset", resets), ("step", steps))

@@ -32,7 +32,7 @@ from agentrl.testing.env_session import (
     random_policy,
 )
 from agentrl.testing.env_subject import Subject, until
-from agentrl.testing.report import Broken, CheckFinding, Missing, Suspect, rule
+from agentrl.testing.report import CheckFinding, RuleFailed, RuleSkipped, RuleWarned, rule
 from agentrl.tool import Tool
 
 ROUNDED = 0.05
@@ -73,40 +73,40 @@ def _require_equal_scores(subject: Subject) -> None:
     """Check that the expert solves the same tasks with text actions and through tools.
 
     Raises:
-        Broken: it does not.
+        RuleFailed: it does not.
     """
     for task, text, tools in zip(subject.tasks, subject.expert_episodes, subject.tool_episodes, strict=False):
         verdicts = text.is_solved(subject.spec), tools.is_solved(subject.spec)
         if verdicts[0] != verdicts[1]:
             words = ["does not solve" if verdict is False else "solves" for verdict in verdicts]
-            raise Broken(f"the expert {words[1]} {task.id} through tools, and {words[0]} it with text actions")
+            raise RuleFailed(f"the expert {words[1]} {task.id} through tools, and {words[0]} it with text actions")
 
 
 def _doubt_expert(expert: CheckFinding, chance: CheckFinding) -> None:
     """Check an expert without a stated score.
 
     Raises:
-        Suspect: the expert solves nothing, or is not better than random play.
+        RuleWarned: the expert solves nothing, or is not better than random play.
     """
     if expert.figures.get("success") == 0:
-        raise Suspect(f"the expert solves nothing: {expert.detail}")
+        raise RuleWarned(f"the expert solves nothing: {expert.detail}")
     kinds = ("success", "mean_return") if "success" in chance.figures else ("mean_return",)
     if all(expert.figures.get(kind, 0.0) <= chance.figures[kind] for kind in kinds):
-        raise Suspect(f"the expert is not better than random play: {expert.detail}, random {chance.detail}")
+        raise RuleWarned(f"the expert is not better than random play: {expert.detail}, random {chance.detail}")
 
 
 @rule("reward what counts as success; state the true `reward_range`")
 def rewards_success(subject: Subject) -> str:
     """Success is rewarded: some solved episode has a return above the lowest one, and not 0."""
     played = list(subject.random_episodes)
-    with suppress(Missing):
+    with suppress(RuleSkipped):
         played += subject.expert_episodes
     solved = [episode.total for episode in played if episode.results and episode.results[-1].info.get("success")]
     if not solved:
-        raise Missing("no episode with success")
+        raise RuleSkipped("no episode with success")
     least = subject.spec.reward_range[0]
     if all(total == 0 or total <= least for total in solved):
-        raise Suspect(f"{len(solved)} of {len(played)} episodes are successes, and all return {max(solved):g}")
+        raise RuleWarned(f"{len(solved)} of {len(played)} episodes are successes, and all return {max(solved):g}")
     return f"{len(solved)} successes return {min(solved):g} to {max(solved):g}"
 
 
@@ -116,7 +116,7 @@ def survives_mistakes(subject: Subject) -> CheckFinding:
     with subject.session() as session:
         session.reset(subject.tasks[0])
         if session.find("expert") is None or not hasattr(session.call("expert"), "mistake"):
-            raise Missing("no expert with mistake()")
+            raise RuleSkipped("no expert with mistake()")
     return _score(subject, "expert", subject.play(lambda task: expert_policy(mistakes=0.2, seed=task.seed)))
 
 
@@ -126,7 +126,7 @@ def has_a_random_score(subject: Subject) -> CheckFinding:
     played = [*subject.random_episodes, *_more(subject, lambda task: random_policy(task.seed))]
     found = _score(subject, "random", played)
     if found.figures.get("success") == 1 and "random" not in subject.spec.scores:
-        raise Suspect(f"random play solves everything, so there is nothing to learn: {found.detail}")
+        raise RuleWarned(f"random play solves everything, so there is nothing to learn: {found.detail}")
     return found
 
 
@@ -147,9 +147,11 @@ def _score(subject: Subject, policy: str, played: Sequence[PlayedEpisode]) -> Ch
     if stated == 1 and solved < len(played):
         verdicts = [episode.is_solved(subject.spec) for episode in played]
         failed = [subject.source[number].id for number, verdict in enumerate(verdicts) if not verdict]
-        raise Broken(f"the {policy} has a stated score of 1 but does not solve {', '.join(failed[:3])}")
+        raise RuleFailed(f"the {policy} has a stated score of 1 but does not solve {', '.join(failed[:3])}")
     if _chance(solved, len(played), stated) < IMPLAUSIBLE:
-        raise Broken(f"the {policy} solved {solved} of {len(played)}, which contradicts its stated score of {stated:g}")
+        raise RuleFailed(
+            f"the {policy} solved {solved} of {len(played)}, which contradicts its stated score of {stated:g}"
+        )
     return CheckFinding(found.detail.replace(" solved;", f" solved, stated {stated:g};"), found.figures)
 
 
@@ -240,16 +242,16 @@ def another_solution_earns_nothing(subject: Subject) -> CheckFinding:
     """The solution of the first task earns less than a tenth of the expert's return in other tasks."""
     first, others = subject.tasks[0], subject.tasks[1:]
     if not others:
-        raise Missing("only one task was played")
+        raise RuleSkipped("only one task was played")
     with subject.session() as session:
         if session.find("expert") is None:
-            raise Missing("no expert()")
+            raise RuleSkipped("no expert()")
         actions = play(session, first, expert_policy(), subject.limit).actions
         played = [play(session, task, _script(actions), subject.limit) for task in others]
     try:
         return _judge(subject, played)
-    except Broken as same:
-        raise Suspect(str(same)) from None
+    except RuleFailed as same:
+        raise RuleWarned(str(same)) from None
 
 
 @rule("look at the tasks with these words; easier tasks are fine")
@@ -257,7 +259,7 @@ def openings_do_not_predict_rewards(subject: Subject) -> CheckFinding:
     """No word of the opening predicts whether random play is rewarded."""
     found = _mean(subject.random_episodes)
     if words := telling(subject.random_episodes):
-        raise Suspect(f"random play: mean return {found:g}, which correlates with {_quote(words)} in the opening")
+        raise RuleWarned(f"random play: mean return {found:g}, which correlates with {_quote(words)} in the opening")
     return CheckFinding(f"random play: mean return {found:g}", {"mean_return": found})
 
 
@@ -265,17 +267,17 @@ def _judge(subject: Subject, played: Sequence[PlayedEpisode]) -> CheckFinding:
     """Check that trivial play earned little, and that no word of the opening predicts its return.
 
     Raises:
-        Broken: trivial play earned as much as a solution.
-        Suspect: it earned more than `LITTLE` of a solution, or its return correlates with a word.
+        RuleFailed: trivial play earned as much as a solution.
+        RuleWarned: it earned more than `LITTLE` of a solution, or its return correlates with a word.
     """
     earned, worth = _mean(played), _worth(subject)
     detail = f"mean return {earned:g}" + ("" if worth is None else f", of a solution {worth:g}")
     if worth is not None and earned >= worth > 0:
-        raise Broken(detail)
+        raise RuleFailed(detail)
     if words := telling(played):
-        raise Suspect(f"{detail}; it correlates with {_quote(words)} in the opening")
+        raise RuleWarned(f"{detail}; it correlates with {_quote(words)} in the opening")
     if worth is not None and earned > min(worth * LITTLE, worth):
-        raise Suspect(detail)
+        raise RuleWarned(detail)
     return CheckFinding(detail, {"mean_return": earned})
 
 
@@ -283,8 +285,8 @@ def _compare(subject: Subject, policy_of: Callable[[Task], Policy]) -> CheckFind
     """Compare the returns of lazy play with those of random play on the same tasks.
 
     Raises:
-        Missing: lazy play raises an exception, which the rule *answers invalid actions* reports.
-        Broken: lazy play earned significantly more, or as much as an expert that is better than random play.
+        RuleSkipped: lazy play raises an exception, which the rule *answers invalid actions* reports.
+        RuleFailed: lazy play earned significantly more, or as much as an expert that is better than random play.
     """
     lazy = _lazy_episodes(subject, policy_of)
     honest = subject.random_episodes[: len(lazy)]
@@ -293,11 +295,11 @@ def _compare(subject: Subject, policy_of: Callable[[Task], Policy]) -> CheckFind
     if earned > chance:
         gains = [one.total - other.total for one, other in zip(lazy, honest, strict=True)]
         if len(gains) >= FEWEST_COMPARED and earned - chance > DEVIATIONS * _standard_error(gains):
-            raise Broken(detail)
-        with suppress(Missing):
+            raise RuleFailed(detail)
+        with suppress(RuleSkipped):
             worth = _mean(subject.expert_episodes[: len(lazy)])
             if earned >= worth > chance:
-                raise Broken(f"{detail}, of the expert {worth:g}")
+                raise RuleFailed(f"{detail}, of the expert {worth:g}")
     return CheckFinding(f"{detail}; {len(lazy)} tasks", {"mean_return": earned, "random_return": chance})
 
 
@@ -309,7 +311,7 @@ def _lazy_episodes(subject: Subject, policy_of: Callable[[Task], Policy]) -> lis
         except (CallFailed, WrongReturn):
             raise
         except Exception as error:
-            raise Missing(f"the environment refuses an action with {type(error).__name__}: {error}") from error
+            raise RuleSkipped(f"the environment refuses an action with {type(error).__name__}: {error}") from error
 
 
 def _standard_error(values: Sequence[float]) -> float:
@@ -353,7 +355,7 @@ def _saying_everything() -> Policy:
 
 def _worth(subject: Subject) -> float | None:
     """Return the return of a solution: the expert's mean, or else the spec's; ``None`` if neither is known."""
-    with suppress(Missing):
+    with suppress(RuleSkipped):
         return _mean(subject.expert_episodes)
     stated = (subject.spec.success_threshold, subject.spec.reward_range[1])
     return next((value for value in stated if value is not None and math.isfinite(value)), None)

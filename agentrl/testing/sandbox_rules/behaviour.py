@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.errors import ToolError
 from agentrl.sandbox import Entry, Limits, Sandbox
-from agentrl.testing.report import Broken, require
+from agentrl.testing.report import RuleFailed, require
 from agentrl.testing.sandbox_subject import (
     MachineState,
     SandboxSubject,
@@ -183,7 +183,7 @@ async def _require_refused(attempt: Awaitable[Any], what: str) -> None:
     except ToolError as refusal:
         require(len(str(refusal)) < 500, f"{what} is refused with {len(str(refusal))} characters")
         return
-    raise Broken(f"{what} is not refused")
+    raise RuleFailed(f"{what} is not refused")
 
 
 async def runs_many_at_once(subject: SandboxSubject) -> str:

@@ -8,7 +8,7 @@ import time
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Limits, Sandbox
-from agentrl.testing.report import Broken, CheckFinding, Suspect, require
+from agentrl.testing.report import CheckFinding, RuleFailed, RuleWarned, require
 from agentrl.testing.sandbox_subject import (
     MIB,
     RULE_GRACE_S,
@@ -195,7 +195,7 @@ async def counts_memory_of_all_processes(sandbox: Sandbox) -> str:
     result = await run_python(sandbox, _MANY_HANDS)
     held = int(text(result) or 0)
     if held > most:
-        raise Suspect(f"10 processes use {held} MiB, but {most} MiB are allowed: no control groups found")
+        raise RuleWarned(f"10 processes use {held} MiB, but {most} MiB are allowed: no control groups found")
     return f"10 processes of 40 MiB use {held} MiB"
 
 
@@ -273,7 +273,7 @@ async def kills_what_commands_leave(sandbox: Sandbox) -> str:
             if (await sandbox.exec("test -s beats")).is_success:
                 break
         else:
-            raise Broken("no process that a command leaves has started")
+            raise RuleFailed("no process that a command leaves has started")
         await _require_silence(sandbox)
     start = time.perf_counter()
     result = await sandbox.exec("sleep 60 & echo done")
@@ -314,7 +314,7 @@ async def stops_with_its_caller(subject: SandboxSubject) -> str:
             await asyncio.wait_for(task, RULE_GRACE_S)
         except SandboxError:
             continue
-        raise Broken("a call interrupted by close does not raise SandboxError")
+        raise RuleFailed("a call interrupted by close does not raise SandboxError")
     await sandbox.close()
     await require_nothing_left(before)
     return "cancelled call, calls during close, closing twice"
@@ -333,4 +333,4 @@ async def _require_silence(sandbox: Sandbox) -> None:
         if first == second:
             await sandbox.exec("rm -f beats")
             return
-    raise Broken("a process continues after its command has ended")
+    raise RuleFailed("a process continues after its command has ended")

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from agentrl.errors import UsageError
 from agentrl.sandbox import ProtocolFactory, Sandbox
-from agentrl.testing.report import Missing, require
+from agentrl.testing.report import RuleSkipped, require
 from agentrl.testing.sandbox_rules.security import attack_directly
 from agentrl.testing.sandbox_subject import SandboxSubject, describe_end, run_python, text
 
@@ -155,7 +155,7 @@ async def _forward(sandbox: Sandbox, protocol: ProtocolFactory) -> int:
     try:
         return await sandbox.forward(protocol)
     except UsageError as lacking:
-        raise Missing(str(lacking)) from lacking
+        raise RuleSkipped(str(lacking)) from lacking
 
 
 async def _require_possible(subject: SandboxSubject) -> None:
@@ -163,4 +163,4 @@ async def _require_possible(subject: SandboxSubject) -> None:
         async with subject.open():
             pass
     except UsageError as lacking:
-        raise Missing(str(lacking)) from lacking
+        raise RuleSkipped(str(lacking)) from lacking

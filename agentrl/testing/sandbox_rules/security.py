@@ -16,7 +16,7 @@ from unittest import mock
 from agentrl.sandbox import Sandbox
 from agentrl.sandbox.isolation import own_folders
 from agentrl.sandbox.spec import ANY_NETWORK
-from agentrl.testing.report import Missing, require
+from agentrl.testing.report import RuleSkipped, require
 from agentrl.testing.sandbox_subject import (
     SandboxSubject,
     bystander,
@@ -208,7 +208,7 @@ async def has_no_terminal(sandbox: Sandbox) -> str:
 async def reaches_no_network(subject: SandboxSubject) -> str:
     """No TCP, UDP, DNS, raw or unix socket leads to the host or beyond."""
     if subject.spec.network == ANY_NETWORK:
-        raise Missing(f"the spec gives network {subject.spec.network}")
+        raise RuleSkipped(f"the spec gives network {subject.spec.network}")
     return await attack_directly(subject)
 
 
@@ -216,7 +216,7 @@ async def attack_directly(subject: SandboxSubject) -> str:
     """Try sockets of all kinds, which must not connect even if the sandbox may use a proxy.
 
     Raises:
-        Broken: a socket reaches the host or beyond, or the sandbox's own loopback does not work.
+        RuleFailed: a socket reaches the host or beyond, or the sandbox's own loopback does not work.
     """
     with _listening() as ears:
         tcp, udp, path, name = (ear.getsockname() for ear in ears.values())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from agentrl.envs.proposed_programs.environment import ProposedPrograms
 from agentrl.envs.proposed_programs.options import Kind, ProposedOptions, parse_options
-from agentrl.envs.proposed_programs.puzzle import Puzzle, Refused, blocks, read_arguments
+from agentrl.envs.proposed_programs.puzzle import Puzzle, PuzzleError, blocks, read_arguments
 from agentrl.envs.proposed_programs.running import is_solved, validate
 from agentrl.envs.proposed_programs.spec import SPEC, tasks
 from agentrl.envs.proposed_programs.texts import block, statement, write_proposal, write_solution
@@ -28,7 +28,7 @@ def proposal(program: str, given: str = "3") -> str:
 
 
 async def refusal(answer: str, kind: Kind = Kind.DEDUCTION, given: str = "") -> str:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PuzzleError) as refused:
         await validate(kind, answer, options(), given)
     return str(refused.value)
 
@@ -149,7 +149,7 @@ async def test_answers_are_judged_by_execution(kind: Kind, answer: str, expected
     if expected is not None:
         assert await is_solved(PUZZLES[kind], answer, options()) is expected
         return
-    with pytest.raises(Refused):
+    with pytest.raises(PuzzleError):
         await is_solved(PUZZLES[kind], answer, options())
 
 
