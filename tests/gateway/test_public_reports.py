@@ -210,12 +210,49 @@ async def test_a_text_that_was_cut_within_a_pair_is_read_without_its_half(played
         body = json.dumps(write([{"role": "user", "text": "CUT"}], False))
         data = body.replace("CUT", r"whole \ud83d\ude00 half \ud83d quoted \\ud83d").encode()
         headers = {"Authorization": f"Bearer {session.key}"}
-        async with aiohttp.ClientSession() as http, http.post(gateway.url + route, data=data, headers=headers) as answer:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(gateway.url + route, data=data, headers=headers) as answer,
+        ):
             assert answer.status == 200
 
     _, script = await played(play, "it is so")
     sent = renderer.encoder.decode(list(script.requests[0].prompt_ids))
     assert "whole \N{GRINNING FACE} half \ufffd quoted \\ud83d" in sent
+
+
+@pytest.mark.parametrize("dialect", CLIENTS)
+async def test_streams_have_no_line_breaks_within_events_whatever_a_client_takes_for_one(played, dialect):
+    # openai-python#1230, dify#39008, evalscope#1642, langgraph#2593: str.splitlines() and httpx's lines
+    route, write, _, read_stream = CLIENTS[dialect]
+    said = "one\u2028two\u2029three\x85four"
+
+    async def play(gateway, session):
+        body = write([{"role": "user", "text": "one"}], False) | {"stream": True}
+        headers = {"Authorization": f"Bearer {session.key}"}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(gateway.url + route, json=body, headers=headers) as answer,
+        ):
+            assert (answer.content_type, answer.charset) == ("text/event-stream", "utf-8")
+            stream = await answer.text()
+        assert stream.splitlines() == stream.split("\n")[:-1]
+        assert read_stream(events_of(stream))["text"] == said
+
+    await played(play, said)
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/v1/messages", "/messages", "/v1/v1/responses"])
+async def test_a_wrong_base_url_is_explained(played, path):
+    # langchain#31325, aider-desk#854, streamystats#491
+    async def play(gateway, session):
+        status, said = await post(gateway.url + path, session.key, {})
+        assert (status, "The base URL ends with /v1 in OpenAI's packages" in said["error"]["message"]) == (404, True)
+        assert (await post(gateway.url + "/v1/chat/completions", session.key, {"model": "p", "messages": [USER]}))[
+            0
+        ] == 200
+
+    await played(play, "it is so")
 
 
 BAD_CALL = '<tool_call>\n{"name": "add", "arguments": {"a": \n</tool_call>'
