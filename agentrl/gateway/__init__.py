@@ -29,7 +29,7 @@ from agentrl.gateway.fields import read_feedback, refuse_unknown, take
 from agentrl.gateway.history import chain_of
 from agentrl.gateway.pending import NO_SIDE_CALLS, PendingRequest, UntrainedRequestRules, digest_of, off_loop
 from agentrl.gateway.refusals import TOO_DEEP, SessionOver, Unavailable
-from agentrl.gateway.responses import Responses
+from agentrl.gateway.responses import Responses, reply_referred_to
 from agentrl.gateway.session import GatewaySession
 from agentrl.message import encodable_json, text_of
 from agentrl.remote.listening import (
@@ -521,8 +521,7 @@ async def session_of_history(
 def _find_continued(
     sessions: Sequence[GatewaySession], dialect: Dialect, body: Mapping[str, Any]
 ) -> GatewaySession | None:
-    reply = body.get("previous_response_id")
-    if isinstance(reply, str):
+    if (reply := reply_referred_to(body)) is not None:
         return next((session for session in sessions if session.has_reply(reply)), None)
     try:
         request = dialect.read(body, {})
