@@ -29,7 +29,7 @@ from agentrl.gateway.fields import read_feedback, refuse_unknown, take
 from agentrl.gateway.history import chain_of
 from agentrl.gateway.pending import NO_SIDE_CALLS, PendingRequest, UntrainedRequestRules, digest_of, off_loop
 from agentrl.gateway.refusals import TOO_DEEP, SessionOver, Unavailable
-from agentrl.gateway.responses import Responses
+from agentrl.gateway.responses import Responses, reply_referred_to
 from agentrl.gateway.session import GatewaySession
 from agentrl.message import encodable_json, text_of
 from agentrl.remote.listening import (
@@ -55,6 +55,9 @@ RETRY_AFTER_S = 2
 RETRY_COUNT = "x-stainless-retry-count"
 MODEL = "policy"
 """Name of the model in the list of models."""
+STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+LINE_BREAKS = {mark.encode(): rb"\u%04x" % ord(mark) for mark in "\x85\u2028\u2029"}
+"""Characters at which some clients split lines, as JSON escapes; events end only at line feeds."""
 
 
 Verify: TypeAlias = Callable[[], Awaitable[None]]
@@ -390,7 +393,7 @@ async def _stream(
     """Send an answer as events while it is sampled."""
     finished = asyncio.ensure_future(session.finish(pending))
     started = asyncio.ensure_future(pending.streaming.wait_for_start())
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    response = web.StreamResponse(headers=STREAM_HEADERS)
     try:
         await asyncio.wait({finished, started}, timeout=COMMENT_S, return_when=asyncio.FIRST_COMPLETED)
         if finished.done() and finished.exception() is not None:
@@ -438,6 +441,8 @@ async def _events(
 def _event_bytes(event: Event) -> bytes:
     name, data = event
     text = data.encode() if isinstance(data, str) else orjson.dumps(data)
+    for mark, escape in LINE_BREAKS.items():
+        text = text.replace(mark, escape)
     return (b"" if name is None else b"event: " + name.encode() + b"\n") + b"data: " + text + b"\n\n"
 
 
@@ -490,6 +495,8 @@ async def _unknown(request: web.Request) -> web.Response:
 def _not_found(request: web.Request) -> web.Response:
     routes = ", ".join(dialect.path for dialect in DIALECTS)
     text = f"unknown route {request.method} {request.path}: expected POST to one of {routes}"
+    if request.path.endswith(tuple(dialect.path.removeprefix("/v1") for dialect in DIALECTS)):
+        text += ". The base URL ends with /v1 in OpenAI's packages, and before it in Anthropic's"
     return _json(DIALECTS[0].error(404, text, code="not_found"), status=404)
 
 
@@ -514,8 +521,7 @@ async def session_of_history(
 def _find_continued(
     sessions: Sequence[GatewaySession], dialect: Dialect, body: Mapping[str, Any]
 ) -> GatewaySession | None:
-    reply = body.get("previous_response_id")
-    if isinstance(reply, str):
+    if (reply := reply_referred_to(body)) is not None:
         return next((session for session in sessions if session.has_reply(reply)), None)
     try:
         request = dialect.read(body, {})

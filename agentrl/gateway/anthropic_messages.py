@@ -73,7 +73,7 @@ NO_THREADS = "thread_unsupported_request"
 """The vendor's error code of a server that does not store histories; its tool runner then sends whole histories."""
 EMPTY_BLOCKS: Mapping[str, Json] = {
     "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
-    "text": {"type": "text", "text": "", "citations": None},
+    "text": {"type": "text", "text": ""},
 }
 
 
@@ -189,7 +189,7 @@ def _blocks(answer: ReplyAnswer) -> list[Json]:
     if answer.reasoning:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": SIGNATURE})
     if answer.text:
-        blocks.append({"type": "text", "text": answer.text, "citations": None})
+        blocks.append({"type": "text", "text": answer.text})
     calls = [{"type": "tool_use", "id": c.id, "name": c.name, "input": dict(c.arguments)} for c in answer.calls]
     return blocks + calls
 

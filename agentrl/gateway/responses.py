@@ -160,6 +160,17 @@ class Responses(OpenAIDialect):
         return f"resp_{reply.id}"
 
 
+def reply_referred_to(body: Mapping[str, Any]) -> str | None:
+    """Return the id of a stored reply to which a request refers; ``None`` if it refers to none."""
+    if isinstance(previous := body.get("previous_response_id"), str):
+        return previous
+    items = body.get("input")
+    for item in items if isinstance(items, list) else []:
+        if isinstance(item, dict) and item.get("type") == "item_reference" and "_" in str(item.get("id")):
+            return f"resp_{str(item['id']).split('_')[1]}"
+    return None
+
+
 def _unsupported_error(field: str, value: Any, why: str) -> BadRequest:
     return BadRequest(f"{field} is not supported here: {why}; got {shorten(value)}", field=field, code="unsupported")
 
@@ -278,7 +289,7 @@ def _history(body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -
     items = body.get("input")
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
-    history = _Items(earlier).read([] if items is None and earlier else items)
+    history = _Items(earlier, stored).read([] if items is None and earlier else items)
     if not history:
         raise BadRequest("input must contain at least one item", field="input")
     return history
@@ -287,8 +298,9 @@ def _history(body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -
 class _Items:
     """Reader of items that keeps the names of calls for their results."""
 
-    def __init__(self, earlier: Sequence[Message]) -> None:
+    def __init__(self, earlier: Sequence[Message], stored: Mapping[str, Sequence[Message]]) -> None:
         self._messages = list(earlier)
+        self._stored = stored
         self._names = {call.id: call.name for message in earlier for call in message.tool_calls}
         self._reasoning: list[str] = []
         self._texts: list[str] = []
@@ -313,12 +325,30 @@ class _Items:
         elif kind == "reasoning":
             self._begin_answer()
             self._reasoning.append(_reasoning(item, path))
+        elif kind == "item_reference":
+            self._reference(take(item, "id", str, path), path)
         else:
             expected = "message, function_call, function_call_output or reasoning"
-            why = (
-                "send the item itself, or previous_response_id" if kind == "item_reference" else f"expected {expected}"
-            )
-            raise _unsupported_error(f"{path}.type", kind, why)
+            raise _unsupported_error(f"{path}.type", kind, f"expected {expected}")
+
+    def _reference(self, name: str, path: str) -> None:
+        """Read a reference to an item of a stored reply; see `_output` for the ids."""
+        kind, reply, number = (*name.split("_"), "")[:3] if "_" in name else ("", "", "")
+        answer = self._stored.get(f"resp_{reply}", [None])[-1]
+        calls = {str(index): call for index, call in enumerate(answer.tool_calls)} if answer else {}
+        if answer is not None and kind == "msg":
+            self._begin_answer()
+            self._texts.append(answer.text)
+        elif answer is not None and kind == "rs":
+            self._begin_answer()
+            self._reasoning.append(answer.reasoning or "")
+        elif kind == "fc" and number in calls:
+            self._names[calls[number].id] = calls[number].name
+            self._calls.append(calls[number])
+        else:
+            where = f"{path}.id"
+            text = f"{where}: no item {shorten(name)} is stored in this session; send the item itself"
+            raise BadRequest(text, field=where, status=404, code="item_not_found")
 
     def _message(self, item: Json, path: str) -> None:
         role, where = item.get("role"), f"{path}.content"

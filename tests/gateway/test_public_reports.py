@@ -15,7 +15,7 @@ from support.gateway_client import DIALECTS as CLIENTS
 from support.gateway_client import TOOL, post
 
 from agentrl.gateway import DIALECTS, anthropic_messages, chat_completions, responses
-from agentrl.gateway.dialect import BadRequest
+from agentrl.gateway.dialect import BadRequest, Reply, ReplyAnswer
 from agentrl.gateway.fields import arguments
 from agentrl.message import Message
 from agentrl.rollout.budget import EpisodeLimits
@@ -219,6 +219,85 @@ async def test_a_text_that_was_cut_within_a_pair_is_read_without_its_half(played
     _, script = await played(play, "it is so")
     sent = renderer.encoder.decode(list(script.requests[0].prompt_ids))
     assert "whole \N{GRINNING FACE} half \ufffd quoted \\ud83d" in sent
+
+
+@pytest.mark.parametrize("dialect", CLIENTS)
+async def test_streams_have_no_line_breaks_within_events_whatever_a_client_takes_for_one(played, dialect):
+    # openai-python#1230, dify#39008, evalscope#1642, langgraph#2593: str.splitlines() and httpx's lines
+    route, write, _, read_stream = CLIENTS[dialect]
+    said = "one\u2028two\u2029three\x85four"
+
+    async def play(gateway, session):
+        body = write([{"role": "user", "text": "one"}], False) | {"stream": True}
+        headers = {"Authorization": f"Bearer {session.key}"}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(gateway.url + route, json=body, headers=headers) as answer,
+        ):
+            assert (answer.content_type, answer.charset) == ("text/event-stream", "utf-8")
+            stream = await answer.text()
+        assert stream.splitlines() == stream.split("\n")[:-1]
+        assert read_stream(events_of(stream))["text"] == said
+
+    await played(play, said)
+
+
+@pytest.mark.parametrize("ask", ["of tools", "of text"])
+async def test_items_of_stored_replies_may_be_referred_to(played, ask):
+    # Vercel's AI SDK (@ai-sdk/openai) sends references to items instead of the items of replies that are stored
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    answer = f"<think>\nhm\n</think>\n\nI add.\n{call}" if ask == "of tools" else "it is so"
+
+    async def play(gateway, session):
+        url, history = gateway.url + "/v1/responses", [USER]
+        body = {"model": "p", "tools": [{"type": "function", "name": "add", "parameters": TOOL}]}
+        for _ in range(2):
+            status, reply = await post(url, session.key, body | {"input": history})
+            assert status == 200
+            history += [{"type": "item_reference", "id": item["id"]} for item in reply["output"]]
+            calls = [item["call_id"] for item in reply["output"] if item["type"] == "function_call"]
+            results = [{"type": "function_call_output", "call_id": call_id, "output": "3"} for call_id in calls]
+            history += results or [USER]
+        assert (await post(url, session.key, body | {"input": history}))[0] == 200
+        unknown = [USER, {"type": "item_reference", "id": "msg_lost"}]
+        assert (await post(url, session.key, body | {"input": unknown}))[0] == 404
+
+    trajectory, _ = await played(play, answer)
+    assert (len(trajectory.turns), len(trajectory.sequences)) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reply"),
+    [
+        ({"previous_response_id": "resp_1"}, "resp_1"),
+        ({"input": [USER, {"type": "item_reference", "id": "fc_7_0"}]}, "resp_7"),
+        ({"input": [USER, {"type": "item_reference", "id": "item"}]}, None),
+        ({"input": [3, {"type": "item_reference"}]}, None),
+        ({"input": "one"}, None),
+        ({}, None),
+    ],
+)
+def test_a_request_tells_which_session_stores_the_reply_that_it_refers_to(fields, reply):
+    assert responses.reply_referred_to(fields) == reply
+
+
+def test_a_text_block_has_no_citations_rather_than_null():
+    # @ai-sdk/anthropic refuses null there
+    reply = Reply(id="1", created=0, model="p", answers=[ReplyAnswer(text="so", finish="stop")])
+    assert ANTHROPIC.write(message(), reply)["content"] == [{"type": "text", "text": "so"}]
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/v1/messages", "/messages", "/v1/v1/responses"])
+async def test_a_wrong_base_url_is_explained(played, path):
+    # langchain#31325, aider-desk#854, streamystats#491
+    async def play(gateway, session):
+        status, said = await post(gateway.url + path, session.key, {})
+        assert (status, "The base URL ends with /v1 in OpenAI's packages" in said["error"]["message"]) == (404, True)
+        assert (await post(gateway.url + "/v1/chat/completions", session.key, {"model": "p", "messages": [USER]}))[
+            0
+        ] == 200
+
+    await played(play, "it is so")
 
 
 BAD_CALL = '<tool_call>\n{"name": "add", "arguments": {"a": \n</tool_call>'

@@ -129,6 +129,47 @@ def test_calls_are_read(parser: str, text: str, content: str, calls: list) -> No
     assert (parsed.content, parsed.problems) == (content, ())
 
 
+NOTHING = {
+    "hermes": '<tool_call>\n{{"name": "{}", "arguments": null}}\n</tool_call>',
+    "mistral": "[TOOL_CALLS]{}[ARGS]",
+    "harmony": "<|channel|>commentary to=functions.{} <|constrain|>json<|message|><|call|>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>"
+    "<|tool_call_end|><|tool_calls_section_end|>",
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁sep｜> null"
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n\n```"
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+}
+
+
+@pytest.mark.parametrize("parser", NOTHING)
+def test_a_call_without_arguments_may_have_nothing_or_null_in_their_place(parser: str) -> None:
+    # vllm#43851, langchain#34242, vllm#28806: models write nothing or null for tools without parameters
+    parse = lookup(Kind.TOOL_PARSER, parser)
+    parsed = parse(NOTHING[parser].format("now"), TOOLS)
+    assert [(call.name, dict(call.arguments)) for call in parsed.calls] == [("now", {})]
+    assert (parsed.content, parsed.problems, parsed.repairs) == ("", (), ("no arguments",))
+    refused = parse(NOTHING[parser].format("bash"), TOOLS)
+    assert parser == "hermes" or (refused.calls, bool(refused.problems)) == ((), True)
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("hermes", '<tool_call>\n{"name": "note", "text": "ls"}\n</tool_call>'),
+        ("llama3_json", '{"name": "note", "text": "ls"}'),
+        ("mistral", '[TOOL_CALLS][{"name": "note", "text": "ls"}]'),
+    ],
+)
+def test_arguments_beside_the_name_are_not_lost(parser: str, text: str) -> None:
+    # a tool whose arguments are all optional would be called without them
+    note = {"name": "note", "parameters": {"type": "object", "properties": {"text": TEXT}}}
+    tools = {"note": {"type": "function", "function": note}}
+    for parsed in (lookup(Kind.TOOL_PARSER, parser)(text, tools), repair_of(parser)(text, tools, is_whole=True)):
+        assert parsed.calls == ()
+        assert "has no \"arguments\", but 'text' beside its name" in parsed.problems[0]
+
+
 @pytest.mark.parametrize(("parser", "call"), [("qwen3_coder", CODER), ("hermes", HERMES), ("glm", GLM)])
 def test_an_explained_notation_is_no_call(parser: str, call: str) -> None:
     # vllm#57541: an answer that documents the notation in a code block

@@ -17,8 +17,8 @@ from agentrl.render.tool_parsers import (
     collect_blocks,
     make_call,
 )
-from agentrl.render.tool_parsers.tolerant_tags import DAMAGED
-from agentrl.render.tool_parsers.untagged import parse_or_read_untagged
+from agentrl.render.tool_parsers.tolerant_tags import DAMAGED, fitting_call
+from agentrl.render.tool_parsers.untagged import NO_ARGUMENTS, parse_or_read_untagged
 from agentrl.render.tool_parsers.values import first_of, read_json, skip_space
 
 _BARE = re.compile(r"([^<{\n]*+)(?:<[^<>{]*+>)?\s*+(?=\{)")
@@ -54,6 +54,7 @@ class ReadCall:
 
     call: ToolCall
     end: int
+    slips: tuple[str, ...] = ()
 
 
 BodyReader = Callable[[str, int, int], ReadCall]
@@ -102,9 +103,10 @@ def _read_call(
 ) -> int:
     """Collect one call and return the index after it; unless `strict`, the end of the text may end the call."""
     number, end = found.number, start
+    slips: tuple[str, ...] = ()
 
     def read() -> ToolCall:
-        nonlocal end
+        nonlocal end, slips
         separator = text.find(marks.separator, start)
         is_missing = separator < 0 or marks.call_close in text[start:separator]
         if is_missing and not strict and (bare := _BARE.match(text, start)):
@@ -117,14 +119,18 @@ def _read_call(
         while text.startswith(marks.separator, begin):
             begin += len(marks.separator)
         body = read_body(text[start:separator].strip(), begin, number)
-        end = skip_space(text, body.end)
+        end, slips = skip_space(text, body.end), body.slips
         if not text.startswith(marks.call_close, end) and (end < len(text) or strict):
             extra = "was not closed" if end == len(text) else "continues after its arguments"
             raise MalformedCall(f"Tool call {number} {extra}. {marks.form}")
         end = min(end + len(marks.call_close), len(text))
         return body.call
 
-    return skip_space(text, end) if found.take(read) else first_of(text, (marks.call_open, marks.close), end)
+    if not found.take(read):
+        return first_of(text, (marks.call_open, marks.close), end)
+    if strict:
+        found.note(slips)
+    return skip_space(text, end)
 
 
 V31 = SectionMarks(
@@ -148,7 +154,7 @@ def parse_v3(text: str, tools: ToolSchemas) -> ParsedCalls:
         body = _read_arguments(text, fence.end(), fence[1].strip(), tools, number, V3)
         if not text.startswith(_FENCE_END, body.end):
             raise MalformedCall(f"The arguments of tool call {number} are not closed with ```. {V3.form}")
-        return ReadCall(body.call, body.end + len(_FENCE_END))
+        return replace(body, end=body.end + len(_FENCE_END))
 
     return parse_sections(text, V3, read)
 
@@ -171,7 +177,11 @@ repair_v31 = partial(parse_or_read_untagged, parse_v31, V31.form)
 def _read_arguments(
     text: str, start: int, name: str, tools: ToolSchemas, number: int, marks: SectionMarks, call_id: str | None = None
 ) -> ReadCall:
+    if name in tools and text.startswith((marks.call_close, _FENCE_END), begin := skip_space(text, start)):
+        return ReadCall(fitting_call(name, {}, tools, number, call_id), begin, (NO_ARGUMENTS,))
     body = read_json(text, start, f"The arguments of tool call {number}", marks.form)
+    if name in tools and body.value is None:
+        return ReadCall(fitting_call(name, {}, tools, number, call_id), body.end, (NO_ARGUMENTS,))
     return ReadCall(make_call(name or None, body.value, tools, number, call_id), body.end)
 
 

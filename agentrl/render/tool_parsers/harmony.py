@@ -9,6 +9,8 @@ from functools import partial
 
 from agentrl.message import ToolCall
 from agentrl.render.tool_parsers import CollectedCalls, MalformedCall, ParsedCalls, ToolSchemas, make_call
+from agentrl.render.tool_parsers.tolerant_tags import fitting_call
+from agentrl.render.tool_parsers.untagged import NO_ARGUMENTS
 from agentrl.render.tool_parsers.values import read_json
 
 FORM = "Write <|channel|>commentary to=functions.tool <|constrain|>json<|message|>{...}<|call|>."
@@ -74,7 +76,8 @@ def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
     for message in split_messages(text):
         if message.recipient is not None:
             if found.take(partial(_call, message, tools, found.number)):
-                found.note([] if message.end else [UNCLOSED])
+                empty = [NO_ARGUMENTS] if message.body.strip() in ("", "null") else []
+                found.note([*empty, *([] if message.end else [UNCLOSED])])
         elif message.channel in ("final", "commentary"):
             content.append(message.body.strip())
         elif message.is_unfinished:
@@ -91,8 +94,11 @@ def _call(message: ChannelMessage, tools: ToolSchemas, number: int) -> ToolCall:
     recipient = str(message.recipient)
     if not recipient.startswith(_FUNCTIONS):
         raise MalformedCall(f"Tool call {number} is to {recipient!r}, not to functions. {FORM}")
+    name = recipient.removeprefix(_FUNCTIONS)
+    if name in tools and message.end and message.body.strip() in ("", "null"):
+        return fitting_call(name, {}, tools, number)
     what = f"The arguments of tool call {number}"
     arguments = read_json(message.body, 0, what, FORM)
     if arguments.end != len(message.body):
         raise MalformedCall(f"{what} continue after their JSON object. {FORM}")
-    return make_call(recipient.removeprefix(_FUNCTIONS), arguments.value, tools, number)
+    return make_call(name, arguments.value, tools, number)

@@ -43,6 +43,8 @@ HERMES_FORM = f'Write {OPEN}\n{{"name": "tool", "arguments": {{...}}}}\n{CLOSE}.
 BESIDE_TEXT = "a call next to other text"
 LLAMA3_FORM = 'Answer with {"name": "tool", "parameters": {...}} and nothing else; put ; between several calls.'
 _PYTHON_TAG = "<|python_tag|>"
+_LABELS = frozenset({"name", "id", "type"})
+"""Keys of a call besides its arguments."""
 _CALL = re.compile(r'\{\s*"name"\s*:')
 MISTRAL_OPEN, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
 MISTRAL_FORM = f"Write {MISTRAL_OPEN}tool{ARGUMENTS}{{...}} for each call."
@@ -96,6 +98,7 @@ def _take_call(item: object, tools: ToolSchemas, found: CollectedCalls, slips: S
 
     def read() -> ToolCall:
         call = _object(item, number, HERMES_FORM)
+        _require_arguments(call, number, HERMES_FORM)
         return make_call(call.get("name"), _arguments_of(call), tools, number)
 
     if found.take(read):
@@ -111,6 +114,20 @@ def _written_arguments(call: Mapping[str, Any]) -> Any:
 def _arguments_of(call: Mapping[str, Any]) -> Any:
     written = _written_arguments(call)
     return {} if is_nothing(written) else written
+
+
+def _require_arguments(call: Mapping[str, Any], number: int, form: str) -> None:
+    """Refuse a call whose arguments are beside its name: they would be lost.
+
+    A call of a tool without parameters may lack its arguments.
+
+    Raises:
+        MalformedCall: the call has other keys, but no arguments.
+    """
+    beside = sorted(call.keys() - _LABELS)
+    if beside and "name" in call and "arguments" not in call and "parameters" not in call:
+        names = ", ".join(map(repr, beside))
+        raise MalformedCall(f'Tool call {number} has no "arguments", but {names} beside its name. {form}')
 
 
 def _object(value: object, number: int, form: str) -> dict[str, Any]:
@@ -159,8 +176,14 @@ def _repair_block(text: str, start: int, tools: ToolSchemas, found: CollectedCal
     if not items:
         found.problems.append(f"The list of tool calls is empty. {HERMES_FORM}")
     for item in items:
-        call = intended_call(item, tuple(slips)) or _as_intended(item, tuple(slips))
-        take_intended(call, tools, found, HERMES_FORM)
+        call = intended_call(item, tuple(slips))
+        if call is None and isinstance(item, dict):
+            try:
+                _require_arguments(item, found.number, HERMES_FORM)
+            except MalformedCall as problem:
+                found.problems.append(str(problem))
+                continue
+        take_intended(call or _as_intended(item, tuple(slips)), tools, found, HERMES_FORM)
     return end + len(CLOSE) if is_closed else end
 
 
@@ -212,9 +235,13 @@ def _parse_llama3_strictly(text: str, tools: ToolSchemas) -> ParsedCalls:
             found.problems.append(str(problem))
             break
         cursor = skip_space(body, value.end + 1) if body.startswith(";", value.end) else value.end
-        arguments = call.get("parameters", call.get("arguments", {}))
-        found.take(partial(make_call, call.get("name"), arguments, tools, found.number))
+        found.take(partial(_llama3_call, call, tools, found.number))
     return found.result()
+
+
+def _llama3_call(call: Mapping[str, Any], tools: ToolSchemas, number: int) -> ToolCall:
+    _require_arguments(call, number, LLAMA3_FORM)
+    return make_call(call.get("name"), call.get("parameters", call.get("arguments", {})), tools, number)
 
 
 def parse_mistral(text: str, tools: ToolSchemas) -> ParsedCalls:
@@ -252,6 +279,7 @@ def _read_array(text: str, start: int, tools: ToolSchemas, found: CollectedCalls
 
 def _call_of(item: object, tools: ToolSchemas, found: CollectedCalls) -> ToolCall:
     call = _object(item, found.number, MISTRAL_ARRAY_FORM)
+    _require_arguments(call, found.number, MISTRAL_ARRAY_FORM)
     made = make_call(call.get("name"), _arguments_of(call), tools, found.number, _call_id(call.get("id"), found))
     if "arguments" not in call and "parameters" in call:
         found.note([PARAMETERS])
