@@ -30,7 +30,7 @@ from agentrl.evaluation.session import (
     run_evaluation,
 )
 from agentrl.evaluation.settings import evaluation_config
-from agentrl.observe.console import note, out
+from agentrl.observe.console import note, out, shown_path
 from agentrl.observe.files import check_writable, replace_file
 from agentrl.observe.terminal import EpisodeCounter, counting
 from agentrl.rollout.waits import RolloutCounters
@@ -136,7 +136,8 @@ def _print_finished(finished: FinishedEvaluation) -> None:
         note("reused episodes: code, data, settings and model did not change; --fresh plays them again")
     if (advice := finished.result.advice_on_success) is not None:
         note(advice)
-    note(f"episodes are kept in {finished.folder}; read them: agentrl view {shlex.quote(str(finished.folder))}")
+    folder = shown_path(finished.folder)
+    note(f"episodes are kept in {folder}; read them: agentrl view {shlex.quote(str(folder))}")
 
 
 def play_request(request: EvaluationRequest) -> FinishedEvaluation:

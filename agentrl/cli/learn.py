@@ -18,7 +18,7 @@ from agentrl.config import Config, dump_config, load_config, shipped_configs
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.estimate import warm_start_rows
 from agentrl.errors import UsageError
-from agentrl.observe.console import note, out
+from agentrl.observe.console import note, out, shown_path
 from agentrl.observe.terminal import watching
 from agentrl.runs.preferences import (
     check_preferences,
@@ -138,10 +138,11 @@ def _learn(
 ) -> None:
     """Create a run's folder, call `function` to train, and print the next command, with ``{folder}`` filled in."""
     run = start_run(config, kind=kind, check=check)
-    stopped = f"stopped: {run.folder.path} has no model, because {saved}; start again"
+    stopped = f"stopped: {shown_path(run.folder.path)} has no model, because {saved}; start again"
     with watching() as watcher, message_when_interrupted(lambda: stopped):
         result = function(run, watcher=watcher)
-    note(f"done: {result.folder}\n{next_step.format(folder=shlex.quote(str(result.folder)))}")
+    folder = shown_path(result.folder)
+    note(f"done: {folder}\n{next_step.format(folder=shlex.quote(str(folder)))}")
 
 
 def _pairs_config(words: list[str] | None, sources: list[Path], model: str | None) -> Config:

@@ -15,7 +15,7 @@ from agentrl.config import shipped_configs
 from agentrl.config.load import names_environment
 from agentrl.config.overrides import reward_words, task_words
 from agentrl.errors import UsageError
-from agentrl.observe.console import note
+from agentrl.observe.console import note, shown_path
 from agentrl.observe.terminal import watching
 from agentrl.runs.rollout import play, resume_rollout, start_rollout
 from agentrl.runs.start import Run
@@ -65,7 +65,7 @@ def rollout(
             *reward_words(reward),
         ]
         run = start_rollout(read_config(words, shortcuts=shortcuts))
-    folder = shlex.quote(str(run.folder.path))
+    folder = shlex.quote(str(shown_path(run.folder.path)))
 
     def stop_message() -> str:
         if not run.folder.config_file.is_file():

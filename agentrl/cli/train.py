@@ -20,7 +20,7 @@ from agentrl.config.load import names_environment
 from agentrl.config.overrides import PROMPTS, reward_words, task_words
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import AgentRLError, UsageError
-from agentrl.observe.console import note
+from agentrl.observe.console import note, shown_path
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.terminal import watching
 from agentrl.observe.trajectory_store import step_files
@@ -138,13 +138,13 @@ def print_run(result: RunResult, config: Config) -> None:
     if config.environment is not None and config.environment.name == PROMPTS:
         where = " --prompts FILE"
     end = f"{'stopped' if result.interrupted else 'done'} after step {result.step}"
-    note(f"{end}{idle_steps(result, config)}: {result.folder}")
-    folder = shlex.quote(str(result.folder))
+    note(f"{end}{idle_steps(result, config)}: {shown_path(result.folder)}")
+    folder = shlex.quote(str(shown_path(result.folder)))
     if result.step and result.interrupted and _is_large(result.folder):
         note(f"report with: agentrl report {folder}")
     elif result.step:
         _report(result.folder)
-    viewed = shlex.quote(config.trainer.episodes or str(result.folder))
+    viewed = shlex.quote(config.trainer.episodes or str(shown_path(result.folder)))
     if result.interrupted:
         note(f"resume with: agentrl train --resume {folder}")
         raise typer.Exit(ExitCode.INTERRUPTED)
@@ -180,7 +180,7 @@ def _finish(run: Run) -> None:
         with updated_curve(run.folder.path), watching() as watcher:
             result = train_run(run, watcher=watcher)
     except KeyboardInterrupt:
-        folder = shlex.quote(str(run.folder.path))
+        folder = shlex.quote(str(shown_path(run.folder.path)))
         if run.folder.config_file.is_file():
             note(f"stopped immediately; resume from the newest checkpoint with: agentrl train --resume {folder}")
         else:

@@ -232,7 +232,8 @@ def episodes_at_once(config: Config, policy: PolicyKind) -> int:
 def evaluations_folder(config: Config, model: str | None) -> Path:
     """Return the folder of evaluations: in the run that the model comes from, or else next to the runs."""
     run = None if model is None else find_run(model)
-    return (Path(config.run.directory) if run is None else run.path) / FOLDER
+    folder = Path(config.run.directory) if run is None else run.path
+    return folder.absolute() / FOLDER  # code of users may change the working folder
 
 
 def describe(request: EvaluationRequest, config: Config, *, served: Mapping[str, Any] | None = None) -> Panel:

@@ -96,7 +96,7 @@ def read_rows(path: str | Path, what: str = "file") -> Iterator[Row]:
     for file in data_files(path, what):
         for row in _rows_of(file, path, what):
             number = before + row.number
-            yield row._replace(number=number, folder=file.parent)
+            yield row._replace(number=number, folder=file.parent.absolute())
         before = number
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from html import escape
+from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -67,3 +69,10 @@ def print_error(error: AgentRLError) -> None:
 def note(message: str) -> None:
     """Print a message to standard error, so that standard output contains only results."""
     err.print(Text(message, style="dim" if err.is_terminal else ""))
+
+
+def shown_path(path: Path) -> Path:
+    """Return a path as a user in the working folder would write it: relative to that folder if it is inside."""
+    with suppress(OSError, ValueError):  # a working folder that was removed, or another one
+        return path.relative_to(Path.cwd())
+    return path

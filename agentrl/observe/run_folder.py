@@ -151,7 +151,7 @@ class RunDirectory:
         Raises:
             UsageError: the folder exists and is not empty, or cannot be created.
         """
-        path = parent / (name or _free_name(parent, prefix))
+        path = parent.absolute() / (name or _free_name(parent, prefix))  # code of users may change the working folder
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UsageError(
                 f"{path} already exists",

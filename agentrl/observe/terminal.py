@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.observe.console import err, note
+from agentrl.observe.console import err, note, shown_path
 from agentrl.observe.idle_steps import share_that_differs
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
 from agentrl.observe.progress import RolloutProgress, RunStatus, RunWatcher
@@ -226,7 +226,7 @@ class LineWatcher(RunWatcher):
     def on_start(self, folder: Path, status: RunStatus) -> None:
         """Print the run's folder."""
         self._status, self._speed = status, Speed()
-        self._say(f"run {folder}")
+        self._say(f"run {shown_path(folder)}")
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print one line; only for some of the many short steps of a warm start."""
@@ -237,7 +237,7 @@ class LineWatcher(RunWatcher):
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
         """Print the checkpoint's folder."""
-        self._say(f"saved {folder}")
+        self._say(f"saved {shown_path(folder)}")
 
     def on_message(self, text: str) -> None:
         """Print the message."""

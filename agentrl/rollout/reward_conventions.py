@@ -159,7 +159,11 @@ def _only(returned: Any) -> Any:
 
 
 def _score(returned: Any) -> Any:
-    return returned["score"] if isinstance(returned, Mapping) else returned
+    if not isinstance(returned, Mapping):
+        return returned
+    if "score" not in returned:
+        raise TypeError(f"it returned {shorten(returned)}, expected a number, or a dictionary with a score")
+    return returned["score"]
 
 
 def _verl_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:

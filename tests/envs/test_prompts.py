@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -305,3 +307,31 @@ def test_a_changed_row_changes_the_digest_of_a_file(workplace: Path) -> None:
 def picture(folder: Path) -> str:
     Image.new("RGB", (2, 2)).save(folder / "picture.png")
     return "picture.png"
+
+
+def leaves(trajectory: Any, task: Any) -> float:
+    os.chdir(tempfile.gettempdir())
+    return float(bool(task.messages))
+
+
+def test_a_reward_function_may_change_the_working_folder(workplace: Path) -> None:
+    """Paths of the run and of images must not depend on it: functions that run programs change it for a moment."""
+    rows = [{"id": name, "prompt": "What is this?", "image": picture(workplace)} for name in "abcd"]
+    written(workplace, *rows)
+    result = package.evaluate(
+        prompts="prompts.jsonl", policy="random", reward=leaves, overrides={"rollout.max_concurrent": 1}
+    )
+    assert result.reward is not None
+    assert result.reward.mean == 1.0
+    assert list(workplace.glob("runs/evaluations/*/episodes.jsonl"))
+
+
+def test_a_dictionary_without_a_score_is_explained(workplace: Path) -> None:
+    def compute_score(solution_str: str) -> dict[str, float]:
+        return {"reward": 1.0}
+
+    written(workplace, {"prompt": "a"})
+    result = package.evaluate(prompts="prompts.jsonl", policy="random", reward=compute_score)
+    error = result.episodes[0].trajectory.error
+    assert error is not None
+    assert "it returned {'reward': 1.0}, expected a number, or a dictionary with a score" in error

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from agentrl.errors import UsageError
@@ -75,3 +77,11 @@ def test_a_start_whose_folder_was_moved_removes_nothing(tmp_path):
     run.undo_start()
     assert (run.path / "notes").read_text() == "another one's"
     assert (tmp_path / "moved").is_dir()
+
+
+def test_the_paths_of_a_new_run_do_not_depend_on_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = RunDirectory.create(Path("runs"), "one")
+    monkeypatch.chdir("/")
+    run.save_config("run: {}\n")
+    assert (tmp_path / "runs" / "latest" / "config.yaml").is_file()
