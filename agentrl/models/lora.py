@@ -304,6 +304,15 @@ def check_one_model(path: str | Path) -> None:
         )
 
 
+OTHER_ADAPTERS = (
+    *("use_dora", "use_rslora", "use_qalora", "use_bdlora", "modules_to_save", "rank_pattern", "alpha_pattern"),
+    *("alora_invocation_tokens", "layer_replication", "kasa_config", "lora_bias", "target_parameters"),
+)
+"""Keys of peft's config with which the product of A and B is not added at all tokens with one scale."""
+CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
+"""Initializations in peft that also change the base's weights, to which the saved adapter then belongs."""
+
+
 def read_lora_config(folder: str | Path) -> LoraConfig:
     """Read the config of the adapter in a folder.
 
@@ -312,7 +321,9 @@ def read_lora_config(folder: str | Path) -> LoraConfig:
     """
     found = json.loads((Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     targets = found.get("target_modules")
-    others = [key for key in ("use_dora", "use_rslora", "modules_to_save", "rank_pattern") if found.get(key)]
+    others = [key for key in OTHER_ADAPTERS if found.get(key)]
+    if str(found.get("init_lora_weights")).startswith(CHANGED_BASES):
+        others.append("init_lora_weights")
     if found.get("peft_type") != "LORA" or others or not isinstance(targets, list):
         raise UsageError(
             f"{folder} contains a kind of adapter that agentrl does not train",

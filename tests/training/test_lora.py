@@ -28,6 +28,7 @@ from agentrl.models.lora import (
     disable_adapters,
     has_adapters,
     load_adapter,
+    read_lora_config,
 )
 from agentrl.training.checkpoint import save_adapter_folder
 from agentrl.training.forward.logprobs import score
@@ -265,6 +266,28 @@ def test_another_rank_than_the_file_has(tmp_path):
     save_adapter_folder(model, NoTokenizer(), tmp_path, trained=ModelWeights(model).trained_tensors())
     with pytest.raises(UsageError, match=r"does not fit the model and model.lora.*rank 2"):
         load_adapter(adapted(LoraConfig(rank=2)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"alpha_pattern": {"q_proj": 64}},
+        {"rank_pattern": {"q_proj": 4}},
+        {"init_lora_weights": "pissa_niter_4"},
+        {"init_lora_weights": "olora"},
+        {"alora_invocation_tokens": [1, 2]},
+        {"use_rslora": True},
+    ],
+    ids=str,
+)
+def test_an_adapter_with_other_scales_or_another_base_is_refused(tmp_path, settings):
+    """Their tensors have the names and shapes of plain adapters, but would compute another policy."""
+    plain = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+    peft.LoraConfig(**plain).save_pretrained(tmp_path)
+    assert read_lora_config(tmp_path).scale == 2
+    peft.LoraConfig(**plain, **settings).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=f"a kind of adapter .* {next(iter(settings))}"):
+        read_lora_config(tmp_path)
 
 
 def test_a_base_that_is_gone(tmp_path):
