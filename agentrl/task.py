@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from agentrl.errors import EnvironmentFailure, UsageError
 from agentrl.message import Message
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 DIGESTED = 10_000
 """Number of tasks in a digest, at equal distances; about ten microseconds each."""
@@ -283,7 +283,7 @@ def tasks_digest(source: TaskSource) -> str | None:
     return contents_digest(source, task_contents) if isinstance(source, list | tuple) else None
 
 
-def contents_digest(tasks: Sequence[T], contents: Callable[[T], Mapping[str, Any]]) -> str:
+def contents_digest(tasks: Sequence[_T], contents: Callable[[_T], Mapping[str, Any]]) -> str:
     """Return a digest of the contents of at most twice `DIGESTED` tasks; values that JSON does not have are equal."""
     digest = hashlib.blake2b(digest_size=8)
     for task in tasks[:: max(1, len(tasks) // DIGESTED)]:
