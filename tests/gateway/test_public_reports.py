@@ -1,5 +1,6 @@
 """Requests and answers from public bug reports about other servers, in short, with what is right for them."""
 
+import base64
 import json
 import typing
 
@@ -369,3 +370,12 @@ async def test_attempts_with_equal_actions_continue_their_own_answers(played, re
     assert [len(sequence.turns) for sequence in trajectory.sequences] == [2, 2, 2]
     prompts = [renderer.encoder.decode(list(request.prompt_ids)) for request in script.requests[1::2]]
     assert [f"try {number}" in prompt for number, prompt in zip("123", prompts, strict=True)] == [True] * 3
+
+
+def test_an_image_whose_base64_is_broken_into_lines_is_read():
+    # omnimind-ai/OmniBot#360: Android writes base64 in lines
+    wrapped = base64.encodebytes(bytes(range(256))).decode()
+    assert wrapped.count("\n") > 2
+    url = {"url": f"data:image/png;base64,{wrapped}"}
+    (part,) = chat({"role": "user", "content": [{"type": "image_url", "image_url": url}]}).messages[1].content
+    assert part.data == bytes(range(256))
