@@ -199,13 +199,13 @@ def image_of_url(url: str, path: str) -> ImagePart:
 
 
 def image(data: str, media_type: str, path: str) -> ImagePart:
-    """Return the image of base64 text.
+    """Return the image of base64 text, which may be broken into lines.
 
     Raises:
         BadRequest: the text is not valid base64.
     """
     try:
-        return ImagePart(data=base64.b64decode(data, validate=True), media_type=media_type)
+        return ImagePart(data=base64.b64decode("".join(data.split()), validate=True), media_type=media_type)
     except (binascii.Error, ValueError) as error:
         raise BadRequest(f"{path} is not valid base64: {error}", field=path) from error
 

@@ -138,11 +138,25 @@ class Histories:
     def find_longest(self, chain: Chain, messages: Sequence[Message]) -> tuple[RecordedHistory | None, int]:
         """Return the conversation that shares the longest prefix with a history, and the prefix's number of messages.
 
-        If several answers have the same meaning, the one with the client's call ids or reasoning is taken, else the
-        latest.
+        If several answers have the same meaning, the one with the client's call ids or reasoning is taken, even if a
+        conversation with another one shares a longer prefix; else the latest.
         """
         for count in range(len(chain), 0, -1):
             if found := self._by_beginning.get(chain[count - 1]):
-                echoed = [one for one in found if one.is_echoed_by(messages[count - 1])]
-                return (echoed or found)[-1], count
+                echoed = self._echoed(chain, messages, count)
+                return self._with_own_answer((echoed or found)[-1], chain, messages, count)
         return None, 0
+
+    def _echoed(self, chain: Chain, messages: Sequence[Message], count: int) -> list[RecordedHistory]:
+        found = self._by_beginning.get(chain[count - 1], [])
+        return [one for one in found if one.is_echoed_by(messages[count - 1])]
+
+    def _with_own_answer(
+        self, longest: RecordedHistory, chain: Chain, messages: Sequence[Message], count: int
+    ) -> tuple[RecordedHistory, int]:
+        """Return the conversation whose answer the client has; `longest` if that contains it."""
+        for end in range(count, 0, -1):
+            if messages[end - 1].role == "assistant" and (echoed := self._echoed(chain, messages, end)):
+                is_own = any(one.messages[end - 1] is longest.messages[end - 1] for one in echoed)
+                return (longest, count) if is_own else (echoed[-1], end)
+        return longest, count

@@ -1,5 +1,6 @@
 """Requests and answers from public bug reports about other servers, in short, with what is right for them."""
 
+import base64
 import json
 import typing
 
@@ -348,3 +349,33 @@ async def test_large_numbers_that_javascript_rounds_do_not_fork_a_conversation(p
     call = f'<tool_call>\n{{"name": "add", "arguments": {{"a": {number}}}}}\n</tool_call>'
     trajectory, _ = await played(play, call, "it is so")
     assert len(trajectory.sequences) == 1
+
+
+@pytest.mark.parametrize("dialect", CLIENTS)
+async def test_attempts_with_equal_actions_continue_their_own_answers(played, renderer, dialect):
+    # an agent that tries a question several times in one session gets the same results for the same calls
+    route, write, read, _ = CLIENTS[dialect]
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+    async def play(gateway, session):
+        for _ in range(3):
+            history = [{"role": "user", "text": "one"}]
+            _, reply = await post(gateway.url + route, session.key, write(history, True))
+            answer = read(reply)
+            history += [answer, {"role": "tool", "text": "3", "call_id": answer["calls"][0][0]}]
+            assert (await post(gateway.url + route, session.key, write(history, True)))[0] == 200
+
+    answers = [answer for number in "123" for answer in (f"<think>\ntry {number}\n</think>\n\n{call}", "it is so")]
+    trajectory, script = await played(play, *answers)
+    assert [len(sequence.turns) for sequence in trajectory.sequences] == [2, 2, 2]
+    prompts = [renderer.encoder.decode(list(request.prompt_ids)) for request in script.requests[1::2]]
+    assert [f"try {number}" in prompt for number, prompt in zip("123", prompts, strict=True)] == [True] * 3
+
+
+def test_an_image_whose_base64_is_broken_into_lines_is_read():
+    # omnimind-ai/OmniBot#360: Android writes base64 in lines
+    wrapped = base64.encodebytes(bytes(range(256))).decode()
+    assert wrapped.count("\n") > 2
+    url = {"url": f"data:image/png;base64,{wrapped}"}
+    (part,) = chat({"role": "user", "content": [{"type": "image_url", "image_url": url}]}).messages[1].content
+    assert part.data == bytes(range(256))
