@@ -195,3 +195,25 @@ def test_the_hubs_own_client_downloads_from_another_endpoint(hub: str, tmp_path:
     first, second = ended.stdout.splitlines()
     assert first == "['a', 'b']"
     assert "matches no data file of the data set: got a data set with train.jsonl" in second
+
+
+def test_patterns_may_match_folders(tmp_path: Path) -> None:
+    for name in ("a[1]/b/train.jsonl", "a[1]/c/train.jsonl", "a[1]/c/d/train.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}\n")
+    root = tmp_path / "a[1]"
+    assert data_files(root / "*" / "train.jsonl") == [root / "b" / "train.jsonl", root / "c" / "train.jsonl"]
+    assert len(data_files(root / "**" / "*.jsonl")) == 3
+    assert data_files(root / "missing.jsonl") == [root / "missing.jsonl"]
+    with pytest.raises(UsageError, match="nothing that matches"):
+        data_files(root / "*" / "test.jsonl")
+    with pytest.raises(UsageError, match="nothing that matches"):
+        data_files(root / "**.jsonl")
+
+
+def test_folders_of_several_splits_are_not_mixed(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.jsonl").write_text("{}\n")
+    with pytest.raises(UsageError, match="contains files of several splits"):
+        data_files(tmp_path / "*" / "rows.jsonl")

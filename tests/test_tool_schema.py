@@ -420,3 +420,17 @@ def test_an_argument_without_any_description_names_the_three_styles() -> None:
 
     with pytest.raises(UsageError, match=r"vague cannot .* argument 'x'.*Google's style.*NumPy's.*:param"):
         _ = Tool(vague).schema
+
+
+def test_an_unknown_field_of_a_dataclass_is_named() -> None:
+    def look(window: Window) -> str:
+        """Look.
+
+        Args:
+            window: What to look at.
+        """
+        return str(window)
+
+    tool = agentrl.tool(look)
+    with pytest.raises(ToolError, match=r"unknown argument window\.colour"):
+        tool.validate({"window": {"start": "2020-01-01", "colour": "red"}})

@@ -3,7 +3,7 @@
 =============================================== =============================================================
 ``data/train.parquet``                          a file
 ``data/train``                                  all data files of a folder, in the order of their names
-``data/train-*.parquet``                        the files that match a pattern
+``data/train-*.parquet``                        the files that match a pattern, also ``data/*/train.jsonl``
 ``hf://datasets/org/name/data/train-*.parquet`` the same in a data set on the hub; ``org/name@revision`` pins one
 =============================================== =============================================================
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,11 +73,16 @@ def data_files(name: str | Path, what: str = "file") -> Sequence[Path]:
     return _local_files(Path(name).expanduser(), str(name), what)
 
 
+def _existing(path: Path) -> Path:
+    """Return the nearest folder above a path that exists: brackets in its name are not a pattern."""
+    return next((folder for folder in path.parents if folder.exists()), Path())
+
+
 def _local_files(path: Path, name: str, what: str) -> list[Path]:
     if path.is_dir():
         found = [file for file in sorted(path.iterdir()) if _is_data(file)]
-    elif _PATTERN.search(path.name) and not path.exists():
-        found = [file for file in sorted(path.parent.glob(path.name)) if file.is_file()]
+    elif not path.exists() and _PATTERN.search(str(pattern := path.relative_to(base := _existing(path)))):
+        found = _matching(base, str(pattern))
     else:
         return [path]
     if not found:
@@ -90,6 +96,13 @@ def _local_files(path: Path, name: str, what: str) -> list[Path]:
     return found
 
 
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    try:
+        return [file for file in sorted(folder.glob(pattern)) if file.is_file()]
+    except ValueError:  # ** next to other characters
+        return []
+
+
 def _is_data(file: Path) -> bool:
     name = file.name.removesuffix(".gz")
     return file.is_file() and name.endswith(SUFFIXES) and name not in _DESCRIPTIONS and not name.startswith((".", "_"))
@@ -97,7 +110,9 @@ def _is_data(file: Path) -> bool:
 
 def _check_one_split(files: Sequence[Path], name: str) -> None:
     """Check that no two files are named after different splits."""
-    splits = {split for file in files if (split := _split_of(file.name)) is not None}
+    common = Path(os.path.commonpath([file.parent for file in files]))
+    names = [str(file.relative_to(common)) for file in files]  # a pattern may match files in several folders
+    splits = {split for one in names if (split := _split_of(one)) is not None}
     if len(splits) > 1:
         raise UsageError(
             f"{name} contains files of several splits",

@@ -206,7 +206,7 @@ class Arguments:
         where = ".".join(str(part) for part in details["loc"]) or "the arguments"
         if details["type"] == "missing":
             return f"{where} is missing"
-        if details["type"] == "extra_forbidden":
+        if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             near = difflib.get_close_matches(where, self.names, n=1)
             return f"unknown argument {where}" + (f" (did you mean {near[0]}?)" if near else "")
         expected = _EXPECTED.get(details["type"]) or _plain(details["msg"])

@@ -66,7 +66,7 @@ async def cancelled(trajectory, task):
         (functools.partial(broken), "TypeError"),
         (lambda completions: [1.0, 2.0], "expected a list of one number"),
         (lambda completions, missing: [1.0], "missing 1 required positional argument: 'missing'"),
-        (lambda solution_str: {"points": 1}, "KeyError: 'score'"),
+        (lambda solution_str: {"points": 1}, "expected a number, or a dictionary with a score"),
     ],
 )
 async def test_what_a_function_raises_is_a_failure_that_names_it(named, function, words):
