@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.config.judge import JudgeConfig
-from agentrl.config.schedule_forms import check_is_no_schedule
+from agentrl.config.schedule_forms import check_plain_value
 from agentrl.config.section import Finite, Section
 from agentrl.env import Isolation
 
@@ -39,7 +39,7 @@ class HorizonConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _is_no_schedule(cls, data: Any) -> Any:
-        check_is_no_schedule("curriculum.horizon", data)
+        check_plain_value("curriculum.horizon", data)
         return data
 
     @model_validator(mode="after")
@@ -116,7 +116,7 @@ class CurriculumConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _is_no_schedule(cls, data: Any) -> Any:
-        check_is_no_schedule("curriculum", data)
+        check_plain_value("curriculum", data)
         return data
 
 

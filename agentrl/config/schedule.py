@@ -186,8 +186,8 @@ def _times_power(value: float, factor: float, exponent: int) -> float:
 def flat_keys(data: Mapping[str, Any], *, stop_at: frozenset[str] = frozenset(), prefix: str = "") -> dict[str, Any]:
     """Join nested keys with dots: ``{sampling: {temperature: …}}`` is ``{sampling.temperature: …}``.
 
-    A mapping of steps, one whose keys are all in `stop_at`, a schedule with a misspelt key, and whatever stands under a
-    key that is no section are values.
+    A mapping of steps, one whose keys are all in `stop_at`, a schedule with a misspelt key, and anything under a
+    key that is not a section are values.
 
     >>> flat_keys({"sampling": {"temperature": {0: 1.4}}, "agent.max_turns": {"factor": 2}}, stop_at=FORM_KEYS)
     {'sampling.temperature': {0: 1.4}, 'agent.max_turns': {'factor': 2}}
@@ -208,7 +208,7 @@ FORM_KEYS = frozenset(ScheduleConfig.model_fields)
 
 
 def with_stages(data: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return schedules by key; a stage, which stands under its step, is a point of each of its keys.
+    """Return schedules by key; a stage, under its step, is a point of each of its keys.
 
     >>> with_stages({"sampling.top_p": {"factor": 0.9}, 0: {"agent": {"max_turns": 3}}, 5: {"agent.max_turns": 9}})
     {'sampling.top_p': {'factor': 0.9}, 'agent.max_turns': {0: 3, 5: 9}}

@@ -67,16 +67,16 @@ def looks_like_schedule(value: object) -> bool:
     return is_by_steps(value) or has_form(value) or bool(_FOREIGN & {str(key) for key in value})
 
 
-def written(value: object) -> str:
-    """Return a value as one writes it in YAML's short form.
+def to_yaml(value: object) -> str:
+    """Write a value in YAML's short form.
 
-    >>> written({0: 0.001, "shape": "cosine"})
+    >>> to_yaml({0: 0.001, "shape": "cosine"})
     '{0: 0.001, shape: cosine}'
     """
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {written(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {to_yaml(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(written, value)) + "]"
+        return "[" + ", ".join(map(to_yaml, value)) + "]"
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
@@ -99,23 +99,22 @@ def advise(key: str, value: object) -> str | None:
 
 
 def advise_key(key: str, value: object) -> str:
-    """Return where the values of a key that may change by step stand."""
+    """Return where values of a key belong that change by step."""
     is_form = isinstance(value, Mapping) and (is_by_steps(value) or has_form(value))
-    return (
-        f"values that change by step stand under schedules: schedules={{{key}: {written(value) if is_form else _LINE}}}"
-    )
+    form = to_yaml(value) if is_form else _LINE
+    return f"values that change by step belong under schedules: schedules={{{key}: {form}}}"
 
 
 def _advise_course(value: object) -> str:
-    form = written(value) if is_by_steps(value) else _LINE
-    meaning = "a line is" if value == "linear" else "values at steps stand under schedules:"
+    form = to_yaml(value) if is_by_steps(value) else _LINE
+    meaning = "a line is" if value == "linear" else "values at steps belong under schedules:"
     return (
         f"one word is the course of the learning rate over the whole run, {_COURSE}=cosine; {meaning} "
         f"schedules={{{RATE}: {form}}}; see docs/schedules.md"
     )
 
 
-def check_is_no_schedule(key: str, value: object) -> None:
+def check_plain_value(key: str, value: object) -> None:
     """Check that an option, or a section of the curriculum, is no schedule.
 
     Raises:
@@ -125,10 +124,10 @@ def check_is_no_schedule(key: str, value: object) -> None:
         return
     if key.partition(".")[0] == "curriculum":
         raise ValueError(
-            f"{key}: got {written(value)}, expected its keys: a turn limit by steps is curriculum.horizon={{turns: "
+            f"{key}: got {to_yaml(value)}, expected its keys: a turn limit by steps is curriculum.horizon={{turns: "
             "[10, 20], at_steps: [0, 100]}, or schedules={agent.max_turns: {0: 10, 100: 20}}; see docs/schedules.md"
         )
-    raise ValueError(f"{key}: got {written(value)}, expected a value: {advise_key(key, value)}; see docs/schedules.md")
+    raise ValueError(f"{key}: got {to_yaml(value)}, expected a value: {advise_key(key, value)}; see docs/schedules.md")
 
 
 def check_options(section: str, function: str, options: Mapping[str, Any]) -> None:
@@ -139,7 +138,7 @@ def check_options(section: str, function: str, options: Mapping[str, Any]) -> No
     """
     for name, value in options.items() if ":" not in function else ():
         if is_by_steps(value):
-            check_is_no_schedule(f"{section}.{name}", value)
+            check_plain_value(f"{section}.{name}", value)
 
 
 def check_form(key: str, value: object) -> None:
@@ -150,7 +149,7 @@ def check_form(key: str, value: object) -> None:
     """
     if key == _COURSE:
         word = value if value in _COURSES else "cosine"
-        raise ValueError(f"{_COURSE} is no key whose value changes: it stands on its own, as {_COURSE}={word}")
+        raise ValueError(f"{_COURSE} cannot change by step; set it on its own: {_COURSE}={word}")
     if not isinstance(value, Mapping):
         is_course = key == RATE and value in _COURSES
         course = f"one word is the course of the learning rate, {_COURSE}={value}; or " if is_course else ""
@@ -160,8 +159,8 @@ def check_form(key: str, value: object) -> None:
     for step, inner in value.items():
         if isinstance(inner, Mapping):
             raise ValueError(
-                f"schedules.{key} is {written(inner)} at step {step}, expected a value of {key}: the keys that change "
-                f"at a step, a stage, stand under the step: schedules={{{step}: {written(inner)}}}"
+                f"schedules.{key} is {to_yaml(inner)} at step {step}, expected a value of {key}: the keys that change "
+                f"at a step, a stage, belong under the step: schedules={{{step}: {to_yaml(inner)}}}"
             )
 
 
@@ -173,8 +172,8 @@ def check_stage(step: object, values: object) -> None:
     """
     if not isinstance(values, Mapping):
         raise ValueError(
-            f"schedules.{step} is {written(values)}, expected the keys that change at step {step} (a stage), as in "
-            f"{{{step}: {{sampling.temperature: 1.4}}}}; values of one key stand under that key, as in "
+            f"schedules.{step} is {to_yaml(values)}, expected the keys that change at step {step} (a stage), as in "
+            f"{{{step}: {{sampling.temperature: 1.4}}}}; values of one key belong under that key, as in "
             "{sampling.temperature: {0: 1.4, 500: 1.45}}"
         )
 
@@ -187,6 +186,6 @@ def check_stage_value(step: object, key: str, value: object) -> None:
     """
     if key in PLAIN_KEYS and isinstance(value, Mapping):
         raise ValueError(
-            f"schedules.{step}.{key} is {written(value)}, expected a value: a stage has the values from its step on, "
-            f"and a schedule stands under its key, outside of stages: schedules={{{key}: {written(value)}}}"
+            f"schedules.{step}.{key} is {to_yaml(value)}, expected a value: a stage has the values from its step on, "
+            f"and a schedule belongs under its key, outside of stages: schedules={{{key}: {to_yaml(value)}}}"
         )

@@ -176,7 +176,7 @@ class EvaluationResult:
 
     @property
     def advice_on_success(self) -> str | None:
-        """What to do about an unknown success; ``None`` if it is known, or nothing was measured."""
+        """Advice on an unknown success; ``None`` if it is known, or nothing was measured."""
         if self.success is not None or self.reward is None:
             return None
         is_prompts = self.panel.environment.partition("/")[0] == PROMPTS

@@ -143,11 +143,11 @@ class Histories:
         """
         for count in range(len(chain), 0, -1):
             if found := self._by_beginning.get(chain[count - 1]):
-                echoed = self._echoed(chain, messages, count)
+                echoed = self._find_echoed(chain, messages, count)
                 return self._with_own_answer((echoed or found)[-1], chain, messages, count)
         return None, 0
 
-    def _echoed(self, chain: Chain, messages: Sequence[Message], count: int) -> list[RecordedHistory]:
+    def _find_echoed(self, chain: Chain, messages: Sequence[Message], count: int) -> list[RecordedHistory]:
         found = self._by_beginning.get(chain[count - 1], [])
         return [one for one in found if one.is_echoed_by(messages[count - 1])]
 
@@ -156,7 +156,7 @@ class Histories:
     ) -> tuple[RecordedHistory, int]:
         """Return the conversation whose answer the client has; `longest` if that contains it."""
         for end in range(count, 0, -1):
-            if messages[end - 1].role == "assistant" and (echoed := self._echoed(chain, messages, end)):
+            if messages[end - 1].role == "assistant" and (echoed := self._find_echoed(chain, messages, end)):
                 is_own = any(one.messages[end - 1] is longest.messages[end - 1] for one in echoed)
                 return (longest, count) if is_own else (echoed[-1], end)
         return longest, count

@@ -48,7 +48,7 @@ def check_logits(path: str | Path, model: PreTrainedModel) -> None:
         return made.clone()
 
     logits, problem = made.new_zeros(0), ""
-    with _replaced(model.base_model, decode), _replaced(head, multiply), torch.no_grad():
+    with _replace_forward(model.base_model, decode), _replace_forward(head, multiply), torch.no_grad():
         ids = torch.zeros(1, TOKENS, dtype=torch.int64, device=model.device)
         try:
             logits = model(input_ids=ids, use_cache=False).logits
@@ -91,7 +91,7 @@ class _Hidden(tuple[Tensor]):
 
 
 @contextmanager
-def _replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Use another function as a module's forward pass in this block."""
     before = module.__dict__.get("forward")
     module.__dict__["forward"] = forward

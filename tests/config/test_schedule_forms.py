@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.builders.checks import check_plan
 from agentrl.config import load_config
-from agentrl.config.schedule_forms import looks_like_schedule, written
+from agentrl.config.schedule_forms import looks_like_schedule, to_yaml
 from agentrl.errors import ConfigError
 
 RATE = "schedules={trainer.learning_rate: "
@@ -13,7 +13,7 @@ RATE = "schedules={trainer.learning_rate: "
 @pytest.mark.parametrize(
     ("override", "place"),
     [
-        ("trainer.learning_rate={0: 1e-3, 100: 1e-4}", f"stand under schedules: {RATE}{{0: 0.001, 100: 0.0001}}}}"),
+        ("trainer.learning_rate={0: 1e-3, 100: 1e-4}", f"belong under schedules: {RATE}{{0: 0.001, 100: 0.0001}}}}"),
         ("trainer.learning_rate=[1e-3, 1e-4]", f"{RATE}{{points: {{0: A, 100: B}}, shape: linear}}}}"),
         ("trainer.learning_rate={from: 1e-3, to: 1e-4}", f"{RATE}{{points: {{0: A, 100: B}}, shape: linear}}}}"),
         ("trainer.learning_rate=cosine", "A word is the course of it: trainer.schedule=cosine"),
@@ -25,13 +25,13 @@ RATE = "schedules={trainer.learning_rate: "
             f"expected 'constant' or 'cosine'. One word is the course of the learning rate "
             f"over the whole run, trainer.schedule=cosine; a line is {RATE}",
         ),
-        ("trainer.schedule={0: 1e-3, 100: 1e-4}", f"values at steps stand under schedules: {RATE}{{0: 0.001, 100"),
+        ("trainer.schedule={0: 1e-3, 100: 1e-4}", f"values at steps belong under schedules: {RATE}{{0: 0.001, 100"),
         ("schedules=cosine", "One word is the course of the learning rate: trainer.schedule=cosine"),
         ("schedules=[1]", "expected a mapping. Give points"),
         ("schedules={trainer.learning_rate: cosine}", "trainer.schedule=cosine; or give points"),
         ("schedules={trainer.learning_rate: linear}", "which is not a schedule: give points"),
-        ("schedules={trainer.schedule: cosine}", "it stands on its own, as trainer.schedule=cosine"),
-        ("schedules={trainer.schedule: {0: cosine}}", "it stands on its own, as trainer.schedule=cosine"),
+        ("schedules={trainer.schedule: cosine}", "set it on its own: trainer.schedule=cosine"),
+        ("schedules={trainer.schedule: {0: cosine}}", "set it on its own: trainer.schedule=cosine"),
         ("schedules={sampling.top_p: {kind: linear, from: 1}}", "has unknown keys, kind, from: give points"),
         ("schedules={sampling: {top_p: {kind: linear, from: 1}}}", "schedule of sampling.top_p has unknown keys, kind"),
         (
@@ -47,7 +47,7 @@ RATE = "schedules={trainer.learning_rate: "
         ),
         (
             "algorithm.loss_options.clip_high={0: 0.2, 9: 0.1}",
-            "stand under schedules: schedules={algorithm.loss_options.clip_high: {0: 0.2, 9: 0.1}}",
+            "belong under schedules: schedules={algorithm.loss_options.clip_high: {0: 0.2, 9: 0.1}}",
         ),
         ("algorithm.shaping={length: {factor: {0: 0.1}}}", "schedules={algorithm.shaping.length.factor: {0: 0.1}}"),
         ("curriculum={0: easy}", "curriculum.horizon={turns: [10, 20], at_steps: [0, 100]}, or schedules={"),
@@ -80,6 +80,6 @@ def test_options_named_like_a_part_of_a_schedule_are_accepted(override):
     load_config(None, ["environment=guess_number", override])
 
 
-def test_values_are_written_as_in_a_config():
-    assert written({0: [1, "a"], "shape": None}) == "{0: [1, a], shape: null}"
+def test_values_are_to_yaml_as_in_a_config():
+    assert to_yaml({0: [1, "a"], "shape": None}) == "{0: [1, a], shape: null}"
     assert not looks_like_schedule({"rank": 8})

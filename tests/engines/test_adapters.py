@@ -24,8 +24,7 @@ from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.serving.vllm import VLLMServer
 from agentrl.serving.vllm import launch_command as vllm_command
 from agentrl.training.weights import AdaptersWeights, TrainedWeights
-from agentrl.weights import AdapterTransport, MultiAdapterTransport, Probe, RemoteSync, memory_folder
-from agentrl.weights.adapters import MultiAdapterProbe
+from agentrl.weights import AdapterTransport, MultiAdapterProbe, MultiAdapterTransport, Probe, RemoteSync, memory_folder
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 

@@ -56,7 +56,7 @@ class Trial:
         except (TypeError, RuntimeError, UsageError) as error:
             raise self._refusal(f"an error in a trial: {error}") from error
         finite = self._expected.isfinite()  # some models exclude tokens
-        expected, found = (_centred(torch.where(finite, logits.float(), 0.0)) for logits in (self._expected, found))
+        expected, found = (_center(torch.where(finite, logits.float(), 0.0)) for logits in (self._expected, found))
         apart = float((found - expected).norm() / expected.norm())
         if apart > TOLERANCE.get(self._module.dtype, TOLERANCE_OF_SHORT_FORMATS):
             raise self._refusal(f"logits in a trial that differ by {apart:.2g} from those of the model's forward pass")
@@ -84,5 +84,5 @@ class Trial:
         )
 
 
-def _centred(logits: Tensor) -> Tensor:
+def _center(logits: Tensor) -> Tensor:
     return logits - logits.mean(-1, keepdim=True)
