@@ -76,7 +76,7 @@ def test_a_reward_model_learns_from_the_pairs_of_a_run(agentrl: Cli, played: Pat
     assert ended.code == 0, ended.err
     run = (workplace / "runs" / "latest").resolve()
     assert list(run.rglob("events.out.tfevents.*"))
-    assert f"agent.reward_model.path={run}" in ended.err.replace("\n", "")
+    assert f"agent.reward_model.path=runs/{run.name}" in ended.err.replace("\n", "")
     assert 0 <= read_metrics(run / "metrics.jsonl")[-1]["reward_model/accuracy"] <= 1
 
 

@@ -515,8 +515,11 @@ class Worth:
         return "Worth()"
 
 
-GOOD = [(True, 1.0), (3, 3.0), (np.float32(0.5), 0.5), (np.int64(-2), -2.0), (Fraction(1, 4), 0.25), (-4e11, -4e11)]
-BAD = [1e308, -1.1e12, 10**400, math.inf, math.nan, np.float32("inf"), 1j, np.bool_(1), "1", None, Worth(), [1.0]]
+GOOD = [
+    *((True, 1.0), (np.bool_(1), 1.0), (3, 3.0), (np.float32(0.5), 0.5)),
+    *((np.int64(-2), -2.0), (Fraction(1, 4), 0.25), (-4e11, -4e11)),
+]
+BAD = [1e308, -1.1e12, 10**400, math.inf, math.nan, np.float32("inf"), 1j, "1", None, Worth(), [1.0]]
 
 
 def paying(worlds, reward):
