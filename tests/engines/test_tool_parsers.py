@@ -29,7 +29,8 @@ from agentrl.tool.json_schema import fits
 SCRIPT = Path(__file__).with_name("server_parsers.py")
 DAMAGED = json.loads(Path(__file__).with_name("damaged_call_differences.json").read_text(encoding="utf-8"))
 """How many damaged calls we do not read as a server does, by kind: there the server loses the end of an argument's tag,
-or of the answer, and makes something else of the call."""
+or of the answer, and makes something else of the call; or it makes a call without arguments of one whose key for the
+arguments is damaged."""
 EACH = 40
 """Outputs of every kind of damage."""
 DIFFERENCES = json.loads(Path(__file__).with_name("tool_parser_differences.json").read_text(encoding="utf-8"))
