@@ -214,5 +214,5 @@ def test_the_rl_loop_learns(service: Served, model: str, tmp_path: Path) -> None
     )
     asyncio.run(rl.main(config))
     rewards = metrics_of(folder, "env/all/correct")
-    assert sum(rewards[:3]) / 3 < 0.4
+    assert rewards[0] < 0.4  # of the model before training; some runs learn within two steps
     assert sum(rewards[-3:]) / 3 > 0.7
