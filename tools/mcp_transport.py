@@ -140,7 +140,7 @@ def _mended_part(schema: Any, depth: int) -> Any:
 
 
 def _mended_entry(name: str, part: Any, depth: int) -> Any:
-    """Mend one entry of a map of schemas; an entry that is no schema accepts everything."""
+    """Mend one entry of a map of schemas; an entry that is not a schema accepts everything."""
     if isinstance(part, Mapping | bool) or (name == "required" and isinstance(part, list)):
         return _mended_part(part, depth)
     return {}

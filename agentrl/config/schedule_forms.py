@@ -115,10 +115,10 @@ def _advise_course(value: object) -> str:
 
 
 def check_plain_value(key: str, value: object) -> None:
-    """Check that an option, or a section of the curriculum, is no schedule.
+    """Check that an option, or a section of the curriculum, is not a schedule.
 
     Raises:
-        ValueError: it is one; the message says where it stands.
+        ValueError: it is one; the message says where it belongs.
     """
     if not isinstance(value, Mapping) or not (is_by_steps(value) or has_form(value)):
         return
@@ -134,7 +134,7 @@ def check_options(section: str, function: str, options: Mapping[str, Any]) -> No
     """Check that no option of a registered function is a mapping of steps; your own functions may take such mappings.
 
     Raises:
-        ValueError: one is; the message says where it stands.
+        ValueError: one is; the message says where it belongs.
     """
     for name, value in options.items() if ":" not in function else ():
         if is_by_steps(value):

@@ -273,7 +273,7 @@ def _is_ctrl_c(error: KeyboardInterrupt) -> bool:
 
 
 def is_bool(value: object) -> TypeGuard[bool]:
-    """Return True for a bool of Python or NumPy, which is no number to Python."""
+    """Return True for a bool of Python or NumPy; Python does not count the latter as a number."""
     return isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")
 
 

@@ -102,7 +102,7 @@ def test_every_field_of_the_vendors_packages_is_read_or_refused_for_a_reason():
     ],
 )
 def test_fields_without_an_effect_on_the_answer_are_accepted(read, fields):
-    read(**fields)
+    assert read(**fields).messages == read().messages
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_arguments_beside_the_name_are_not_lost(parser: str, text: str) -> None:
     tools = {"note": {"type": "function", "function": note}}
     for parsed in (lookup(Kind.TOOL_PARSER, parser)(text, tools), repair_of(parser)(text, tools, is_whole=True)):
         assert parsed.calls == ()
-        assert "has no \"arguments\", but 'text' beside its name" in parsed.problems[0]
+        assert "has no \"arguments\", but 'text' next to its name" in parsed.problems[0]
 
 
 @pytest.mark.parametrize(("parser", "call"), [("qwen3_coder", CODER), ("hermes", HERMES), ("glm", GLM)])

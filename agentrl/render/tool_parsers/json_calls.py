@@ -117,17 +117,17 @@ def _arguments_of(call: Mapping[str, Any]) -> Any:
 
 
 def _require_arguments(call: Mapping[str, Any], number: int, form: str) -> None:
-    """Refuse a call whose arguments are beside its name: they would be lost.
+    """Refuse a call whose arguments are next to its name: they would be lost.
 
     A call of a tool without parameters may lack its arguments.
 
     Raises:
         MalformedCall: the call has other keys, but no arguments.
     """
-    beside = sorted(call.keys() - _LABELS)
-    if beside and "name" in call and "arguments" not in call and "parameters" not in call:
-        names = ", ".join(map(repr, beside))
-        raise MalformedCall(f'Tool call {number} has no "arguments", but {names} beside its name. {form}')
+    others = sorted(call.keys() - _LABELS)
+    if others and "name" in call and "arguments" not in call and "parameters" not in call:
+        names = ", ".join(map(repr, others))
+        raise MalformedCall(f'Tool call {number} has no "arguments", but {names} next to its name. {form}')
 
 
 def _object(value: object, number: int, form: str) -> dict[str, Any]:
