@@ -25,6 +25,10 @@ class LocalEngineConfig(Section):
     """Size of the key-value cache for sessions, in tokens over all sessions."""
     prefill_tokens: int = Field(4096, ge=1)
     """Maximum number of prompt tokens per forward pass."""
+    draft_tokens: int = Field(4, ge=0)
+    """Maximum number of next tokens of a sequence that are guessed per step, and checked in the same forward pass. A
+    guess is what followed the latest tokens when they last occurred, so agents that repeat themselves answer sooner.
+    Answers do not change, up to rounding. Guessing pauses if few guesses are right; 0 turns it off."""
     lanes: int = Field(1, ge=1)
     """Groups of running sequences that are computed in parallel, each on its share of torch's threads; on the CPU, for
     models whose operations are too small to use several cores. Each lane needs at least 8 of `max_num_seqs`."""

@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -258,7 +259,12 @@ class LocalEngine(PolicyEngine):
         check_lanes("engine.lanes", config.lanes, model)
         self._lanes = ThreadWorkers(config.lanes)
         rows = RowStore(max_tokens=config.cache_tokens, max_context=max_context)
-        self._scheduler = Scheduler(max_num_seqs=config.max_num_seqs, prefill_tokens=config.prefill_tokens, rows=rows)
+        self._scheduler = Scheduler(
+            max_num_seqs=config.max_num_seqs,
+            prefill_tokens=config.prefill_tokens,
+            rows=rows,
+            draft_tokens=config.draft_tokens,
+        )
         self._version = version
         self._seeds = random.Random()
         self._jobs: dict[str, ScheduledRequest] = {}
@@ -374,17 +380,20 @@ class LocalEngine(PolicyEngine):
         parts = self._lanes.run(lambda step: self._runners[step.adapter].logits(step), steps)
         logits = parts[0] if len(parts) == 1 else torch.cat(parts)
         jobs = {job.row: job for job in self._scheduler.running}
-        ready: list[ScheduledRequest] = []
+        ready: list[tuple[ScheduledRequest, Sequence[int]]] = []
         ended: list[int] = []
         for step in steps:
             step.keep_routed_experts()
-        for index, chunk in enumerate(chunk for step in steps for chunk in step.chunks):
+        index = 0
+        for chunk in (chunk for step in steps for chunk in step.chunks):
             job = jobs[chunk.row]
             job.add_routed_experts(chunk.row)
-            chunk.row.computed += chunk.count
+            chunk.row.computed += chunk.known
+            count = 1 + len(chunk.draft)
             if chunk.row.computed == len(job.ids):
-                ready.append(job)
-                ended.append(index)
+                ready.append((job, chunk.draft))
+                ended += range(index, index + count)
+            index += count
         if len(ready) < len(chunks):
             _check_finite(logits)  # keys and values that are not would outlive the request and spoil others
             logits = logits[ended]
@@ -404,16 +413,31 @@ class LocalEngine(PolicyEngine):
             steps += [ForwardStep(part, runner.device, adapter) for part in split_chunks(own, self._lanes.count)]
         return steps
 
-    def _sample(self, jobs: list[ScheduledRequest], logits: torch.Tensor) -> None:
-        numbers = uniform([job.seed for job in jobs], [job.num_sampled for job in jobs])
-        first = {row for row, job in enumerate(jobs) if job.num_sampled == 0}
-        sampled = sample(logits, [job.request.params for job in jobs], numbers, first)
-        self._totals.sampled_tokens += len(jobs)
-        for job, token, logprob in zip(jobs, sampled.token_ids, sampled.logprobs, strict=True):
+    def _sample(self, jobs: list[tuple[ScheduledRequest, Sequence[int]]], logits: torch.Tensor) -> None:
+        """Sample a token of each request, and those after guesses of its draft that turn out to be right."""
+        rows = [(job, offset) for job, draft in jobs for offset in range(1 + len(draft))]
+        numbers = uniform([job.seed for job, _ in rows], [job.num_sampled + offset for job, offset in rows])
+        first = {row for row, (job, offset) in enumerate(rows) if job.num_sampled + offset == 0}
+        sampled = sample(logits, [job.request.params for job, _ in rows], numbers, first)
+        found = zip(sampled.token_ids, sampled.logprobs, strict=True)
+        for job, draft in jobs:
+            self._accept(job, draft, [next(found) for _ in range(1 + len(draft))])
+
+    def _accept(self, job: ScheduledRequest, draft: Sequence[int], sampled: Sequence[tuple[int, float]]) -> None:
+        """Append sampled tokens up to the first one that the draft has not guessed, or that ends the answer."""
+        row, before, reason, guessed = job.row, job.num_sampled, None, 0
+        assert row is not None
+        for (token, logprob), guess in zip_longest(sampled, draft):
             job.add(token, logprob, self._version)
+            guessed += token == guess
             reason = job.stop_reason(self.capabilities.max_context, self._decode)
-            if reason is not None:
-                self._answer(job, reason)
+            if reason is not None or token != guess:
+                break
+        row.computed += guessed
+        self._totals.sampled_tokens += job.num_sampled - before
+        self._scheduler.drafts.record(len(draft), guessed, job.num_sampled - before)
+        if reason is not None:
+            self._answer(job, reason)
 
     async def abort(self, request_id: str) -> bool:
         """End a request with the tokens sampled so far; returns False if it is not running."""
@@ -480,6 +504,8 @@ class LocalEngine(PolicyEngine):
                 "evictions": self._scheduler.evictions,
                 "preemptions": self._scheduler.preemptions,
                 "reserved_tokens": self._scheduler.rows.reserved_tokens,
+                "draft_tokens": self._scheduler.drafts.drafted,
+                "accepted_draft_tokens": self._scheduler.drafts.accepted,
             },
         )
 

@@ -1,8 +1,8 @@
 """Forward pass over the concatenated tokens of many sequences, with attention per sequence.
 
 The model sees a batch of one row with all tokens of the step; only attention needs to know which sequence a token
-belongs to. Sequences with one new token are attended together, per cache block; the keys and values of a prefix that
-all of them have in common are read once. Longer chunks are attended one by one.
+belongs to. Sequences with one new token (and perhaps a draft of the next ones) are attended together, per cache block;
+the keys and values of a prefix that all of them have in common are read once. Longer chunks are attended one by one.
 """
 
 from __future__ import annotations
@@ -37,10 +37,18 @@ ATTENTION = "agentrl_step"
 
 @dataclass(frozen=True, slots=True)
 class SequenceChunk:
-    """New tokens of one sequence, starting at position `row.computed`."""
+    """New tokens of one sequence, starting at position `row.computed`, and the draft that follows them."""
 
     row: CacheRow
     count: int
+    """Number of tokens, including the draft."""
+    draft: Sequence[int] = ()
+    """Guesses of the sequence's next tokens, which are computed as if they were its own."""
+
+    @property
+    def known(self) -> int:
+        """Number of the sequence's own tokens."""
+        return self.count - len(self.draft)
 
     @property
     def start(self) -> int:
@@ -49,18 +57,23 @@ class SequenceChunk:
 
     @property
     def end(self) -> int:
-        """Number of computed tokens after this step."""
+        """Number of computed tokens after this step, including the draft."""
         return self.row.computed + self.count
+
+    def tokens(self) -> list[int]:
+        """Return the ids."""
+        return [*self.row.ids[self.start : self.end - len(self.draft)], *self.draft]
 
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """New tokens of a block: one token of each of several rows, or neighbouring tokens of one row."""
+    """New tokens of a block: any tokens of several rows, or neighbouring tokens of one row."""
 
     block: CacheBlock
     tokens: slice
     """Place of the tokens in the step."""
     rows: Tensor | int
+    """Row of each token, or of all."""
     positions: Tensor | slice
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -77,46 +90,49 @@ class _Write:
 
 @dataclass(slots=True)
 class _BatchedAttention:
-    """Attention of neighbouring rows of a block with one new token each."""
+    """Attention of neighbouring rows of a block with few new tokens each."""
 
     block: CacheBlock
     first_row: int
     lengths: Tensor
-    """Number of tokens that each row attends to, int64[rows]; 1 for rows that are not in the step."""
+    """Number of tokens that each query attends to, int64[rows, width]; 1 for rows that are not in the step."""
     longest: int
     queries: Tensor
-    """Index in the step of each row's query, int64[rows]."""
+    """Index in the step of each row's queries, int64[rows * width]. A row with fewer queries repeats one of them."""
     members: Tensor | None
-    """Indices of the rows that are in the step; ``None`` if all are."""
+    """Places in `queries` of the tokens of the step; ``None`` if they are all places."""
     first_token: int
     count: int
+    """Number of tokens of the step."""
     shared: int
     """Number of first tokens that all rows of the step have in common."""
     biases: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
 
     def bias(self, window: int | None, like: Tensor, first: int = 0) -> Tensor:
-        """Return 0 where a row may attend, -inf elsewhere: [rows, 1, 1, longest - first]."""
+        """Return 0 where a query may attend, -inf elsewhere: [rows, 1, 1, width, longest - first]."""
         if (window, first) not in self.biases:
             positions = torch.arange(first, self.longest, device=like.device)
-            hidden = positions >= self.lengths[:, None]
+            hidden = positions >= self.lengths[..., None]
             if window is not None:
-                hidden |= positions < self.lengths[:, None] - window
-            self.biases[window, first] = _bias(hidden, like)[:, None, None, :]
+                hidden |= positions < self.lengths[..., None] - window
+            self.biases[window, first] = _bias(hidden, like)[:, None, None]
         return self.biases[window, first]
 
     def attend(self, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None) -> Tensor:
         """Attend to the cache; returns [count, heads, head_dim]."""
-        rows = slice(self.first_row, self.first_row + len(self.lengths))
+        count, width = self.lengths.shape
+        rows = slice(self.first_row, self.first_row + count)
         keys = self.block.keys[layer][rows, :, : self.longest]
         values = self.block.values[layer][rows, :, : self.longest]
         heads, _, size = query.shape
-        # query heads that share a key-value head become rows of one matrix, so that no key is repeated
-        queries = query[:, self.queries].transpose(0, 1).reshape(len(self.lengths), keys.shape[1], -1, size)
+        # queries that share a key-value head become rows of one matrix, so that no key is repeated
+        by_row = query[:, self.queries].view(heads, count, width, size).transpose(0, 1)
+        queries = by_row.reshape(count, keys.shape[1], -1, size)
         if self.shared and window is None and not _is_bfloat16_on_cpu(query):
             attended = self._attend_shared(queries * scale, keys, values, self.bias(window, query, self.shared), cap)
         else:
             attended = self._attend_rows(queries, keys, values, scale, self.bias(window, query), cap)
-        attended = attended.reshape(len(self.lengths), heads, -1)
+        attended = attended.view(count, heads, width, -1).transpose(1, 2).reshape(count * width, heads, -1)
         return attended if self.members is None else attended[self.members]
 
     def _attend_shared(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, cap: float | None) -> Tensor:
@@ -124,8 +140,8 @@ class _BatchedAttention:
         rows, groups, _, size = queries.shape
         together = queries.transpose(0, 1).reshape(groups, -1, size)
         first = torch.bmm(together, keys[0, :, : self.shared].mT).view(groups, rows, -1, self.shared).transpose(0, 1)
-        own = torch.matmul(queries, keys[:, :, self.shared :].mT)
-        scores = torch.cat([_apply_cap(first, cap), _apply_cap(own, cap).add_(bias)], dim=-1).softmax(dim=-1)
+        own = _add_bias(_apply_cap(torch.matmul(queries, keys[:, :, self.shared :].mT), cap), bias)
+        scores = torch.cat([_apply_cap(first, cap), own], dim=-1).softmax(dim=-1)
         weights = scores[..., : self.shared].transpose(0, 1).reshape(groups, -1, self.shared)
         first = torch.bmm(weights, values[0, :, : self.shared]).view(groups, rows, -1, values.shape[-1]).transpose(0, 1)
         return torch.matmul(scores[..., self.shared :], values[:, :, self.shared :]).add_(first)
@@ -134,14 +150,14 @@ class _BatchedAttention:
     def _attend_rows(
         queries: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor, cap: float | None
     ) -> Tensor:
-        """Attend with queries [rows, kv_heads, group, head_dim]; scores are float32 for every data type."""
+        """Attend with queries [rows, kv_heads, group * width, head_dim]; scores are float32 for every data type."""
         if _is_bfloat16_on_cpu(queries) and cap is None:
-            mask = bias.expand(-1, -1, queries.shape[2], -1)
+            mask = bias.expand(-1, -1, queries.shape[2] // bias.shape[3], -1, -1).flatten(2, 3)
             return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
         if _is_bfloat16_on_cpu(queries):
             exact = (queries.float(), keys.float(), values.float(), scale, bias.float(), cap)
             return _BatchedAttention._attend_rows(*exact).to(queries.dtype)
-        scores = _apply_cap(torch.matmul(queries * scale, keys.mT), cap) + bias
+        scores = _add_bias(_apply_cap(torch.matmul(queries * scale, keys.mT), cap), bias)
         return torch.matmul(scores.softmax(dim=-1), values)
 
 
@@ -231,6 +247,12 @@ def _bias(hidden: Tensor, like: Tensor) -> Tensor:
     return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
 
 
+def _add_bias(scores: Tensor, bias: Tensor) -> Tensor:
+    """Add a bias [rows, 1, 1, width, n] to scores [rows, kv_heads, group * width, n], in place."""
+    scores.view(*scores.shape[:2], -1, *bias.shape[3:]).add_(bias)
+    return scores
+
+
 def _apply_cap(scores: Tensor, cap: float | None) -> Tensor:
     return scores if cap is None else torch.tanh(scores / cap) * cap
 
@@ -240,14 +262,14 @@ class ForwardStep:
 
     def __init__(self, chunks: Sequence[SequenceChunk], device: torch.device, adapter: str | None = None) -> None:
         self.adapter = adapter
-        single = sorted((p for p in chunks if p.count == 1), key=lambda p: (p.row.block.capacity, p.row.index))
-        self.chunks = [*single, *(p for p in chunks if p.count > 1)]
+        single = sorted((p for p in chunks if p.known == 1), key=lambda p: (p.row.block.capacity, p.row.index))
+        self.chunks = [*single, *(p for p in chunks if p.known > 1)]
         """Chunks in the order of their tokens."""
         starts = [0]
         for chunk in self.chunks:
             starts.append(starts[-1] + chunk.count)
         self._device = device
-        ids = [token for p in self.chunks for token in p.row.ids[p.start : p.end]]
+        ids = [token for p in self.chunks for token in p.tokens()]
         token_positions = [at for p in self.chunks for at in range(p.start, p.end)]
         self.input_ids = torch.tensor([ids], device=device)
         self.token_positions = torch.tensor([token_positions], device=device)
@@ -260,14 +282,16 @@ class ForwardStep:
         """Image tokens of this step."""
         if any(p.row.images for p in self.chunks):
             self._place_images(starts)
-        self.last_tokens = torch.tensor(starts[1:], device=device) - 1
-        """Index of each chunk's last token, int64[chunks]."""
+        ends = zip(self.chunks, starts[1:], strict=True)
+        last = [token for p, end in ends for token in range(end - len(p.draft) - 1, end)]
+        self.last_tokens = torch.tensor(last, device=device)
+        """Tokens whose logits are computed: the last own token of each chunk, and its draft; int64[n]."""
         self._writes = list(self._plan_writes(starts, single))
         self._batched = list(self._plan_batched(single))
         self._singles = [
             _SingleAttention(p.row.block, p.row.index, start, p.count, p.end)
             for p, start in zip(self.chunks, starts, strict=False)
-            if p.count > 1
+            if p.known > 1
         ]
 
     def keep_routed_experts(self) -> None:
@@ -288,12 +312,13 @@ class ForwardStep:
     def _plan_writes(self, starts: list[int], single: list[SequenceChunk]) -> Iterator[_Write]:
         first = 0
         for block, chunks in groupby(single, key=lambda p: p.row.block):
-            rows = torch.tensor([chunk.row.index for chunk in chunks], device=self._device)
-            tokens = slice(first, first + len(rows))
+            indices = [chunk.row.index for chunk in chunks for _ in range(chunk.count)]
+            tokens = slice(first, first + len(indices))
+            rows = torch.tensor(indices, device=self._device)
             yield _Write(block, tokens, rows, self.token_positions[0, tokens])
-            first += len(rows)
+            first += len(indices)
         for chunk, start in zip(self.chunks, starts, strict=False):
-            if chunk.count > 1:
+            if chunk.known > 1:
                 tokens = slice(start, start + chunk.count)
                 yield _Write(chunk.row.block, tokens, chunk.row.index, slice(chunk.start, chunk.end))
 
@@ -302,24 +327,31 @@ class ForwardStep:
         for block, in_block in groupby(single, key=lambda p: p.row.block):
             for run in _runs(list(in_block)):
                 yield self._gather(block, run, token)
-                token += len(run)
+                token += sum(chunk.count for chunk in run)
 
     def _gather(self, block: CacheBlock, run: list[SequenceChunk], token: int) -> _BatchedAttention:
         first = run[0].row.index
         span = run[-1].row.index + 1 - first
-        lengths, queries = [1] * span, [token] * span
-        members = [chunk.row.index - first for chunk in run]
-        for offset, (place, chunk) in enumerate(zip(members, run, strict=True)):
-            lengths[place], queries[place] = chunk.end, token + offset
+        width = max(chunk.count for chunk in run)
+        lengths, queries = [1] * (span * width), [token] * (span * width)
+        members: list[int] = []
+        at = token
+        for chunk in run:
+            place = (chunk.row.index - first) * width
+            own = slice(place, place + chunk.count)
+            members += range(own.start, own.stop)
+            lengths[own] = range(chunk.start + 1, chunk.end + 1)
+            queries[own] = range(at, at + chunk.count)
+            at += chunk.count
         return _BatchedAttention(
             block=block,
             first_row=first,
-            lengths=torch.tensor(lengths, device=self._device),
+            lengths=torch.tensor(lengths, device=self._device).view(span, width),
             longest=max(lengths),
             queries=torch.tensor(queries, device=self._device),
-            members=torch.tensor(members, device=self._device) if span > len(run) else None,
+            members=torch.tensor(members, device=self._device) if len(members) < len(queries) else None,
             first_token=token,
-            count=len(run),
+            count=at - token,
             shared=_common_prefix([chunk.row for chunk in run]),
         )
 

@@ -1,4 +1,4 @@
-"""Model of the local engine: computes the logits after each chunk's last token.
+"""Model of the local engine: computes the logits after the last tokens of each chunk.
 
 On the CPU, models of the Llama family run in a `PackedDecoder`: for small batches, the modules of transformers spend
 more time between matrix products than in them. A layer of a `PackedDecoder` is five matrix products and a few
@@ -68,7 +68,7 @@ class PackedDecoder:
             self._head = _Float32Head(_weight(head).float(), head.bias)
 
     def logits(self, step: ForwardStep) -> Tensor:
-        """Return the logits after each chunk's last token, [chunks, vocabulary]."""
+        """Return the logits after each of the step's `last_tokens`, [n, vocabulary]."""
         hidden: Tensor = self._embed(step.input_ids[0])
         cos, sin = self._rotary(hidden, step.positions)
         cos, sin = cos[0, :, None], sin[0, :, None].clone()
@@ -207,7 +207,7 @@ class LocalModelRunner:
 
     @torch.inference_mode()
     def logits(self, step: ForwardStep) -> Tensor:
-        """Return the logits after each chunk's last token, [chunks, vocabulary].
+        """Return the logits after each of the step's `last_tokens`, [n, vocabulary].
 
         Stores the keys and values in the chunks' rows, and the tokens' routed experts in the step.
         """

@@ -27,6 +27,7 @@ from agentrl.engine import GenerateRequest, Generation, StopReason
 from agentrl.message.image import common_tokens
 from agentrl.models.routed_experts import RoutedExperts
 from agentrl.serving.local.cache import CacheRow, RowStore
+from agentrl.serving.local.drafts import DraftLimit, look_up
 from agentrl.serving.local.forward import SequenceChunk
 from agentrl.serving.request import common_prefix
 
@@ -51,6 +52,8 @@ class ScheduledRequest:
     seed: int
     ids: list[int]
     """Prompt and tokens sampled so far."""
+    text: str = ""
+    """First ids, one character each, in which drafts are looked up."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     routed_experts: list[RoutedExperts] = field(default_factory=list)
@@ -117,12 +120,17 @@ class ScheduledRequest:
 
 
 class Scheduler:
-    """Scheduler of up to `max_num_seqs` running requests, in steps of at most `prefill_tokens` prompt tokens in all."""
+    """Scheduler of up to `max_num_seqs` running requests, in steps of at most `prefill_tokens` prompt tokens in all.
 
-    def __init__(self, *, max_num_seqs: int, prefill_tokens: int, rows: RowStore) -> None:
+    A running request guesses up to `draft_tokens` tokens per step.
+    """
+
+    def __init__(self, *, max_num_seqs: int, prefill_tokens: int, rows: RowStore, draft_tokens: int = 0) -> None:
         self.max_num_seqs = max_num_seqs
         self.prefill_tokens = prefill_tokens
         self.rows = rows
+        self.draft_tokens = draft_tokens
+        self.drafts = DraftLimit()
         self.waiting: deque[ScheduledRequest] = deque()
         self.running: list[ScheduledRequest] = []
         self.evictions = 0
@@ -155,11 +163,27 @@ class Scheduler:
             if job.is_new and not self._share(job, job.row):
                 continue
             pending = len(job.ids) - job.row.computed
-            count = 1 if pending == 1 else min(pending, budget)
-            if count:
+            if pending == 1:
+                draft = self._draft(job, job.row)
+                chunks.append(SequenceChunk(job.row, 1 + len(draft), draft))
+            elif count := min(pending, budget):
                 chunks.append(SequenceChunk(job.row, count))
-                budget -= count if pending > 1 else 0
+                budget -= count
         return chunks
+
+    def _draft(self, job: ScheduledRequest, row: CacheRow) -> Sequence[int]:
+        """Return guesses of the next tokens, which fit into the answer and into the row."""
+        request, length = job.request, len(job.ids)
+        most = min(
+            self.draft_tokens,
+            request.params.max_tokens - job.num_sampled - 1,
+            self.rows.max_context - length - 1,
+            row.block.capacity - length,
+        )
+        if most < 1 or not self.drafts.is_open or row.images or request.routed_experts_from is not None:
+            return ()
+        job.text += "".join(map(chr, job.ids[len(job.text) :]))
+        return look_up(job.text, most)
 
     def finish(self, job: ScheduledRequest) -> None:
         """Remove a waiting or running request; its session keeps the row."""
@@ -183,7 +207,8 @@ class Scheduler:
             self.rows.give_back(row)
 
     def forget_computed(self) -> None:
-        """Discard all keys and values; running requests recompute theirs."""
+        """Discard all keys and values, because the weights have changed; running requests recompute theirs."""
+        self.drafts.restart()
         for session_id in [name for name, row in self._sessions.items() if not row.in_use]:
             self.end_session(session_id)
         for job in self.running:
