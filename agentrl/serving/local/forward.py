@@ -188,7 +188,7 @@ class _SingleAttention:
         keys = self.block.keys[layer][self.row : self.row + 1, :, : self.end]
         values = self.block.values[layer][self.row : self.row + 1, :, : self.end]
         own = query[None, :, self.first_token : self.first_token + self.count]
-        if cap is None and window is None and _is_bfloat16_on_cpu(query):
+        if cap is None and window is None and query.device.type == "cpu":
             return _attend_in_blocks(own[0].float(), keys[0].float(), values[0].float(), scale).to(query.dtype)
         if cap is not None:
             groups = own.shape[1] // keys.shape[1]
@@ -215,8 +215,8 @@ def _is_bfloat16_on_cpu(like: Tensor) -> bool:
 def _attend_in_blocks(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """Compute causal attention for the last tokens of a sequence, `BLOCK` queries at a time.
 
-    On a CPU, with operands converted to float32, this is 1.4 to 1.6 times as fast as `scaled_dot_product_attention` in
-    bfloat16.
+    On a CPU, this is 1.1 to 1.5 times as fast as `scaled_dot_product_attention` in float32, and, with operands converted
+    to float32, 1.4 to 1.6 times as fast as in bfloat16.
 
     Args:
         query: [heads, count, head_dim].
