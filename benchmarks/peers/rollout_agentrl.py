@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from agentrl.testing import ServerEngine
 from agentrl.tool import tool
 
 LOOK = tool(look, inline=True)
+UNTIL_THE_END = ExitStack()
 
 
 class Rooms(gymnasium.Env[str, str]):
@@ -88,7 +90,7 @@ async def make(url: str, folder: str) -> Play:
         limits=EpisodeLimits(max_turns=100),
     )
 
-    settled_heap(runner.pool.waits).__enter__()  # until the process ends; a run does it once
+    UNTIL_THE_END.enter_context(settled_heap(runner.pool.waits))  # a run does it once, too
 
     async def play(episodes: int, at_once: int) -> int:
         tasks = [Task(id=str(n), environment="rooms", seed=n) for n in range(episodes)]
