@@ -56,6 +56,8 @@ E2E = (
     Figure("cpu_s", "CPU seconds", "{:,.0f}", True),
     Figure("sampled_tokens", "sampled tokens", "{:,.0f}", True),
     Figure("steps", "steps", "{:,.0f}", True),
+    Figure("cpu_s_per_step", "CPU seconds per step", "{:,.1f}", True),
+    Figure("cpu_ms_per_token", "CPU ms per sampled token", "{:,.2f}", True),
 )
 
 COMPARED = (("rollout", "instant"), ("rollout", "vllm"), ("gateway", None), ("e2e", None), ("e2e_llm", None))
@@ -90,12 +92,21 @@ def rows_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, f
             for setting, row in rows.items():
                 yield name, setting, row
         elif rows:
-            found = {"reached": sum(row["reached"] for row in rows.values()), "seeds": len(rows)}
+            runs = [_with_rates(row) for row in rows.values()]
+            found = {"reached": sum(run["reached"] for run in runs), "seeds": len(runs)}
             for figure in E2E:
-                values = [row[figure.key] for row in rows.values()]
+                values = [run[figure.key] for run in runs]
                 found |= {figure.key: median(values), f"{figure.key}_lowest": min(values)}
                 found[f"{figure.key}_highest"] = max(values)
             yield name, "", found
+
+
+def _with_rates(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run that learned, with its CPU time per step after the first one, and per sampled token."""
+    first, last = run["curve"][0], run["curve"][-1]
+    per_step = (last[1] - first[1]) / max(1, len(run["curve"]) - 1)
+    per_token = 1000 * run["steps"] * per_step / max(1, run["sampled_tokens"])
+    return dict(run) | {"cpu_s_per_step": per_step, "cpu_ms_per_token": per_token}
 
 
 def figures_of(benchmark: str) -> tuple[Figure, ...]:
@@ -148,7 +159,8 @@ def _ratio_lines(entry: Mapping[str, Any]) -> list[str]:
     own, peer = sides["agentrl"], sides["trl"]
     texts = []
     for figure in E2E:
-        ratios = [peer[seed][figure.key] / own[seed][figure.key] for seed in own if seed in peer]
+        pairs = [(_with_rates(peer[seed]), _with_rates(own[seed])) for seed in own if seed in peer]
+        ratios = [theirs[figure.key] / ours[figure.key] for theirs, ours in pairs]
         texts.append(f"{figure.title} {median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})")
     return ["", f"TRL divided by agentrl, median over the seeds (lowest to highest): {', '.join(texts)}."]
 

@@ -165,7 +165,9 @@ def test_tables_show_the_newest_comparison_and_all_of_the_history(tables: Module
 
 def test_runs_until_success_are_shown_with_their_ratios_by_seed(tables: ModuleType) -> None:
     def learned(seconds: float, *, reached: bool) -> dict[str, Any]:
-        return {"seconds": seconds, "cpu_s": seconds, "sampled_tokens": 1000, "steps": 9, "reached": reached}
+        figures = {"seconds": seconds, "cpu_s": seconds, "sampled_tokens": 1000, "steps": 9, "reached": reached}
+        step = (seconds - 20) / 8  # the first step is not counted, because loading is part of it
+        return figures | {"curve": [[20 + n * step, 20 + n * step, 0.5] for n in range(9)]}
 
     own = {"0": learned(100.0, reached=True), "1": learned(300.0, reached=True)}
     peer = {"0": learned(900.0, reached=True), "1": learned(1500.0, reached=False)}
@@ -174,9 +176,14 @@ def test_runs_until_success_are_shown_with_their_ratios_by_seed(tables: ModuleTy
         [{"benchmark": "e2e", "conditions": conditions, "sides": {"agentrl": own, "trl": peer}}], "e2e"
     )
     assert "1 core of P, load 0.1, 2 seeds." in shown
-    assert "| agentrl | 200 (100 to 300) | 200 (100 to 300) | 1,000 (1,000 to 1,000) | 9 (9 to 9) | 2 of 2 |" in shown
+    assert (
+        "| agentrl | 200 (100 to 300) | 200 (100 to 300) | 1,000 (1,000 to 1,000) | 9 (9 to 9) | 22.5 (10.0 to 35.0) |"
+        in shown
+    )
+    assert "| 0.20 (0.09 to 0.32) | 2 of 2 |" in shown
     assert "| TRL 1.16.0 | 1,200 (900 to 1,500) |" in shown
     assert "lowest to highest): seconds 7.0 (5.0 to 9.0), CPU seconds 7.0 (5.0 to 9.0)" in shown
+    assert "CPU seconds per step 8.1 (5.3 to 11.0)" in shown
 
 
 def test_a_peer_that_is_ahead_is_listed_and_a_limit_is_not(tables: ModuleType) -> None:
