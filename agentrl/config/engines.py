@@ -25,7 +25,7 @@ class LocalEngineConfig(Section):
     """Size of the key-value cache for sessions, in tokens over all sessions."""
     prefill_tokens: int = Field(4096, ge=1)
     """Maximum number of prompt tokens per forward pass."""
-    draft_tokens: int = Field(4, ge=0)
+    draft_tokens: int = Field(3, ge=0)
     """Maximum number of next tokens of a sequence that are guessed per step, and checked in the same forward pass. A
     guess is what followed the latest tokens when they last occurred, so agents that repeat themselves answer sooner.
     Answers do not change, up to rounding. Guessing pauses if few guesses are right; 0 turns it off."""
