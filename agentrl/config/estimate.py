@@ -189,7 +189,7 @@ def _memory(config: Config, size: ModelSize) -> Memory:
     local = isinstance(config.engine, LocalEngineConfig) and config.cluster is None
     return Memory(
         weights=weights,
-        gradients=trained.gradient_bytes(width),
+        gradients=trained.gradient_bytes(),
         optimizer=trained.optimizer_bytes(width),
         reference=size.parameters * width
         if config.algorithm.keeps_reference and (lora is None or lora.modules_to_save)
@@ -235,7 +235,7 @@ def _critic_bytes(config: Config, policy: ModelSize, width: int) -> int:
         return head
     trained = _trained_trunk(config, size)
     moments = MOMENT_BYTES * trained.parameters
-    return size.trunk_parameters * width + trained.adapter_bytes() + trained.gradient_bytes(width) + moments + head
+    return size.trunk_parameters * width + trained.adapter_bytes() + trained.gradient_bytes() + moments + head
 
 
 def _process_reward_bytes(config: Config, policy: ModelSize, width: int) -> int:
@@ -248,7 +248,7 @@ def _process_reward_bytes(config: Config, policy: ModelSize, width: int) -> int:
         return 0
     trained = trained_size(lora, size)
     start = 0 if lora is not None and not lora.modules_to_save else size.parameters * width
-    return weight_bytes(lora, size, width) + trained.gradient_bytes(width) + trained.optimizer_bytes(width) + start
+    return weight_bytes(lora, size, width) + trained.gradient_bytes() + trained.optimizer_bytes(width) + start
 
 
 def _critic_size(critic: CriticConfig, policy: ModelSize) -> ModelSize | None:

@@ -122,9 +122,9 @@ class TrainedSize:
         """Number of all trained weights."""
         return self.adapters + self.own
 
-    def gradient_bytes(self, width: int) -> int:
-        """Return the bytes of the gradients of a model whose weights have `width` bytes each."""
-        return FULL_BYTES * self.adapters + width * self.own
+    def gradient_bytes(self) -> int:
+        """Return the bytes of the gradients, which are float32 whatever the weights are."""
+        return FULL_BYTES * self.parameters
 
     def optimizer_bytes(self, width: int) -> int:
         """Return the bytes of AdamW's moments and of the float32 copies of bfloat16 weights."""

@@ -208,7 +208,10 @@ class LearningProgress:
 
 
 class PolicyOptimizer:
-    """Optimizer that updates a model's trainable parameters in place; bfloat16 and float16 ones via a float32 copy."""
+    """Optimizer that updates a model's trainable parameters in place; bfloat16 and float16 ones via a float32 copy.
+
+    The gradients of these are added up in float32, too: a sum over micro-batches in bfloat16 would lose small ones.
+    """
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
         self.settings = settings
@@ -217,6 +220,9 @@ class PolicyOptimizer:
         if not self._parameters:
             raise TrainingError("the model has no parameter to train", expected="parameters that require a gradient")
         self._masters = {name: _master(p) for name, p in self._parameters.items()}
+        for name, parameter in self._parameters.items():
+            if self._masters[name] is not parameter and not is_sharded(parameter) and hasattr(parameter, "grad_dtype"):
+                parameter.grad_dtype = torch.float32  # torch before 2.10 adds up in the parameter's type
         self._optimizers = _make_optimizers(model, self._masters, settings)
 
     def set_adam(

@@ -173,8 +173,8 @@ def test_copies_references_caches_and_servers_by_hand(tmp_path):
         tmp_path, "model.dtype=bfloat16", "algorithm.kl_coef=0.1", "engine={cache_tokens: 1000, type: local}"
     )
     found, parameters = items(config, known=known), known.parameters
-    assert (found["parameters"], found["gradients"], found["reference"]) == (2 * parameters,) * 3
-    assert (found["optimizer"], found["update"]) == (12 * parameters, 4 * parameters)
+    assert (found["parameters"], found["reference"]) == (2 * parameters,) * 2
+    assert (found["gradients"], found["optimizer"]) == (4 * parameters, 12 * parameters)
     assert found["key-value cache"] == 1000 * known.cache_values_per_token * 2
     servers = plan(
         planned_config(tmp_path, "engine={type: vllm, max_num_seqs: 8, tensor_parallel: 2}"), known

@@ -28,7 +28,7 @@ def blocks(dtype=torch.float32):
 def set_gradients(module, seed=1, scale=1.0):
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
-        parameter.grad = (scale * torch.randn(parameter.shape, generator=generator)).to(parameter.dtype)
+        parameter.grad = (scale * torch.randn(parameter.shape, generator=generator)).to(parameter.grad_dtype)
 
 
 def test_first_update_is_adamw_by_hand():
@@ -112,6 +112,20 @@ def test_short_formats_are_updated_through_float32():
     assert module.weight.dtype == torch.bfloat16
     moved = (module.weight.detach().float() - start).abs()
     assert moved.mean().item() == pytest.approx(0.01, rel=0.3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_small_gradients_of_many_micro_batches_add_up(dtype):
+    """In bfloat16, 256 + 1 is 256."""
+    module = network(dtype)
+    optimizer = PolicyOptimizer(module, OptimizerSettings(learning_rate=0.1, total_updates=1))
+    assert {parameter.dtype for parameter in module.parameters()} == {dtype}
+    inputs = torch.ones(1, 3, dtype=dtype)
+    for _ in range(5000):
+        module(inputs).sum().backward()
+    assert module.weight.grad.tolist() == [[5000.0] * 3] * 2
+    assert optimizer.update().grad_norm == pytest.approx(5000 * math.sqrt(8))
+    assert module.weight.dtype == dtype
 
 
 def test_muon_moves_a_matrix_by_the_same_length_in_every_direction():

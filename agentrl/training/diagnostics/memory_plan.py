@@ -16,7 +16,7 @@ from agentrl.training.diagnostics.memory_trace import ParameterCounts, PassMemor
 
 FULL, MOMENTS = 4, 8
 """Bytes per parameter of float32, and of AdamW's two moments."""
-BACKWARD, UPDATE = "backward", "update"
+BACKWARD = "backward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class MemoryItem:
     bytes: int
     how: str
     when: str = ""
-    """`BACKWARD` or `UPDATE` if the memory is used only at that time; empty if it is always used."""
+    """`BACKWARD` if the memory is used only during the backward pass; empty if it is always used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +47,8 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Peak: the memory that is always used, plus the larger of the backward pass's and the update's memory."""
-        always, backward, update = (
-            sum(item.bytes for item in self.items if item.when == when) for when in ("", BACKWARD, UPDATE)
-        )
-        return always + max(backward, update)
+        """Peak: that of a backward pass."""
+        return sum(item.bytes for item in self.items)
 
 
 def plan(config: Config, known: PassMemory | None = None) -> MemoryPlan:
@@ -91,8 +88,6 @@ class _Lines:
         yield from self._signal_models()
         yield from self._frozen()
         yield from self._passes()
-        if self._ranks == 1 and self._width < FULL and self._trained.own:
-            yield MemoryItem("update", FULL * self._trained.own, "gradients as float32", when=UPDATE)
 
     def off_device(self) -> Iterator[MemoryItem]:
         """Yield the items in the CPU's memory and on servers."""
@@ -129,8 +124,8 @@ class _Lines:
             yield MemoryItem("adapters", trained.adapter_bytes(), "float32 (model.lora)")
         yield MemoryItem(
             "gradients",
-            trained.gradient_bytes(self._width) * (1 if lanes == 1 else 2 * lanes),
-            (dtype if trained.own else "float32") + ("" if lanes == 1 else f", two of each for {lanes} lanes"),
+            trained.gradient_bytes() * (1 if lanes == 1 else 2 * lanes),
+            "float32" + ("" if lanes == 1 else f", two of each for {lanes} lanes"),
         )
         in_layers = self._model.trained.adapters or self._model.layer_parameters
         saved = FULL * in_layers if optimizer == "muon" else 0
@@ -188,7 +183,7 @@ class _Lines:
         if self._ranks > 1:
             held = FULL * (parameters + trained.adapters) + (FULL + MOMENTS) * trained.parameters
             return -(-held // self._shards)
-        moving = trained.adapter_bytes() + trained.gradient_bytes(self._width) + trained.optimizer_bytes(self._width)
+        moving = trained.adapter_bytes() + trained.gradient_bytes() + trained.optimizer_bytes(self._width)
         return parameters * self._width + moving
 
     def _frozen(self) -> Iterator[MemoryItem]:

@@ -264,7 +264,8 @@ class CriticStep:
         critic, ranks = self._critic, self._critic.runner.passes.ranks
         if ranks.is_distributed:
             for parameter in critic.head.parameters():
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter, dtype=getattr(parameter, "grad_dtype", None))
                 distributed.all_reduce(parameter.grad)
                 parameter.grad /= ranks.tensor_parallel  # tensor-parallel ranks have equal gradients
         updates = [critic.head_optimizer.update()]
