@@ -38,13 +38,14 @@ def world(request):
     return base, {name: model for name, (model, _) in found.items()}, plain
 
 
-async def answers_of(engine, request_of, *, prefix=""):
+async def answers_of(engine, request_of, *, prefix="", **params):
     """Two turns of sessions of every adapter, all at once; their prompts begin alike."""
 
     async def session(number, adapter):
         ids, found = [*range(3, 60), *([number] * (number % 3))], []
         for turn in range(2):
-            request = request_of(ids, f"{prefix}{number}.{turn}", f"{prefix}{number}", max_tokens=6, seed=number)
+            settings = {"max_tokens": 6, "seed": number, **params}
+            request = request_of(ids, f"{prefix}{number}.{turn}", f"{prefix}{number}", **settings)
             answer = await engine.generate(replace(request, adapter=adapter))
             found.append((adapter, ids, answer))
             ids = [*ids, *answer.token_ids, 5, 6]
@@ -64,6 +65,16 @@ async def test_rows_of_several_adapters_equal_plain_computations(world, request_
         assert answer.logprobs == pytest.approx(expected, abs=2e-5)
         told.setdefault(adapter, []).append(answer.logprobs[0])
     assert len({round(logps[0], 3) for logps in told.values()}) == 3  # the same prompt, and three policies
+    await engine.close()
+
+
+async def test_drafts_of_several_adapters_are_checked_by_their_own(world, request_of, reference_of):
+    base, adapters, plain = world
+    engine = LocalEngine(base, LocalEngineConfig(max_context=256), adapters=adapters)
+    for adapter, ids, answer in await answers_of(engine, request_of, temperature=0.2, max_tokens=40):
+        expected = reference_of(plain[adapter])([*ids, *answer.token_ids], 0.2)[len(ids) - 1 :]
+        assert answer.logprobs == pytest.approx(expected, abs=1e-4)
+    assert engine.metrics().details["accepted_draft_tokens"] > 20
     await engine.close()
 
 

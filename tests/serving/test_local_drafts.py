@@ -117,6 +117,12 @@ async def test_answers_are_those_of_one_token_at_a_time(family, settings, reques
     assert none["draft_tokens"] == 0
 
 
+async def test_each_right_guess_saves_a_step(request_of):
+    _, counts = await play(tiny_model("gemma2"), request_of, sessions=1, turns=1, **LOOPS)
+    assert counts["accepted_draft_tokens"] > 20
+    assert counts["steps"] == LOOPS["max_tokens"] - counts["accepted_draft_tokens"]
+
+
 @pytest.mark.parametrize("config", [{"lanes": 2}, {"draft_tokens": 1}, {"draft_tokens": 30}])
 async def test_answers_do_not_depend_on_sizes(config, request_of):
     model = tiny_model(max_context=256)

@@ -172,15 +172,9 @@ class Scheduler:
         return chunks
 
     def _draft(self, job: ScheduledRequest, row: CacheRow) -> Sequence[int]:
-        """Return guesses of the next tokens, which fit into the answer and into the row."""
-        request, length = job.request, len(job.ids)
-        most = min(
-            self.draft_tokens,
-            request.params.max_tokens - job.num_sampled - 1,
-            self.rows.max_context - length - 1,
-            row.block.capacity - length,
-        )
-        if most < 1 or not self.drafts.is_open or row.images or request.routed_experts_from is not None:
+        """Return guesses of the next tokens, which fit into the row."""
+        most = min(self.draft_tokens, row.block.capacity - len(job.ids))
+        if most < 1 or not self.drafts.is_open or row.images or job.request.routed_experts_from is not None:
             return ()
         job.text += "".join(map(chr, job.ids[len(job.text) :]))
         return look_up(job.text, most)
