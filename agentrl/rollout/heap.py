@@ -10,7 +10,7 @@ from agentrl.rollout.waits import Wait, WaitTracker
 
 FULL_COLLECTION = 2
 """Number of collections of the middle generation after which all objects that are not excluded are collected."""
-CHECKED_WAITS = 64
+CHECKED_WAITS = 256
 """Number of ended waits, such as steps of environments, after which the objects that are not excluded are counted."""
 MOST_OBJECTS = 10_000
 """Number of these objects that starts a collection, which takes about 10 ms."""
