@@ -17,6 +17,8 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 CONFIG_FILE, TOKENIZER_CONFIG_FILE = "config.json", "tokenizer_config.json"
 _ROPE_KEYS = ("rope_theta", "partial_rotary_factor")
 """Rotary settings that version 4 has at the top level of a config; the others are in its ``rope_scaling``."""
+_LAYERS = ("full_attention", "sliding_attention")
+"""Types of layers with rotary settings of their own. In version 4, ``rope_scaling`` is that of the first."""
 _GENERAL_CLASS = {"TokenizersBackend": "PreTrainedTokenizerFast"}
 """Tokenizer class of version 5, and its name in version 4, which version 5 accepts as well."""
 _INTERNAL = ("backend", "is_local", "local_files_only")
@@ -41,7 +43,10 @@ def _with_old_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(found.get("dtype"), str):
         found.setdefault("torch_dtype", found["dtype"])
     rope = found.get("rope_parameters")
-    if isinstance(rope, dict) and "rope_theta" in rope:  # some models have one for each type of layer
+    if isinstance(rope, dict) and all("rope_theta" in (rope.get(kind) or {}) for kind in _LAYERS):
+        found["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]  # of Gemma 3; Olmo 3 has one base
+        rope = rope["full_attention"]
+    if isinstance(rope, dict) and "rope_theta" in rope:
         found |= {name: rope[name] for name in _ROPE_KEYS if name in rope}
         scaling = {name: value for name, value in rope.items() if name not in _ROPE_KEYS}
         if scaling.keys() - {"rope_type"} or scaling.get("rope_type", "default") != "default":

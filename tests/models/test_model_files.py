@@ -8,6 +8,7 @@ import pytest
 from transformers import (
     AutoConfig,
     AutoTokenizer,
+    Gemma3TextConfig,
     LlamaConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
@@ -44,6 +45,26 @@ def test_a_config_has_the_keys_that_older_versions_read(
     assert {name: found.get(name) for name in old} == old
     assert found["torch_dtype"] == found["dtype"] == "bfloat16"
     assert AutoConfig.from_pretrained(tmp_path).rope_parameters == config.rope_parameters
+
+
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+GEMMA_3 = {"rope_theta": 2e6, "rope_local_base_freq": 2e4, "rope_scaling": LINEAR}
+
+
+def test_layers_with_rotary_settings_of_their_own_have_the_keys_of_older_versions(tmp_path: Path) -> None:
+    config = Gemma3TextConfig(
+        rope_parameters={
+            "full_attention": {"rope_theta": 2e6, **LINEAR},
+            "sliding_attention": {"rope_theta": 2e4, "rope_type": "default"},
+        }
+    )
+    save_config(config, tmp_path)
+    found = written(tmp_path / "config.json")
+    assert {name: found.get(name) for name in GEMMA_3} == GEMMA_3
+    read = AutoConfig.from_pretrained(tmp_path)
+    assert read.rope_parameters == config.rope_parameters
+    del found["rope_parameters"]  # as version 4 reads it, and wrote it
+    assert Gemma3TextConfig(**found).rope_parameters == config.rope_parameters
 
 
 def test_configs_inside_a_config_have_them_too(tmp_path: Path) -> None:
