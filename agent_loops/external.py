@@ -46,7 +46,7 @@ from .external_programs import (
     read_program_sandbox,
 )
 
-LONGEST_VARIABLE = 100_000
+MAX_VARIABLE_BYTES = 100_000
 """Maximum bytes of a prompt in an environment variable; Linux refuses more than 128 KiB."""
 ACTION = "{action}"
 """Placeholder of the action in a demonstration."""
@@ -76,7 +76,7 @@ class ExternalTask:
         return f"{self.base_url}/v1"
 
 
-MOST_ALIKE = 8
+MAX_IDENTICAL_FAILURES = 8
 """Number of identical failures, without an earlier success, that ends the run."""
 _VARYING = re.compile(r"0x[0-9a-f]+|agentrl-program-\w+|\d+")
 """Parts of an error that differ between attempts with the same failure: addresses, folders, process ids, ports."""
@@ -104,7 +104,7 @@ class FirstAttempts:
             return
         self._failed += 1
         self._causes.add(_VARYING.sub("", str(error)))
-        if self._failed >= MOST_ALIKE and len(self._causes) == 1:
+        if self._failed >= MAX_IDENTICAL_FAILURES and len(self._causes) == 1:
             raise UsageError(
                 f"the program failed in all of its {self._failed} attempts, each time in the same way: {error.what}",
                 got=error.got,
@@ -365,7 +365,7 @@ class External(AgentLoop):
         variables = variables_of(play.session, play.url)
         if self._reward_file is not None and self._answers:
             del variables["AGENTRL_SECRET"]
-        if len(play.prompt.encode()) <= LONGEST_VARIABLE:
+        if len(play.prompt.encode()) <= MAX_VARIABLE_BYTES:
             variables["AGENTRL_PROMPT"] = play.prompt
         task = {"id": play.episode.task.id, "prompt": play.prompt, "instructions": play.episode.spec.instructions}
         given = ProgramInput(

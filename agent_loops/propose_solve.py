@@ -14,7 +14,7 @@ from agentrl.trajectory import ATTEMPT
 from .prompting import opening
 
 PROPOSER, SOLVER = "proposer", "solver"
-LEAST_ATTEMPTS = 2
+MIN_ATTEMPTS = 2
 """With a single attempt, the success rate is 0 or 1, so no proposal could be learnable."""
 UNTRAINED = TurnOptions(trained=False)
 
@@ -42,9 +42,9 @@ class ProposeSolve(AgentLoop):
     def __init__(
         self, *, attempts: int = 8, train_attempts: bool = True, wrong: float = 0.0, malformed: float = 0.0
     ) -> None:
-        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < LEAST_ATTEMPTS:
+        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < MIN_ATTEMPTS:
             raise ConfigError(
-                "attempts of propose_solve is too small", got=repr(attempts), expected=f"{LEAST_ATTEMPTS} or more"
+                "attempts of propose_solve is too small", got=repr(attempts), expected=f"{MIN_ATTEMPTS} or more"
             )
         if not isinstance(train_attempts, bool):
             raise ConfigError("train_attempts is not a boolean", got=repr(train_attempts), expected="true or false")

@@ -19,7 +19,7 @@ from typing import Any
 
 from agentrl.builders.models import load_images
 from agentrl.builders.ray import (
-    MOST_CALLS,
+    MAX_CALLS,
     RAY,
     ActorEnvironment,
     ActorServer,
@@ -284,7 +284,7 @@ class _PlacedEngines:
     def _make_actor(self, place: ClusterPlace) -> Any:
         log = place.name if isinstance(self._engine, LocalEngineConfig) else f"{place.name}-actor"
         setting = self._run.setting(place.name, log, shared=self._shared)
-        return self._cluster.actor(place, self._kind, setting, self._make(place), calls=MOST_CALLS)
+        return self._cluster.actor(place, self._kind, setting, self._make(place), calls=MAX_CALLS)
 
     @property
     def _kind(self) -> type:
@@ -298,7 +298,7 @@ class _PlacedEngines:
         section = self._run.cluster.section
         return PoolSettings(
             concurrency=self._engine.max_num_seqs,
-            most_concurrency=2 * self._engine.max_num_seqs,
+            max_concurrency=2 * self._engine.max_num_seqs,
             connect_timeout_s=section.timeout_s,
         )
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from agentrl.builders.cluster import FOLDER_HINT, RunCluster
 from agentrl.builders.ray import (
-    MOST_CALLS,
+    MAX_CALLS,
     ClusterPlace,
     EnvironmentActor,
     EnvironmentNode,
@@ -95,7 +95,7 @@ async def open_environment_nodes(
         )
         server = None if sandbox is None else partial(SandboxServer, sandbox, settings)
         setting = run.setting(place.name, place.name, shared=shared)
-        return run.cluster.actor(place, EnvironmentActor, setting, server, calls=MOST_CALLS)
+        return run.cluster.actor(place, EnvironmentActor, setting, server, calls=MAX_CALLS)
 
     nodes: list[EnvironmentNode] = []
     with nullcontext() if sandbox is None else set_variables({TOKEN_VARIABLE: token}):

@@ -268,7 +268,7 @@ def _build_scheduler(
         seed=config.run.seed,
         version=version,
         keep=keep,
-        least_members=trainer.least_members,
+        min_members=trainer.min_members,
         extra_runners=extras.runners,
         adapter_versions=lambda: trainer.versions,
         wait_to_start=branch_starts(branching),

@@ -15,7 +15,7 @@ from agentrl.evaluation.result import MeanInterval, bootstrap_mean
 from agentrl.observe.metrics import MARGIN_ERRORS
 from agentrl.trajectory import Trajectory
 
-MOST_BOOTSTRAPPED = 2000
+MAX_BOOTSTRAPPED = 2000
 """Number of tasks up to which the interval of a difference is bootstrapped; the normal one is the same for more."""
 
 
@@ -199,7 +199,7 @@ def _verdict(first: TaskScore, second: TaskScore) -> Verdict:
 
 
 def _interval(differences: Sequence[float]) -> MeanInterval:
-    if len(differences) <= MOST_BOOTSTRAPPED:
+    if len(differences) <= MAX_BOOTSTRAPPED:
         return bootstrap_mean(differences)
     mean = fmean(differences)
     margin = MARGIN_ERRORS * stdev(differences, mean) / math.sqrt(len(differences))

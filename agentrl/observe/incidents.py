@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrl.errors import AgentRLError, Outcome, SourceLocation
 
-MOST = 200
+MAX_DISTINCT = 200
 """Maximum number of distinct failures, so that messages that differ each time do not fill the memory."""
 
 
@@ -51,7 +51,7 @@ class Incidents:
     def _count(self, kind: str, subject: str, cause: str, location: SourceLocation | None) -> None:
         where = cause.partition(":")[0] if location is None else str(location)
         key = (kind, subject, where)
-        if key not in self.found and len(self.found) >= MOST:
+        if key not in self.found and len(self.found) >= MAX_DISTINCT:
             return
         known = self.found.setdefault(key, Incident(kind=kind, subject=subject, cause=cause))
         known.count += 1

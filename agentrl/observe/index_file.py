@@ -74,7 +74,7 @@ CREATE INDEX episodes_by_task ON episodes (task_id);
 CREATE INDEX running ON episodes (state) WHERE state = {EntryState.RUNNING:d};
 PRAGMA user_version = {FORMAT};
 """
-MOST_DAMAGE = 100
+MAX_DAMAGE = 100
 """Number of damaged lines of a file whose numbers are kept."""
 _FROM_START = -1
 """A step before all files."""
@@ -99,7 +99,7 @@ class DamagedFile:
     records: int
     """Number of damaged records."""
     lines: list[int]
-    """Line numbers of the first `MOST_DAMAGE` of them, from 1."""
+    """Line numbers of the first `MAX_DAMAGE` of them, from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +300,7 @@ class IndexFile:
                 has_checksums = has_checksums or line.has_checksum
             tail = tail_checksum(opened, position)
         self._save(scan)
-        kept = max(0, MOST_DAMAGE - (0 if known is None else known.damaged))
+        kept = max(0, MAX_DAMAGE - (0 if known is None else known.damaged))
         self.database.executemany("INSERT INTO damage VALUES (?, ?)", damaged[:kept])
         whole = known is not None and position == known.position  # only the beginning of a line is left
         size = file.size if whole or position == file.size else position

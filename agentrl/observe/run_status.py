@@ -23,7 +23,7 @@ INTERVAL_S = 1.0
 """Seconds between two statuses."""
 SILENT_S = 10.0
 """Age in seconds at which the status of a living process counts as old."""
-LARGEST_STATUS = 32 * 2**20
+MAX_STATUS_BYTES = 32 * 2**20
 """Maximum bytes of a status that is read."""
 
 
@@ -219,7 +219,7 @@ def read_status(run: Path) -> RunSnapshot | None:
     """Read the status in a run's folder; ``None`` if there is none, it is too large, or an unknown version wrote it."""
     file = run / STATUS_FILE
     try:
-        return _READER.validate_json(file.read_bytes()) if file.stat().st_size <= LARGEST_STATUS else None
+        return _READER.validate_json(file.read_bytes()) if file.stat().st_size <= MAX_STATUS_BYTES else None
     except (OSError, ValidationError):
         return None
 

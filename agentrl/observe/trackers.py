@@ -24,7 +24,7 @@ TRACKER_CALL_S = 30.0
 """Seconds for one call of a tracker."""
 RUN_ID = "run_id"
 """File in a tracker's folder with the run's id in the service."""
-MOST_TRACES_WAITING = 10_000
+MAX_TRACES_WAITING = 10_000
 """Maximum number of traces that wait for a tracker; later ones are dropped."""
 _log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class _TrackerThread:
 
     def trace(self, trace: EpisodeTrace) -> None:
         """Record a trace after the earlier calls; drop it if too many are waiting."""
-        if self._traces_waiting >= MOST_TRACES_WAITING:
+        if self._traces_waiting >= MAX_TRACES_WAITING:
             self.traces_dropped += 1
         else:
             self._traces_waiting += 1

@@ -186,7 +186,7 @@ ALL = EpisodeFilter()
 _VALID = f"voided_by IS NULL AND state != {EntryState.DAMAGED:d}"
 _ROW = f"number, {', '.join(COLUMNS)}, step, start_step, state"
 _CONTENT = "FROM contents JOIN episodes USING (number) WHERE number = ? AND id = ?"
-_LARGEST = 2**63 - 1
+_MAX_INT64 = 2**63 - 1
 _SIGNATURES = 8192
 """Number of signatures that are read at a time."""
 _REBUILT = "it was rebuilt: start at the first page"
@@ -569,7 +569,7 @@ def _read_evaluated(paths: Mapping[int, Path], pieces: Sequence[Piece]) -> Mappi
 
 def _clamp(value: Any) -> Any:
     """Return a value that SQLite can compare: larger integers become its largest one."""
-    return max(-_LARGEST, min(_LARGEST, value)) if isinstance(value, int) and not isinstance(value, bool) else value
+    return max(-_MAX_INT64, min(_MAX_INT64, value)) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _marks(values: Collection[object]) -> str:

@@ -51,7 +51,7 @@ VOID = "void"
 """Folder of the records that killed runs wrote after their last checkpoints."""
 _log = logging.getLogger(__name__)
 _SUFFIX = ".jsonl"
-_MOST_NEW = 10_000
+_MAX_NEW = 10_000
 """Maximum number of new branches in one record."""
 
 
@@ -383,7 +383,7 @@ class EpisodeParts:
     def add(self, pieces: list[dict[str, Any]]) -> None:
         """Append the ``sequences`` of a record; a missing or impossible one raises one of `UNREADABLE`."""
         for piece in pieces:
-            if not 0 <= piece["sequence"] < len(self._sequences) + _MOST_NEW:
+            if not 0 <= piece["sequence"] < len(self._sequences) + _MAX_NEW:
                 raise ValueError("a record has too many new branches")
             while piece["sequence"] >= len(self._sequences):
                 self._sequences.append(

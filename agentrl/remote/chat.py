@@ -17,10 +17,10 @@ from agentrl.errors import EngineError, UsageError
 from agentrl.errors.deadlines import async_boundary
 from agentrl.message import Content, ImagePart, Message, TextPart, ToolCall
 
-MOST_TOKENS = 2**31
+MAX_TOKENS = 2**31
 """Upper bound on the token counts that a service reports."""
 _STOP_REASONS = {"stop": StopReason.STOP, "tool_calls": StopReason.STOP, "length": StopReason.LENGTH}
-LONGEST_RETRY_WAIT_S = 30.0
+MAX_RETRY_WAIT_S = 30.0
 
 
 class ServiceBusy(Exception):
@@ -146,7 +146,7 @@ def _text(value: Any) -> str:
 def _count(value: Any) -> int:
     """Return a number of tokens; 0 if the service does not report it."""
     count = int(value or 0)
-    if not 0 <= count < MOST_TOKENS:
+    if not 0 <= count < MAX_TOKENS:
         raise ValueError(f"{value!r:.80} tokens")
     return count
 
@@ -327,8 +327,8 @@ class ChatService(ChatPolicy):
                         raise ErrorStatus(failed, status=error.status, got=got) from error
                     raise EngineError(failed, got=got) from error
                 requested_s = error.wait_s if isinstance(error, ServiceBusy) else None
-            await asyncio.sleep(wait_s if requested_s is None else min(requested_s, LONGEST_RETRY_WAIT_S))
-            wait_s = min(2 * wait_s, LONGEST_RETRY_WAIT_S)
+            await asyncio.sleep(wait_s if requested_s is None else min(requested_s, MAX_RETRY_WAIT_S))
+            wait_s = min(2 * wait_s, MAX_RETRY_WAIT_S)
         raise AssertionError("the last attempt returns or raises")
 
     async def _post(self, body: dict[str, Any]) -> str:

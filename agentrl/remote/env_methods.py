@@ -25,8 +25,8 @@ from agentrl.env import ExpertAction, StepResult
 from agentrl.errors import UsageError
 from agentrl.message import Content, Message
 from agentrl.remote.wire import (
-    LARGEST_CALL,
-    LARGEST_REQUEST,
+    MAX_CALL_BYTES,
+    MAX_REQUEST_BYTES,
     Body,
     Refusal,
     RefusalKind,
@@ -43,7 +43,7 @@ from agentrl.tool import ForwardedTool, Tool, ToolDependencies, ToolResult, Tool
 
 P = ParamSpec("P")
 R = TypeVar("R")
-LARGEST_SEED = 2**128
+MAX_SEED = 2**128
 CallTool: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
 
 
@@ -144,7 +144,7 @@ class Argument:
     """Function that reads the argument from a request; raises `Refusal` if it is missing or has another type."""
     write: Callable[[Any], Any] = identity
     is_large: bool = False
-    """True for a snapshot or an observation: the request may have `LARGEST_REQUEST` bytes."""
+    """True for a snapshot or an observation: the request may have `MAX_REQUEST_BYTES` bytes."""
 
 
 def _text(body: Body, name: str) -> str:
@@ -156,7 +156,7 @@ def _mapping(body: Body, name: str) -> dict[str, Any]:
 
 
 def _seed(body: Body, name: str) -> int | None:
-    return None if body.get(name) is None else whole_number(body, name, least=0, most=LARGEST_SEED)
+    return None if body.get(name) is None else whole_number(body, name, least=0, most=MAX_SEED)
 
 
 def _plain(body: Body, name: str) -> Any:
@@ -261,7 +261,7 @@ class EnvMethod(Generic[P, R]):
     @property
     def largest_request(self) -> int:
         """Maximum size of a request in bytes."""
-        return LARGEST_REQUEST if any(argument.is_large for argument in self.arguments) else LARGEST_CALL
+        return MAX_REQUEST_BYTES if any(argument.is_large for argument in self.arguments) else MAX_CALL_BYTES
 
     def write_arguments(self, *values: Any) -> dict[str, Any]:
         """Return the arguments as fields of a request."""

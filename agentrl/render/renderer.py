@@ -37,7 +37,7 @@ from agentrl.trajectory import Source
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_LONGEST_SHOWN = 300
+_MAX_SHOWN_CHARS = 300
 
 
 class OmittedText(TemplateError):
@@ -97,7 +97,7 @@ STAND_IN = "@@STAND-IN@@"
 """Text of an answer whose messages are rendered; with a number if a message contains it."""
 KNOWN_SUFFIXES = 4096
 """Maximum number of cached renderings of new messages; the members of a group often get the same messages."""
-LONGEST_KNOWN = 500
+MAX_CACHED_CHARS = 500
 """Maximum number of characters of a cached message; longer ones rarely repeat."""
 _BEFORE = "x"
 
@@ -571,11 +571,13 @@ def without_space(text: str) -> str:
 
 def _shorten(text: str) -> str:
     """Return the beginning and the end of a text that is too long for an error message."""
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN // 2]} … {text[-_LONGEST_SHOWN // 2 :]}"
+    return (
+        text if len(text) <= _MAX_SHOWN_CHARS else f"{text[: _MAX_SHOWN_CHARS // 2]} … {text[-_MAX_SHOWN_CHARS // 2 :]}"
+    )
 
 
 def _is_short(message: Message) -> bool:
-    return isinstance(message.content, str) and len(message.content) <= LONGEST_KNOWN and not message.tool_calls
+    return isinstance(message.content, str) and len(message.content) <= MAX_CACHED_CHARS and not message.tool_calls
 
 
 def _repeat_items(items: Sequence[T], times: Sequence[int]) -> list[T]:

@@ -43,10 +43,10 @@ Work: TypeAlias = Callable[[], Any]
 _Inbox: TypeAlias = "SimpleQueue[tuple[WorkerCall[Work], asyncio.Future[Any]] | None]"
 _COUNTS, _INNER = "steps_of_wrappers", "environment"
 """Keys of the snapshots of environments whose wrappers count steps."""
-LONGEST_SAMPLE = 256
+MAX_SAMPLE_CHARS = 256
 """Maximum length in characters of a text space whose samples random play uses unchanged."""
 RANDOM_CHARACTERS = 32
-"""Maximum length in characters of a random action in a text space that allows more than `LONGEST_SAMPLE`."""
+"""Maximum length in characters of a random action in a text space that allows more than `MAX_SAMPLE_CHARS`."""
 
 
 class EnvAdapter:
@@ -233,7 +233,7 @@ def _time_limits(env: Any) -> list[Any]:
 async def sample_text(space: Any) -> str:
     """Sample an action space as text; the sample is short if a text space allows very long texts."""
     least, most = getattr(space, "min_length", 0), getattr(space, "max_length", 0)
-    if most <= LONGEST_SAMPLE:
+    if most <= MAX_SAMPLE_CHARS:
         return str(await maybe_await(space.sample()))
     length = int(space.np_random.integers(least, max(least, RANDOM_CHARACTERS) + 1))
     return str(await maybe_await(space.sample((length, None))))

@@ -12,7 +12,7 @@ FULL_COLLECTION = 2
 """Number of collections of the middle generation after which all objects that are not excluded are collected."""
 CHECKED_WAITS = 64
 """Number of ended waits, such as steps of environments, after which the objects that are not excluded are counted."""
-MOST_OBJECTS = 10_000
+MAX_OBJECTS = 10_000
 """Number of these objects that starts a collection, which takes about 10 ms."""
 _frozen_before = 0
 """Number of excluded objects after the last collection of all objects."""
@@ -66,7 +66,7 @@ class _ObjectLimit:
     def __call__(self, wait: Wait) -> None:
         """Note that a wait has ended."""
         self._waits += 1
-        if self._waits % CHECKED_WAITS == 0 and count_objects() > MOST_OBJECTS:
+        if self._waits % CHECKED_WAITS == 0 and count_objects() > MAX_OBJECTS:
             gc.collect()
 
 

@@ -46,7 +46,7 @@ from agentrl.tool import Tool
 from agentrl.trajectory import Trajectory
 
 T = TypeVar("T")
-LARGEST_STATE = 1 << 16
+MAX_STATE_CHARS = 1 << 16
 """Maximum number of characters of a recorded result or snapshot; larger ones are not recorded, but actions replayed."""
 _log = logging.getLogger(__name__)
 _CHANGES = frozenset({RESET.name, STEP.name})
@@ -228,7 +228,7 @@ class JournaledBackend(ForwardingBackend):
             self._snapshots.is_available = False
             _log.warning("environment snapshots are disabled because one failed: %s", error)
             return
-        if sum(map(len, texts.values())) > LARGEST_STATE:
+        if sum(map(len, texts.values())) > MAX_STATE_CHARS:
             self._keeps_states = False
             return
         record.update(texts)

@@ -50,7 +50,7 @@ MAX_WASTED_BATCHES = 20
 
 GROUPS_PER_PASS = 64
 """Maximum number of groups that are measured in one pass of the event loop; each takes about 0.1 ms."""
-LEAST_FAILED_GROUPS = 4
+MIN_FAILED_GROUPS = 4
 """Minimum number of groups that must fail in a row before the run fails, even if a batch is smaller."""
 
 
@@ -69,7 +69,7 @@ class GroupScheduler:
         seed: Seed of the run.
         version: Version of the trainer's weights.
         keep: Returns True if a complete group is worth training on (dynamic sampling); other groups are replaced.
-        least_members: Minimum number of trainable episodes of a group, or else the group has failed; 2 if episodes are
+        min_members: Minimum number of trainable episodes of a group, or else the group has failed; 2 if episodes are
             compared.
         extra_runners: Runners of the extra rollouts of each group, by the label of the environment and the rollout's
             name. A group fails if one of its extra rollouts fails.
@@ -92,7 +92,7 @@ class GroupScheduler:
         seed: int = 0,
         version: int = 0,
         keep: Callable[[Group], bool] | None = None,
-        least_members: int = 1,
+        min_members: int = 1,
         extra_runners: Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]] | None = None,
         adapter_versions: Callable[[], Mapping[str, int]] = dict,
         wait_to_start: Callable[[Group, int], Awaitable[None] | None] = lambda group, member: None,
@@ -112,7 +112,7 @@ class GroupScheduler:
         self.bias = BiasMeter(tasks.environments)
         self._seed = seed
         self._keep = keep or (lambda group: True)
-        self._least_members = least_members
+        self._min_members = min_members
         self._extra_runners = extra_runners or {}
         self._adapter_versions = adapter_versions
         self._wait_to_start = wait_to_start
@@ -157,7 +157,7 @@ class GroupScheduler:
 
         Raises:
             UsageError: an episode had an error that the user must fix.
-            TrainingError: too many groups in a row failed (a batch, at least `LEAST_FAILED_GROUPS`), or were filtered
+            TrainingError: too many groups in a row failed (a batch, at least `MIN_FAILED_GROUPS`), or were filtered
                 out or too stale (`MAX_WASTED_BATCHES` batches).
         """
         batch = self.batch
@@ -394,7 +394,7 @@ class GroupScheduler:
         counters = self._counters
         if self.tasks.wants_outcomes:
             self._outcomes.append(group.outcome())
-        if len(group.trainable) < self._least_members or group.failed_extras:
+        if len(group.trainable) < self._min_members or group.failed_extras:
             counters.groups_failed += 1
             counters.discarded_engine_s += group.engine_s
             self._measure(group, trained=False)
@@ -420,10 +420,10 @@ class GroupScheduler:
 
     def _note_failed(self, group: Group) -> None:
         self._failed_in_a_row += 1
-        if self._failed_in_a_row < max(self.batch, LEAST_FAILED_GROUPS):
+        if self._failed_in_a_row < max(self.batch, MIN_FAILED_GROUPS):
             return
         trainable = {trajectory.id for trajectory in group.trainable}
-        few = "no episode" if not trainable else f"fewer than {self._least_members} episodes"
+        few = "no episode" if not trainable else f"fewer than {self._min_members} episodes"
         if group.failed_extras:
             name = group.failed_extras[0]
             few, latest = f"no episode of {name}", group.extra_rollouts[name]

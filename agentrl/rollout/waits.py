@@ -355,10 +355,10 @@ class StallWatch:
             self._is_asked = True
             self._loop.call_soon_threadsafe(self._answer)
 
-    def find_blocking_code(self, least_s: float = 2 * LOOP_PING_S) -> BlockedCode | None:
-        """Return what has blocked the event loop for more than `least_s` seconds; may be called from any thread."""
+    def find_blocking_code(self, min_s: float = 2 * LOOP_PING_S) -> BlockedCode | None:
+        """Return what has blocked the event loop for more than `min_s` seconds; may be called from any thread."""
         blocked_s = self._waits.clock() - self._answered
-        return BlockedCode(blocked_s, self._blocker()) if self._is_asked and blocked_s > least_s else None
+        return BlockedCode(blocked_s, self._blocker()) if self._is_asked and blocked_s > min_s else None
 
     def _answer(self) -> None:
         self._answered, self._is_asked = self._waits.clock(), False

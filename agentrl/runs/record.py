@@ -26,9 +26,9 @@ from agentrl.trajectory import Trajectory, Turn
 from agentrl.weights import SyncReport
 
 DIGITS = re.compile(r"\d+")
-MOST_SHOWN = 5
+MAX_SHOWN = 5
 """Maximum kinds of failures that are shown in full; the log contains all."""
-LONGEST_LINE = 120
+MAX_LINE_CHARS = 120
 
 
 def brief(cause: str) -> str:
@@ -37,7 +37,7 @@ def brief(cause: str) -> str:
     >>> brief("the program ended with 1: Traceback:\n  line 3\nKeyError: 'x'")
     "the program ended with 1: Traceback: … KeyError: 'x'"
     """
-    lines = [line.strip()[:LONGEST_LINE] for line in cause.splitlines() if line.strip()]
+    lines = [line.strip()[:MAX_LINE_CHARS] for line in cause.splitlines() if line.strip()]
     return " … ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
 
 
@@ -104,7 +104,7 @@ class EpisodeRecorder(RolloutObserver):
         self._status.attempts_failed += 1
         self._status.latest_failure = brief(cause)
         kind = DIGITS.sub("", self._status.latest_failure)
-        if kind not in self._shown and len(self._shown) < MOST_SHOWN:
+        if kind not in self._shown and len(self._shown) < MAX_SHOWN:
             self._shown.add(kind)
             self._watcher.on_message(f"attempt {trajectory.id} failed ({trajectory.outcome}): {cause}")
 

@@ -42,11 +42,11 @@ from agentrl.rollout.waits import StallWatch, Wait, WaitKind, WaitTracker
 from agentrl.runs.prometheus import prometheus_endpoint
 from agentrl.runs.stop import StopRequest
 
-MOST_EPISODES = 200
+MAX_EPISODES = 200
 """Maximum number of running episodes that a status lists with their last messages."""
-MOST_WAITS = 400
+MAX_WAITS = 400
 LAST_MESSAGES = 4
-LONGEST_TEXT = 2_000
+MAX_TEXT_CHARS = 2_000
 """Maximum number of characters of a message."""
 RECENT_STEPS = 10
 """Number of steps from which the remaining time is estimated."""
@@ -172,7 +172,7 @@ class StatusWriter:
             step=status.step,
             steps=status.steps,
             seconds_left=self._seconds_left(),
-            waits=[_current(wait, now - (clock - wait.began)) for wait in waits[:MOST_WAITS]],
+            waits=[_current(wait, now - (clock - wait.began)) for wait in waits[:MAX_WAITS]],
             waiting=len(waits),
             blocked=self._blocked_loop(now),
             episodes={state.value: counts[state] for state in EpisodeState},
@@ -182,7 +182,7 @@ class StatusWriter:
             engines=self._loads(),
             memory_bytes=resident_bytes() or None,
             live=self.live(),
-            in_flight=[_in_flight(one, *states[one.trajectory.id]) for one in running[:MOST_EPISODES]],
+            in_flight=[_in_flight(one, *states[one.trajectory.id]) for one in running[:MAX_EPISODES]],
             resumed_by=self._resumed_by,
             stopping=self._interruption.count > 0,
             ended=now if end is not None else None,
@@ -268,7 +268,7 @@ def _text(message: Message) -> TurnText:
     text = plainly_written(message)
     if message.reasoning:
         text = f"<think>{message.reasoning}</think>\n{text}"
-    if len(text) > LONGEST_TEXT:
-        half = LONGEST_TEXT // 2 - 1
+    if len(text) > MAX_TEXT_CHARS:
+        half = MAX_TEXT_CHARS // 2 - 1
         text = f"{text[:half]} … {text[-half + 1 :]}"
     return TurnText(role=message.role, text=encodable(text))

@@ -29,7 +29,7 @@ from agentrl.rollout.groups import Group
 from agentrl.training.report import StepReport
 from agentrl.trajectory import Trajectory
 
-MOST_PENDING = 3
+MAX_PENDING = 3
 """Maximum number of steps that wait for the disk; further ones are left out."""
 _log = logging.getLogger(__name__)
 
@@ -81,8 +81,8 @@ class TokenTables:
         if self._chosen == "none":
             return
         self._pending = [future for future in self._pending if not future.done()]
-        if len(self._pending) >= MOST_PENDING:
-            self._warn(f"step {step}", f"{MOST_PENDING} steps already wait for the disk")
+        if len(self._pending) >= MAX_PENDING:
+            self._warn(f"step {step}", f"{MAX_PENDING} steps already wait for the disk")
             return
         found = {one.id: one for group in groups for one in (*group.trajectories, *group.experts)}
         tables = _StepTables(step=step, episodes=found, columns=report.tokens, adapters=dict(adapters))

@@ -25,7 +25,7 @@ MAX_QUOTED_CHARACTERS = 500
 ATTEMPT_S = 5.0
 """Timeout of one attempt to reach a server that may still be starting."""
 FIRST_ATTEMPT_WAIT_S = 0.1
-LONGEST_ATTEMPT_WAIT_S = 1.0
+MAX_ATTEMPT_WAIT_S = 1.0
 UNREACHABLE_S = 8.0
 """Seconds before giving up on a server that refuses connections, if agentrl did not start it."""
 CLEANUP_S = 10.0
@@ -166,7 +166,7 @@ class HttpSession:
             else:
                 return
             await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, LONGEST_ATTEMPT_WAIT_S)
+            wait_s = min(2 * wait_s, MAX_ATTEMPT_WAIT_S)
 
     async def post(
         self,

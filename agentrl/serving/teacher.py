@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from agentrl.config.algorithm import TeacherConfig
 from agentrl.engine import ServerLost, TopTokens
-from agentrl.engine.answer_check import LOWEST_LOGPROB, ROUNDING
+from agentrl.engine.answer_check import MIN_LOGPROB, ROUNDING
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.http import HttpSession, Refused, decoding
 
@@ -163,7 +163,7 @@ _EXPECTED = "a finite number of at most 0"
 
 def _is_logprob(value: Any) -> bool:
     """Return True for a number that may be a log-probability, up to the rounding error of a certain token's."""
-    return isinstance(value, int | float) and LOWEST_LOGPROB < value <= ROUNDING
+    return isinstance(value, int | float) and MIN_LOGPROB < value <= ROUNDING
 
 
 def _context_error(refused: Refused, length: int) -> UsageError:

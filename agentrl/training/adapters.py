@@ -84,9 +84,9 @@ class AdapterTrainers:
         """Weight versions by adapter before the latest step."""
 
     @property
-    def least_members(self) -> int:
+    def min_members(self) -> int:
         """Minimum number of trainable members of a group that provides a gradient for every adapter."""
-        return max(trainer.least_members for trainer in self.trainers.values())
+        return max(trainer.min_members for trainer in self.trainers.values())
 
     @property
     def versions(self) -> Mapping[str, int]:

@@ -93,7 +93,7 @@ class MixtureTrainer(Trainer):
         self._shapings = {label: RewardShaping(own.shaping, max_tokens=max_tokens) for label, own in algorithms.items()}
 
     @property
-    def least_members(self) -> int:
+    def min_members(self) -> int:
         """Minimum number of trainable members of a group that provides a gradient in every environment."""
         return 2 if any(objective.compares_groups for objective in self._objectives.values()) else 1
 

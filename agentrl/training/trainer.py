@@ -206,7 +206,7 @@ class Trainer:
         self.checkpoint = TrainerCheckpoint(state, self._progress, self._restore_progress, self.ranks)
 
     @property
-    def least_members(self) -> int:
+    def min_members(self) -> int:
         """Minimum number of trainable members of a group that provides a gradient."""
         return 2 if self._objective.compares_groups else 1
 

@@ -217,7 +217,7 @@ STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pr
 """Tensors that servers stack, by the name of the stacked tensor."""
 ROWS = 64
 """Number of rows to whose multiples servers pad the vocabulary with zeros."""
-MOST_NAMED = 8
+MAX_NAMED = 8
 NAMING_S = 30.0
 """Seconds before the search for tensors that differ fails; the error is then raised without their names."""
 
@@ -295,5 +295,5 @@ def _checksums(tensors: Sequence[Tensor]) -> set[str]:
 
 
 def _list_names(names: Sequence[str]) -> str:
-    shown = ", ".join(islice(names, MOST_NAMED))
-    return shown if len(names) <= MOST_NAMED else f"{shown} and {len(names) - MOST_NAMED} more"
+    shown = ", ".join(islice(names, MAX_NAMED))
+    return shown if len(names) <= MAX_NAMED else f"{shown} and {len(names) - MAX_NAMED} more"

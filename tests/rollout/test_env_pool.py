@@ -559,7 +559,7 @@ async def test_an_observation_of_any_length_is_cut_or_refused(make_runner, play,
 
 
 def test_a_reply_of_a_worker_process_is_bounded(monkeypatch):
-    monkeypatch.setattr(env_processes, "LARGEST_REPLY", 1000)
+    monkeypatch.setattr(env_processes, "MAX_REPLY_BYTES", 1000)
     for size, fits in ((900, True), (1000, False)):
         sent = io.BytesIO()
         env_processes._reply(sent, (True, bytes(size)))

@@ -97,7 +97,7 @@ def test_the_collectors_settings_come_back():
 
 def test_objects_are_collected_before_they_are_many(monkeypatch):
     """Each turn replaces the objects of the turn before, so Python itself begins no collection."""
-    monkeypatch.setattr(heap, "MOST_OBJECTS", 2000)
+    monkeypatch.setattr(heap, "MAX_OBJECTS", 2000)
     tracker = WaitTracker()
     turns = [[Observation() for _ in range(4)] for _ in range(5000)]
     with settled_heap(tracker):

@@ -334,14 +334,14 @@ async def test_a_damaged_journal_is_named(play_twice):
 
 
 async def test_a_large_journal_is_given_up(play_twice, monkeypatch):
-    monkeypatch.setattr(journal_file, "LARGEST_JOURNAL", 100)
+    monkeypatch.setattr(journal_file, "MAX_JOURNAL_BYTES", 100)
     _, _, second, after = await play_twice(Walk, 3)
     assert second.told == [RESTARTED.format("their journals became too large")]
     assert after.outcome is Outcome.FINISHED
 
 
 async def test_large_states_are_not_recorded_but_replayed(play_twice, monkeypatch):
-    monkeypatch.setattr(journal_replay, "LARGEST_STATE", 10)
+    monkeypatch.setattr(journal_replay, "MAX_STATE_CHARS", 10)
     monkeypatch.setattr(Kept, "look", Walk.look)
     _, _, second, _ = await play_twice(Kept, 3)
     assert second.told == [CONTINUED.format(3)]
@@ -548,7 +548,7 @@ async def test_turns_of_named_adapters_are_not_recorded(parts, tmp_path):
 
 
 async def test_a_disk_that_is_too_slow_ends_the_journals(parts, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(journal_file, "MOST_QUEUED", 3)
+    monkeypatch.setattr(journal_file, "MAX_QUEUED", 3)
     monkeypatch.setattr(journal_file, "FLUSH_S", 1000)
     process = Process(tmp_path / "inflight", Walk, parts)
     assert (await process.play()).outcome is Outcome.FINISHED

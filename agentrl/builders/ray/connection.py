@@ -31,7 +31,7 @@ LISTENS_S = 10.0
 FROM_OUTSIDE = "ray://"
 OWN_WAYS = {"kill_child_processes_on_worker_exit": False}
 """Ray settings: the guard of a server must survive its actor, as it ends the server's process tree."""
-MOST_CALLS = 10_000
+MAX_CALLS = 10_000
 """Maximum concurrent calls to an actor with an engine; the pool's own limits are lower."""
 
 

@@ -35,7 +35,7 @@ NODE_PING_S = 30.0
 """Seconds for an actor to answer a ping before it is replaced: its process may be stopped."""
 NODE_RETRY_S = 1.0
 """Seconds before the first attempt to replace an actor is repeated; doubled after every failed attempt."""
-LONGEST_NODE_RETRY_S = 30.0
+MAX_NODE_RETRY_S = 30.0
 NODE_CLOSE_S = 10.0
 """Seconds before an actor that does not end its environments is killed, which ends them."""
 
@@ -239,7 +239,7 @@ class EnvironmentNode:
             except AgentRLError as failure:
                 self._say(f"{place.name} could not be started again: {failure}")
                 await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, LONGEST_NODE_RETRY_S)
+                wait_s = min(2 * wait_s, MAX_NODE_RETRY_S)
         self._say(f"{place.name} is on {self._actor.place.node} now")
 
     async def close(self) -> None:

@@ -49,7 +49,7 @@ from agentrl.rollout.tools import gather_in_order
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
-MOST_GROUPS = 10_000
+MAX_GROUPS = 10_000
 """Maximum number of groups in the memory of `BudgetFallback`, far more than run at a time."""
 
 _log = logging.getLogger(__name__)
@@ -225,7 +225,7 @@ class BudgetFallback:
                 group_id,
             )
         self._judged[group_id] = is_judged
-        if len(self._judged) > MOST_GROUPS:
+        if len(self._judged) > MAX_GROUPS:
             del self._judged[next(iter(self._judged))]
         return is_judged
 

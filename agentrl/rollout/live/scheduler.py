@@ -21,7 +21,7 @@ from agentrl.observe.trajectory_store import GroupEnd
 from agentrl.rollout.finished_episodes import RecoveredEpisodes, group_position
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
-from agentrl.rollout.live.sessions import MOST_ENDED, LiveSessions, SessionEnd
+from agentrl.rollout.live.sessions import MAX_ENDED, LiveSessions, SessionEnd
 from agentrl.rollout.scheduler import GroupScheduler
 
 SESSIONS = "sessions.jsonl"
@@ -55,7 +55,7 @@ class LiveScheduler(GroupScheduler):
             UsageError: the port is taken, or a key is missing.
         """
         ended, self._stored_ends = self._stored_ends, {}
-        await self._sessions.start(self._begin_session, most_open=self.max_concurrent, ended=ended)
+        await self._sessions.start(self._begin_session, max_open=self.max_concurrent, ended=ended)
 
     def _start_groups(self) -> None:
         """Do nothing: clients start groups."""
@@ -224,6 +224,6 @@ def _read_ends(file: Path) -> dict[str, SessionEnd]:
         name = record["session"]
         found.pop(name, None)
         found[name] = SessionEnd(record["end"])
-        if len(found) > MOST_ENDED:
+        if len(found) > MAX_ENDED:
             del found[next(iter(found))]
     return found

@@ -32,7 +32,7 @@ from agentrl.serving.launch.resources import (
 
 READ_BYTES = 65_536
 """Bytes that are read from the end of a log."""
-LONGEST_LINE = 300
+MAX_LINE_CHARS = 300
 """Maximum characters shown of a line."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 THIS_MACHINE = "127.0.0.1"
@@ -69,7 +69,7 @@ def last_lines(log: Path, count: int, *, start: int = 0) -> list[str]:
     except FileNotFoundError:
         return []
     lines = [_ESCAPES.sub("", line.rstrip("\r").rpartition("\r")[2]).rstrip() for line in text.split("\n")]
-    return [line[:LONGEST_LINE] for line in lines if line][-count:]
+    return [line[:MAX_LINE_CHARS] for line in lines if line][-count:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -165,7 +165,7 @@ class ServerMonitor:
                 return
             except AgentRLError as error:
                 self._group.say(f"server {member.server.url} could not be recovered: {error}")
-                wait_s = min(2 * wait_s, self._settings.longest_retry_s)
+                wait_s = min(2 * wait_s, self._settings.max_retry_s)
             await asyncio.sleep(wait_s)
 
     def _give_up(self, member: Member, after: str) -> None:

@@ -60,7 +60,7 @@ GENERATE = "/inference/v1/generate"
 PAUSE = "/pause?mode=keep&clear_cache=false"
 ABORT = "/inference/v1/abort_requests"
 FIRST_ABORT_WAIT_S = 0.05
-LONGEST_ABORT_WAIT_S = 1.0
+MAX_ABORT_WAIT_S = 1.0
 
 
 class VLLMUpdates:
@@ -390,7 +390,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
                 try:
                     await asyncio.wait_for(running.over.wait(), wait_s)
                 except TimeoutError:
-                    wait_s = min(2 * wait_s, LONGEST_ABORT_WAIT_S)
+                    wait_s = min(2 * wait_s, MAX_ABORT_WAIT_S)
         return True
 
     async def pause(self) -> None:

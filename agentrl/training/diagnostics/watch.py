@@ -39,7 +39,7 @@ CALM = 10
 """Number of steps within the limit before a cause is reported again."""
 FIRST_STEPS = 5
 """Number of first steps whose mean entropy is the baseline for later steps."""
-HISTORY, LEAST_HISTORY = 32, 8
+HISTORY, MIN_HISTORY = 32, 8
 """Maximum and minimum number of steps whose median gradient norm is the baseline."""
 LIMITED = {
     "mismatch": (
@@ -107,7 +107,7 @@ class Alarms:
                     "the entropy is also low if the policy has solved its task",
                 ),
             )
-        usual = median(self._norms) if len(self._norms) >= LEAST_HISTORY else 0.0
+        usual = median(self._norms) if len(self._norms) >= MIN_HISTORY else 0.0
         if norm > config.grad_norm_ratio * usual > 0:
             yield (
                 "grad_norm",

@@ -30,7 +30,7 @@ from agentrl.training.forward.sequences import (
 )
 from agentrl.training.forward.tree_attention import ATTENTION, AttentionTree, PaddedAttention, has_flash
 
-FEWEST_SHARED = 16
+MIN_SHARED_TOKENS = 16
 """Minimum number of additional shared tokens for which a node of the prefix trie pays off."""
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Maximum difference of hidden states, relative to their norm, that is explained by the order of rounding."""
@@ -203,7 +203,7 @@ def choose_layout(model: PreTrainedModel, config: TrainerConfig, ranks: Ranks | 
     return Layout(
         budget=config.tokens_per_micro_batch,
         packed=packed,
-        share=FEWEST_SHARED if packed and config.share_prefixes else 0,
+        share=MIN_SHARED_TOKENS if packed and config.share_prefixes else 0,
         context=ranks.context,
         longest_together=fixed_length(model.config),
     )
