@@ -221,7 +221,7 @@ class ServiceRefusal(ErrorStatus):
     """A request that the service refuses permanently."""
 
     def __init__(self, url: str, status: int, got: str) -> None:
-        super().__init__(f"{url} refused a request", status=status, got=got)
+        super().__init__(f"{url} returned an error", status=status, got=got)
 
 
 class WrongService(UsageError):

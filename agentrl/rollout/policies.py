@@ -57,7 +57,7 @@ from agentrl.trajectory import REPAIRED_CALLS, SOLE_ROLE, TokenSequence, Turn
 
 _log = logging.getLogger(__name__)
 THREAD_ABOVE_CHARACTERS = 1 << 17
-"""Minimum number of characters of a prompt that is tokenized in a thread."""
+"""Length in characters from which a prompt is tokenized in a thread."""
 MAX_NORMALIZATION = 4
 """Maximum number of characters that a tokenizer's normalization joins into one, in any language."""
 MAX_RESUBMISSIONS = 8
@@ -94,7 +94,7 @@ class EpisodePolicy(ABC):
 
     @abstractmethod
     def cut(self, text: str, max_tokens: int) -> str:
-        """Cut `text` to at most `max_tokens` tokens, with a visible mark."""
+        """Truncate `text` to at most `max_tokens` tokens and append a visible mark."""
 
     @abstractmethod
     def split(self, text: str, max_tokens: int) -> list[str]:
@@ -369,7 +369,7 @@ class EngineConversation(Conversation):
         return generation if end is None else generation.cut(end)
 
     async def _sample(self, request: GenerateRequest) -> Generation:
-        """Sample until the answer is complete or the episode's time is over; it then stops with ABORT."""
+        """Sample until the answer is complete; if the episode's time runs out first, the stop reason is ABORT."""
         done: Generation | None = None
         for attempt in range(MAX_RESUBMISSIONS):
             part = await self._ask(
@@ -472,7 +472,7 @@ def _continue_request(request: GenerateRequest, part: Generation) -> GenerateReq
 
 
 def cut_characters(text: str, max_tokens: int) -> str:
-    """Cut `text` to about `max_tokens` tokens, with a visible mark."""
+    """Truncate `text` to about `max_tokens` tokens and append a visible mark."""
     most = max_tokens * CHARACTERS_PER_TOKEN
     return text if len(text) <= most else text[:most] + CUT_MARK.format(len(text) - most)
 

@@ -125,7 +125,7 @@ def take_updates(
 
 
 def pretrain_signals(gradient: GradientPass, signals: Sequence[SignalUpdates]) -> StepUpdates:
-    """Train only the signals' models; compute the policy's metrics without updating it."""
+    """Train the signals' models only; the policy's metrics are computed, but it is not updated."""
     parts = gradient.batch.parts
     taken = StepUpdates(losses=[gradient.accumulate(sorted({sequence for part in parts for sequence in part}))])
     for part in parts:

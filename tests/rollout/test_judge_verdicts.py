@@ -168,7 +168,7 @@ async def test_a_request_that_is_refused_for_another_reason_does_not_turn_schema
     refusals = iter([400, 400, GOOD])
     with judge_service(lambda question, body: next(refusals)) as service:
         async with judge_at(service, verdict=VERDICT) as (judge, _):
-            with pytest.raises(EngineError, match="refused a request"):
+            with pytest.raises(EngineError, match="returned an error"):
                 await judge.score(episode("north"), TASK)
             await judge.score(episode("north"), TASK)
     assert ["response_format" in body for body in service.bodies] == [True, False, True]

@@ -1,7 +1,7 @@
 """Scheduler of groups that clients start: each session of live traffic is a group of one episode.
 
-Clients decide when episodes start, so there is no admission by staleness: serving continues independently of the
-trainer. A batch has the oldest rewarded sessions that are not too stale. Every session's end is a line of
+Clients start episodes at any time, so staleness does not limit admission, and serving does not wait for the trainer. A
+batch has the oldest rewarded sessions that are not too stale. Every session's end is a line of
 ``sessions.jsonl``, written before the client receives the answer to its feedback.
 """
 
@@ -106,7 +106,7 @@ class LiveScheduler(GroupScheduler):
         self._log.append(record)
 
     def _note_stale(self, age: int) -> None:
-        """Count a session that is too stale. Clients cause this, so it does not end the run."""
+        """Count a stale session; unlike in other runs, many in a row do not end the run, because clients cause them."""
         self._counters.groups_stale += 1
 
     def _drop_stale(self) -> None:

@@ -41,7 +41,7 @@ STOPPING = "the run is stopping: send the request again later"
 
 
 class SessionEnd(enum.StrEnum):
-    """Way in which a session ended."""
+    """Reason for the end of a session."""
 
     REWARDED = "rewarded"
     STALE = "stale"
@@ -49,7 +49,7 @@ class SessionEnd(enum.StrEnum):
     EXPIRED = "expired"
     """No request and no feedback for too long."""
     FAILED = "failed"
-    """Nothing to train on: it has no trained answer, or its episode failed."""
+    """Without training data: no trained answer, or a failed episode."""
 
 
 REFUSED: Mapping[SessionEnd, tuple[int, str, str]] = {
@@ -387,7 +387,7 @@ class LiveSessions(AgentLoop):
 
 
 async def _first_done(ended: asyncio.Future[SessionEnd]) -> SessionEnd | None:
-    """Wait for the end of a session; ``None`` if the run ended first."""
+    """Wait until a session ends; return ``None`` if the run ends first."""
     await asyncio.wait({ended})
     return None if ended.cancelled() else ended.result()
 

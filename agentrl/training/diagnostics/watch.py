@@ -1,7 +1,7 @@
-"""Numerical safety of training: skip updates that are not finite, and raise alarms for unusual metrics.
+"""Numerical safety of training: updates with non-finite gradients are skipped, and unusual metrics raise alarms.
 
-Each cause of an alarm is reported once, and again only after it has been absent for a while. A skipped update is dumped
-to a file, from which it can be repeated.
+Each cause of an alarm is reported once, and again only after some steps within the limit. A skipped update is dumped to
+a file, from which it can be repeated.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ NAMED_PARAMETERS = 5
 
 
 class NumericsWatch:
-    """Watch over the updates of one trainer; every rank has one, and all make the same decisions."""
+    """Monitor of one trainer's updates; each rank has one, and all ranks make the same decisions."""
 
     def __init__(self, config: NumericsConfig, ranks: Ranks, generator: torch.Generator) -> None:
         self._config, self._ranks, self._generator = config, ranks, generator

@@ -69,7 +69,7 @@ class SumsByName:
 
 
 Loss = Callable[[list[int], SumsByName], torch.Tensor]
-"""Function that returns the loss of a micro-batch, given its sequences' numbers, and adds measurements to the sums."""
+"""Function from the numbers of a micro-batch's sequences to its loss; it adds measurements to the given sums."""
 
 
 class PassHook(Protocol):
@@ -292,7 +292,7 @@ class ModelRunner:
     def run(
         self, work: Sequence[MicroBatch], loss: Loss, *, head_parameters: Sequence[nn.Parameter] = ()
     ) -> PassResult:
-        """Run micro-batches that the caller has made; see `forward_backward`."""
+        """Run the given micro-batches; see `forward_backward`."""
         passes, tally, total = self.passes, SumsByName(), 0.0
         work = pad_to_ranks(work, passes.ranks.dp_size)
         own = rank_share(work, rank=passes.ranks.dp_rank, ranks=passes.ranks.dp_size)
