@@ -9,7 +9,7 @@ from support.judge_service import judge_service
 
 from agentrl.errors import BudgetSpent, EngineError, UsageError
 from agentrl.observe.files import read_json_lines
-from agentrl.rollout.judges.forms import VerdictForm
+from agentrl.rollout.judges.verdicts import VerdictFormat
 
 SEVEN = "Score: 7"
 
@@ -73,7 +73,7 @@ async def test_another_model_or_temperature_is_another_question(tmp_path):
     assert len(service.bodies) == 4
 
 
-class Count(VerdictForm):
+class Count(VerdictFormat):
     """Any number, under a schema that the question does not show."""
 
     instructions = ""

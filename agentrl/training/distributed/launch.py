@@ -29,7 +29,7 @@ from agentrl.training.distributed.group import Ranks, join, leave
 
 RANK_START_S = 300.0
 HUNG_COLLECTIVE_S = 30.0
-"""Seconds after the loss of a rank until this process kills itself, if it still hangs in a collective."""
+"""Seconds after the loss of a rank until this process exits by force, if it still hangs in a collective."""
 RANK_POLL_S = 0.05
 RANK_STOPPED_S = 10.0
 """Seconds after which a rank whose process a signal has stopped counts as lost."""
