@@ -66,7 +66,7 @@ class EnvironmentNodes:
             url = self._nodes[(turn + offset) % len(self._nodes)].sandbox_url
             if url:
                 return open_sandbox(dataclasses.replace(self._sandbox, type=HTTP, url=url, options={}))
-        raise SandboxError("no node can open a sandbox", got="all of them are being replaced")
+        raise SandboxError("no node can open a sandbox", got="all nodes are being replaced")
 
 
 @asynccontextmanager
@@ -114,7 +114,7 @@ def check_environment_nodes(config: Config) -> None:
     """Check that the environments and tools of a run can be placed on a cluster.
 
     Raises:
-        ConfigError: an environment demands to run in the run's own process, or ``cluster.environment`` is ignored.
+        ConfigError: an environment requires the run's own process, or ``cluster.environment`` is ignored.
     """
     section = config.cluster
     if section is None:
