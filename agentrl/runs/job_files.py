@@ -2,8 +2,8 @@
 
 config, overrides ─► Job: its nodes, and the config with ``run.name`` and ``cluster`` ─► files of one launcher
 
-All of them run the same commands: a run whose folder has a config is resumed, so that a job that is started again
-continues. With several nodes, Ray is started on each of them, and the run's process is on the first one.
+All launchers run the same commands: a run whose folder has a config is resumed, so that a restarted job continues. With
+several nodes, Ray is started on each of them, and the run's process is on the first one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RAY_VERSION = "2.60.0"
 PORT = 6379
 """Port of Ray's head."""
 WARNING_S = 600
-"""Seconds before the time limit at which Slurm asks the run to save a checkpoint and end."""
+"""Seconds before the time limit at which Slurm signals the run to save a checkpoint and exit."""
 MAX_GPUS = 8
 """GPUs of a node, if not given."""
 MAX_NAME_CHARS = 40
@@ -134,7 +134,7 @@ def _required_bundles(config: Config, *, has_gpus: bool) -> list[dict[str, float
 
 
 def job_name(text: str) -> str:
-    """Return a name that Kubernetes accepts.
+    """Convert a text to a name that Kubernetes accepts.
 
     >>> job_name("household/grpo_Qwen2.5")
     'household-grpo-qwen2-5'
@@ -149,7 +149,7 @@ def job_name(text: str) -> str:
 
 
 def _train_or_resume(job: Job, config_file: str, *overrides: str) -> str:
-    """Return shell lines that define ``train``, which resumes the run if it has begun, and ends the shell."""
+    """Return a shell function ``train`` that starts the run, or resumes it if it exists, and replaces the shell."""
     folder, added = shlex.quote(job.run_folder), "".join(f" {override}" for override in overrides)
     return (
         "train() {\n"

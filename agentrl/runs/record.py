@@ -27,7 +27,7 @@ from agentrl.weights import SyncReport
 
 DIGITS = re.compile(r"\d+")
 MAX_SHOWN = 5
-"""Maximum kinds of failures that are shown in full; the log contains all."""
+"""Maximum number of kinds of failures that are shown; the log contains all."""
 MAX_LINE_CHARS = 120
 
 
@@ -44,7 +44,7 @@ def brief(cause: str) -> str:
 class EpisodeRecorder(RolloutObserver):
     """Observer of a run's training episodes.
 
-    `on_group_end` is called with what became of a group, and its episodes.
+    `on_group_end` is called with the fate of a group and its episodes.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ _ENGINE = ("engine_s", "failed_engine_s", "discarded_engine_s")
 
 
 class StepClock:
-    """Clock of a step and its phases; the step begins at construction."""
+    """Timer of a step and its phases; the step begins at construction."""
 
     def __init__(self, parts: TrainingParts, *, price_per_hour: float | None = None) -> None:
         self._parts = parts
@@ -259,7 +259,7 @@ class StepClock:
         return {TIMING_PREFIX + name: value for name, value in timings.items()}
 
     def _engine_seconds(self) -> dict[str, float]:
-        """Return the engine's useful and lost seconds in the phases of the step, which they add up to."""
+        """Split the seconds of the step's phases into useful and lost seconds of the engine."""
         counts = self._counts()
         ended, failed, discarded = (counts[name] - self._counts_before[name] for name in _ENGINE)
         failed_share = failed / ended if ended else 0.0

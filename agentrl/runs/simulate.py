@@ -26,7 +26,7 @@ SETTINGS: Sequence[tuple[int, BatchOrder]] = (
 )
 """Stalenesses and batch orders to compare."""
 EPISODES, MIN_STEPS = 3000, 24
-"""Number of simulated episodes, if they are at least so many steps."""
+"""Number of simulated episodes, and minimum number of simulated steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

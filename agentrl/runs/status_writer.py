@@ -1,7 +1,7 @@
-"""Thread that writes a run's status every second, also while the event loop or the trainer hangs.
+"""Thread that writes a run's status every second, even while the event loop or the trainer hangs.
 
-It takes no lock that other code holds: it copies tables that the event loop changes, and makes texts from references.
-Code that never releases the interpreter stops it, too; readers then see a status that grows old.
+It takes no locks of other code: it copies the tables that the event loop changes, and formats texts from references.
+Code that never releases the interpreter lock also stops this thread; readers then see an outdated status.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MAX_TEXT_CHARS = 2_000
 RECENT_STEPS = 10
 """Number of steps from which the remaining time is estimated."""
 LAST_STATUS_S = 2.0
-"""Seconds for the last status, after which the run ends without it."""
+"""Timeout in seconds of the last status at the end of a run."""
 _log = logging.getLogger(__name__)
 
 STATES = {
@@ -97,7 +97,7 @@ class StatusWriter:
         self.engines: dict[str, PolicyEngine] = {}
         """Engines of the run by name, once they exist."""
         self.watch: StallWatch | None = None
-        """Watch of the run's event loop, once it runs."""
+        """Watchdog of the run's event loop, once it runs."""
         self.is_interrupted = False
         """True if the run ended before its last step."""
         self._run, self._status = run, status
@@ -128,7 +128,7 @@ class StatusWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write the last status, and end the thread unless the disk hangs."""
+        """Write the last status and end the thread; give up if the disk hangs."""
         if error is None:
             self._end = RunEnd.STOPPED if self.is_interrupted else RunEnd.FINISHED, None
         elif isinstance(error, Exception):
