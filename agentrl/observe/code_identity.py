@@ -3,8 +3,8 @@
 An object from a file is identified by the file, by the modules that the file imports, directly or indirectly, and by
 the data files, environment variables and commands that their sources name (``open("words.txt")``,
 ``os.environ["LEVEL"]``); see `source_names`. Only the user's own modules are followed; installed packages and the core
-of agentrl are identified by their versions. An object without a file, such as one from a notebook, is identified by its
-compiled code and by the objects that the code refers to.
+of agentrl are identified by their versions. An object without a file, for example from a notebook, is identified by its
+compiled code and the objects that this code refers to.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
 _DEEPEST = 4
 """Maximum depth of nested values that are read."""
 _loaded: dict[int, tuple[ModuleSpec, str]] = {}
-"""Digests of the sources of imported modules when this process first read them; a reload adds a new entry."""
+"""Source digests of imported modules, as this process first read them; a reload adds an entry."""
 
 
 def _stable_text(value: object) -> str:
@@ -96,7 +96,7 @@ class CodeIdentity:
         """Add an object: a function, a class, an instance, a tool, the description of an environment."""
         if id(target) in self._seen:
             return
-        self._seen[id(target)] = target  # kept alive, so that its id is not reused
+        self._seen[id(target)] = target  # keep a reference, so that the id is not reused
         if isinstance(target, functools.partial):
             self.add(target.func)
             self.add_value(f"arguments of {_name(target.func)}", [*target.args, target.keywords])
@@ -393,7 +393,7 @@ def _name(target: object) -> str:
 
 
 def _is_written_in(kind: type, file: str) -> bool:
-    """Return True if the methods of a class come from a file; a notebook's ``__main__`` may have another file."""
+    """Return True if a file defines the methods of a class; in a notebook, ``__main__`` may have another file."""
     codes = [value.__code__ for value in vars(kind).values() if isinstance(value, types.FunctionType)]
     return any(code.co_filename == file for code in codes)
 

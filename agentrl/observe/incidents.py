@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.errors import AgentRLError, Outcome, SourceLocation
 
 MAX_DISTINCT = 200
-"""Maximum number of distinct failures, so that messages that differ each time do not fill the memory."""
+"""Maximum number of distinct failures, which bounds the memory if every message is different."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,13 +33,13 @@ class Incidents:
     """Counts of failures; several runners may share one."""
 
     attempts: int = 0
-    """Number of attempts of episodes that ended."""
+    """Number of attempts at episodes that have ended."""
     calls: Counter[str] = field(default_factory=Counter)
     """Number of calls of each tool."""
     found: dict[tuple[str, str, str], Incident] = field(default_factory=dict)
 
     def count_failure(self, outcome: Outcome, subject: str, error: AgentRLError) -> None:
-        """Count an attempt that an error ended; `subject` names what failed if the error does not."""
+        """Count an attempt that failed; `subject` names the failed part if the error does not."""
         self._count(outcome.value, error.subject or subject, str(error.got or error.what), error.location)
 
     def count_call(self, tool: str, cause: str | None = None, location: SourceLocation | None = None) -> None:

@@ -25,7 +25,7 @@ CHUNK = 32 * 2**20
 TAIL = 4096
 """Bytes before the scanned position whose checksum is compared before a file is scanned further."""
 _MAX_SIGNATURE, _MIN_SIGNATURE = 2**15, 2**9
-"""Bits of a signature, before it is folded and after."""
+"""Bits of a signature before and after folding."""
 _FACTOR = np.uint32(2654435761)
 """Knuth's multiplier, which spreads the hashes of trigrams."""
 
@@ -102,7 +102,7 @@ class IndexEntry:
     """Row number; ``None`` for a new entry."""
     state: EntryState = EntryState.RUNNING
     voided_by: int | None = None
-    """Step of the file in which a later attempt with the same id starts."""
+    """Step of the file with a later attempt of the same id, which makes this one void."""
     pieces: list[Piece] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     """Own tokens of each sequence so far."""

@@ -154,9 +154,9 @@ class _TrackerThread:
     def __init__(self, kind: str, make: Callable[[], Tracker]) -> None:
         self.failure: str | None = None
         self.is_slow = False
-        """True if the tracker had not started after `TRACKER_CALL_S`; it gets all calls once it has."""
+        """True if the tracker did not start within `TRACKER_CALL_S`; it gets the queued calls once it has started."""
         self.traces_dropped = 0
-        """Number of traces that were not recorded, because the tracker is too slow."""
+        """Number of traces that were dropped because the tracker is too slow."""
         self._threads = DaemonThreads(f"agentrl-tracker-{kind}", limit=1)
         self._traces_waiting = 0
         self._began: float | None = None
@@ -252,7 +252,7 @@ class Trackers:
                 thread.trace(trace)
 
     def close(self, error: BaseException | None = None, *, within_s: float = CLOSING_S) -> None:
-        """Close every tracker after its last call; give up those that are not closed after `within_s`.
+        """Close every tracker after its last call; abandon those that are not closed within `within_s`.
 
         `error` ended the run. An interruption is not a failure.
         """

@@ -48,7 +48,7 @@ from agentrl.observe.trajectory_record import trajectory_from_record, trajectory
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 
 VOID = "void"
-"""Folder of the records that killed runs wrote after their last checkpoints."""
+"""Folder for the records that killed runs wrote after their last checkpoints."""
 _log = logging.getLogger(__name__)
 _SUFFIX = ".jsonl"
 _MAX_NEW = 10_000
@@ -59,17 +59,17 @@ class GroupEnd(enum.StrEnum):
     """Fate of a group of episodes that was started; the last record of a group counts."""
 
     TRAINED = "trained"
-    """Its trainable episodes were trained on, in the training step of the file."""
+    """Its trainable episodes were trained on in the training step of the file."""
     FAILED = "failed"
-    """Too few of its episodes had no infrastructure failure; each failed episode states its error."""
+    """Too many of its episodes had infrastructure failures; each failed episode contains its error."""
     FILTERED = "filtered"
-    """Dynamic sampling replaced it, because its episodes do not differ."""
+    """Dynamic sampling replaced it, because its returns do not differ."""
     STALE = "stale"
     """Its oldest token was more than `rollout.max_staleness` versions old."""
     EXPIRED = "expired"
     """Live traffic: the session got no feedback."""
     LEFT_OVER = "left over"
-    """The run made its last step before the group was needed or complete."""
+    """The run ended before the group was needed or complete."""
 
 
 class TrajectoryStore:
