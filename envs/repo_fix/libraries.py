@@ -106,7 +106,7 @@ def total(orders, shipping):
     return amount + shipping
 
 
-def max_wanted(orders):
+def most_wanted(orders):
     """The name with the largest count in one order; the first one if several are equal."""
     best, most = None, 0
     for name, count, _price in orders:
@@ -118,7 +118,7 @@ def max_wanted(orders):
             "subtotal": lambda r: (_orders(r),),
             "discount": lambda r: (r.choice((r.randint(0, 300), 100, 200, 99, 199)),),
             "total": lambda r: (_orders(r), r.randint(1, 9)),
-            "max_wanted": lambda r: (_orders(r),),
+            "most_wanted": lambda r: (_orders(r),),
         },
     ),
     Library(
