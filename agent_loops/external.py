@@ -145,12 +145,13 @@ class External(AgentLoop):
         side_markers: Texts in a system message that mark such requests.
         forms: ``enforce`` constrains answers to the JSON schemas and the forced tool calls of a request, if the engine
             can, in evaluations and untrained requests; an answer that is trained cannot be constrained, so such a
-            request is refused. With ``free`` nothing is constrained: the policy has to learn the form from the
+            request is refused. With ``free``, nothing is constrained: the policy has to learn the format from the
             program's reactions.
         calls: ``as_served`` reads the calls that an inference server's parser would read; ``repaired`` also those that
             differ slightly from the model's notation (see `ToolCalling`).
-        demonstration: Form of the answers in which the program finds an action: a text with ``{action}``, or ``{"tool":
-            …, "argument": …}`` for a call. With it, experts play through the program in warm starts (`agentrl sft`).
+        demonstration: Format of the answers from which the program reads an action: a text with ``{action}``, or
+            ``{"tool": …, "argument": …}`` for a call. With it, experts play through the program in warm starts
+            (`agentrl sft`).
     """
 
     follow_ups = ("user", "tool")
@@ -242,14 +243,14 @@ class External(AgentLoop):
             raise EpisodeEnd(session.outcome)
 
     def demonstration_problem(self) -> str | None:
-        """Return an error text if the option `demonstration` is missing."""
+        """Return an error message if the option `demonstration` is missing."""
         return None if self._demonstration else "agent.options.demonstration of the external loop is not set"
 
     def demonstrate(self, action: str) -> Message:
-        """Write the answer in which the program finds an action."""
+        """Write the answer from which the program reads an action."""
         if self._demonstration is None:
             raise UsageError(
-                "the external loop needs the form in which the program reads actions from answers",
+                "the external loop needs the format in which the program expects actions",
                 expected='agent.options.demonstration="<action>{action}</action>", or {tool: act, argument: action}',
             )
         return self._demonstration(action)

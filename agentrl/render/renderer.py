@@ -27,10 +27,10 @@ from agentrl.render.call_form import PROBE_NAME, PROBE_TOOL, reads_json_argument
 from agentrl.render.chat_template import ChatTemplate, TextEncoder, ToolSchema, shipped_chat_templates
 from agentrl.render.content_guard import ContentGuard, unbroken
 from agentrl.render.families import Family, ThinkingMarks, detect_family
-from agentrl.render.forms import structure_of
 from agentrl.render.images import ImageProcessor, counts, images_of, place_images
 from agentrl.render.named_templates import choose_chat_template
 from agentrl.render.skeleton import SHAPES, ContentSpans, Skeleton, Span, shape_of, source_of
+from agentrl.render.structured_output import structure_of
 from agentrl.render.tool_parsers.values import first_of
 from agentrl.trajectory import Source
 
@@ -194,7 +194,7 @@ class Renderer:
     def _make_guard(self) -> ContentGuard:
         """Make the guard against special tokens and other added tokens that separate messages.
 
-        The marks of thinking and tool calls are allowed, because prompts use them to explain the form of answers. They
+        The marks of thinking and tool calls are allowed, because prompts use them to explain the answer format. They
         do not begin messages, except in families that mark whole answers with them.
         """
         family, encoder = self.family, self.encoder
@@ -509,7 +509,7 @@ class Renderer:
         """
         if self.family.marks_answers:
             raise UnsupportedOption(
-                "answers in channels cannot have a form", option="form", got=f"family {self.family.name}"
+                "answers in channels cannot have a required format", option="form", got=f"family {self.family.name}"
             )
         thinking = self.thinking if self.thinks else None
         return structure_of(form, tools, parser=self._reader.parser_name, thinking=thinking, header=self.header)

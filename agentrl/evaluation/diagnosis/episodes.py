@@ -73,7 +73,7 @@ def answers_cut(run: RunSummary) -> Iterator[Finding]:
 
 
 def unusable_answers(run: RunSummary) -> Iterator[Finding]:
-    """Find a policy that does not keep to the form of answers."""
+    """Find a policy that does not keep to the answer format."""
     episodes = run.episodes
     if not episodes.turns or (share := min(1.0, episodes.unusable / episodes.turns)) < MANY:
         return
@@ -86,9 +86,9 @@ def unusable_answers(run: RunSummary) -> Iterator[Finding]:
     yield Finding(
         kind="unusable_answers",
         sentence=f"{episodes.unusable} of {episodes.turns} answers could not be used as actions{remark}",
-        advice="see what the policy is told: agentrl env prompt "
+        advice="check what the policy reads: agentrl env prompt "
         f"{run.setting('environment.name') or 'NAME'}; check agent.loop and agent.options, show examples "
-        "(agent.few_shot_turns), try a warm start (agentrl sft), or a model that follows the form",
+        "(agent.few_shot_turns), try a warm start (agentrl sft), or a model that keeps to the format",
         evidence=tuple(f"frequent answer: {answer}" for answer in answers),
         example=run.example("unusable"),
         count=episodes.unusable,
@@ -335,7 +335,7 @@ def explain_equal_returns(episodes: EpisodeCounts) -> tuple[str, str]:
     if (share := episodes.unusable_share) >= 0.5:
         return (
             f"{result}, and {share:.0%} of the answers could not be used as actions",
-            "try a warm start (agentrl sft) or a model that follows the format, and check agent.loop and "
+            "try a warm start (agentrl sft) or a model that keeps to the formatat, and check agent.loop and "
             "agent.max_answer_tokens",
         )
     if whole is not None and not whole.is_constant:

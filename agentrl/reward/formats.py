@@ -1,6 +1,6 @@
-"""Rewards for the form of answers (tags, the parts of an agent's turns), and those of published systems.
+"""Rewards for the format of answers (tags, the parts of an agent's turns), and rewards of published systems.
 
-The latter join whether a task is solved (`is_solved`) with the form of the answer, which may be an action on a screen.
+The latter combine the correctness of an answer (`is_solved`) with its format. An answer may be an action on a screen.
 """
 
 from __future__ import annotations
