@@ -27,13 +27,13 @@ class ProposeSolve(AgentLoop):
     turn gets its own reward, which counts only for its role:
 
     - a proposal: `learnability` of the attempts; ``wrong`` if that is 0; ``malformed`` if it was rejected;
-    - a solver's answer: 1 if it is correct, ``wrong`` if it is not, ``malformed`` if it is not in the required form.
+    - a solver's answer: 1 if it is correct, ``wrong`` if it is not, ``malformed`` if it is not in the required format.
 
     Args:
         attempts: Number of attempts at a proposed task; the environment must have the same number.
         train_attempts: Also train the solver on its attempts at proposed tasks, which are compared with each other.
         wrong: Reward of a wrong answer, and of a proposal that all attempts solve or none does.
-        malformed: Reward of an answer that is not in the required form, and of a proposal that is rejected.
+        malformed: Reward of an answer that is not in the required format, and of a proposal that is rejected.
     """
 
     follow_ups = ()

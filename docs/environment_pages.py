@@ -199,7 +199,7 @@ def reads_page() -> str:
     parts = [
         "# What the policy reads",
         "Generated with `agentrl env prompt` for the first training task: the opening, the first step of the expert (or"
-        " a random one), and the reply to an answer in the wrong form. Long observations are truncated here.",
+        " a random one), and the reply to an answer in the wrong format. Long observations are truncated here.",
     ]
     for name in names(Kind.ENVIRONMENT):
         loops = {**dict.fromkeys(READING, ""), **READING_ALSO.get(name, {})}

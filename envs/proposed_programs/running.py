@@ -99,7 +99,7 @@ async def is_solved(puzzle: Puzzle, answer: str, options: ProposedOptions) -> bo
     """Return True if an answer solves a puzzle. The proposer's own answer does, without another execution.
 
     Raises:
-        PuzzleError: the answer does not have the required form.
+        PuzzleError: the answer does not have the required format.
         SandboxError: a sandbox failed.
     """
     if puzzle.kind is Kind.DEDUCTION:

@@ -232,7 +232,7 @@ SPEC = EnvironmentSpec(
     description=(
         "Small git repositories with failing tests, made by mutating code: a shell in a sandbox, and hidden calls in a"
         " second one. Each split has its own repositories. Or issues of real repositories, from data files in"
-        " SWE-bench's form (options files and repositories)."
+        " SWE-bench's format (options files and repositories)."
     ),
     instructions=(
         "You fix a small Python repository in a shell. "

@@ -1,4 +1,4 @@
-"""The environment on issues of data sets in SWE-bench's form: a shell in a repository, judged by its tests."""
+"""The environment on issues of data sets in SWE-bench's format: a shell in a repository, judged by its tests."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def products_of(
     """Yield the products of the files' rows; annotations are by product id.
 
     Raises:
-        UsageError: a row or an annotation does not have WebShop's form.
+        UsageError: a row or an annotation does not have WebShop's format.
     """
     seen: set[str] = set()
     for row in rows:

@@ -327,7 +327,7 @@ def test_a_warning_names_the_root_cause_and_not_what_it_explains():
 
 
 def test_episodes_without_room_for_an_answer_explain_their_unusable_answers():
-    """Otherwise the advice is about the form of answers that had no place."""
+    """Otherwise the advice is about the format of answers that had no place."""
     full = evidence_of(*(episode(outcome=Outcome.TRUNCATED_TOKENS, turns=1, invalid=1) for _ in range(4)))
     config = load_config(None, ["environment.name=guess_number", "agent.max_tokens=300"])
     run = RunSummary(episodes=full, config=config)
