@@ -146,7 +146,7 @@ def tinyzero(trajectory: Trajectory, task: Task, *, form: FiniteFloat = 0.1) -> 
 
 
 def code_r1(trajectory: Trajectory, task: Task, *, form: FiniteFloat = 0.1) -> float:
-    """Return 1 + `form` for a right program, `form` for a wrong one, and -1 - `form` without the right format (Code-R1).
+    """Return 1 + `form` for a right program, `form` for a wrong one, and -1 - `form` in a wrong format (Code-R1).
 
     The format is ``<think>…</think> <answer>…</answer>`` with a fenced block of code in the answer.
     """
@@ -160,7 +160,7 @@ def search_r1(trajectory: Trajectory, task: Task, *, structure: FiniteFloat = 0.
     """Return the reward of Search-R1 v0.3, which scores exact match and format (arXiv 2505.15117).
 
     ===============  =============================  ====================
-    answer           format of all turns right     format wrong
+    answer           all turns in the format        otherwise
     ===============  =============================  ====================
     right            1                              1 - `structure`
     wrong            `structure`                    `final`
@@ -176,7 +176,7 @@ def search_r1(trajectory: Trajectory, task: Task, *, structure: FiniteFloat = 0.
 
 
 def deepresearcher(trajectory: Trajectory, task: Task) -> float:
-    """Return -1 if a turn has the wrong format, else the F1 of the answer's words (DeepResearcher, arXiv 2504.03160)."""
+    """Return -1 if a turn has a wrong format, else the F1 of the answer's words (DeepResearcher, arXiv 2504.03160)."""
     if not is_agent_form(trajectory.completions, actions=("tool_call",)):
         return -1.0
     return word_f1(given_answer(trajectory), golden_answers(task))
