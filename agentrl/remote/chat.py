@@ -217,8 +217,8 @@ def error_message(text: str) -> str:
     return str(error["message"] if isinstance(error, dict) and "message" in error else error)[:500]
 
 
-class ServiceRefusal(ErrorStatus):
-    """A request that the service refuses permanently."""
+class ServiceStatusError(ErrorStatus):
+    """Error status of a service, for a request that a retry would not help."""
 
     def __init__(self, url: str, status: int, got: str) -> None:
         super().__init__(f"{url} returned an error", status=status, got=got)
@@ -302,7 +302,7 @@ class ChatService(ChatPolicy):
         Raises:
             WrongService: the key, URL or model is wrong.
             UsageError: `params` has a setting that the service does not support.
-            ServiceRefusal: the service refuses the request permanently.
+            ServiceStatusError: the service rejects the request, and a retry would not help.
             EngineError: no valid answer within the deadline and the retries.
         """
         body = encode_request(self.settings.model, messages, tools, params)
@@ -353,7 +353,7 @@ class ChatService(ChatPolicy):
             hint = f"check {section}.model, and that {section}.url is the base URL, including /v1"
             what = f"{self.settings.url} does not know model {self.settings.model!r}"
             raise WrongService(what, status=status, got=got, hint=hint)
-        raise ServiceRefusal(self.settings.url, status, got)
+        raise ServiceStatusError(self.settings.url, status, got)
 
     async def close(self) -> None:
         """Close the connections."""

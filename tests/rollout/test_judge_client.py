@@ -129,7 +129,7 @@ async def test_a_spent_budget_is_an_error_in_this_process_and_in_the_next(tmp_pa
     assert len(service.bodies) == 2
 
 
-async def test_requests_in_flight_count_and_failed_ones_do_not():
+async def test_requests_in_flight_count_towards_the_budget_but_rejected_ones_do_not():
     with judge_service(seven, delay_s=0.1) as service:
         async with judge_at(service, budget={"max_requests": 3}) as (judge, _):
             work = [judge.score(episode(f"go {i}", member=i), TASK) for i in range(10)]
@@ -139,12 +139,12 @@ async def test_requests_in_flight_count_and_failed_ones_do_not():
     answers = iter([400, SEVEN])
     with judge_service(lambda question, body: next(answers)) as service:
         async with judge_at(service, budget={"max_requests": 1}) as (judge, _):
-            with pytest.raises(EngineError, match="refused"):
+            with pytest.raises(EngineError, match="returned an error"):
                 await judge.score(episode("north"), TASK)
             assert (await judge.score(episode("north"), TASK)).reward == 0.7
 
 
-async def test_a_request_that_is_withdrawn_after_it_was_sent_counts_in_this_process_and_in_the_next(tmp_path):
+async def test_a_cancelled_request_counts_in_this_process_and_the_next(tmp_path):
     file = tmp_path / "judge.jsonl"
     with judge_service(seven, delay_s=0.2) as service:
         async with judge_at(service, file=file, budget={"max_requests": 1}) as (judge, _):
@@ -158,7 +158,7 @@ async def test_a_request_that_is_withdrawn_after_it_was_sent_counts_in_this_proc
     assert len(service.bodies) == 1
     (record,) = read_json_lines(file)
     assert (record["readable"], record["answer"]) == (False, "")
-    assert (record["prompt_tokens"], record["answer_tokens"]) == (0, 0), "nobody knows what it cost"
+    assert (record["prompt_tokens"], record["answer_tokens"]) == (0, 0), "its cost is unknown"
 
 
 async def test_a_service_that_counts_no_tokens_cannot_have_a_budget_of_them():

@@ -26,7 +26,7 @@ from agentrl.errors import BudgetSpent, EngineError, UsageError
 from agentrl.message import Message, user
 from agentrl.observe.files import JsonLinesWriter, read_json_lines
 from agentrl.observe.metrics import TIMING_PREFIX
-from agentrl.remote.chat import ChatService, ServiceRefusal, ServiceSettings
+from agentrl.remote.chat import ChatService, ServiceStatusError, ServiceSettings
 from agentrl.rollout.judges.verdicts import UnreadableAnswer, VerdictFormat
 from agentrl.rollout.waits import RolloutCounters, episode_counters
 
@@ -197,15 +197,15 @@ class JudgeClient:
         params = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens)
         try:
             return await self._service.chat(messages, (), params, request_id, json_schema=schema)
-        except ServiceRefusal as refusal:
-            if schema is None or settings.guided == "always" or refusal.status not in NO_SCHEMA:
+        except ServiceStatusError as error:
+            if schema is None or settings.guided == "always" or error.status not in NO_SCHEMA:
                 raise
             answer = await self._service.chat(messages, (), params, request_id)  # raises for any other reason
             if self._is_guided:
                 self._is_guided = False
                 _log.warning(
                     "the judge rejects response_format (%s): from now on, only the prompt describes the format",
-                    refusal.got,
+                    error.got,
                 )
         return answer
 
