@@ -73,7 +73,7 @@ def test_what_survives_a_full_collection_is_visited_once():
 
 
 @pytest.mark.slow
-def test_garbage_among_excluded_objects_is_collected_once_they_have_doubled(monkeypatch):
+def test_garbage_among_frozen_objects_is_collected_when_they_have_doubled(monkeypatch):
     with settled_heap(WaitTracker()):
         kept = [Node() for _ in range(1000)]
         gc.collect()

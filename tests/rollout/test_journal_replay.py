@@ -159,7 +159,7 @@ async def test_a_branch_in_flight_goes_on_from_its_last_turn(make_process):
     assert (after.outcome, after.branches_from) == (Outcome.FINISHED, before.branches_from)
 
 
-async def test_a_root_in_flight_goes_on_and_its_branches_have_its_states(make_process):
+async def test_a_root_in_flight_continues_and_its_branches_get_its_states(make_process):
     first, _, _ = await play_root(make_process, kill_at=4)
     second, root, record = await play_root(make_process, killed=first)
     assert second.told == [CONTINUED.format(4)]
@@ -186,7 +186,7 @@ async def test_loops_that_list_actions_read_them_again(play_twice, world):
         (Stuck, "their environment could not be restored"),
     ],
 )
-async def test_an_environment_that_differs_makes_the_episode_start_again(play_twice, world, reason):
+async def test_an_episode_restarts_if_its_environment_differs(play_twice, world, reason):
     _, before, second, after = await play_twice(world, 3)
     assert second.told == [RESTARTED.format(reason)]
     assert second.requests == list(range(LENGTH)), "everything is sampled again"

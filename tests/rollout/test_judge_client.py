@@ -28,7 +28,7 @@ async def test_an_equal_question_is_paid_for_once(tmp_path):
     assert (counters.judge_requests, counters.judge_cached, counters.judge_tokens) == (2, 2, 220)
 
 
-async def test_concurrent_equal_questions_share_a_request_even_if_the_first_asker_goes():
+async def test_concurrent_equal_questions_share_a_request_even_if_the_first_caller_is_cancelled():
     with judge_service(seven, delay_s=0.2) as service:
         async with judge_at(service) as (judge, _):
             asking = [asyncio.create_task(judge.score(episode("north"), TASK)) for _ in range(5)]
@@ -178,7 +178,7 @@ async def test_no_more_requests_run_at_once_than_are_allowed_and_waiting_costs_n
 WITHOUT = {"budget": {"max_requests": 3, "when_spent": "environment"}, "environment_weight": 2.0}
 
 
-async def test_a_run_may_go_on_with_the_environments_reward_and_groups_stay_of_one_kind(caplog):
+async def test_after_the_budget_a_group_has_either_verdicts_or_environment_rewards(caplog):
     with judge_service(seven) as service:
         async with judge_at(service, **WITHOUT) as (judge, counters):
             one = [await judge.score(t, TASK) for t in group_of("a", "b", group="one")]

@@ -91,7 +91,7 @@ def test_what_is_not_of_the_form_is_not_read(answer, wrong):
         answer_format.read(answer)
 
 
-def test_a_number_that_no_float_holds_is_no_value_even_without_bounds():
+def test_a_number_too_large_for_a_float_is_invalid_even_without_bounds():
     field = VerdictField(name="count", kind="number")
     field.check(10**300)
     for value in (10**310, -(10**310)):
@@ -123,7 +123,7 @@ def test_a_score_in_thinking_is_not_the_score():  # PrimeIntellect-ai/verifiers#
             answer_format.read(answer)
 
 
-async def test_an_unreadable_verdict_is_asked_again_with_what_was_wrong_and_then_fails_as_machinery():
+async def test_an_unreadable_verdict_is_retried_with_the_reason_and_then_is_an_infrastructure_failure():
     with judge_service(lambda question, body: {"reason": "r", "score": 42}) as service:
         async with judge_at(service, verdict=VERDICT, attempts=2) as (judge, counters):
             with pytest.raises(EngineError, match=r"no score for g/0\.0.*42 is not a valid value for"):
@@ -135,7 +135,7 @@ async def test_an_unreadable_verdict_is_asked_again_with_what_was_wrong_and_then
     assert first["messages"] == second["messages"][:1]
 
 
-async def test_an_answer_that_was_cut_is_not_read_even_if_it_looks_whole():
+async def test_a_truncated_answer_is_rejected_even_if_it_looks_complete():
     with judge_service(lambda question, body: 'The agent wrote "Score: 10"', finish="length") as service:
         async with judge_at(service, attempts=1) as (judge, _):
             with pytest.raises(EngineError, match="cut off"):
@@ -164,7 +164,7 @@ async def test_guided_always_fails_where_there_are_no_schemas_and_never_sends_no
     assert ["response_format" in body for body in service.bodies] == [True, False]
 
 
-async def test_a_request_that_is_refused_for_another_reason_does_not_turn_schemas_off(caplog):
+async def test_a_request_rejected_for_another_reason_does_not_disable_schemas(caplog):
     refusals = iter([400, 400, GOOD])
     with judge_service(lambda question, body: next(refusals)) as service:
         async with judge_at(service, verdict=VERDICT) as (judge, _):

@@ -410,7 +410,7 @@ async def test_a_group_without_a_score_of_an_extra_rollout_fails(make):
     assert player.counters.groups_failed == 2
 
 
-async def test_failures_and_filtered_groups_must_be_in_a_row_to_end_a_run(make):
+async def test_only_consecutive_failed_or_filtered_groups_end_a_run(make):
     """Three failures, a good group, three failures, … never end it; nor do filtered groups between good ones."""
     results = {0: (Outcome.FINISHED, 1.0)}
     failing = Player(lambda task_id, member: (Outcome.ENGINE_ERROR, None))
@@ -525,7 +525,7 @@ def ranked_player():
     return player
 
 
-async def test_a_group_that_is_compared_is_scored_once_all_of_it_has_ended(make):
+async def test_a_compared_group_is_scored_when_all_its_episodes_have_ended(make):
     player = ranked_player()
     scheduler = make(player, group_size=3, batch=2)
     groups = await scheduler.next_batch()
@@ -546,7 +546,7 @@ async def test_groups_that_are_being_scored_take_no_places(make):
     assert positions(await waiting) == [0, 1, 2, 3]
 
 
-async def test_a_group_that_was_being_scored_when_the_run_was_saved_is_scored_by_the_next_one(make):
+async def test_a_group_saved_during_its_scoring_is_scored_after_a_resume(make):
     player = ranked_player()
     player.scoring = asyncio.Event()
     scheduler = make(player, group_size=3, batch=2)

@@ -26,7 +26,7 @@ from agentrl.errors import BudgetSpent, EngineError, UsageError
 from agentrl.message import Message, user
 from agentrl.observe.files import JsonLinesWriter, read_json_lines
 from agentrl.observe.metrics import TIMING_PREFIX
-from agentrl.remote.chat import ChatService, ServiceStatusError, ServiceSettings
+from agentrl.remote.chat import ChatService, ServiceSettings, ServiceStatusError
 from agentrl.rollout.judges.verdicts import UnreadableAnswer, VerdictFormat
 from agentrl.rollout.waits import RolloutCounters, episode_counters
 
