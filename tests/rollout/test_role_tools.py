@@ -150,7 +150,7 @@ async def test_the_turns_of_the_episode_count_those_of_called_roles(played):
     assert len(trajectory.turns) == 6
 
 
-async def test_an_untrained_called_role_does_not_change_the_callers_tools_and_rewards(played, renderer):
+async def test_an_untrained_called_role_leaves_the_callers_tools_and_rewards_unchanged(played, renderer):
     both = f"{ASK}\n{call('look', where='hall')}"
     trajectory = await played(both, "It is empty.", FORWARD, roles=[scout(trained=False)])
     assert "unknown tool 'look'" in text_of(renderer, trajectory, "assistant")[0]
