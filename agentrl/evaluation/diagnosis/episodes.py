@@ -335,7 +335,7 @@ def explain_equal_returns(episodes: EpisodeCounts) -> tuple[str, str]:
     if (share := episodes.unusable_share) >= 0.5:
         return (
             f"{result}, and {share:.0%} of the answers could not be used as actions",
-            "try a warm start (agentrl sft) or a model that keeps to the formatat, and check agent.loop and "
+            "try a warm start (agentrl sft) or a model that keeps to the format, and check agent.loop and "
             "agent.max_answer_tokens",
         )
     if whole is not None and not whole.is_constant:
