@@ -83,7 +83,7 @@ class PairedTest:
     """Compared quantity: ``success`` or ``reward``."""
 
     def __str__(self) -> str:
-        """Return the difference with its interval: of a success in per cent."""
+        """Format the difference with its interval, in per cent for success."""
         if self.measure != "success":
             return f"{self.difference:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
         return f"{100 * self.difference:+.1f} % ({100 * self.low:+.1f} to {100 * self.high:+.1f})"

@@ -24,7 +24,7 @@ MAX_RETRY_WAIT_S = 30.0
 
 
 class ServiceBusy(Exception):
-    """The service may answer later; carries the reason, the HTTP status, and the requested waiting time in seconds."""
+    """Temporary error of a service, with the reason, the HTTP status, and the requested waiting time in seconds."""
 
     def __init__(self, why: str, status: int, wait_s: float | None) -> None:
         super().__init__(why)
@@ -225,7 +225,7 @@ class ServiceStatusError(ErrorStatus):
 
 
 class WrongService(UsageError):
-    """A wrong key, URL or model of a service.
+    """Error of a service's settings: a wrong key, URL or model.
 
     Attributes:
         status: HTTP status of the answer.

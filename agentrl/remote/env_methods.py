@@ -79,7 +79,7 @@ class RemoteTool(ForwardedTool):
 
     @classmethod
     def describe(cls, tool: Tool) -> RemoteTool:
-        """Make the remote form of a tool; called where the tool itself is."""
+        """Describe a tool for another process; called in the process that has the tool."""
         rules = {name: value for name, value in tool.rules.non_defaults().items() if name not in ("stop", "inline")}
         return cls(tool.name, tool.schema, tool.stop, rules)
 
@@ -131,7 +131,7 @@ def restore_generator(state: Sequence[Any]) -> random.Random:
 
 
 def identity(value: Any) -> Any:
-    """Return a value that is its own JSON form."""
+    """Return a JSON value unchanged."""
     return value
 
 
@@ -181,14 +181,14 @@ def _generator_state(body: Body, name: str) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class ResultForm(Generic[R]):
-    """JSON form of a method's result."""
+    """JSON representation of a method's result."""
 
     write: Callable[[R], dict[str, Any]]
     read: Callable[[Mapping[str, Any]], R]
 
 
 def _field_form(name: str) -> ResultForm[Any]:
-    """Make the form of a JSON value, which is the only field of the answer."""
+    """Make the representation of a JSON value, which is the only field of the answer."""
     return ResultForm(lambda value: {name: value}, lambda answer: answer[name])
 
 

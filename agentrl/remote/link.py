@@ -35,7 +35,7 @@ class RequestTimeout(EnvironmentFailure):
 
 
 class SessionLost(EnvironmentFailure):
-    """The server has no session with this id, or no longer."""
+    """The server has no session with this id, or has closed it."""
 
 
 class ProtocolMismatch(EnvironmentFailure):

@@ -130,7 +130,7 @@ def to_json(value: Any) -> bytes:
     """Encode a message.
 
     Raises:
-        TypeError: a value has no JSON form.
+        TypeError: a value cannot be represented in JSON.
         ValueError: the value contains itself.
     """
     return json.dumps(value, default=_plain, separators=(",", ":")).encode()

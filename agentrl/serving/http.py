@@ -20,7 +20,7 @@ from agentrl.engine import ErrorStatus, ServerLost
 from agentrl.errors import AgentRLError, EngineError, UsageError, shorten
 
 KEEP_IDLE_S = 2.0
-"""Seconds before an idle connection is closed: less than the servers' 5, so that they do not close one in reuse."""
+"""Seconds before an idle connection is closed: below the servers' 5, so that a reused connection is not closed."""
 MAX_QUOTED_CHARACTERS = 500
 ATTEMPT_S = 5.0
 """Timeout of one attempt to reach a server that may still be starting."""
@@ -73,7 +73,7 @@ def _make_socket(address: aiohttp.AddrInfoType) -> socket.socket:
 
 
 class _Failures:
-    """Context manager for a request's deadline and failures; a class, as it must be fast in every turn."""
+    """Context manager of a request's deadline and failures; a class, because it runs in every turn and must be fast."""
 
     __slots__ = ("_deadline_s", "_late", "_route", "_scope", "_session")
 

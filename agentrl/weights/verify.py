@@ -47,7 +47,8 @@ a mean difference of 0.07 and a maximum of 0.6, because random prompts are unlik
 
 
 PROBE_ATTEMPTS = 3
-"""Maximum number of requests for one answer of the probe: a failed or invalid answer says nothing about the weights."""
+"""Maximum number of requests for one answer of the probe; failed or invalid answers are no evidence about the weights.
+"""
 
 ProbedEngine: TypeAlias = PolicyEngine | InferenceServer
 _Scored: TypeAlias = tuple[Sequence[int], Generation, Sequence[float]]
@@ -152,7 +153,8 @@ class Probe:
     async def _ask(
         self, engine: ProbedEngine, version: int, name: str, request_id: str, prompt: Sequence[int]
     ) -> Generation:
-        """Ask for an answer, and again if it fails, is invalid or is of another version; return the last one anyway."""
+        """Request an answer; repeat the request if it fails, is invalid or has another version; return the last answer.
+        """
         for attempt in range(1, PROBE_ATTEMPTS):
             try:
                 return await self._ask_once(engine, version, name, f"{request_id}.{attempt}", prompt, checks=True)

@@ -13,7 +13,7 @@ from agentrl.config.engines import ServerEngineConfig
 from agentrl.engine import InferenceServer, ServerLoad
 
 MAX_REST_FACTOR = 16
-"""Maximum factor by which repeated failed trials lengthen a server's rest."""
+"""Maximum factor by which repeated failed trials lengthen the time that a breaker stays open."""
 ROOMY = 0.8
 """Share of cache use below which more requests fit."""
 PATIENCE = 2
@@ -156,9 +156,9 @@ class PoolSettings:
     resubmissions: int = 8
     """Maximum number of times that a request may lose its server before it fails."""
     breaker_failures: int = 5
-    """Consecutive failed answers after which a server rests."""
+    """Number of consecutive failed answers that open a server's circuit breaker."""
     breaker_open_s: float = 5.0
-    """Seconds of that rest."""
+    """Seconds for which the circuit breaker first stays open."""
 
     @classmethod
     def from_config(cls, config: ServerEngineConfig) -> Self:

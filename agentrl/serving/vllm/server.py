@@ -364,7 +364,9 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         return join_events(events)
 
     async def _meaning(self, failure: ServerStatusError) -> EngineError | UsageError:
-        """Return the error for an error status. vLLM answers 500 if its engine has failed and it is about to exit."""
+        """Return the engine error for an error status. vLLM answers 500 if its engine has failed and it is about to
+        exit.
+        """
         if failure.status in (400, 422):
             return UsageError(
                 f"vLLM at {self.url} cannot serve a request", got=f"{failure.status}, {failure.message!r}"
