@@ -153,8 +153,7 @@ class Probe:
     async def _ask(
         self, engine: ProbedEngine, version: int, name: str, request_id: str, prompt: Sequence[int]
     ) -> Generation:
-        """Request an answer; repeat the request if it fails, is invalid or has another version; return the last answer.
-        """
+        """Request an answer; retry if it fails, is invalid or has another version; return the last one anyway."""
         for attempt in range(1, PROBE_ATTEMPTS):
             try:
                 return await self._ask_once(engine, version, name, f"{request_id}.{attempt}", prompt, checks=True)
