@@ -46,7 +46,7 @@ from .external_programs import (
     read_program_sandbox,
 )
 
-LONGEST_VARIABLE = 100_000
+MAX_VARIABLE_BYTES = 100_000
 """Maximum bytes of a prompt in an environment variable; Linux refuses more than 128 KiB."""
 ACTION = "{action}"
 """Placeholder of the action in a demonstration."""
@@ -76,7 +76,7 @@ class ExternalTask:
         return f"{self.base_url}/v1"
 
 
-MOST_ALIKE = 8
+MAX_IDENTICAL_FAILURES = 8
 """Number of identical failures, without an earlier success, that ends the run."""
 _VARYING = re.compile(r"0x[0-9a-f]+|agentrl-program-\w+|\d+")
 """Parts of an error that differ between attempts with the same failure: addresses, folders, process ids, ports."""
@@ -104,7 +104,7 @@ class FirstAttempts:
             return
         self._failed += 1
         self._causes.add(_VARYING.sub("", str(error)))
-        if self._failed >= MOST_ALIKE and len(self._causes) == 1:
+        if self._failed >= MAX_IDENTICAL_FAILURES and len(self._causes) == 1:
             raise UsageError(
                 f"the program failed in all of its {self._failed} attempts, each time in the same way: {error.what}",
                 got=error.got,
@@ -145,12 +145,13 @@ class External(AgentLoop):
         side_markers: Texts in a system message that mark such requests.
         forms: ``enforce`` constrains answers to the JSON schemas and the forced tool calls of a request, if the engine
             can, in evaluations and untrained requests; an answer that is trained cannot be constrained, so such a
-            request is refused. With ``free`` nothing is constrained: the policy has to learn the form from the
+            request is refused. With ``free``, nothing is constrained: the policy has to learn the format from the
             program's reactions.
         calls: ``as_served`` reads the calls that an inference server's parser would read; ``repaired`` also those that
             differ slightly from the model's notation (see `ToolCalling`).
-        demonstration: Form of the answers in which the program finds an action: a text with ``{action}``, or ``{"tool":
-            …, "argument": …}`` for a call. With it, experts play through the program in warm starts (`agentrl sft`).
+        demonstration: Format of the answers from which the program reads an action: a text with ``{action}``, or
+            ``{"tool": …, "argument": …}`` for a call. With it, experts play through the program in warm starts
+            (`agentrl sft`).
     """
 
     follow_ups = ("user", "tool")
@@ -242,14 +243,14 @@ class External(AgentLoop):
             raise EpisodeEnd(session.outcome)
 
     def demonstration_problem(self) -> str | None:
-        """Return an error text if the option `demonstration` is missing."""
+        """Return an error message if the option `demonstration` is missing."""
         return None if self._demonstration else "agent.options.demonstration of the external loop is not set"
 
     def demonstrate(self, action: str) -> Message:
-        """Write the answer in which the program finds an action."""
+        """Write the answer from which the program reads an action."""
         if self._demonstration is None:
             raise UsageError(
-                "the external loop needs the form in which the program reads actions from answers",
+                "the external loop needs the format in which the program expects actions",
                 expected='agent.options.demonstration="<action>{action}</action>", or {tool: act, argument: action}',
             )
         return self._demonstration(action)
@@ -365,7 +366,7 @@ class External(AgentLoop):
         variables = variables_of(play.session, play.url)
         if self._reward_file is not None and self._answers:
             del variables["AGENTRL_SECRET"]
-        if len(play.prompt.encode()) <= LONGEST_VARIABLE:
+        if len(play.prompt.encode()) <= MAX_VARIABLE_BYTES:
             variables["AGENTRL_PROMPT"] = play.prompt
         task = {"id": play.episode.task.id, "prompt": play.prompt, "instructions": play.episode.spec.instructions}
         given = ProgramInput(

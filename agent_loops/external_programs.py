@@ -22,10 +22,10 @@ from agentrl.sandbox import Sandbox, SandboxSpec, program_guard, read_spec
 from agentrl.sandbox.spec import ANY_NETWORK, GATEWAY
 
 KILL_AFTER_S = 2.0
-LONGEST_QUOTE, QUOTED_LINES = 1000, 8
+MAX_QUOTE_CHARS, QUOTED_LINES = 1000, 8
 """Maximum characters and lines that an error quotes from the end of a failed program's output."""
-LONGEST_LOG = 64 * 1024
-LONGEST_ANSWER = 1 << 20
+MAX_LOG_CHARS = 64 * 1024
+MAX_OUTPUT_BYTES = 1 << 20
 """Maximum bytes that are read from the end of a program's output."""
 GUARDED = sys.platform == "linux"
 """True if a guard kills all children of an ended program; elsewhere those outside its process group keep running."""
@@ -134,7 +134,7 @@ class HostFolder(ProgramFolder):
             finally:
                 await _end(process)
                 output, errors = _end_of(stdout), _end_of(stderr)
-                given.keep_log((output + errors)[-LONGEST_LOG:])
+                given.keep_log((output + errors)[-MAX_LOG_CHARS:])
         if GUARDED and code < 0:
             return ProgramResult(
                 output=output, problem="the program's children could not be ended: its guard was killed"
@@ -192,7 +192,7 @@ class SandboxFolder(ProgramFolder):
         try:
             while piece := await process.read():
                 output += piece
-                del output[:-LONGEST_ANSWER]
+                del output[:-MAX_OUTPUT_BYTES]
             result = await process.wait()
             note = " (out of memory)" if result.out_of_memory else ""
         finally:
@@ -200,7 +200,7 @@ class SandboxFolder(ProgramFolder):
                 await process.kill()
                 errors = (await process.wait()).stderr.decode(errors="replace")
             text = output.decode(errors="replace")
-            given.keep_log((text + errors)[-LONGEST_LOG:])
+            given.keep_log((text + errors)[-MAX_LOG_CHARS:])
         return ProgramResult(output=text, problem=_problem(result.exit_code, errors, text, note))
 
     async def read(self, path: str) -> bytes:
@@ -265,14 +265,14 @@ def _problem(exit_code: int, errors: str, output: str, note: str = "") -> str | 
 
 def _last_lines(text: str) -> str:
     """Return the last lines of a text, without a partial first one unless it is very long."""
-    lines = text[-LONGEST_QUOTE:].strip().splitlines()[-QUOTED_LINES:]
-    is_cut = len(lines) > 1 and len(text.strip()) > LONGEST_QUOTE
+    lines = text[-MAX_QUOTE_CHARS:].strip().splitlines()[-QUOTED_LINES:]
+    is_cut = len(lines) > 1 and len(text.strip()) > MAX_QUOTE_CHARS
     return "\n".join(lines[1:] if is_cut and len(lines) < QUOTED_LINES else lines)
 
 
 def _end_of(file: IO[bytes]) -> str:
     size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - LONGEST_ANSWER))
+    file.seek(max(0, size - MAX_OUTPUT_BYTES))
     return file.read().decode(errors="replace")
 
 

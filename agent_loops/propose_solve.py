@@ -14,7 +14,7 @@ from agentrl.trajectory import ATTEMPT
 from .prompting import opening
 
 PROPOSER, SOLVER = "proposer", "solver"
-LEAST_ATTEMPTS = 2
+MIN_ATTEMPTS = 2
 """With a single attempt, the success rate is 0 or 1, so no proposal could be learnable."""
 UNTRAINED = TurnOptions(trained=False)
 
@@ -27,13 +27,13 @@ class ProposeSolve(AgentLoop):
     turn gets its own reward, which counts only for its role:
 
     - a proposal: `learnability` of the attempts; ``wrong`` if that is 0; ``malformed`` if it was rejected;
-    - a solver's answer: 1 if it is correct, ``wrong`` if it is not, ``malformed`` if it is not in the required form.
+    - a solver's answer: 1 if it is correct, ``wrong`` if it is not, ``malformed`` if it is not in the required format.
 
     Args:
         attempts: Number of attempts at a proposed task; the environment must have the same number.
         train_attempts: Also train the solver on its attempts at proposed tasks, which are compared with each other.
         wrong: Reward of a wrong answer, and of a proposal that all attempts solve or none does.
-        malformed: Reward of an answer that is not in the required form, and of a proposal that is rejected.
+        malformed: Reward of an answer that is not in the required format, and of a proposal that is rejected.
     """
 
     follow_ups = ()
@@ -42,9 +42,9 @@ class ProposeSolve(AgentLoop):
     def __init__(
         self, *, attempts: int = 8, train_attempts: bool = True, wrong: float = 0.0, malformed: float = 0.0
     ) -> None:
-        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < LEAST_ATTEMPTS:
+        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < MIN_ATTEMPTS:
             raise ConfigError(
-                "attempts of propose_solve is too small", got=repr(attempts), expected=f"{LEAST_ATTEMPTS} or more"
+                "attempts of propose_solve is too small", got=repr(attempts), expected=f"{MIN_ATTEMPTS} or more"
             )
         if not isinstance(train_attempts, bool):
             raise ConfigError("train_attempts is not a boolean", got=repr(train_attempts), expected="true or false")

@@ -1,4 +1,4 @@
-"""Actions as text for all loops: ``<think>…</think><action>…</action>``, or the environment's own form."""
+"""Actions as text for all loops: ``<think>…</think><action>…</action>``, or the environment's own format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ACTION = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.DOTALL)
 
 
 class AnswerFormat(enum.StrEnum):
-    """Form of an answer."""
+    """Format of an answer."""
 
     REACT = "react"
     """Thoughts in ``<think>``, then the action in ``<action>``."""
@@ -37,7 +37,7 @@ _RULES = {
     AnswerFormat.ACTION_TAG: "write one action inside <action> </action>.",
     AnswerFormat.PLAIN: "write one action and nothing else.",
 }
-"""Instruction for each format; an answer in the free form follows the environment's own instructions."""
+"""Instruction for each format; a free answer follows the environment's own instructions."""
 
 
 _WHOLE = frozenset({AnswerFormat.PLAIN, AnswerFormat.FREE})
@@ -61,9 +61,8 @@ class TextLoop(AgentLoop):
         list_actions: List the admissible actions after each observation, if the environment reports them.
         explain: Put the environment's instructions, its action hint and the answer's format into a system message;
             turn it off for small models that learn the protocol from demonstrations.
-        prefill: Text that each answer with an action begins with, such as ``<action>`` for a model that does not
-            follow the form by itself; it is not trained. The action then ends at ``</action>`` or at the end of its
-            line.
+        prefill: Text that each answer with an action begins with, such as ``<action>`` for a model that does not keep
+            to the format by itself; it is not trained. The action then ends at ``</action>`` or at the end of its line.
         stop: Text at which each answer with an action ends, such as ``</action>``; it stays in the answer.
     """
 
@@ -88,7 +87,7 @@ class TextLoop(AgentLoop):
 
     @classmethod
     def answer_forms(cls, answer_format: str) -> Sequence[Mapping[str, Any]]:
-        """Return the options without and with the start of an action: even a small model completes a form."""
+        """Return the options without and with the start of an action, which even a small model can complete."""
         begun = {"format": AnswerFormat.ACTION_TAG.value, "prefill": "<action>", "stop": "</action>"}
         return ({},) if answer_format else ({}, begun)
 
@@ -107,7 +106,7 @@ class TextLoop(AgentLoop):
         return [episode.spec.instructions, self.rule(episode.action_hint)] if self.explain else []
 
     def rule(self, action_hint: str) -> str:
-        """Return the instructions for answering, with an example in the exact form."""
+        """Return the instructions for answering, with an example in the exact format."""
         if self._format is AnswerFormat.FREE:
             return ""
         hint = ActionHint.parse(action_hint)

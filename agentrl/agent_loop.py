@@ -64,7 +64,7 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """Required form of an answer; the engine samples only answers of this form.
+    """Required format of an answer (structured output): JSON of a schema, or forced tool calls.
 
     Raises:
         ValueError: neither a schema nor calls, or both.
@@ -79,7 +79,7 @@ class AnswerForm:
 
     def __post_init__(self) -> None:
         if (self.schema is None) == (not self.calls):
-            raise ValueError("an answer form needs either a schema or calls")
+            raise ValueError("a required format needs either a schema or calls")
 
 
 class UnsupportedOption(UsageError):
@@ -97,7 +97,7 @@ class UnsupportedOption(UsageError):
 
 
 class FormMissed(UnsupportedOption):
-    """None of the sampled answers had the required form."""
+    """None of the sampled answers had the required format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ class TurnOptions:
     seed: int | None = None
     """Seed of the sampling; not allowed in training. Only engines with `capabilities.seeded` reproduce samples."""
     form: AnswerForm | None = None
-    """Required form of the answer; not allowed in trained turns, because the policy does not choose all tokens."""
+    """Required format of the answer; not allowed in trained turns, because it constrains the policy's tokens."""
     logprobs: bool = False
     """Return the log-probabilities of the sampled tokens in `Answer.logprobs`."""
     on_progress: Callable[[AnswerSoFar], None] | None = None
@@ -409,10 +409,10 @@ class AgentLoop(ABC):
 
     @classmethod
     def answer_forms(cls, answer_format: str) -> Sequence[Mapping[str, Any]]:
-        """Return options that may help a model to answer in the expected form, the plainest first.
+        """Return options that may help a model to keep to the answer format, the plainest first.
 
         Args:
-            answer_format: The environment's own form of an answer; empty if it has none.
+            answer_format: The environment's own answer format; empty if it has none.
         """
         return ({},)
 

@@ -27,7 +27,7 @@ from agentrl.errors import UnknownNameError, UsageError
 from agentrl.observe.console import note, out
 
 ROOT = Path(__file__).parent.parent
-LARGEST_FALL = 0.15
+MAX_FALL = 0.15
 """Relative fall from which a ratio is a failure."""
 
 
@@ -84,7 +84,7 @@ def judge(stored: float, measured: float | None) -> Verdict:
     """
     if measured is None:
         return Verdict.NOT_MEASURED
-    return Verdict.OK if measured > (1 - LARGEST_FALL) * stored else Verdict.FELL
+    return Verdict.OK if measured > (1 - MAX_FALL) * stored else Verdict.FELL
 
 
 def read_stored(path: Path, names: Sequence[str]) -> list[StoredRun]:

@@ -36,7 +36,7 @@ MAX_CONTEXT = 1024
 PROMPT_TOKENS = 100
 ANSWER_TOKENS = (300, 600)
 LOOK_EVERY_S = 0.2
-MOST_S = 1800.0
+MAX_S = 1800.0
 """Deadline of a measurement."""
 
 
@@ -126,7 +126,7 @@ async def _play(pool: ServerPool, requests: int, vocab_size: int) -> dict[str, f
 
     before, watch, began = await member.server.load(), asyncio.create_task(look()), time.perf_counter()
     try:
-        async with asyncio.timeout(MOST_S):
+        async with asyncio.timeout(MAX_S):
             answers = await asyncio.gather(*(pool.generate(request(number)) for number in range(requests)))
         seconds = time.perf_counter() - began
     finally:

@@ -30,7 +30,7 @@ READING_ALSO = {
     "tic_tac_toe": {"self_play": "environment.options.opponent=self"},
 }
 """Additional loops of some environments, each with an override that it needs there."""
-LONGEST_SHOWN = 1500
+MAX_SHOWN_CHARS = 1500
 """Maximum number of characters of a message that are shown."""
 OFFERED = ("admissible_actions", "state_key", "snapshot", "restore", "expert", "tools", "tool_message", "web_page")
 """Optional methods and attributes of an environment."""
@@ -199,7 +199,7 @@ def reads_page() -> str:
     parts = [
         "# What the policy reads",
         "Generated with `agentrl env prompt` for the first training task: the opening, the first step of the expert (or"
-        " a random one), and the reply to an answer in the wrong form. Long observations are truncated here.",
+        " a random one), and the reply to an answer in the wrong format. Long observations are truncated here.",
     ]
     for name in names(Kind.ENVIRONMENT):
         loops = {**dict.fromkeys(READING, ""), **READING_ALSO.get(name, {})}
@@ -229,7 +229,7 @@ def _read(name: str, loop: str, setting: str) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]} …"
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]} …"
 
 
 def _cell(text: str) -> str:

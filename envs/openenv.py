@@ -32,7 +32,7 @@ BAD_ACTION = "VALIDATION_ERROR"
 """Code of the error that answers an action without the required fields."""
 FULL = "CAPACITY_REACHED"
 """Code of the error that answers a connection too many."""
-LARGEST_MESSAGE = 100 * 2**20
+MAX_MESSAGE_BYTES = 100 * 2**20
 """Maximum bytes of a message, as in the package's client: observations may contain pictures."""
 
 
@@ -217,7 +217,7 @@ class OpenEnvironment(AsyncEnv):
     async def _connect(self) -> _Connection:
         if self._http is None:
             self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
-        self._connection = _Connection(await self._http.ws_connect(f"{self._url}/ws", max_msg_size=LARGEST_MESSAGE))
+        self._connection = _Connection(await self._http.ws_connect(f"{self._url}/ws", max_msg_size=MAX_MESSAGE_BYTES))
         return self._connection
 
 

@@ -22,7 +22,7 @@ from agentrl.message.image import IMAGE_FORMATS
 
 COLUMNS = ("images", "image")
 PLACEHOLDER = "<image>"
-LONGEST_NAME = 200
+MAX_NAME_CHARS = 200
 """Characters of a path that an error shows."""
 _FORMS = 'a path, a data: URL, bytes, or {"bytes": …, "path": …}'
 _SOURCES = ("bytes", "path", "image", "image_url", "url")
@@ -214,9 +214,9 @@ def _load(name: str, folder: Path, location: str) -> tuple[bytes, str]:
     try:
         return path.read_bytes(), path.name
     except (OSError, ValueError) as error:
-        got = f"{str(path)[:LONGEST_NAME]}: {getattr(error, 'strerror', None) or error}"
+        got = f"{str(path)[:MAX_NAME_CHARS]}: {getattr(error, 'strerror', None) or error}"
         expected = f"a file; relative paths begin at {folder.absolute()}"
-        hint = "base64 needs data:image/png;base64, before it" if len(name) > LONGEST_NAME else ""
+        hint = "base64 needs data:image/png;base64, before it" if len(name) > MAX_NAME_CHARS else ""
         raise UsageError(f"{location} cannot be read", got=got, expected=expected, hint=hint) from error
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium import spaces
 
 from agentrl.errors import UsageError
-from agentrl.message import MOST_DIGITS, Content
+from agentrl.message import MAX_DIGITS, Content
 
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
@@ -157,7 +157,7 @@ def _find_name(text: str, names: Sequence[str]) -> int | None:
     mentioned = [i for i, name in enumerate(names) if re.search(rf"(?<!\w){re.escape(name.lower())}(?!\w)", lowered)]
     if len(mentioned) == 1:
         return mentioned[0]
-    number = int(lowered) if lowered.isdecimal() and len(lowered) <= MOST_DIGITS else -1
+    number = int(lowered) if lowered.isdecimal() and len(lowered) <= MAX_DIGITS else -1
     return number if not mentioned and 0 <= number < len(names) else None
 
 

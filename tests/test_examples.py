@@ -59,7 +59,7 @@ EXPECTED = {
     "13_live_traffic": "sessions in the last step: ",
     "14_proposer": "'proposals/valid': ",
 }
-MOST_LINES = 90
+MAX_LINES = 90
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def test_every_example_is_listed_here() -> None:
 def test_an_example_is_short_and_says_how_to_run_it(name: str) -> None:
     text = (EXAMPLES / f"{name}.py").read_text()
     docstring = ast.get_docstring(ast.parse(text)) or ""
-    assert 20 <= len(text.splitlines()) <= MOST_LINES
+    assert 20 <= len(text.splitlines()) <= MAX_LINES
     assert f"python examples/{name}.py" in docstring
     assert "Prints" in docstring
     assert f"[`{name}.py`]" in PAGE.read_text()

@@ -8,14 +8,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("agentrl", "envs", "tools", "agent_loops")
-MOST_LINES = 600
+MAX_LINES = 600
 
 
 def test_no_file_is_longer_than_600_lines() -> None:
     folders = (*SOURCES, "tests", "benchmarks", "examples", "docs")
     files = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     lines = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in files}
-    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
 
 
 def test_a_time_limit_has_a_name_of_its_own() -> None:

@@ -20,7 +20,7 @@ from agentrl.rollout.waits import WaitKind, WaitTracker
 from agentrl.runs import status_writer
 from agentrl.runs.diagnosis import diagnose_folder
 from agentrl.runs.rl import train
-from agentrl.runs.status_writer import LONGEST_TEXT, MOST_EPISODES, StatusWriter
+from agentrl.runs.status_writer import MAX_EPISODES, MAX_TEXT_CHARS, StatusWriter
 from agentrl.serving.local import LocalEngine
 from agentrl.trajectory import Trajectory
 
@@ -240,11 +240,11 @@ def test_a_status_is_bounded(tmp_path):
     status = RunStatus(in_flight={one.trajectory.id: one for one in episodes})
     snapshot = StatusWriter(tmp_path, status).snapshot()
     write_status(tmp_path, snapshot)
-    assert len(snapshot.in_flight) == MOST_EPISODES
+    assert len(snapshot.in_flight) == MAX_EPISODES
     assert snapshot.episodes["loop"] == 300
     turns = snapshot.in_flight[0].turns
     assert [turn.role for turn in turns] == ["user", "user", "user", "assistant"]
-    assert all(len(turn.text) <= LONGEST_TEXT for turn in turns)
+    assert all(len(turn.text) <= MAX_TEXT_CHARS for turn in turns)
     assert turns[-1].text == "<think>why</think>\nend"
     assert read_status(tmp_path).in_flight[0].turns[0].text == turns[0].text
 

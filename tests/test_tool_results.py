@@ -34,7 +34,7 @@ import agentrl
 from agentrl.message import Content, ImagePart, TextPart, ToolCall
 from agentrl.remote.wire import read_tool_result, write_tool_result
 from agentrl.rollout.tools import tool_session
-from agentrl.tool.results import CUT, LONGEST_TEXT, MOST_PARTS, as_json, as_text
+from agentrl.tool.results import CUT, MAX_PARTS, MAX_TEXT_CHARS, as_json, as_text
 
 
 class Colour(enum.Enum):
@@ -303,8 +303,8 @@ NOTICES = {
     "deep": (lambda: deep(5_000), "[nested too deeply]"),
     "doubled": (lambda: doubled(60), CUT),
     "endless": (lambda: iter(int, 1), CUT),
-    "long": (lambda: dict.fromkeys(range(MOST_PARTS + 5), "x"), CUT),
-    "a long text": (lambda: "x" * (LONGEST_TEXT + 1), CUT),
+    "long": (lambda: dict.fromkeys(range(MAX_PARTS + 5), "x"), CUT),
+    "a long text": (lambda: "x" * (MAX_TEXT_CHARS + 1), CUT),
     "a long number": (lambda: 7**9_000, "[a whole number of about 7606 digits]"),
     "a long number in a list": (lambda: [7**9_000], "[a whole number of about 7606 digits]"),
     "an iterator that fails": (failing, "[generator: OSError]"),
@@ -316,7 +316,7 @@ def test_what_cannot_be_shown_is_a_notice(name: str) -> None:
     make, notice = NOTICES[name]
     text = as_text(make())
     assert notice in text
-    assert len(text) < 2 * LONGEST_TEXT
+    assert len(text) < 2 * MAX_TEXT_CHARS
 
 
 def test_a_shared_part_is_not_circular() -> None:

@@ -155,7 +155,7 @@ class Slow(Tracker):
 
 
 def test_a_slow_tracker_loses_traces_instead_of_memory(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(tracker_module, "MOST_TRACES_WAITING", 2)
+    monkeypatch.setattr(tracker_module, "MAX_TRACES_WAITING", 2)
     register(Kind.TRACKER, "slow", Slow)
     try:
         trackers = Trackers(["slow"], folder=tmp_path, name="run", config={})

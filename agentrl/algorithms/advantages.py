@@ -31,7 +31,7 @@ from agentrl.algorithms.segments import (
 from agentrl.algorithms.traits import Input, compares_group, needs
 from agentrl.algorithms.types import EpisodeBatch, require
 from agentrl.errors import TrainingError
-from agentrl.reward import LEAST_DIFFERENCE
+from agentrl.reward import MIN_DIFFERENCE
 
 
 @compares_group
@@ -105,7 +105,7 @@ def maxrl(episodes: EpisodeBatch) -> torch.Tensor:
     Raises:
         TrainingError: a return is negative.
     """
-    if bool((episodes.returns < -LEAST_DIFFERENCE).any()):
+    if bool((episodes.returns < -MIN_DIFFERENCE).any()):
         raise TrainingError(
             "maxrl divides by the mean return of a group",
             got=f"a return of {float(episodes.returns.min()):g}",
@@ -231,7 +231,7 @@ def prime(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Tensor:
     return rloo(episodes) + token_returns(episodes, process - episodes.to_tokens(others), gamma)
 
 
-LEAST_PATH_VARIANCE = 1e-8
+MIN_PATH_VARIANCE = 1e-8
 """Term added to sums of weights in `otb`, as in verl."""
 
 
@@ -257,7 +257,7 @@ def otb(episodes: EpisodeBatch, *, zero_tail: bool = True) -> torch.Tensor:
     group = episodes.group[owner]
     place = group * (int(lengths.max()) + 1) + position
     places = int(place.max()) + 1
-    total = segment_sum(weight, place, places) + LEAST_PATH_VARIANCE
+    total = segment_sum(weight, place, places) + MIN_PATH_VARIANCE
     baseline = (segment_sum(weight * returns, place, places) / total)[place]
     alone = segment_sizes(place, places)[place] == 1
     baseline = torch.where(alone, torch.zeros_like(returns) if zero_tail else returns, baseline)

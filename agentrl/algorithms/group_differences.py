@@ -18,7 +18,7 @@ import torch
 from agentrl.algorithms.segments import differs
 from agentrl.algorithms.traits import Input, compares_group, needed_inputs
 from agentrl.algorithms.types import EpisodeBatch, Estimate
-from agentrl.reward import LEAST_DIFFERENCE, ROUNDING
+from agentrl.reward import MIN_DIFFERENCE, ROUNDING
 
 MODELS = frozenset({Input.VALUES, Input.PROCESS_REWARD, Input.SCORE_NORM})
 """Inputs from models, which are computed only after the groups have been selected."""
@@ -50,7 +50,7 @@ def groups_with_advantages(
         size = float(group.returns.abs().max())
         if size > 1 and _any_rewards_differ(group):
             size = 1.0
-        found.append(float(advantage.abs().max()) > LEAST_DIFFERENCE + ROUNDING * size)
+        found.append(float(advantage.abs().max()) > MIN_DIFFERENCE + ROUNDING * size)
     return torch.tensor(found)
 
 

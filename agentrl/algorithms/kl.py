@@ -9,7 +9,7 @@ import torch
 from agentrl.algorithms.traits import Input
 from agentrl.algorithms.types import LossInput, log_ratio, require
 
-LARGEST_K3 = 10.0
+MAX_K3 = 10.0
 """Upper bound on k3 at a token, as in verl; otherwise a single token with 20 nats would dominate a whole step."""
 
 
@@ -36,7 +36,7 @@ def kl_divergence(estimator: KLEstimator, logp: torch.Tensor, reference_logp: to
     is clamped, only ``k1+`` has a gradient.
     """
     x = log_ratio(reference_logp, logp)
-    k1, k2, k3 = -x, x.square() / 2, (x.exp() - x - 1).clamp(max=LARGEST_K3)
+    k1, k2, k3 = -x, x.square() / 2, (x.exp() - x - 1).clamp(max=MAX_K3)
     match estimator:
         case KLEstimator.K1:
             return k1

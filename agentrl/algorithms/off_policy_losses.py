@@ -60,7 +60,7 @@ def sppo(tokens: LossInput, *, eta: Positive = 1.0) -> TokenLoss:
     return plain_loss((total - eta * (tokens.episode_return - 0.5)).square())
 
 
-LEAST_REST = 1e-6
+MIN_REST = 1e-6
 """Minimum total probability of all tokens that are not among the most probable ones; rounding could make it 0."""
 
 
@@ -106,7 +106,7 @@ def distill_top_k(tokens: LossInput) -> TokenLoss:
 
 def with_rest(logp: torch.Tensor) -> torch.Tensor:
     """Append the log-probability of all other tokens to those of some: [tokens, k + 1] from [tokens, k]."""
-    known = logp.exp().sum(-1, keepdim=True).clamp(max=1 - LEAST_REST)
+    known = logp.exp().sum(-1, keepdim=True).clamp(max=1 - MIN_REST)
     return torch.cat([logp, torch.log1p(-known)], dim=-1)
 
 

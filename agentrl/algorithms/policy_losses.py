@@ -100,7 +100,7 @@ def ppo_turn(
     return clipped_surrogate(ratio, tokens.advantage, bounds, dual_clip=dual_clip)
 
 
-SMALLEST_LOG_WEIGHT = math.log(1e-8)
+MIN_LOG_WEIGHT = math.log(1e-8)
 """Lower bound of log W in `vespo`, as in its authors' code."""
 
 
@@ -121,7 +121,7 @@ def vespo(
     """
     distance = log_ratio(tokens.logp, tokens.old_logp) + log_ratio(tokens.old_logp, tokens.behaviour_logp)
     total = segment_sum(distance.detach(), tokens.sequence, tokens.sequences)[tokens.sequence]
-    log_weight = total.clamp(SMALLEST_LOG_WEIGHT, LOG_RATIO_LIMIT)
+    log_weight = total.clamp(MIN_LOG_WEIGHT, LOG_RATIO_LIMIT)
     positive = tokens.advantage >= 0
     k = torch.where(positive, k_positive, k_negative)
     strength = torch.where(positive, lambda_positive, lambda_negative)
@@ -243,7 +243,7 @@ def clipped_surrogate(
     return TokenLoss(values=values, clipped=clipped)
 
 
-SMALLEST_PROBABILITY = 1e-7
+MIN_PROBABILITY = 1e-7
 
 
 def top_covariance(tokens: LossInput, *, share: Share = 2e-4) -> torch.Tensor:
@@ -349,8 +349,7 @@ def dppo_binary_kl(
 ) -> TokenLoss:
     """`dppo` with the binary KL(mu, pi) of "this token or another": 0 where it exceeds 0.05 in A's direction."""
     pi, mu = (
-        logp.exp().clamp(SMALLEST_PROBABILITY, 1 - SMALLEST_PROBABILITY)
-        for logp in (tokens.logp.detach(), tokens.behaviour_logp)
+        logp.exp().clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY) for logp in (tokens.logp.detach(), tokens.behaviour_logp)
     )
     divergence = mu * (mu / pi).log() + (1 - mu) * ((1 - mu) / (1 - pi)).log()
     return _drop_outside(tokens, (pi > mu) & (divergence > delta_high), (pi < mu) & (divergence > delta_low), cap)

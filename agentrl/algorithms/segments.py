@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from agentrl.reward import LEAST_DIFFERENCE, ROUNDING
+from agentrl.reward import MIN_DIFFERENCE, ROUNDING
 
 STD_EPSILON = 1e-6
 """Term added to standard deviations before dividing by them."""
@@ -60,7 +60,7 @@ def deviation(values: torch.Tensor, baseline: torch.Tensor, segment: torch.Tenso
     """
     largest = values.new_zeros(count).scatter_reduce(0, segment, values.abs(), "amax")
     difference = values - baseline
-    return torch.where(difference.abs() <= LEAST_DIFFERENCE + ROUNDING * largest[segment], 0.0, difference)
+    return torch.where(difference.abs() <= MIN_DIFFERENCE + ROUNDING * largest[segment], 0.0, difference)
 
 
 def exceeds(values: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:
@@ -69,7 +69,7 @@ def exceeds(values: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:
     A return of 0 may be stored as 0.1 + 0.2 - 0.3 = 5.6e-17. The bounds are those of `agentrl.reward.rewards_differ`.
     """
     others = torch.as_tensor(other, dtype=values.dtype, device=values.device)
-    return values - others > LEAST_DIFFERENCE + ROUNDING * torch.maximum(values.abs(), others.abs())
+    return values - others > MIN_DIFFERENCE + ROUNDING * torch.maximum(values.abs(), others.abs())
 
 
 def differs(values: torch.Tensor, segment: torch.Tensor, count: int) -> torch.Tensor:

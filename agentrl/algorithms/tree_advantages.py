@@ -34,7 +34,7 @@ import torch
 from agentrl.algorithms.segments import STD_EPSILON, segment_std
 from agentrl.algorithms.traits import compares_group, uses_branches
 from agentrl.algorithms.types import EpisodeBatch
-from agentrl.reward import LEAST_DIFFERENCE, ROUNDING
+from agentrl.reward import MIN_DIFFERENCE, ROUNDING
 
 
 @uses_branches
@@ -131,7 +131,7 @@ def _turns_between(paths: Sequence[_Path], start: int, end: int) -> list[int]:
 def _compare(edges: Sequence[_Edge], advantage: torch.Tensor) -> None:
     """Write the advantages of a node's edges: exactly 0 where values differ by rounding only, and for a single edge."""
     total, count = math.fsum(edge.value for edge in edges), len(edges)
-    bound = LEAST_DIFFERENCE + ROUNDING * max(abs(edge.value) for edge in edges)
+    bound = MIN_DIFFERENCE + ROUNDING * max(abs(edge.value) for edge in edges)
     for edge in edges:
         difference = edge.value - (total - edge.value) / max(count - 1, 1)
         if count > 1 and abs(difference) > bound and edge.turns:

@@ -119,7 +119,7 @@ def _check_base(name: str, folder: Path, base_path: str) -> None:
 
 
 def _same_weights(first: Path, second: Path) -> bool:
-    """Return True if the weight files of two folders are equal, byte by byte."""
+    """Return True if the weight files of two folders are identical."""
     files = sorted(file.name for file in first.glob("*.safetensors"))
     if not files or files != sorted(file.name for file in second.glob("*.safetensors")):
         return False
@@ -167,8 +167,7 @@ def build_adapters(
 def _load_references(config: Config, base: PreTrainedModel, base_path: str) -> dict[str, PreTrainedModel]:
     """Load the reference policies of adapters that start from a trained one: the adapter at ``adapters.NAME.path``.
 
-    Without its adapter, such a policy is not the one before training. References of new adapters are not included: for
-    them, the trainer uses the base.
+    The base alone is not the initial policy of such an adapter. For a new adapter it is, so the trainer uses the base.
 
     Raises:
         UsageError: an adapter no longer exists.
@@ -219,7 +218,7 @@ def _load_teacher(config: Config) -> dict[str, PreTrainedModel]:
 
 
 def _copy_adapters(models: AdapterModels) -> AdapterModels:
-    """Copy the adapters' tensors, around the same base, so that the copies can be sampled from during training."""
+    """Copy the adapters on the same base, so that the engine can sample from the copies during training."""
     shared = {id(tensor): tensor for tensor in [*models.base.parameters(), *models.base.buffers()]}
     adapted = {name: copy.deepcopy(model, memo=dict(shared)) for name, model in models.adapted.items()}
     return AdapterModels(base=models.base, adapted=adapted)

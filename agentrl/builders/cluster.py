@@ -19,7 +19,7 @@ from typing import Any
 
 from agentrl.builders.models import load_images
 from agentrl.builders.ray import (
-    MOST_CALLS,
+    MAX_CALLS,
     RAY,
     ActorEnvironment,
     ActorServer,
@@ -59,7 +59,7 @@ MEMORY_HINT = "set engine.transport=collective, disk, or (SGLang) tensor: shared
 ACTOR_CLOSE_S = 10.0
 """Seconds before an actor that does not end its server is killed; the server's guard then ends the server."""
 ACTOR_PING_S = 30.0
-"""Seconds for the actor of a lost server to answer before it is replaced: its process may be stopped."""
+"""Seconds for the actor of a lost server to answer before it is replaced; its process may be suspended."""
 START_MARGIN_S = 60.0
 """Seconds in addition to ``engine.start_timeout_s`` before the start of a server's actor fails."""
 OnLoss = Callable[[TrainingError], None]
@@ -73,7 +73,7 @@ class RunCluster:
     config: Config
     folder: Path
     shared: Mapping[str, str]
-    """Files and folders that every node must see, with a hint for the error if one does not."""
+    """Files and folders that every node must see, each with the hint of the error if one does not."""
 
     @property
     def places(self) -> dict[str, ClusterPlace]:
@@ -122,7 +122,7 @@ class RunCluster:
 
 @asynccontextmanager
 async def open_cluster(config: Config, folder: Path, *, say: Callable[[str], None]) -> AsyncIterator[RunCluster | None]:
-    """Connect to a run's cluster and reserve resources for its ranks and engines; ``None`` without a cluster.
+    """Connect to a run's cluster and reserve the resources of its ranks and engines; ``None`` without a cluster.
 
     Raises:
         UsageError: Ray is not installed, the cluster cannot be reached or is too small, or torchrun started this
@@ -198,7 +198,7 @@ def _place(cluster: Cluster, config: Config, section: ClusterConfig, say: Callab
 
 @contextmanager
 def _own_gpu(run: RunCluster) -> Iterator[None]:
-    """Make this process compute only on the GPU that Ray has reserved for rank 0."""
+    """Restrict this process to the GPU that Ray has reserved for rank 0."""
     place = run.places.get(HEAD)
     if place is None or not place.bundle.resources.get("GPU"):
         yield
@@ -215,7 +215,7 @@ def _own_gpu(run: RunCluster) -> Iterator[None]:
 
 @contextmanager
 def _mark_file(folder: Path) -> Iterator[Path]:
-    """Create a file that nodes look for, to check that they see the folder."""
+    """Create a marker file, by which nodes check that they see the folder."""
     mark = folder / f".cluster-{secrets.token_hex(8)}"
     mark.touch()
     try:
@@ -284,7 +284,7 @@ class _PlacedEngines:
     def _make_actor(self, place: ClusterPlace) -> Any:
         log = place.name if isinstance(self._engine, LocalEngineConfig) else f"{place.name}-actor"
         setting = self._run.setting(place.name, log, shared=self._shared)
-        return self._cluster.actor(place, self._kind, setting, self._make(place), calls=MOST_CALLS)
+        return self._cluster.actor(place, self._kind, setting, self._make(place), calls=MAX_CALLS)
 
     @property
     def _kind(self) -> type:
@@ -298,7 +298,7 @@ class _PlacedEngines:
         section = self._run.cluster.section
         return PoolSettings(
             concurrency=self._engine.max_num_seqs,
-            most_concurrency=2 * self._engine.max_num_seqs,
+            max_concurrency=2 * self._engine.max_num_seqs,
             connect_timeout_s=section.timeout_s,
         )
 

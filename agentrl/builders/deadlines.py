@@ -1,4 +1,4 @@
-"""Deadlines of a run that contradict each other: one that another one always precedes, and staleness that drops groups.
+"""Checks of a run's deadlines: one that a shorter deadline always precedes, and staleness that drops long episodes.
 
 Only deadlines that differ from their defaults are compared with others, because a run's ``config.yaml`` contains the
 defaults, too.
@@ -32,16 +32,16 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precedence:
-    """Pair of deadlines; the outer one must not come first."""
+    """Pair of nested deadlines; the inner one must not be longer than the outer one."""
 
     inner: Deadline
     outer: Deadline
     effect: str
-    """Effect of an outer deadline that is shorter."""
+    """Effect of an outer deadline that is too short."""
 
 
 def check_deadlines(config: Config) -> None:
-    """Check that no deadline is made ineffective by a shorter one.
+    """Check that no deadline is ineffective because a shorter one always precedes it.
 
     Raises:
         ConfigError: a deadline is longer than another one that always ends the wait first.

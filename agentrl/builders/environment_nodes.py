@@ -18,7 +18,7 @@ from typing import Any
 
 from agentrl.builders.cluster import FOLDER_HINT, RunCluster
 from agentrl.builders.ray import (
-    MOST_CALLS,
+    MAX_CALLS,
     ClusterPlace,
     EnvironmentActor,
     EnvironmentNode,
@@ -66,7 +66,7 @@ class EnvironmentNodes:
             url = self._nodes[(turn + offset) % len(self._nodes)].sandbox_url
             if url:
                 return open_sandbox(dataclasses.replace(self._sandbox, type=HTTP, url=url, options={}))
-        raise SandboxError("no node can open a sandbox", got="all of them are being replaced")
+        raise SandboxError("no node can open a sandbox", got="all nodes are being replaced")
 
 
 @asynccontextmanager
@@ -95,7 +95,7 @@ async def open_environment_nodes(
         )
         server = None if sandbox is None else partial(SandboxServer, sandbox, settings)
         setting = run.setting(place.name, place.name, shared=shared)
-        return run.cluster.actor(place, EnvironmentActor, setting, server, calls=MOST_CALLS)
+        return run.cluster.actor(place, EnvironmentActor, setting, server, calls=MAX_CALLS)
 
     nodes: list[EnvironmentNode] = []
     with nullcontext() if sandbox is None else set_variables({TOKEN_VARIABLE: token}):
@@ -114,7 +114,7 @@ def check_environment_nodes(config: Config) -> None:
     """Check that the environments and tools of a run can be placed on a cluster.
 
     Raises:
-        ConfigError: an environment demands to run in the run's own process, or ``cluster.environment`` is ignored.
+        ConfigError: an environment requires the run's own process, or ``cluster.environment`` is ignored.
     """
     section = config.cluster
     if section is None:

@@ -143,7 +143,7 @@ def _limits_of(
     Args:
         config: Config of one environment.
         spec: The environment.
-        turns_are_steps: False if only the agent's own limit counts its turns.
+        turns_are_steps: False if an environment's step limit does not limit the turns.
         limits_scorer: False if the requests or functions of the scorer have deadlines of their own.
     """
 

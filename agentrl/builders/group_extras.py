@@ -159,7 +159,7 @@ def _build_runners(
     model_path: str,
     counters: RolloutCounters,
 ) -> ExtraRunners:
-    """Build the runners of extra rollouts, which do not count as the policy's and are not stored."""
+    """Build the runners of extra rollouts, which do not count in the policy's statistics and are not stored."""
     policies = _policies(config, policy)
     found: dict[str, dict[str, EpisodeRunner | StoredExpert]] = {
         env.label: {name: env.runner.with_policy(own, counters) for name, own in policies.items()}
@@ -200,7 +200,7 @@ async def _score_by_teacher(
 
 
 MAX_UNALIGNED = 0.5
-"""Maximum share of a step's tokens that a teacher with another tokenizer need not be able to compare."""
+"""Maximum share of a step's tokens that may have no counterpart in the tokens of a teacher with another tokenizer."""
 
 
 def _translate(
@@ -246,7 +246,7 @@ async def _score_translations(
 
 
 def worth_training(settings: Settings, has_signal: Callable[[Group], bool]) -> Callable[[Group], bool] | None:
-    """Return the predicate of groups that are not replaced; ``None`` if no group is.
+    """Return the predicate of groups worth training on; ``None`` if no group is replaced.
 
     Args:
         settings: Current settings.

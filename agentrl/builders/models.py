@@ -40,7 +40,7 @@ SHARD_SIZE = "5GB"
 
 
 def resolve_model(config: Config, *, several: bool = False) -> Config:
-    """Return the config with absolute paths of its models, so that ``runs/latest`` keeps its current meaning.
+    """Return the config with absolute paths of its models, so that a later change of ``runs/latest`` has no effect.
 
     These are ``model.path``, ``model.chat_template``, ``algorithm.teacher.path``, ``algorithm.expert.trajectories``,
     ``agent.reward_model.path``, ``trainer.critic.path``, ``trainer.process_reward.path``, ``trainer.episodes`` and the
@@ -210,7 +210,7 @@ def build_renderer(config: Config, path: str, tokenizer: PreTrainedTokenizerFast
 
 
 def check_tokens(config: Config, model_path: str) -> Renderer | None:
-    """Check that a process reward model has the policy's tokenizer, and that a teacher has it or needs no ids of it.
+    """Check that a process reward model has the policy's tokenizer, and that a teacher has it or is compared by text.
 
     Returns:
         The renderer of a teacher with another tokenizer; ``None`` for other teachers, or without one.

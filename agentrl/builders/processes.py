@@ -30,7 +30,7 @@ from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.launch import RankProcesses, open_ranks
 
 KEPT_MODEL = "engine-model"
-"""Folder of a run with the model that its engines load when they are started again."""
+"""Folder of a run with the model that its engines load after a restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +59,8 @@ async def open_processes(
 ) -> AsyncIterator[RunProcesses]:
     """Start or join the processes of a run; started ones end with the block.
 
-    The weights at `model_path` have the version `version`; the run started from `base_path`. `on_loss` is called from
-    any thread when a process is lost that the run needs.
+    The weights at `model_path` have the version `version`; the run started from `base_path`. `on_loss` is called, from
+    any thread, when a process that the run needs is lost.
 
     Raises:
         ConfigError: the numbers of processes, servers and GPUs do not match.

@@ -155,7 +155,7 @@ def _check_one_tool_of_a_name(agent: AgentConfig) -> None:
 
 
 def _check_calls_end(agent: AgentConfig) -> None:
-    """Check that no role can call itself, directly or through others: such calls would use up all turns."""
+    """Check that no role can call itself, directly or indirectly: such recursion would use up all turns."""
     roles, called = agent.roles or {}, agent.called_roles
     calls = {name: [other for other in called if other in (roles[name].tools or ())] for name in called}
     for first in called:

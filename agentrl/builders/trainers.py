@@ -1,4 +1,4 @@
-"""Trainer of a run: what every rank builds, and what rank 0 connects it to."""
+"""Trainer of a run: the parts of every rank, and their connection on rank 0."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ from agentrl.training.weights import ModelWeights, TrainedWeights
 from agentrl.weights import TOLERANCE, CheckpointSource, InProcessSync, Probe, RemoteSync, WeightSync
 
 SYNC_CLOSE_S = 180.0
-"""Seconds for closing the weight sync of a run whose work is done; sleeping servers wake and get weights then."""
+"""Seconds for closing the weight sync at the end of a run: sleeping servers are woken and get weights first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class TrainingParts:
         return self.environments[0].runner.counters
 
     async def close(self) -> None:
-        """Close episodes, environments, weight sync and engine, in this order, each although another one fails.
+        """Close episodes, environments, weight sync and engine, in this order; a failure does not stop the others.
 
         The time of each is limited; see `close_in_time`.
         """
@@ -268,7 +268,7 @@ def _build_scheduler(
         seed=config.run.seed,
         version=version,
         keep=keep,
-        least_members=trainer.least_members,
+        min_members=trainer.min_members,
         extra_runners=extras.runners,
         adapter_versions=lambda: trainer.versions,
         wait_to_start=branch_starts(branching),

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _end_with_standard_input() -> None:
-    """Exit when standard input closes, which means that the parent process has exited."""
+    """Exit when standard input closes, because the parent process has exited."""
     while os.read(sys.stdin.fileno(), 1):
         pass
     os._exit(1)

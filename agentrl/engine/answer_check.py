@@ -11,7 +11,7 @@ from agentrl.errors import EngineError
 ROUNDING = 5e-6
 """Maximum rounding error above 0 of the log-probability of a certain token: float32 rounds the difference of two logits
 of up to 64 by this much."""
-LOWEST_LOGPROB = -3e38
+MIN_LOGPROB = -3e38
 """Minimum log-probability: the ledger stores float32."""
 
 
@@ -58,8 +58,8 @@ def check_answer(
     if min(known) < 0 or max(known) > version:
         raise invalid(f"tokens of the weight versions {sorted(known)}", f"0 to {version}")
     highest = max(logprobs)
-    if not (math.isfinite(sum(logprobs)) and min(logprobs) > LOWEST_LOGPROB and highest <= ROUNDING):
-        token, value = next((t, v) for t, v in zip(ids, logprobs, strict=True) if not LOWEST_LOGPROB < v <= ROUNDING)
+    if not (math.isfinite(sum(logprobs)) and min(logprobs) > MIN_LOGPROB and highest <= ROUNDING):
+        token, value = next((t, v) for t, v in zip(ids, logprobs, strict=True) if not MIN_LOGPROB < v <= ROUNDING)
         hint = "it must return the natural logarithm of each sampled token's probability"
         raise invalid(f"log-probability {value} of token {token}", "a number of at most 0", hint)
     if highest > 0:

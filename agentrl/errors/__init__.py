@@ -31,7 +31,7 @@ RunningTask: TypeAlias = "asyncio.Task[Any] | None"
 LARGEST_REWARD = 1e12
 """Maximum magnitude of a reward: sums and squares of rewards stay finite in float32."""
 A_REWARD = "a finite number between -1e12 and 1e12"
-LONGEST_REASON = 2000
+MAX_REASON_CHARS = 2000
 """Maximum number of characters from the text of user code's exceptions."""
 
 
@@ -323,7 +323,7 @@ def described_error(error: BaseException) -> str:
         text = str(error)
     except BaseException as failed:
         text = f"(its text cannot be read: {type(failed).__name__})"
-    return f"{type(error).__name__}: {text[:LONGEST_REASON]}"
+    return f"{type(error).__name__}: {text[:MAX_REASON_CHARS]}"
 
 
 def raised_in(error: BaseException, file: str | None = None) -> str | None:

@@ -15,7 +15,7 @@ from agentrl.evaluation.result import MeanInterval, bootstrap_mean
 from agentrl.observe.metrics import MARGIN_ERRORS
 from agentrl.trajectory import Trajectory
 
-MOST_BOOTSTRAPPED = 2000
+MAX_BOOTSTRAPPED = 2000
 """Number of tasks up to which the interval of a difference is bootstrapped; the normal one is the same for more."""
 
 
@@ -83,7 +83,7 @@ class PairedTest:
     """Compared quantity: ``success`` or ``reward``."""
 
     def __str__(self) -> str:
-        """Return the difference with its interval: of a success in per cent."""
+        """Format the difference with its interval, in per cent for success."""
         if self.measure != "success":
             return f"{self.difference:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
         return f"{100 * self.difference:+.1f} % ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
@@ -199,7 +199,7 @@ def _verdict(first: TaskScore, second: TaskScore) -> Verdict:
 
 
 def _interval(differences: Sequence[float]) -> MeanInterval:
-    if len(differences) <= MOST_BOOTSTRAPPED:
+    if len(differences) <= MAX_BOOTSTRAPPED:
         return bootstrap_mean(differences)
     mean = fmean(differences)
     margin = MARGIN_ERRORS * stdev(differences, mean) / math.sqrt(len(differences))

@@ -1,4 +1,4 @@
-"""Curves of runs with their intervals: over the episodes of a step, or over seeds where there are several runs."""
+"""Learning curves with intervals: over the episodes of a step or, for several runs, over seeds."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ CONVERSATIONS = "conversations.jsonl"
 PROMPTS = "prompts.jsonl"
 DEFAULT = "default"
 """Session name for requests whose path names no session. Unrelated clients share it, so it might never be idle. After
-the idle time or `MOST_ANSWERS` answers, new conversations go to another session, and this one ends once it is idle."""
-MOST_ANSWERS = 256
+the idle time or `MAX_ANSWERS` answers, new conversations go to another session, and this one ends once it is idle."""
+MAX_ANSWERS = 256
 NO_LIMIT = 1 << 30
 
 
@@ -121,7 +121,7 @@ class LiveTraffic:
                 return [session]
             if session.is_over:
                 await asyncio.shield(playing)  # the session has just ended, and its name is reused
-            elif name == DEFAULT and (session.answers >= MOST_ANSWERS or session.age_s >= self._idle_s):
+            elif name == DEFAULT and (session.answers >= MAX_ANSWERS or session.age_s >= self._idle_s):
                 self._set_aside(number, session)
             else:
                 return [session, *(self._full_sessions() if name == DEFAULT else ())]

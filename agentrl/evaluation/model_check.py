@@ -45,7 +45,7 @@ ENOUGH = 0.97
 SHOTS = (0, 1, 3)
 FREQUENT = 3
 """Number of unusable answers that are shown."""
-LONGEST_ANSWER = 160
+MAX_ANSWER_CHARS = 160
 """Maximum number of characters of an answer that are shown."""
 COMPARED_TOKENS = 2048
 """Number of sampled tokens after which engine and trainer are compared on no further sequence."""
@@ -343,7 +343,7 @@ def _share(settings: PlaySettings, episodes: list[EvaluatedEpisode], renderer: R
 
 
 def _shorten(text: str) -> str:
-    return text if len(text) <= LONGEST_ANSWER else f"{text[:LONGEST_ANSWER]}…"
+    return text if len(text) <= MAX_ANSWER_CHARS else f"{text[:MAX_ANSWER_CHARS]}…"
 
 
 def _best(shares: Sequence[AnswerShare]) -> AnswerShare:

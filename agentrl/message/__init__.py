@@ -1,7 +1,7 @@
 """Messages of agent loops, tools and environments; images and control tokens in them."""
 
 from agentrl.message.message import (
-    MOST_DIGITS,
+    MAX_DIGITS,
     Content,
     ContentPart,
     EpisodeMessages,
@@ -27,7 +27,7 @@ from agentrl.message.message import (
 )
 
 __all__ = [
-    "MOST_DIGITS",
+    "MAX_DIGITS",
     "Content",
     "ContentPart",
     "EpisodeMessages",

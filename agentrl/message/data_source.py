@@ -39,7 +39,7 @@ _PATTERN = re.compile(r"[*?\[]")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """Start of an address; `Path` writes one slash."""
 _SHOWN = 8
-_MOST_PARTS = 100_000
+_MAX_PARTS = 100_000
 _EXPECTED = "a file, a folder, or a pattern such as data/train-*.parquet"
 
 
@@ -169,7 +169,7 @@ def _check_complete(files: Sequence[Path], name: str, pattern: str) -> None:
     wanted = set[str]()
     parts = filter(None, map(_PART.fullmatch, names))
     for start, digits, of, total, end in {(one[1], len(one[2]), one[3], one[4], one[5]) for one in parts}:
-        count = min(int(total), _MOST_PARTS)
+        count = min(int(total), _MAX_PARTS)
         numbered = [f"{start}{number:0{digits}}{of}{total}{end}" for number in range(count + 1)]
         wanted |= {*(numbered[1:] if numbered[-1] in names else numbered[:-1])}  # from 0, or rarely from 1
     missing = sorted(one for one in wanted - names if fnmatch.fnmatchcase(one, pattern))

@@ -19,7 +19,7 @@ broken_up = TokenBreaker()
 
 Messages that agentrl renders do not need it: see `agentrl.render.content_guard`.
 """
-MOST_DIGITS = 1000
+MAX_DIGITS = 1000
 """Maximum number of digits that `parse_int` accepts; Python does not convert more than 4300 digits."""
 _INTEGER = re.compile(r"(?<![\w.])[-+]?\d+(?![\w]|\.\d)")
 _SURROGATES = re.compile(
@@ -228,13 +228,13 @@ def encodable_json(raw: bytes) -> bytes:
 
 
 def parse_int(text: str) -> int | None:
-    """Return the last whole number in `text`; ``None`` if there is none, or it has more than `MOST_DIGITS` digits.
+    """Return the last whole number in `text`; ``None`` if there is none, or it has more than `MAX_DIGITS` digits.
 
     >>> parse_int("I try 50, no: 42."), parse_int("no idea"), parse_int("9" * 5000)
     (42, None, None)
     """
     numbers = _INTEGER.findall(text)
-    return int(numbers[-1]) if numbers and len(numbers[-1]) <= MOST_DIGITS else None
+    return int(numbers[-1]) if numbers and len(numbers[-1]) <= MAX_DIGITS else None
 
 
 _OPTIONAL = ("tool_call_id", "name", "reasoning")

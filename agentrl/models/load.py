@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -26,7 +27,6 @@ from transformers.utils import logging as transformers_logging
 
 from agentrl.config.number_format import cpu_has_bfloat16
 from agentrl.errors import ConfigError, UsageError
-from agentrl.models.logits import check_logits
 from agentrl.models.lora import check_one_model, find_base, is_adapter_folder, merge_adapter
 from agentrl.models.matrix_products import use_fast_products
 from agentrl.models.memory import keep_freed_memory
@@ -37,6 +37,9 @@ _log = logging.getLogger(__name__)
 BITSANDBYTES = Extra(name="qlora", module="bitsandbytes")
 LISTED_TENSORS = 4
 """Maximum number of missing tensors that an error names."""
+_TOKENS = 3
+_TOLERANCE = 0.02
+"""Maximum difference of logits from -5 to 5 that rounding to bfloat16 explains."""
 
 
 def _quantization_options(quantize: Literal["nf4"], *, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
@@ -191,6 +194,91 @@ def _prepare(path: str | Path, model: PreTrainedModel) -> PreTrainedModel:
     if model.device.type == "cpu":
         keep_freed_memory()
     return model.eval()
+
+
+def check_logits(path: str | Path, model: PreTrainedModel) -> None:
+    """Check that a model's logits are its output head's product with its last hidden states, softly capped at most.
+
+    The trainer and the local engine compute log-probabilities from hidden states and head, without the model's own code
+    between and after them. Some models scale hidden states or logits there, cap logits under another name, or cut off a
+    part of the vocabulary. There is no common config key for this, so the check runs the model's code with stand-ins
+    for decoder and head; it needs no weights. A model that does not call its `base_model` as a whole, such as OPT, is
+    not checked.
+
+    Raises:
+        UsageError: the model changes hidden states before its head, or logits after it.
+    """
+    head = model.get_output_embeddings()
+    if head is None or model.base_model is model:
+        return
+    (vocabulary, width), calls = head.weight.shape, list[Tensor]()
+    hidden, made = _pattern(width, period=7) / 4, _pattern(vocabulary, period=11)
+    if model.device.type != "meta":
+        hidden, made = hidden.to(model.device), made.to(model.device)
+
+    def decode(*_: Any, **__: Any) -> _Hidden:
+        calls.append(hidden)
+        return _Hidden((hidden,))
+
+    def multiply(inputs: Tensor, *_: Any, **__: Any) -> Tensor:
+        calls.append(inputs)
+        return made.clone()
+
+    logits, problem = made.new_zeros(0), ""
+    with _replace_forward(model.base_model, decode), _replace_forward(head, multiply), torch.no_grad():
+        ids = torch.zeros(1, _TOKENS, dtype=torch.int64, device=model.device)
+        try:
+            logits = model(input_ids=ids, use_cache=False).logits
+        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:  # from the model's code
+            problem = f" ({error})"
+    if not calls or calls[0] is not hidden:
+        return
+    if len(calls) != 2 or _differ(calls[1], hidden):
+        raise _refusal(path, "its hidden states before the head" + problem)
+    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    if _differ(logits, made if cap is None else (made / cap).tanh() * cap):
+        raise _refusal(path, "its logits after the head" + problem)
+
+
+def _refusal(path: str | Path, what: str) -> UsageError:
+    return UsageError(
+        f"this model changes {what}, so its log-probabilities would be computed wrongly",
+        got=path,
+        expected="logits that are the product of hidden states and head, without scale or cut",
+        hint="choose a model of another family",
+    )
+
+
+def _pattern(columns: int, *, period: int) -> Tensor:
+    """Make numbers that bfloat16 represents exactly, around 0: float32 [1, _TOKENS, columns]."""
+    return (torch.arange(_TOKENS * columns) % period - period // 2).float().view(1, _TOKENS, columns)
+
+
+def _differ(found: Tensor, expected: Tensor) -> bool:
+    return found.shape != expected.shape or not torch.allclose(found.float(), expected, rtol=0, atol=_TOLERANCE)
+
+
+class _Hidden(tuple[Tensor]):
+    """Output of a decoder with nothing but hidden states; other parts are ``None``."""
+
+    def __getattr__(self, name: str) -> Tensor | None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[0] if name == "last_hidden_state" else None
+
+
+@contextmanager
+def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Use another function as a module's forward pass in this block."""
+    before = module.__dict__.get("forward")
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = before
 
 
 def _check_folder(path: str | Path) -> None:

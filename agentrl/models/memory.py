@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-LARGEST_KEPT = 32 << 20
+MAX_HEAP_BLOCK = 32 << 20
 """Size in bytes of the largest block that is allocated from the heap; the maximum that glibc allows."""
 KEPT = (2 << 30) - 1
 """Maximum number of free bytes at the end of the heap that are not returned to the kernel."""
@@ -36,7 +36,7 @@ def keep_freed_memory() -> None:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, LARGEST_KEPT)
+        mallopt(_MMAP_THRESHOLD, MAX_HEAP_BLOCK)
         mallopt(_TRIM_THRESHOLD, KEPT)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints as folders that are either complete or absent.
+"""Atomic checkpoints: a folder is either complete or absent.
 
 A checkpoint is written into a hidden folder, synced to disk, and renamed: ``checkpoints/step-000010``. Its
 ``manifest.json`` holds the size and checksum of every file, and its own checksum. A folder that does not match its
@@ -130,13 +130,13 @@ def _is_own_folder(path: Path) -> bool:
 
 
 def _set_aside(path: Path) -> None:
-    """Rename a user's file or link that occupies the path of a checkpoint."""
+    """Rename a user's file or link at the path of a checkpoint."""
     if (path.exists() or path.is_symlink()) and not _is_own_folder(path):
         path.rename(first_free(path.with_name(f"{path.name}-found-{number}") for number in count(1)))
 
 
 def seal(folder: Path) -> None:
-    """Sync every file to disk, and write the manifest last."""
+    """Sync every file to disk, then write the manifest."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
         with path.open("rb") as file:

@@ -3,8 +3,8 @@
 An object from a file is identified by the file, by the modules that the file imports, directly or indirectly, and by
 the data files, environment variables and commands that their sources name (``open("words.txt")``,
 ``os.environ["LEVEL"]``); see `source_names`. Only the user's own modules are followed; installed packages and the core
-of agentrl are identified by their versions. An object without a file, such as one from a notebook, is identified by its
-compiled code and by the objects that the code refers to.
+of agentrl are identified by their versions. An object without a file, for example from a notebook, is identified by its
+compiled code and the objects that this code refers to.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pathlib import Path, PurePath
 from typing import Any
 from uuid import UUID
 
-from agentrl.observe.file_identity import MOST_FILES, file_digest, folder_digest
+from agentrl.observe.file_identity import MAX_FILES, file_digest, folder_digest
 from agentrl.observe.source_names import ANY, NamedInSource, listed_words, names_in
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ _LIBRARIES = tuple(
 _INSTALLED = ("site-packages", "dist-packages")
 _LISTS = {".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".env", ".sh", ".bash", ".zsh"}
 """Suffixes of settings files and scripts, which may name further files."""
-_LONGEST_LIST = 2**18
+_MAX_LIST_BYTES = 2**18
 """Maximum size of such a file in bytes; larger ones are data."""
 _ADDRESS_OF_FILE = re.compile(r"(?:file|sqlite)(?:\+\w+)?:(?://)?([^?]*)(?:\?.*)?", re.DOTALL)
 _PATTERN = re.compile(r"[*?\[]")
@@ -59,7 +59,7 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
 _DEEPEST = 4
 """Maximum depth of nested values that are read."""
 _loaded: dict[int, tuple[ModuleSpec, str]] = {}
-"""Digests of the sources of imported modules when this process first read them; a reload adds a new entry."""
+"""Source digests of imported modules, as this process first read them; a reload adds an entry."""
 
 
 def _stable_text(value: object) -> str:
@@ -96,7 +96,7 @@ class CodeIdentity:
         """Add an object: a function, a class, an instance, a tool, the description of an environment."""
         if id(target) in self._seen:
             return
-        self._seen[id(target)] = target  # kept alive, so that its id is not reused
+        self._seen[id(target)] = target  # keep a reference, so that the id is not reused
         if isinstance(target, functools.partial):
             self.add(target.func)
             self.add_value(f"arguments of {_name(target.func)}", [*target.args, target.keywords])
@@ -218,7 +218,7 @@ class CodeIdentity:
         path = pattern.replace(".", "/")
         roots = (folder, Path.cwd(), *folder.parents[: pattern.count(".")], *self._roots)
         for root in dict.fromkeys(roots):
-            for file in islice(sorted([*root.glob(f"{path}.py"), *root.glob(f"{path}/__init__.py")]), MOST_FILES):
+            for file in islice(sorted([*root.glob(f"{path}.py"), *root.glob(f"{path}/__init__.py")]), MAX_FILES):
                 inner = (file.parent if file.name == "__init__.py" else file.with_suffix("")).relative_to(root)
                 name = ".".join(inner.parts)
                 self.add_file(file.resolve(), name if _file_of(_spec(name)) == file.resolve() else "")
@@ -273,7 +273,7 @@ class CodeIdentity:
     def _add_matches(self, pattern: Path, without: Collection[str]) -> bool:
         written = {*without, *(Path(name).name for name in without)}
         found = False
-        for text in islice(glob.iglob(str(pattern), recursive=True), MOST_FILES):
+        for text in islice(glob.iglob(str(pattern), recursive=True), MAX_FILES):
             path = Path(text)
             if not path.is_file() or text in written or path.name in written or "__pycache__" in path.parts:
                 continue
@@ -289,11 +289,11 @@ class CodeIdentity:
             return
         self._read.add(resolved)
         with file.open("rb") as opened:
-            first = opened.readline(_LONGEST_LIST)
+            first = opened.readline(_MAX_LIST_BYTES)
         is_script = first.startswith(b"#!")
         if file.suffix == ".py" or (is_script and b"python" in first):
             self.add_file(resolved)
-        elif (is_script or file.suffix in _LISTS) and file.stat().st_size <= _LONGEST_LIST:
+        elif (is_script or file.suffix in _LISTS) and file.stat().st_size <= _MAX_LIST_BYTES:
             for words in listed_words(file.read_text(encoding="utf-8", errors="replace")):
                 self.add_command(words, file.parent)
 
@@ -393,7 +393,7 @@ def _name(target: object) -> str:
 
 
 def _is_written_in(kind: type, file: str) -> bool:
-    """Return True if the methods of a class come from a file; a notebook's ``__main__`` may have another file."""
+    """Return True if a file defines the methods of a class; in a notebook, ``__main__`` may have another file."""
     codes = [value.__code__ for value in vars(kind).values() if isinstance(value, types.FunctionType)]
     return any(code.co_filename == file for code in codes)
 

@@ -22,7 +22,7 @@ _VISIBLE[0x7F] = "\N{SYMBOL FOR DELETE}"
 
 
 def visible(text: str) -> str:
-    r"""Replace control characters by symbols, because texts of models, tools and file names may contain them.
+    r"""Replace control characters by symbols; output of models and tools, and file names, may contain them.
 
     >>> visible("a\x1b[2J\tb\n")
     'a␛[2J\tb\n'
@@ -72,7 +72,7 @@ def note(message: str) -> None:
 
 
 def shown_path(path: Path) -> Path:
-    """Return a path as a user in the working folder would write it: relative to that folder if it is inside."""
+    """Return a path relative to the working folder if it is inside, otherwise unchanged."""
     with suppress(OSError, ValueError):  # a working folder that was removed, or another one
         return path.relative_to(Path.cwd())
     return path

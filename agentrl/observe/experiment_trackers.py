@@ -16,7 +16,7 @@ from agentrl.observe.traces import EpisodeTrace
 from agentrl.observe.trackers import RUN_ID, Tracker, run_identity
 
 PROJECT = "agentrl"
-MOST_ROWS = 200
+MAX_ROWS = 200
 """Maximum number of episodes of a step in a table."""
 COLUMNS = ("episode", "environment", "task", "outcome", "reward", "success", "turns", "sampled_tokens", "seconds")
 """Columns of a table of episodes."""
@@ -33,7 +33,7 @@ class EpisodeTableTracker(Tracker):
 
     def trace(self, trace: EpisodeTrace) -> None:
         """Add an episode to the table of the step."""
-        if trace.group and len(self._rows) < MOST_ROWS:
+        if trace.group and len(self._rows) < MAX_ROWS:
             tokens = sum(turn.answer_tokens for turn in trace.turns)
             result = (trace.outcome, trace.reward, trace.success, len(trace.turns), tokens, round(trace.seconds, 3))
             self._rows.append([trace.name, trace.environment, trace.task, *result])

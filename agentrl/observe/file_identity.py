@@ -13,7 +13,7 @@ WHOLE_BYTES = 64 * 2**20
 SAMPLES = 256
 """Number of samples that are read from a larger file, at equal distances; the last one ends at the file's end."""
 SAMPLE_BYTES = 4096
-MOST_FILES = 10_000
+MAX_FILES = 10_000
 """Maximum number of files in a folder that are read, in the order of their names."""
 
 
@@ -44,7 +44,7 @@ def folder_digest(folder: Path) -> str:
         OSError: a file cannot be read.
     """
     digest = hashlib.blake2b(digest_size=8)
-    for file in islice(_files(folder), MOST_FILES):
+    for file in islice(_files(folder), MAX_FILES):
         digest.update(f"{file.relative_to(folder).as_posix()} {file_digest(file)}\n".encode())
     return digest.hexdigest()
 

@@ -114,7 +114,7 @@ def sync_folder(path: Path) -> None:
 _log = logging.getLogger(__name__)
 _CHECKSUM = "checksum"
 _MARKS = (b'"checksum"', b'"crc32:')
-"""Parts of a checksum; a line with either of them had one."""
+"""Parts of a checksum; a line that contains one of them had a checksum."""
 _SEAL, _SEAL_SIZE = b',"checksum":"crc32:', 29
 """Beginning and size of the end of a record, as `encode_record` writes it."""
 _SHOWN_LINES = 5
@@ -129,7 +129,7 @@ class DamagedRecord(ValueError):
 class JsonLinesWriter:
     """Writer that appends one line per record without buffering, so that lines survive a killed process.
 
-    A line that an earlier process left unfinished is ended first, so that it does not damage the next one.
+    If an earlier process left an unfinished line, a line break is written first, so that the next line stays intact.
 
     Args:
         path: The file; created if needed.
@@ -197,7 +197,7 @@ class JsonLinesWriter:
             write_fully(self._descriptor, b"\n")
 
     def _check_in_place(self) -> None:
-        """Check that the path still leads to the open file, so that nothing is written to a removed file."""
+        """Check that the path still refers to the open file, so that nothing is written to a removed file."""
         try:
             if os.path.samestat(os.stat(self.path), self._opened):
                 return
@@ -301,7 +301,7 @@ def decode_record(data: bytes, *, needs_checksum: bool = False) -> dict[str, Any
 
 
 def _is_unchanged(data: bytes) -> bool:
-    """Return True if these are the bytes that `encode_record` wrote, without encoding the record again."""
+    """Verify the bytes that `encode_record` wrote, without encoding the record again."""
     end = len(data) - data.endswith(b"\n")
     seal = data[end - _SEAL_SIZE : end]
     if not seal.startswith(_SEAL):

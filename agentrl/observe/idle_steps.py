@@ -10,13 +10,13 @@ NONE = 1e-8
 
 
 def share_that_differs(metrics: Mapping[str, float]) -> float | None:
-    """Return the share of a step's groups in which some episodes did better than others; ``None`` without groups."""
+    """Return the share of a step's groups whose returns differ; ``None`` without groups."""
     trained, equal = metrics.get("groups/trained"), metrics.get("groups/zero_variance")
     return None if not trained or equal is None else 1 - equal / trained
 
 
 def learns_nothing(metrics: Mapping[str, float]) -> bool:
-    """Return True if a step's rewards do not prefer any action to another.
+    """Return True if a step's rewards provide no training signal.
 
     This holds if no group has a difference in returns, and the advantages are 0 or come only from a critic's error.
     """

@@ -9,8 +9,8 @@ from typing import Any
 
 from agentrl.errors import AgentRLError, Outcome, SourceLocation
 
-MOST = 200
-"""Maximum number of distinct failures, so that messages that differ each time do not fill the memory."""
+MAX_DISTINCT = 200
+"""Maximum number of distinct failures, which bounds the memory if every message is different."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,13 +33,13 @@ class Incidents:
     """Counts of failures; several runners may share one."""
 
     attempts: int = 0
-    """Number of attempts of episodes that ended."""
+    """Number of attempts at episodes that have ended."""
     calls: Counter[str] = field(default_factory=Counter)
     """Number of calls of each tool."""
     found: dict[tuple[str, str, str], Incident] = field(default_factory=dict)
 
     def count_failure(self, outcome: Outcome, subject: str, error: AgentRLError) -> None:
-        """Count an attempt that an error ended; `subject` names what failed if the error does not."""
+        """Count an attempt that failed; `subject` names the failed part if the error does not."""
         self._count(outcome.value, error.subject or subject, str(error.got or error.what), error.location)
 
     def count_call(self, tool: str, cause: str | None = None, location: SourceLocation | None = None) -> None:
@@ -51,7 +51,7 @@ class Incidents:
     def _count(self, kind: str, subject: str, cause: str, location: SourceLocation | None) -> None:
         where = cause.partition(":")[0] if location is None else str(location)
         key = (kind, subject, where)
-        if key not in self.found and len(self.found) >= MOST:
+        if key not in self.found and len(self.found) >= MAX_DISTINCT:
             return
         known = self.found.setdefault(key, Incident(kind=kind, subject=subject, cause=cause))
         known.count += 1

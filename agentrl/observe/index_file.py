@@ -1,7 +1,7 @@
-"""The SQLite file of an index: where it is, what it has scanned, and how it follows a store that changes.
+"""The SQLite file of an index: its location, its scan positions, and incremental updates from a changing store.
 
-A file of the store is scanned from where the last scan ended. If it has changed in another way (truncated, edited,
-replaced, removed), the index forgets everything since its step and scans it again. Each transaction scans at most
+A file of the store is scanned from the end of the last scan. If it was truncated, edited, replaced or removed, the
+index drops all entries from this file's step on, and scans these files again. Each transaction scans at most
 `CHUNK` bytes, so that a killed process loses little and several processes can update one index.
 """
 
@@ -56,7 +56,7 @@ COLUMNS = (
 _EPISODE = (*COLUMNS, "step", "start_step", "end_offset", "state", "voided_by")
 """Columns of the table that selections scan."""
 _CONTENT = ("pieces", "lengths", "signature", "outline")
-"""Large columns, in a table of their own."""
+"""Large columns, in a separate table."""
 _READ = f"SELECT number, {', '.join((*_EPISODE, *_CONTENT))} FROM episodes JOIN contents USING (number)"
 _SCHEMA = f"""
 CREATE TABLE files (step INTEGER PRIMARY KEY, inode INTEGER, size INTEGER, changed INTEGER, position INTEGER,
@@ -74,7 +74,7 @@ CREATE INDEX episodes_by_task ON episodes (task_id);
 CREATE INDEX running ON episodes (state) WHERE state = {EntryState.RUNNING:d};
 PRAGMA user_version = {FORMAT};
 """
-MOST_DAMAGE = 100
+MAX_DAMAGE = 100
 """Number of damaged lines of a file whose numbers are kept."""
 _FROM_START = -1
 """A step before all files."""
@@ -99,7 +99,7 @@ class DamagedFile:
     records: int
     """Number of damaged records."""
     lines: list[int]
-    """Line numbers of the first `MOST_DAMAGE` of them, from 1."""
+    """Line numbers of the first `MAX_DAMAGE` of them, from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class IndexFile:
         self.store = store
         self._is_reader = built_at is not None
         self._places = [built_at] if built_at is not None else [self._beside(), *_cache_places(store), spare]
-        """Places that are left to try; ``None`` is in memory."""
+        """Remaining candidate locations; ``None`` is in memory."""
         self.database = self._open() if built_at is None else _open_reader(built_at)
 
     @property
@@ -158,7 +158,7 @@ class IndexFile:
         return found
 
     def update(self, on_progress: Callable[[int, int], None]) -> None:
-        """Follow the store's changes; `on_progress` receives the scanned bytes and their number at the end."""
+        """Scan the store's changes; `on_progress` receives the scanned bytes and the total."""
         while not self._is_reader:
             try:
                 left = self._scan_chunk(on_progress)
@@ -208,7 +208,7 @@ class IndexFile:
         return folder / f"{stem}.index.sqlite"
 
     def _open(self) -> sqlite3.Connection:
-        """Open the index at the first place that can be written."""
+        """Open the index at the first writable location."""
         while True:
             place = self._places[0]
             try:
@@ -222,7 +222,7 @@ class IndexFile:
                 del self._places[0]
 
     def _leave(self, error: sqlite3.Error) -> None:
-        """Continue in a new file after an error, or in the next place."""
+        """After an error, continue in a new file or at the next location."""
         place = self._places[0]
         _log.debug("abandoning the index %s: %s", place, error)
         self.database.close()
@@ -277,7 +277,7 @@ class IndexFile:
         return found.keys() == known.keys() and all(_is_same(found[step], known[step]) for step in found)
 
     def _continues(self, file: StoreFile | None, known: _ScannedFile) -> bool:
-        """Return True if a file is as it was scanned, or was only appended to."""
+        """Return True if a file is unchanged since its scan, or was only appended to."""
         if file is None or file.inode != known.inode or file.size < known.size:
             return False
         if file.size == known.size:
@@ -300,7 +300,7 @@ class IndexFile:
                 has_checksums = has_checksums or line.has_checksum
             tail = tail_checksum(opened, position)
         self._save(scan)
-        kept = max(0, MOST_DAMAGE - (0 if known is None else known.damaged))
+        kept = max(0, MAX_DAMAGE - (0 if known is None else known.damaged))
         self.database.executemany("INSERT INTO damage VALUES (?, ?)", damaged[:kept])
         whole = known is not None and position == known.position  # only the beginning of a line is left
         size = file.size if whole or position == file.size else position
@@ -340,7 +340,7 @@ class IndexFile:
         self.database.executemany("INSERT INTO images VALUES (?, ?, ?, ?)", images)
 
     def _forget_since(self, step: int, found: dict[int, StoreFile]) -> None:
-        """Forget the scanned parts of the files of a step and later ones."""
+        """Drop the entries of the files of a step and of later steps."""
         self.database.execute("DELETE FROM episodes WHERE start_step >= ?", [step])
         self.database.execute("UPDATE episodes SET voided_by = NULL WHERE voided_by >= ?", [step])
         crossing = list(self._entries("step >= ?", [step]))
@@ -393,7 +393,7 @@ def _cache_places(store: Path) -> list[Path]:
 
 
 def _open_reader(place: Path) -> sqlite3.Connection:
-    """Open an index that another object builds; reading waits for the end of a transaction, not for that of a scan."""
+    """Open an index that another object builds; reads wait for a transaction, but not for a whole scan."""
     try:
         database = sqlite3.connect(
             f"{place.absolute().as_uri()}?mode=rw",

@@ -24,8 +24,8 @@ CHUNK = 32 * 2**20
 """Bytes that are scanned at a time."""
 TAIL = 4096
 """Bytes before the scanned position whose checksum is compared before a file is scanned further."""
-_LARGEST_SIGNATURE, _SMALLEST_SIGNATURE = 2**15, 2**9
-"""Bits of a signature, before it is folded and after."""
+_MAX_SIGNATURE, _MIN_SIGNATURE = 2**15, 2**9
+"""Bits of a signature before and after folding."""
 _FACTOR = np.uint32(2654435761)
 """Knuth's multiplier, which spreads the hashes of trigrams."""
 
@@ -102,7 +102,7 @@ class IndexEntry:
     """Row number; ``None`` for a new entry."""
     state: EntryState = EntryState.RUNNING
     voided_by: int | None = None
-    """Step of the file in which a later attempt with the same id starts."""
+    """Step of the file with a later attempt of the same id, which makes this one void."""
     pieces: list[Piece] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     """Own tokens of each sequence so far."""
@@ -309,11 +309,11 @@ def sign_text(text: str) -> bytes | None:
     """
     hashes = _trigrams(text)
     if not hashes.size:
-        return None if not text else bytes(_SMALLEST_SIGNATURE // 8)
-    table: npt.NDArray[np.bool_] = np.zeros(_LARGEST_SIGNATURE, dtype=np.bool_)
-    table[hashes & np.uint32(_LARGEST_SIGNATURE - 1)] = True
+        return None if not text else bytes(_MIN_SIGNATURE // 8)
+    table: npt.NDArray[np.bool_] = np.zeros(_MAX_SIGNATURE, dtype=np.bool_)
+    table[hashes & np.uint32(_MAX_SIGNATURE - 1)] = True
     wanted = 8 * int(table.sum())
-    while table.size > max(wanted, _SMALLEST_SIGNATURE):
+    while table.size > max(wanted, _MIN_SIGNATURE):
         table = np.logical_or(*np.split(table, 2))
     return np.packbits(table, bitorder="little").tobytes()
 

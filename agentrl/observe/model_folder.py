@@ -73,7 +73,7 @@ def _inside(folder: Path) -> Path:
 
 
 def _check_whole(checkpoint: Path) -> None:
-    """Check the files of a checkpoint that the user named; a copy without a manifest is not checked."""
+    """Verify a checkpoint that the user named; a copy without a manifest is not verified."""
     if (checkpoint / MANIFEST).is_file() and (problem := damage(checkpoint)) is not None:
         raise UsageError(f"checkpoint {checkpoint} is damaged", got=problem, hint="use another checkpoint of the run")
 

@@ -11,7 +11,7 @@ from agentrl.trajectory import Trajectory
 
 
 class Phase(enum.StrEnum):
-    """Phase of a run; with asynchronous rollouts, the part that the run waits for."""
+    """Phase of a run; with asynchronous rollouts, the part for which the run waits."""
 
     PREPARE = "prepare"
     DEMONSTRATE = "demonstrate"

@@ -1,4 +1,4 @@
-"""Status of a run as a file, which other programs can read while the run works or hangs, and after a crash.
+"""Status file of a run, which other programs can read while the run is working or hanging, and after a crash.
 
 A thread of the run replaces ``status.json`` every second (`agentrl.runs.status_writer`). After a kill, its last version
 remains, with the episodes that were in flight.
@@ -23,7 +23,7 @@ INTERVAL_S = 1.0
 """Seconds between two statuses."""
 SILENT_S = 10.0
 """Age in seconds at which the status of a living process counts as old."""
-LARGEST_STATUS = 32 * 2**20
+MAX_STATUS_BYTES = 32 * 2**20
 """Maximum bytes of a status that is read."""
 
 
@@ -37,11 +37,11 @@ class EpisodeState(enum.StrEnum):
     ENVIRONMENT = "environment"
     SCORING = "scoring"
     LOOP = "loop"
-    """Its agent loop, which waits for something unknown to the run."""
+    """Its agent loop, for a reason that the run does not know."""
 
 
 class RunEnd(enum.StrEnum):
-    """Ways in which a run ends on its own."""
+    """Regular ends of a run."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -54,16 +54,17 @@ class Liveness(enum.StrEnum):
 
     RUNNING = "running"
     HUNG = "hung"
-    """The process lives but has not written its status lately: code that never releases the interpreter, a stopped
-    process, or a disk that does not answer."""
+    """The process lives, but its status is outdated: code holds the interpreter lock, the process is suspended, or the
+    disk hangs.
+    """
     SUSPENDED = "suspended"
     """The process was stopped by a signal (SIGSTOP, Ctrl-Z)."""
     FINISHED = "finished"
     STOPPED = "stopped"
-    """It was interrupted, perhaps twice, so that its process ended without recording it."""
+    """It was interrupted, and its process exited without recording the end."""
     FAILED = "failed"
     CRASHED = "crashed"
-    """The process ended without recording how, for example because it was killed."""
+    """The process exited without recording the reason, for example because it was killed."""
 
     @property
     def is_over(self) -> bool:
@@ -142,8 +143,7 @@ class RunSnapshot:
 
     pid: int
     process_started: int | None = None
-    """Start of the process in ticks since the machine's start, which distinguishes it from a later process with the
-    same id."""
+    """Start time of the process in ticks since boot, which distinguishes it from a later process with the same id."""
     host: str = ""
     time: float = 0.0
     started: float = 0.0
@@ -191,7 +191,7 @@ class RunSnapshot:
 
 
 def process_start(pid: int) -> int | None:
-    """Return when a process started, in ticks since the machine's start; ``None`` if there is no such process."""
+    """Return a process's start time in ticks since boot; ``None`` if there is no such process."""
     words = _process_words(pid)
     return None if words is None else int(words[19])
 
@@ -219,7 +219,7 @@ def read_status(run: Path) -> RunSnapshot | None:
     """Read the status in a run's folder; ``None`` if there is none, it is too large, or an unknown version wrote it."""
     file = run / STATUS_FILE
     try:
-        return _READER.validate_json(file.read_bytes()) if file.stat().st_size <= LARGEST_STATUS else None
+        return _READER.validate_json(file.read_bytes()) if file.stat().st_size <= MAX_STATUS_BYTES else None
     except (OSError, ValidationError):
         return None
 

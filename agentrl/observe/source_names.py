@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 ANY = "*"
 """Placeholder for a part of a text that is not constant."""
-_LONGEST_NAME = 240
+_MAX_NAME_CHARS = 240
 """Maximum length of a file name."""
 _PATHS = ("join", "joinpath", "Path", "PurePath", "PosixPath", "PurePosixPath")
 _SAME = ("str", "fspath", "abspath", "realpath", "normpath", "expanduser", "resolve", "absolute", "as_posix", "strip")
@@ -67,7 +67,7 @@ def names_in(tree: ast.AST, file: Path, package: str) -> NamedInSource:
 
 
 def _may_name_file(text: str) -> bool:
-    return bool(text.strip("./ ")) and len(text) <= _LONGEST_NAME and "\n" not in text
+    return bool(text.strip("./ ")) and len(text) <= _MAX_NAME_CHARS and "\n" not in text
 
 
 def _holds(text: str, file: Path) -> bool:
@@ -222,7 +222,7 @@ class _SourceFile:
                 return _parent(self.text(value))
             case ast.Subscript(value=ast.Attribute(value=value, attr="parents"), slice=ast.Constant(value=int(count))):
                 text = self.text(value)
-                for _ in range(min(count, _LONGEST_NAME) + 1):
+                for _ in range(min(count, _MAX_NAME_CHARS) + 1):
                     text = _parent(text)
                 return text
             case ast.Call():

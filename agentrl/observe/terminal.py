@@ -30,7 +30,7 @@ QUIET_S = 15.0
 
 
 class Heartbeat:
-    """Printer of a status line after `quiet_s` seconds without output.
+    """Printer of a status line whenever there was no output for `quiet_s` seconds.
 
     Args:
         words: Returns the line; called in a separate thread, so that a busy event loop does not delay it.
@@ -122,7 +122,7 @@ class MetricColumn:
     title: str
     format: str
     is_trouble: bool = False
-    """True for a metric that is shown only if it is not 0."""
+    """True to hide the metric while it is 0."""
 
 
 COLUMNS = (
@@ -166,7 +166,7 @@ def columns_of(metrics: Iterable[str]) -> list[MetricColumn]:
 
 
 def _worth_showing(metrics: Mapping[str, float]) -> set[str]:
-    """Return all metrics except troubles that did not occur."""
+    """Return the metrics without those that count problems and are 0."""
     return set(metrics) - {column.metric for column in COLUMNS if column.is_trouble and not metrics.get(column.metric)}
 
 
@@ -216,7 +216,7 @@ def failed_words(status: RunStatus) -> str:
 
 
 class LineWatcher(RunWatcher):
-    """Watcher that prints plain lines, for logs; between them `heartbeat` prints the status."""
+    """Watcher that prints plain lines, for logs; `heartbeat` prints the status if there is no other output."""
 
     def __init__(self) -> None:
         self._status = RunStatus()

@@ -113,7 +113,7 @@ class TokenColumns:
     entropy: npt.NDArray[np.floating[Any]]
     clipped: npt.NDArray[np.bool_]
     masked_by: npt.NDArray[np.uint8]
-    """Number of the reason in `reasons`, from 1; 0 for tokens that trained."""
+    """Number of the reason in `reasons`, from 1; 0 for trained tokens."""
     reasons: tuple[str, ...]
 
     @property

@@ -17,7 +17,7 @@ from agentrl.observe.run_folder import step_name, step_of
 
 SUFFIX = ".jsonl"
 ENGINE, TOOL, DISK = "engine", "tool", "disk"
-"""Kinds of spans that this module tells apart; see `agentrl.rollout.waits.WaitKind`."""
+"""Kinds of spans that this module treats differently; see `agentrl.rollout.waits.WaitKind`."""
 _AFTER_TURNS = frozenset({"scorer", "group_scorer", "end_session", DISK})
 """Kinds of spans that belong to the episode and not to its latest turn."""
 
@@ -206,10 +206,10 @@ class _Events:
         self._processes = {"run": 1, "episodes": 2}
         self._tracks: dict[tuple[str, str], int] = {}
         self._busy_until: list[float] = []
-        """Ends of the latest episode of each place."""
+        """End of the latest episode on each track."""
 
     def add_episode(self, trace: EpisodeTrace) -> None:
-        """Add an episode, in the first place that is free."""
+        """Add an episode on the first free track."""
         root = span_tree(trace)
         place = next((i for i, end in enumerate(self._busy_until) if end <= root.began), len(self._busy_until))
         self._busy_until[place : place + 1] = [root.ended]

@@ -24,7 +24,7 @@ TRACKER_CALL_S = 30.0
 """Seconds for one call of a tracker."""
 RUN_ID = "run_id"
 """File in a tracker's folder with the run's id in the service."""
-MOST_TRACES_WAITING = 10_000
+MAX_TRACES_WAITING = 10_000
 """Maximum number of traces that wait for a tracker; later ones are dropped."""
 _log = logging.getLogger(__name__)
 
@@ -154,9 +154,9 @@ class _TrackerThread:
     def __init__(self, kind: str, make: Callable[[], Tracker]) -> None:
         self.failure: str | None = None
         self.is_slow = False
-        """True if the tracker had not started after `TRACKER_CALL_S`; it gets all calls once it has."""
+        """True if the tracker did not start within `TRACKER_CALL_S`; it gets the queued calls once it has started."""
         self.traces_dropped = 0
-        """Number of traces that were not recorded, because the tracker is too slow."""
+        """Number of traces that were dropped because the tracker is too slow."""
         self._threads = DaemonThreads(f"agentrl-tracker-{kind}", limit=1)
         self._traces_waiting = 0
         self._began: float | None = None
@@ -174,7 +174,7 @@ class _TrackerThread:
 
     def trace(self, trace: EpisodeTrace) -> None:
         """Record a trace after the earlier calls; drop it if too many are waiting."""
-        if self._traces_waiting >= MOST_TRACES_WAITING:
+        if self._traces_waiting >= MAX_TRACES_WAITING:
             self.traces_dropped += 1
         else:
             self._traces_waiting += 1
@@ -252,7 +252,7 @@ class Trackers:
                 thread.trace(trace)
 
     def close(self, error: BaseException | None = None, *, within_s: float = CLOSING_S) -> None:
-        """Close every tracker after its last call; give up those that are not closed after `within_s`.
+        """Close every tracker after its last call; abandon those that are not closed within `within_s`.
 
         `error` ended the run. An interruption is not a failure.
         """

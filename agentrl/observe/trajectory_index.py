@@ -157,7 +157,7 @@ class EpisodePage:
     last: int | None
     """Number of the row after which the next page begins; ``None`` if there is no other page."""
     unsearched: int
-    """Number of later rows that the search of a text has not reached."""
+    """Number of later rows that a text search has not examined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +186,12 @@ ALL = EpisodeFilter()
 _VALID = f"voided_by IS NULL AND state != {EntryState.DAMAGED:d}"
 _ROW = f"number, {', '.join(COLUMNS)}, step, start_step, state"
 _CONTENT = "FROM contents JOIN episodes USING (number) WHERE number = ? AND id = ?"
-_LARGEST = 2**63 - 1
+_MAX_INT64 = 2**63 - 1
 _SIGNATURES = 8192
-"""Number of signatures that are read at a time."""
+"""Number of signatures per read."""
 _REBUILT = "it was rebuilt: start at the first page"
 _SEARCHED_AT_ONCE = 500
-"""Number of rows of a page that a search reads at once."""
+"""Number of rows that a search reads at once."""
 _ENDED = ("step", "end_offset")
 _RANGES = ("step", "reward", "turns", "tokens")
 _EQUAL = ("environment", "task_id", "task_type", "group_id", "is_trainable")
@@ -568,8 +568,8 @@ def _read_evaluated(paths: Mapping[int, Path], pieces: Sequence[Piece]) -> Mappi
 
 
 def _clamp(value: Any) -> Any:
-    """Return a value that SQLite can compare: larger integers become its largest one."""
-    return max(-_LARGEST, min(_LARGEST, value)) if isinstance(value, int) and not isinstance(value, bool) else value
+    """Clamp an integer to SQLite's range."""
+    return max(-_MAX_INT64, min(_MAX_INT64, value)) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _marks(values: Collection[object]) -> str:

@@ -48,10 +48,10 @@ from agentrl.observe.trajectory_record import trajectory_from_record, trajectory
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 
 VOID = "void"
-"""Folder of the records that killed runs wrote after their last checkpoints."""
+"""Folder for the records that killed runs wrote after their last checkpoints."""
 _log = logging.getLogger(__name__)
 _SUFFIX = ".jsonl"
-_MOST_NEW = 10_000
+_MAX_NEW = 10_000
 """Maximum number of new branches in one record."""
 
 
@@ -59,17 +59,17 @@ class GroupEnd(enum.StrEnum):
     """Fate of a group of episodes that was started; the last record of a group counts."""
 
     TRAINED = "trained"
-    """Its trainable episodes were trained on, in the training step of the file."""
+    """Its trainable episodes were trained on in the training step of the file."""
     FAILED = "failed"
-    """Too few of its episodes had no infrastructure failure; each failed episode states its error."""
+    """Too many of its episodes had infrastructure failures; each failed episode contains its error."""
     FILTERED = "filtered"
-    """Dynamic sampling replaced it, because its episodes do not differ."""
+    """Dynamic sampling replaced it, because its returns do not differ."""
     STALE = "stale"
     """Its oldest token was more than `rollout.max_staleness` versions old."""
     EXPIRED = "expired"
     """Live traffic: the session got no feedback."""
     LEFT_OVER = "left over"
-    """The run made its last step before the group was needed or complete."""
+    """The run ended before the group was needed or complete."""
 
 
 class TrajectoryStore:
@@ -383,7 +383,7 @@ class EpisodeParts:
     def add(self, pieces: list[dict[str, Any]]) -> None:
         """Append the ``sequences`` of a record; a missing or impossible one raises one of `UNREADABLE`."""
         for piece in pieces:
-            if not 0 <= piece["sequence"] < len(self._sequences) + _MOST_NEW:
+            if not 0 <= piece["sequence"] < len(self._sequences) + _MAX_NEW:
                 raise ValueError("a record has too many new branches")
             while piece["sequence"] >= len(self._sequences):
                 self._sequences.append(

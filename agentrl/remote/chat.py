@@ -17,14 +17,14 @@ from agentrl.errors import EngineError, UsageError
 from agentrl.errors.deadlines import async_boundary
 from agentrl.message import Content, ImagePart, Message, TextPart, ToolCall
 
-MOST_TOKENS = 2**31
+MAX_TOKENS = 2**31
 """Upper bound on the token counts that a service reports."""
 _STOP_REASONS = {"stop": StopReason.STOP, "tool_calls": StopReason.STOP, "length": StopReason.LENGTH}
-LONGEST_RETRY_WAIT_S = 30.0
+MAX_RETRY_WAIT_S = 30.0
 
 
 class ServiceBusy(Exception):
-    """The service may answer later; carries the reason, the HTTP status, and the requested waiting time in seconds."""
+    """Temporary error of a service, with the reason, the HTTP status, and the requested waiting time in seconds."""
 
     def __init__(self, why: str, status: int, wait_s: float | None) -> None:
         super().__init__(why)
@@ -146,7 +146,7 @@ def _text(value: Any) -> str:
 def _count(value: Any) -> int:
     """Return a number of tokens; 0 if the service does not report it."""
     count = int(value or 0)
-    if not 0 <= count < MOST_TOKENS:
+    if not 0 <= count < MAX_TOKENS:
         raise ValueError(f"{value!r:.80} tokens")
     return count
 
@@ -217,15 +217,15 @@ def error_message(text: str) -> str:
     return str(error["message"] if isinstance(error, dict) and "message" in error else error)[:500]
 
 
-class ServiceRefusal(ErrorStatus):
-    """A request that the service refuses permanently."""
+class ServiceStatusError(ErrorStatus):
+    """Error status of a service, for a request that a retry would not help."""
 
     def __init__(self, url: str, status: int, got: str) -> None:
-        super().__init__(f"{url} refused a request", status=status, got=got)
+        super().__init__(f"{url} returned an error", status=status, got=got)
 
 
 class WrongService(UsageError):
-    """A wrong key, URL or model of a service.
+    """Error of a service's settings: a wrong key, URL or model.
 
     Attributes:
         status: HTTP status of the answer.
@@ -302,7 +302,7 @@ class ChatService(ChatPolicy):
         Raises:
             WrongService: the key, URL or model is wrong.
             UsageError: `params` has a setting that the service does not support.
-            ServiceRefusal: the service refuses the request permanently.
+            ServiceStatusError: the service rejects the request, and a retry would not help.
             EngineError: no valid answer within the deadline and the retries.
         """
         body = encode_request(self.settings.model, messages, tools, params)
@@ -327,8 +327,8 @@ class ChatService(ChatPolicy):
                         raise ErrorStatus(failed, status=error.status, got=got) from error
                     raise EngineError(failed, got=got) from error
                 requested_s = error.wait_s if isinstance(error, ServiceBusy) else None
-            await asyncio.sleep(wait_s if requested_s is None else min(requested_s, LONGEST_RETRY_WAIT_S))
-            wait_s = min(2 * wait_s, LONGEST_RETRY_WAIT_S)
+            await asyncio.sleep(wait_s if requested_s is None else min(requested_s, MAX_RETRY_WAIT_S))
+            wait_s = min(2 * wait_s, MAX_RETRY_WAIT_S)
         raise AssertionError("the last attempt returns or raises")
 
     async def _post(self, body: dict[str, Any]) -> str:
@@ -353,7 +353,7 @@ class ChatService(ChatPolicy):
             hint = f"check {section}.model, and that {section}.url is the base URL, including /v1"
             what = f"{self.settings.url} does not know model {self.settings.model!r}"
             raise WrongService(what, status=status, got=got, hint=hint)
-        raise ServiceRefusal(self.settings.url, status, got)
+        raise ServiceStatusError(self.settings.url, status, got)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -119,7 +119,7 @@ class RemoteActionSpace:
 
 @dataclass(slots=True)
 class RemoteTasks:
-    """Tasks of one split of a served environment, kept once they were fetched; an `agentrl.task.RemoteTaskSource`.
+    """Tasks of one split of a served environment, which are cached; an `agentrl.task.RemoteTaskSource`.
 
     An index whose task was not fetched is requested with a blocking call, alone or, after its predecessor, with the
     tasks that follow.

@@ -25,8 +25,8 @@ from agentrl.env import ExpertAction, StepResult
 from agentrl.errors import UsageError
 from agentrl.message import Content, Message
 from agentrl.remote.wire import (
-    LARGEST_CALL,
-    LARGEST_REQUEST,
+    MAX_CALL_BYTES,
+    MAX_REQUEST_BYTES,
     Body,
     Refusal,
     RefusalKind,
@@ -43,7 +43,7 @@ from agentrl.tool import ForwardedTool, Tool, ToolDependencies, ToolResult, Tool
 
 P = ParamSpec("P")
 R = TypeVar("R")
-LARGEST_SEED = 2**128
+MAX_SEED = 2**128
 CallTool: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
 
 
@@ -79,7 +79,7 @@ class RemoteTool(ForwardedTool):
 
     @classmethod
     def describe(cls, tool: Tool) -> RemoteTool:
-        """Make the remote form of a tool; called where the tool itself is."""
+        """Describe a tool for another process; called in the process that has the tool."""
         rules = {name: value for name, value in tool.rules.non_defaults().items() if name not in ("stop", "inline")}
         return cls(tool.name, tool.schema, tool.stop, rules)
 
@@ -131,7 +131,7 @@ def restore_generator(state: Sequence[Any]) -> random.Random:
 
 
 def identity(value: Any) -> Any:
-    """Return a value that is its own JSON form."""
+    """Return a JSON value unchanged."""
     return value
 
 
@@ -144,7 +144,7 @@ class Argument:
     """Function that reads the argument from a request; raises `Refusal` if it is missing or has another type."""
     write: Callable[[Any], Any] = identity
     is_large: bool = False
-    """True for a snapshot or an observation: the request may have `LARGEST_REQUEST` bytes."""
+    """True for a snapshot or an observation: the request may have `MAX_REQUEST_BYTES` bytes."""
 
 
 def _text(body: Body, name: str) -> str:
@@ -156,7 +156,7 @@ def _mapping(body: Body, name: str) -> dict[str, Any]:
 
 
 def _seed(body: Body, name: str) -> int | None:
-    return None if body.get(name) is None else whole_number(body, name, least=0, most=LARGEST_SEED)
+    return None if body.get(name) is None else whole_number(body, name, least=0, most=MAX_SEED)
 
 
 def _plain(body: Body, name: str) -> Any:
@@ -181,14 +181,14 @@ def _generator_state(body: Body, name: str) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class ResultForm(Generic[R]):
-    """JSON form of a method's result."""
+    """JSON representation of a method's result."""
 
     write: Callable[[R], dict[str, Any]]
     read: Callable[[Mapping[str, Any]], R]
 
 
 def _field_form(name: str) -> ResultForm[Any]:
-    """Make the form of a JSON value, which is the only field of the answer."""
+    """Make the representation of a JSON value, which is the only field of the answer."""
     return ResultForm(lambda value: {name: value}, lambda answer: answer[name])
 
 
@@ -261,7 +261,7 @@ class EnvMethod(Generic[P, R]):
     @property
     def largest_request(self) -> int:
         """Maximum size of a request in bytes."""
-        return LARGEST_REQUEST if any(argument.is_large for argument in self.arguments) else LARGEST_CALL
+        return MAX_REQUEST_BYTES if any(argument.is_large for argument in self.arguments) else MAX_CALL_BYTES
 
     def write_arguments(self, *values: Any) -> dict[str, Any]:
         """Return the arguments as fields of a request."""

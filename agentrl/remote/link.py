@@ -16,15 +16,15 @@ import aiohttp
 
 from agentrl.errors import AgentRLError, EnvironmentFailure, ToolError, UsageError
 from agentrl.errors.foreign import DaemonThreads
-from agentrl.remote.wire import LARGEST_ANSWER, TOKEN_VARIABLE, RefusalKind, from_json, to_json
+from agentrl.remote.wire import MAX_ANSWER_BYTES, TOKEN_VARIABLE, RefusalKind, from_json, to_json
 
 FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 1.0
+MAX_PAUSE_S = 1.0
 LINK_CONNECT_S = 10.0
 """Timeout of a connection attempt in seconds."""
 LINK_ANSWER_S = 30.0
 """Default timeout in seconds of one answer, which a server gives without a step of an environment or a sandbox."""
-_LONGEST_QUOTE = 300
+_MAX_QUOTE_CHARS = 300
 _TEMPORARY = frozenset({502, 503, 504})
 """Statuses of a proxy whose server is temporarily down."""
 _THREADS = DaemonThreads("agentrl-environment-server")
@@ -35,7 +35,7 @@ class RequestTimeout(EnvironmentFailure):
 
 
 class SessionLost(EnvironmentFailure):
-    """The server has no session with this id, or no longer."""
+    """The server has no session with this id, or has closed it."""
 
 
 class ProtocolMismatch(EnvironmentFailure):
@@ -90,7 +90,7 @@ class Link:
                 got = f"{outcome.got}; {tries} tries in {clock() - began:.1f} s"
                 raise RequestTimeout(outcome.what, got=got, hint=outcome.hint) from outcome.__cause__
             await asyncio.sleep(pause)
-            pause, tries = min(2 * pause, LONGEST_PAUSE_S), tries + 1
+            pause, tries = min(2 * pause, MAX_PAUSE_S), tries + 1
         if isinstance(outcome, AgentRLError):
             raise outcome
         return outcome
@@ -129,7 +129,7 @@ class Link:
             headers=headers,
             allow_redirects=False,
         ) as response:
-            if (response.content_length or 0) > LARGEST_ANSWER:
+            if (response.content_length or 0) > MAX_ANSWER_BYTES:
                 what = f"the answer of {self.url}{route} is too large"
                 return ProtocolMismatch(what, got=f"{response.content_length} bytes")
             return self._read(route, response.status, await response.read())
@@ -151,7 +151,7 @@ class Link:
                 return body
             kind, message = RefusalKind(body["error"]["kind"]), str(body["error"]["message"])
         except (ValueError, KeyError, TypeError):
-            got = f"status {status}, {answer[:_LONGEST_QUOTE].decode(errors='replace')!r}"
+            got = f"status {status}, {answer[:_MAX_QUOTE_CHARS].decode(errors='replace')!r}"
             kind_of = RequestTimeout if status in _TEMPORARY else ProtocolMismatch
             return kind_of(f"no {self._service} found at {self.url}{route}", got=got)
         return self._error(kind, message)

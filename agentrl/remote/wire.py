@@ -36,11 +36,11 @@ TASKS = f"/v{VERSION}/tasks"
 SESSIONS = f"/v{VERSION}/sessions"
 TOKEN_VARIABLE = "AGENTRL_ENV_TOKEN"
 """Environment variable with the token that a server requires and a client sends."""
-LARGEST_REQUEST = 16 * 2**20
+MAX_REQUEST_BYTES = 16 * 2**20
 """Maximum size in bytes of a request that may contain a snapshot or images."""
-LARGEST_CALL = 4 * 2**20
+MAX_CALL_BYTES = 4 * 2**20
 """Maximum size in bytes of all other requests."""
-LARGEST_ANSWER = 64 * 2**20
+MAX_ANSWER_BYTES = 64 * 2**20
 """Maximum size in bytes of an answer that a client reads."""
 TASKS_PER_PAGE = 100
 _SPEC_FIELDS = (
@@ -130,7 +130,7 @@ def to_json(value: Any) -> bytes:
     """Encode a message.
 
     Raises:
-        TypeError: a value has no JSON form.
+        TypeError: a value cannot be represented in JSON.
         ValueError: the value contains itself.
     """
     return json.dumps(value, default=_plain, separators=(",", ":")).encode()

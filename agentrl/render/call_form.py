@@ -1,6 +1,6 @@
-"""Form in which a chat template expects the arguments of tool calls: as a mapping, or as JSON text.
+"""Type in which a chat template expects the arguments of tool calls: a mapping, or JSON text.
 
-Published templates differ, and none states its form. Most expect a mapping (MiniMax M2, GLM and Qwen3-Coder iterate
+Published templates differ, and none states its type. Most expect a mapping (MiniMax M2, GLM and Qwen3-Coder iterate
 over it), but DeepSeek V3, R1 and V3.1 concatenate the arguments with a string. To find the form, one call is rendered
 in both.
 """

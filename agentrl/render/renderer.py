@@ -27,17 +27,17 @@ from agentrl.render.call_form import PROBE_NAME, PROBE_TOOL, reads_json_argument
 from agentrl.render.chat_template import ChatTemplate, TextEncoder, ToolSchema, shipped_chat_templates
 from agentrl.render.content_guard import ContentGuard, unbroken
 from agentrl.render.families import Family, ThinkingMarks, detect_family
-from agentrl.render.forms import structure_of
 from agentrl.render.images import ImageProcessor, counts, images_of, place_images
 from agentrl.render.named_templates import choose_chat_template
 from agentrl.render.skeleton import SHAPES, ContentSpans, Skeleton, Span, shape_of, source_of
+from agentrl.render.structured_output import structure_of
 from agentrl.render.tool_parsers.values import first_of
 from agentrl.trajectory import Source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_LONGEST_SHOWN = 300
+_MAX_SHOWN_CHARS = 300
 
 
 class OmittedText(TemplateError):
@@ -97,7 +97,7 @@ STAND_IN = "@@STAND-IN@@"
 """Text of an answer whose messages are rendered; with a number if a message contains it."""
 KNOWN_SUFFIXES = 4096
 """Maximum number of cached renderings of new messages; the members of a group often get the same messages."""
-LONGEST_KNOWN = 500
+MAX_CACHED_CHARS = 500
 """Maximum number of characters of a cached message; longer ones rarely repeat."""
 _BEFORE = "x"
 
@@ -194,7 +194,7 @@ class Renderer:
     def _make_guard(self) -> ContentGuard:
         """Make the guard against special tokens and other added tokens that separate messages.
 
-        The marks of thinking and tool calls are allowed, because prompts use them to explain the form of answers. They
+        The marks of thinking and tool calls are allowed, because prompts use them to explain the answer format. They
         do not begin messages, except in families that mark whole answers with them.
         """
         family, encoder = self.family, self.encoder
@@ -509,7 +509,7 @@ class Renderer:
         """
         if self.family.marks_answers:
             raise UnsupportedOption(
-                "answers in channels cannot have a form", option="form", got=f"family {self.family.name}"
+                "answers in channels cannot have a required format", option="form", got=f"family {self.family.name}"
             )
         thinking = self.thinking if self.thinks else None
         return structure_of(form, tools, parser=self._reader.parser_name, thinking=thinking, header=self.header)
@@ -571,11 +571,13 @@ def without_space(text: str) -> str:
 
 def _shorten(text: str) -> str:
     """Return the beginning and the end of a text that is too long for an error message."""
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN // 2]} … {text[-_LONGEST_SHOWN // 2 :]}"
+    return (
+        text if len(text) <= _MAX_SHOWN_CHARS else f"{text[: _MAX_SHOWN_CHARS // 2]} … {text[-_MAX_SHOWN_CHARS // 2 :]}"
+    )
 
 
 def _is_short(message: Message) -> bool:
-    return isinstance(message.content, str) and len(message.content) <= LONGEST_KNOWN and not message.tool_calls
+    return isinstance(message.content, str) and len(message.content) <= MAX_CACHED_CHARS and not message.tool_calls
 
 
 def _repeat_items(items: Sequence[T], times: Sequence[int]) -> list[T]:

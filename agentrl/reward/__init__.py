@@ -41,7 +41,7 @@ SCORER_GRACE_S = 2 * CALL_GRACE_S
 ROUNDING = 1e-9
 """Maximum relative difference of rewards, as a share of the largest, that counts as rounding."""
 
-LEAST_DIFFERENCE = 1e-12
+MIN_DIFFERENCE = 1e-12
 """Maximum absolute difference of rewards that counts as rounding, after sums that cancel."""
 
 
@@ -54,7 +54,7 @@ def rewards_differ(rewards: Sequence[float]) -> bool:
     if not rewards:
         return False
     mean = math.fsum(reward / len(rewards) for reward in rewards)
-    bound = LEAST_DIFFERENCE + ROUNDING * max(map(abs, rewards))
+    bound = MIN_DIFFERENCE + ROUNDING * max(map(abs, rewards))
     return any(abs(reward - mean) > bound for reward in rewards)
 
 

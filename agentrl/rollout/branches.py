@@ -1,15 +1,15 @@
-"""Groups of episodes that branch (``agent.branch``): some are played from the start, others continue those.
+"""Groups of branching episodes (``agent.branch``): roots are played from the start, branches continue them.
 
     members 0 .. roots - 1 ─► played from the start
     the other members      ─► wait for their root, repeat its first turns, and sample the rest
 
-The number of members, the tasks and the seeds are those of other groups, and each trajectory has all its turns, with
-the tokens, log-probabilities and versions that were sampled first. Staleness, recovery, filters and the trainer
+Group size, tasks and seeds are those of ordinary groups. Each trajectory contains all of its turns, with the tokens,
+log-probabilities and weight versions of the root in the shared turns. Staleness, recovery, filters and the trainer
 therefore see ordinary episodes; only the estimator `agentrl.algorithms.tree_advantages.tree` reads
 `Trajectory.branches_from`.
 
-If a root ends before the branch point, its branches repeat it as a whole, without sampling, so that short roots weigh
-as much as long ones. If a root failed, its branches are played from the start.
+If a root ends before the branch point, its branches are full copies of it, without sampling, so that short roots have
+the same weight as long ones. If a root failed, its branches are played from the start.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def branch_turn(config: BranchConfig, member: int, root: Trajectory) -> int:
 
 
 def least_certain_turns(root: Trajectory) -> list[int]:
-    """Return the turns of an episode after the first, those with the highest mean of -log p of their tokens first.
+    """Return an episode's turns except the first, by decreasing mean of -log p over their tokens.
 
-    The mean over many tokens is an estimate of the policy's entropy.
+    The mean over many tokens estimates the policy's entropy.
     """
     found: dict[int, float] = {}
     for sequence in root.sequences:
@@ -66,7 +66,7 @@ def least_certain_turns(root: Trajectory) -> list[int]:
 
 @dataclass(slots=True)
 class _Branching:
-    """Roots and branches of a group that is being played."""
+    """State of a group whose episodes are being played."""
 
     pending: int = 0
     """Number of episodes of the group that have not ended."""
@@ -101,7 +101,7 @@ class BranchRunner:
         return self._runner.scores_groups
 
     def wait_to_start(self, group: Group, member: int) -> Awaitable[None] | None:
-        """Return the awaitable that an episode waits for before it is played: for a branch, the end of its root.
+        """Return an awaitable to await before an episode starts: for a branch, the end of its root.
 
         Call it once per episode, before `run`.
         """
@@ -162,16 +162,16 @@ class BranchRunner:
 
 
 def _usable(root: Trajectory) -> Trajectory | None:
-    """Return the root if episodes may branch from it. A root that cannot train is not stored for a resumed run."""
+    """Return the root if it can be branched from; a root that cannot train is not stored for a resumed run."""
     return root if root.is_trainable else None
 
 
 def branch_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return metrics of the branches of a step; empty without branches.
 
-    ``branch/share``: share of the episodes that branch; ``branch/turn``: mean number of turns that they share;
-    ``branch/repeated``: share of the branches that repeat the whole root, which ended before; ``branch/shared_tokens``:
-    share of all sampled tokens that are repeated.
+    ``branch/share``: share of branches among the episodes; ``branch/turn``: mean number of turns that a branch shares
+    with its root; ``branch/repeated``: share of branches that copy their whole root, because it ended early;
+    ``branch/shared_tokens``: share of all sampled tokens that are repeated.
     """
     episodes = [trajectory for group in groups for trajectory in group.trainable]
     branches = [

@@ -69,7 +69,7 @@ class Budget:
         self._began = clock()
 
     def add_elapsed(self, seconds: float) -> None:
-        """Count seconds that the episode had taken before its run was killed; negative ones are not counted."""
+        """Add the seconds that the episode took before its run was killed; negative values are ignored."""
         self._began -= seconds
 
     @property
@@ -102,11 +102,11 @@ class Budget:
         return self.requests - 1
 
     def give_back_turn(self) -> None:
-        """Take back the count of a turn that the engine has not answered."""
+        """Undo `take_turn` for a request that the engine did not answer."""
         self.turns -= 1
 
     def answer_tokens(self, prompt_tokens: int, max_context: int) -> int:
-        """Return the maximum number of tokens of the next answer; without room, truncated_tokens ends the episode."""
+        """Return the maximum number of tokens of the next answer; end the episode with truncated_tokens if it is 0."""
         room = min(self.limits.max_tokens, max_context) - prompt_tokens
         if room < 1:
             raise self.prompt_too_long(max_context, prompt_tokens)

@@ -1,6 +1,6 @@
 """Curriculum: difficulty pools, and horizons that grow.
 
-Tasks that are nearly always or hardly ever solved are played less often. The estimate of a task's success rate is the
+Tasks that are solved almost always or almost never are sampled less often. The estimate of a task's success rate is the
 mean of a Beta posterior with a uniform prior, whose counts fade as the policy changes. After s successes in n tries, d
 steps ago,
 
@@ -9,7 +9,7 @@ steps ago,
 The mean of the posterior is Laplace's rule of succession (Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.1):
 the rate of a task that was never played is 1/2, and that of a task with eight failures in eight tries is 1/10, not 0.
 Fading counts are the temporal discount of MoPPS (Qu et al. 2025, arXiv 2507.04632, section 3), by training step instead
-of by update: the rate of a task that has not been played for long returns to 1/2, and the task is tried again.
+of by update: the rate of a task that has not been played for a long time returns to 1/2, and the task is tried again.
 
 A horizon limits the turns of episodes. It grows at given training steps, or when enough episodes succeed.
 """
@@ -33,7 +33,7 @@ from agentrl.rollout.task_source import task_source
 from agentrl.task import Task
 
 Key: TypeAlias = tuple[str, str]
-"""Label of an environment, and what its pools distinguish: a task id, a task type, or an empty text."""
+"""Label of an environment, and the key within it by ``curriculum.pools.by``: a task id, a task type, or ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Pool(enum.StrEnum):
     EASY = "easy"
     HARD = "hard"
     OPEN = "open"
-    """Neither easy nor hard, or not known yet: always played."""
+    """Neither easy nor hard, or without an estimate; always played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class SuccessEstimate:
 
 
 class Pools:
-    """Success rates of tasks, task types or environments, and the decision which of them to play."""
+    """Success rates of tasks, task types or environments, which decide the tasks to play."""
 
     def __init__(self, settings: PoolsConfig, *, seed: int) -> None:
         self.settings = settings

@@ -44,7 +44,7 @@ class StartPacer:
         self._is_scheduled = False
 
     async def wait(self) -> None:
-        """Return at once if few tasks started in this pass, or else in a later one."""
+        """Return at once if fewer than the limit have started in this pass, otherwise in a later pass."""
         if self._left and not self._waiting:
             self._left -= 1
             self._schedule()
@@ -145,7 +145,7 @@ class EnvHandle:
 
 
 class EnvWorker(Protocol):
-    """Place in which environments run: a thread, a process, or processes on other machines."""
+    """Worker that runs environments: a thread, a process, or processes on other machines."""
 
     async def make(
         self, factory: Callable[..., AnyEnv], options: Mapping[str, Any], *, what: str, deadline_s: float
@@ -153,7 +153,7 @@ class EnvWorker(Protocol):
         """Make an environment; failures are `EnvironmentFailure` and name `what` failed."""
 
     async def drain(self, patience_s: float) -> None:
-        """Wait until every call has ended; abandon those that nothing awaits after `patience_s` seconds."""
+        """Wait until every call has ended; after `patience_s` seconds, abandon calls without an awaiting caller."""
 
     async def close(self) -> None:
         """Release the worker; nothing may be running."""

@@ -63,7 +63,7 @@ WorkerMessage: TypeAlias = tuple[int, str, tuple[Any, ...]]
 MAKE, UNREADABLE = "make", "unreadable"
 HEADER = struct.Struct("<Q")
 """Format of the length in bytes of the pickled reply that follows."""
-LARGEST_REPLY = 256 * 2**20
+MAX_REPLY_BYTES = 256 * 2**20
 """Maximum number of bytes of a pickled reply; a larger reply is an error of the environment."""
 REAP_MS = 10_000
 """Milliseconds between two searches for dead processes that the environments left behind."""
@@ -204,8 +204,8 @@ def _reply(replies: BinaryIO, reply: tuple[bool, Any]) -> None:
     except BaseException as error:
         text = f"the returned value cannot be sent to the runtime: {described_error(error)}"
         message = pickle.dumps((False, (EnvironmentFailure, text)))
-    if len(message) > LARGEST_REPLY:
-        text = f"the returned value has {len(message):,} bytes, expected at most {LARGEST_REPLY:,}"
+    if len(message) > MAX_REPLY_BYTES:
+        text = f"the returned value has {len(message):,} bytes, expected at most {MAX_REPLY_BYTES:,}"
         message = pickle.dumps((False, (EnvironmentFailure, text)))
     replies.write(HEADER.pack(len(message)) + message)
     replies.flush()

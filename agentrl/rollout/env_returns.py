@@ -9,7 +9,7 @@ from agentrl.env import StepResult
 from agentrl.errors import A_REWARD, WrongReturnValue, bounded_reward, is_bool, is_number, raised_at, shorten
 from agentrl.message import Content, ImagePart, TextPart, encodable
 
-LARGEST_OBSERVATION = 10_000_000
+MAX_OBSERVATION_CHARS = 10_000_000
 """Maximum number of characters of an observation, over all its parts."""
 _NEXT_STEP = "Check the environment with: agentrl env check NAME"
 _STEP_FIELDS = "observation, reward, terminated, truncated, info"
@@ -89,9 +89,9 @@ def _checked_observation(where: str, observation: object) -> Content:
     else:
         raise _wrong(f"observation of {where}", observation, "text, or a tuple of TextPart and ImagePart")
     characters = sum(map(len, texts))
-    if characters > LARGEST_OBSERVATION:
+    if characters > MAX_OBSERVATION_CHARS:
         raise WrongReturn(
-            f"the observation of {where} has {characters:,} characters, expected at most {LARGEST_OBSERVATION:,}"
+            f"the observation of {where} has {characters:,} characters, expected at most {MAX_OBSERVATION_CHARS:,}"
         )
     try:
         for text in texts:

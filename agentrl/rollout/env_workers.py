@@ -43,10 +43,10 @@ Work: TypeAlias = Callable[[], Any]
 _Inbox: TypeAlias = "SimpleQueue[tuple[WorkerCall[Work], asyncio.Future[Any]] | None]"
 _COUNTS, _INNER = "steps_of_wrappers", "environment"
 """Keys of the snapshots of environments whose wrappers count steps."""
-LONGEST_SAMPLE = 256
+MAX_SAMPLE_CHARS = 256
 """Maximum length in characters of a text space whose samples random play uses unchanged."""
 RANDOM_CHARACTERS = 32
-"""Maximum length in characters of a random action in a text space that allows more than `LONGEST_SAMPLE`."""
+"""Maximum length in characters of a random action in a text space that allows more than `MAX_SAMPLE_CHARS`."""
 
 
 class EnvAdapter:
@@ -60,7 +60,7 @@ class EnvAdapter:
         self.env: AnyEnv = make(**options)
         self._expert: Expert | None = None
         self._deferred_action: str | None = None
-        """Action of the expert that follows after a mistake."""
+        """Expert action to take after a mistake."""
         self._random: random.Random | None = None
 
     @property
@@ -110,10 +110,10 @@ class EnvAdapter:
         return None if actions is None else list(actions)
 
     async def expert_action(self, observation: Content, seed: int = 0, mistakes: float = 0.0) -> ExpertAction:
-        """Ask the environment's own expert for its next action.
+        """Return the next action of the environment's expert.
 
         With probability `mistakes`, drawn with `seed`, the action is a mistake, unless the previous action was one or
-        the expert has none to make.
+        the expert knows of no mistake here.
         """
         expert = self._expert or await self._begin_expert()
         if self._deferred_action is not None:
@@ -136,7 +136,7 @@ class EnvAdapter:
         return ExpertAction(text=action)
 
     async def tool_message(self, action: str) -> Message | None:
-        """Return the message that takes a text action by calling the environment's tools; ``None`` without tools."""
+        """Convert a text action to a message that calls the environment's tools; ``None`` without tools."""
         method = self._optional("tool_message")
         return None if method is None else cast("Message", await maybe_await(method(action)))
 
@@ -160,7 +160,7 @@ class EnvAdapter:
         return hasattr(await self._begin_expert(), "mistake")
 
     async def expert_mistake(self, random_state: Sequence[Any]) -> tuple[str | None, list[Any]]:
-        """Draw the expert's mistake in place of its last action; return it and the generator's state after it."""
+        """Replace the expert's last action by a random mistake; return the mistake and the generator's new state."""
         rng = restore_generator(random_state)
         mistake = await maybe_await(cast("FallibleExpert", self._expert).mistake(rng))
         version, numbers, gauss = rng.getstate()
@@ -233,7 +233,7 @@ def _time_limits(env: Any) -> list[Any]:
 async def sample_text(space: Any) -> str:
     """Sample an action space as text; the sample is short if a text space allows very long texts."""
     least, most = getattr(space, "min_length", 0), getattr(space, "max_length", 0)
-    if most <= LONGEST_SAMPLE:
+    if most <= MAX_SAMPLE_CHARS:
         return str(await maybe_await(space.sample()))
     length = int(space.np_random.integers(least, max(least, RANDOM_CHARACTERS) + 1))
     return str(await maybe_await(space.sample((length, None))))
@@ -344,7 +344,7 @@ class SerialWorker(ABC, Generic[W]):
 
 
 class EnvBackend(ABC):
-    """Access to one environment from the event loop."""
+    """Interface to one environment from the event loop."""
 
     @property
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Questions to an environment before anything is played: it is made, asked and closed, within a deadline."""
+"""Queries of an environment before a run starts: make it, call a function on it and close it, within a deadline."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def probe_environment(
     isolation: Isolation | None = None,
     deadline_s: float = PROBE_DEADLINE_S,
 ) -> T:
-    """Make an environment in a daemon thread, ask it a question, and close it; a close that fails is logged.
+    """Make an environment in a daemon thread, call `question` on it, and close it; an error of ``close`` is logged.
 
     Args:
         spec: The environment.
         options: Options of its constructor, which replace those of the spec.
-        question: Called with the environment before its first reset.
+        question: Function of the environment, called before the first reset.
         isolation: Place where its code runs; that of the spec if left out. With `Isolation.INLINE`, the constructor
             runs in an event loop, as it does in a run.
         deadline_s: Seconds for the constructor and the question together, and for the close.

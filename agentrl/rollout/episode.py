@@ -71,14 +71,14 @@ class RuntimeEpisode(Episode):
         self.observation: Content = ""
         self.last_result: StepResult | None = None
         self.info: dict[str, Any] = {}
-        """Newest values of the info of reset and steps."""
+        """Latest value of each key in the infos of `reset` and `step`."""
         self.tool_reward = 0.0
         """Sum of the rewards of configured tools, without those of the environment's own tools."""
         self._ended_by_tool: Outcome | None = None
         self._has_state_keys = False
         self._policy = policy
         self._history = task.messages[:-1] if task.messages and loop.opens_with_task else None
-        """Messages of the task before its last one, if conversations begin with them."""
+        """Messages of the task except the last one, with which every conversation begins."""
 
     @property
     def has_own_tools(self) -> bool:
@@ -104,7 +104,7 @@ class RuntimeEpisode(Episode):
         return self.task.prompt
 
     async def _reset_environment(self) -> Content:
-        """Reset the environment, keep what it returns, and return the first observation that the agent reads."""
+        """Reset the environment, store its info, and return the agent's first observation."""
         result = await self.environment.reset(self.task)
         self.tools = {**self._configured, **self._check_tool_names(result.tools)}
         self.action_hint = self._cut_text(result.action_hint)
@@ -121,7 +121,7 @@ class RuntimeEpisode(Episode):
         return result.observation
 
     def _check_instructions(self, found: object) -> None:
-        """Check that the environment has no private instructions for players that nothing plays."""
+        """Check that the environment gives no private instructions to players without a policy."""
         if found and isinstance(found, Mapping):
             names = ", ".join(map(str, found))
             raise UsageError(
@@ -436,7 +436,7 @@ class RecordedConversation(Conversation):
         return RecordedConversation(forked, self._trajectory, messages, history=self._history)
 
     def _hide(self) -> None:
-        """Hide this conversation from scorers: another one contains its messages, or the agent did not write them."""
+        """Hide this conversation from scorers: another one contains its messages, or it is not the agent's."""
         kept = self._trajectory.conversations
         kept[:] = [messages for messages in kept if messages is not self._messages]
 
@@ -474,7 +474,7 @@ def _cut_parts(content: tuple[ContentPart, ...], text: str, kept: int) -> Conten
 
 
 def with_history(messages: Sequence[Message], history: Sequence[Message] | None) -> Sequence[Message]:
-    """Put the messages of a task before a conversation's first ones; two system messages become one."""
+    """Prepend a task's messages to a conversation's first messages; merge two system messages."""
     if not history:
         return messages
     own = [message for message in messages[:1] if message.role == "system"]

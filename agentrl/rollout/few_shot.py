@@ -48,7 +48,7 @@ class FewShotExamples:
         return FewShotPolicy(runner.policy, await self.messages(runner, task))
 
     async def messages(self, runner: EpisodeRunner, task: Task) -> list[Message]:
-        """Return the messages of the turns in order, without turns of `task`; the expert plays during the first call.
+        """Return the example turns in order, except those of `task`; the first call lets the expert play.
 
         Raises:
             UsageError: the environment has no expert, or the expert's episodes have too few turns.

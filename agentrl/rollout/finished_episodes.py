@@ -1,4 +1,4 @@
-"""Finished episodes of a killed run, which are trained on instead of being played again."""
+"""Finished episodes of a killed run, on which the resumed run trains instead of playing them again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RecoveredEpisodes:
         return len(self._by_player)
 
     def keep_groups_from(self, position: int, others: Iterable[str]) -> None:
-        """Forget the episodes of groups before `position`, except those of the groups `others`."""
+        """Drop the episodes of groups before `position`, except those of the groups `others`."""
         kept = set(others)
         self._by_player = {
             player: episode
@@ -34,7 +34,7 @@ class RecoveredEpisodes:
         }
 
     def keep_versions_until(self, version: int, adapters: Mapping[str, int]) -> None:
-        """Forget the episodes with tokens of weights newer than the checkpoint's."""
+        """Drop the episodes with tokens from newer weights than the checkpoint's."""
         self._by_player = {
             player: episode for player, episode in self._by_player.items() if not _is_newer(episode, version, adapters)
         }
@@ -44,7 +44,7 @@ class RecoveredEpisodes:
         return all(f"{group_id}/{member}" in self._by_player for member in range(size))
 
     def take_all(self) -> list[Trajectory]:
-        """Return all episodes, and forget them."""
+        """Remove and return all episodes."""
         episodes, self._by_player = list(self._by_player.values()), {}
         return episodes
 

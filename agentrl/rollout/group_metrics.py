@@ -1,4 +1,4 @@
-"""Metrics of groups by environment, and selection bias: whether the trained episodes resemble those that were started.
+"""Metrics of groups by environment, and selection bias: differences between trained and started episodes.
 
 Dropped groups (too stale, or with too few episodes left) bias training if they differ from the others: usually they are
 slow, long or hard. Groups that dynamic sampling filters out are ignored, because they are left out on purpose.

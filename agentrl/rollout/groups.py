@@ -1,4 +1,4 @@
-"""Groups of episodes: a group has one task, and the returns of its episodes are compared."""
+"""Groups of episodes: several episodes of one task, whose returns are compared."""
 
 from __future__ import annotations
 

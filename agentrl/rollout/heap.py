@@ -1,4 +1,4 @@
-"""Garbage collection while thousands of episodes run: it visits each object once, and few objects at a time."""
+"""Garbage collection during rollouts: long-lived objects are frozen, so that no collection blocks the event loop."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from contextlib import contextmanager
 from agentrl.rollout.waits import Wait, WaitTracker
 
 FULL_COLLECTION = 2
-"""Number of collections of the middle generation after which all objects that are not excluded are collected."""
+"""Number of collections of the middle generation that trigger a full one: the third value of `gc.set_threshold`."""
 CHECKED_WAITS = 256
-"""Number of ended waits, such as steps of environments, after which the objects that are not excluded are counted."""
-MOST_OBJECTS = 10_000
-"""Number of these objects that starts a collection, which takes about 10 ms."""
+"""Number of completed waits (environment steps, engine requests) between two counts of the unfrozen objects."""
+MAX_OBJECTS = 10_000
+"""Number of unfrozen objects above which a full collection is triggered; it takes about 10 ms."""
 _frozen_before = 0
-"""Number of excluded objects after the last collection of all objects."""
+"""Number of frozen objects after the last collection that included them."""
 
 
 @contextmanager
 def settled_heap(waits: WaitTracker) -> Iterator[None]:
-    """Exclude all objects that exist now, and later those that survive a full collection, from garbage collections.
+    """Freeze long-lived objects in this block, so that garbage collections do not traverse them.
 
-    Libraries and models consist of hundreds of thousands of objects, and so do thousands of episodes. A full collection
-    visits each of them and stops the event loop for so long that inference servers run out of requests. Python starts a
-    collection when more objects were made than freed. That is rare while each turn of an episode replaces the objects
-    of the previous turn, and such a late collection visits too many objects at once. Therefore the objects that are not
-    excluded are also counted from time to time. `collect_settled_heap` collects the garbage among the excluded objects.
-    Nested blocks have no effect.
+    Libraries, models and thousands of episodes make up hundreds of thousands of objects. A full collection traverses
+    all of them and blocks the event loop so long that inference servers run out of requests. Therefore this block
+    freezes (`gc.freeze`) the objects that exist at its start, and those that survive each later full collection.
+
+    Python triggers a collection by the number of allocations minus deallocations, which hardly grows while each turn of
+    an episode replaces the objects of the turn before. When it does trigger, there is too much to traverse. This block
+    therefore also counts the unfrozen objects at regular intervals. `collect_settled_heap` collects the garbage among
+    frozen objects. Nested blocks have no effect.
 
     Args:
         waits: Waits of the episodes.
@@ -40,7 +42,7 @@ def settled_heap(waits: WaitTracker) -> Iterator[None]:
     watch = _ObjectLimit()
     gc.callbacks.append(_freeze_survivors)
     waits.listeners.append(watch)
-    gc.set_threshold(young, middle, FULL_COLLECTION)  # each object is visited once, so fewer at a time cost no more
+    gc.set_threshold(young, middle, FULL_COLLECTION)  # survivors are frozen, so frequent collections are cheap
     try:
         yield
     finally:
@@ -51,27 +53,27 @@ def settled_heap(waits: WaitTracker) -> Iterator[None]:
 
 
 def collect_settled_heap() -> None:
-    """Collect the garbage among the objects that `settled_heap` excludes, if they have doubled since the last time."""
+    """Collect the garbage among the frozen objects if their number has doubled since the last call that did so."""
     if gc.get_freeze_count() > 2 * _frozen_before:
         gc.unfreeze()
         _collect_and_freeze()
 
 
 class _ObjectLimit:
-    """Listener that starts a full collection, whose survivors are excluded, once there are many objects."""
+    """Wait listener that triggers a full collection when there are more than `MAX_OBJECTS` unfrozen objects."""
 
     def __init__(self) -> None:
         self._waits = 0
 
     def __call__(self, wait: Wait) -> None:
-        """Note that a wait has ended."""
+        """Count a completed wait; check the number of objects at every `CHECKED_WAITS`-th."""
         self._waits += 1
-        if self._waits % CHECKED_WAITS == 0 and count_objects() > MOST_OBJECTS:
+        if self._waits % CHECKED_WAITS == 0 and count_objects() > MAX_OBJECTS:
             gc.collect()
 
 
 def count_objects() -> int:
-    """Return the number of objects that are not excluded; takes about 10 ns for each."""
+    """Count the unfrozen objects; takes about 10 ns per object."""
     return sum(len(gc.get_objects(generation)) for generation in range(3))
 
 

@@ -20,7 +20,7 @@ from agentrl.rollout.journal_file import JournalWriter, Record, RecordedEpisode,
 from agentrl.trajectory import Trajectory, id_array
 
 REPLAY_S = 60.0
-"""Seconds that a replay may take in addition to the time that the episode had taken before the kill."""
+"""Seconds that a replay may take beyond the episode's age at the kill."""
 OTHER_REQUEST = "the agent loop made a different request"
 _PLAIN = ("token_ids", "logprobs", "versions", "cached_tokens", "queue_s", "prefill_s", "decode_s", "resubmissions")
 
@@ -66,7 +66,7 @@ class EpisodeJournal:
         """Length and running hash of the latest prompt of each session."""
 
     def start(self, budget: Budget) -> None:
-        """Start the clock of the episode, which has its environment now.
+        """Start the clock of the episode, once it has its environment.
 
         Args:
             budget: Budget of the episode, which does not count the seconds of a replay, but those before the kill.
@@ -84,7 +84,7 @@ class EpisodeJournal:
         return self._earlier_s + REPLAY_S - self.age_s
 
     def fail(self, reason: str) -> AgentRLError:
-        """Note that the records cannot be replayed, and return the error."""
+        """Record that the episode cannot be replayed, and return the error to raise."""
         self.failure = CannotContinue(reason)
         return self.failure
 
@@ -247,10 +247,7 @@ class JournalFolder:
             self._settle()
 
     def claim(self, player: str) -> int:
-        """Return the first attempt at an episode: the one that was in flight, which is replayed if it can be.
-
-        Earlier attempts have failed.
-        """
+        """Return the number of an episode's first attempt: that of the attempt in flight at the kill."""
         found = self._recorded.pop(player, None)
         if found is None:
             return 0

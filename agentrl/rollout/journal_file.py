@@ -36,9 +36,9 @@ FLUSH_S = 0.5
 """Seconds between two writes of the queued records."""
 LAST_WRITE_S = 1.0
 """Seconds for which the end of a run waits for the last write."""
-LARGEST_JOURNAL = 1 << 26
+MAX_JOURNAL_BYTES = 1 << 26
 """Maximum size of an episode's journal in bytes; a longer episode starts again after a kill."""
-MOST_QUEUED = 200_000
+MAX_QUEUED = 200_000
 """Maximum number of queued records, if the disk is too slow; then no more journals are written."""
 _log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class JournalWriter:
         with self._queueing:
             self._queued[name] = change
             self._count += 1
-        if self._count > MOST_QUEUED:
+        if self._count > MAX_QUEUED:
             self._fail("the disk does not keep up")
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="agentrl-journals", daemon=True)
@@ -141,11 +141,11 @@ class JournalWriter:
             path.unlink(missing_ok=True)
             return
         before = 0 if change.is_new else self._sizes.get(name, 0)
-        if before > LARGEST_JOURNAL:
+        if before > MAX_JOURNAL_BYTES:
             return
         data = _lines(change.records)
         self._sizes[name] = before + len(data)
-        if before + len(data) > LARGEST_JOURNAL:
+        if before + len(data) > MAX_JOURNAL_BYTES:
             data = _lines([*change.records[: change.is_new], stop_record("their journals became too large")])
         append_to(path, data, is_new=change.is_new)
 

@@ -5,7 +5,7 @@ rebuilds the token ledger, with the same tokens, log-probabilities and weight ve
 recorded snapshot; without one, it takes the recorded actions again. Tools are called again. Everything that they return
 is compared with the recorded hash. After the last recorded answer, the policy samples as usual.
 
-If something differs or fails, or if the replay takes too long, the episode starts again with the same task and seed
+If a result differs, a call fails, or the replay takes too long, the episode restarts with the same task and seed
 (`agentrl.rollout.journal.CannotContinue`).
 """
 
@@ -46,7 +46,7 @@ from agentrl.tool import Tool
 from agentrl.trajectory import Trajectory
 
 T = TypeVar("T")
-LARGEST_STATE = 1 << 16
+MAX_STATE_CHARS = 1 << 16
 """Maximum number of characters of a recorded result or snapshot; larger ones are not recorded, but actions replayed."""
 _log = logging.getLogger(__name__)
 _CHANGES = frozenset({RESET.name, STEP.name})
@@ -160,7 +160,7 @@ class JournaledBackend(ForwardingBackend):
         return record
 
     async def _repeat(self, method: str, record: Record, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Return the recorded result if the environment will be restored; else call it again and compare the result."""
+        """Return the recorded result if the environment will be restored; otherwise repeat the call and compare."""
         recorded = self._journal.recorded
         assert recorded is not None
         result: Any = None
@@ -228,7 +228,7 @@ class JournaledBackend(ForwardingBackend):
             self._snapshots.is_available = False
             _log.warning("environment snapshots are disabled because one failed: %s", error)
             return
-        if sum(map(len, texts.values())) > LARGEST_STATE:
+        if sum(map(len, texts.values())) > MAX_STATE_CHARS:
             self._keeps_states = False
             return
         record.update(texts)
@@ -313,7 +313,7 @@ class JournaledTools:
         return called
 
     def _take(self, key: str) -> Record | None:
-        """Return the record of a call, in whatever order parallel calls ended; ``None`` if it had not ended."""
+        """Return the record of a call, in any order of parallel calls; ``None`` without a record."""
         tools = self._journal.recorded.tools if self._journal.recorded is not None else []
         found = next((record for record in tools if record["key"] == key), None)
         if found is not None:

@@ -45,8 +45,8 @@ from agentrl.render.answer_tokens import content_logprobs, find_stop
 from agentrl.render.chat_template import CUT_MARK, ToolSchema
 from agentrl.render.content_guard import unbroken
 from agentrl.render.conversation import LedgerConversation
-from agentrl.render.forms import ATTEMPTS, FormCheck, make_form_check
 from agentrl.render.renderer import Renderer
+from agentrl.render.structured_output import ATTEMPTS, StructureCheck, make_structure_check
 from agentrl.render.tool_parsers import ParsedCalls
 from agentrl.render.tool_parsers.untagged import read_untagged
 from agentrl.rollout.env_pool import EnvHandle
@@ -57,7 +57,7 @@ from agentrl.trajectory import REPAIRED_CALLS, SOLE_ROLE, TokenSequence, Turn
 
 _log = logging.getLogger(__name__)
 THREAD_ABOVE_CHARACTERS = 1 << 17
-"""Minimum number of characters of a prompt that is tokenized in a thread."""
+"""Length in characters from which a prompt is tokenized in a thread."""
 MAX_NORMALIZATION = 4
 """Maximum number of characters that a tokenizer's normalization joins into one, in any language."""
 MAX_RESUBMISSIONS = 8
@@ -94,7 +94,7 @@ class EpisodePolicy(ABC):
 
     @abstractmethod
     def cut(self, text: str, max_tokens: int) -> str:
-        """Cut `text` to at most `max_tokens` tokens, with a visible mark."""
+        """Truncate `text` to at most `max_tokens` tokens and append a visible mark."""
 
     @abstractmethod
     def split(self, text: str, max_tokens: int) -> list[str]:
@@ -138,7 +138,7 @@ class EngineEpisodePolicy(EpisodePolicy):
         engine: Samples the answers.
         renderer: Renderer of the engine's model.
         sampling: Sampling parameters of every turn, or a function that returns those of a turn that starts now.
-        trains: Sampled tokens are trained, so no form may constrain an answer.
+        trains: True if sampled tokens are trained, so that no required format may constrain them.
     """
 
     adapter: str | None = None
@@ -272,13 +272,13 @@ class EngineConversation(Conversation):
             if options.form is None or structure is not None:
                 generation = self._cut(await self._sample(request), params.stop)
             else:
-                generation = await self._sample_form(request, make_form_check(options.form))
+                generation = await self._sample_structured(request, make_structure_check(options.form))
         except AgentRLError as error:
             if not options.for_environment:
                 self._turns.budget.give_back_turn()
             self.ledger.withdraw()
             if structure is not None and isinstance(error, UsageError) and not isinstance(error, UnsupportedOption):
-                raise UnsupportedOption("the engine refuses this form", option="form", got=str(error)) from error
+                raise UnsupportedOption("the engine rejects this format", option="form", got=str(error)) from error
             raise
         if self._turns.is_over:
             raise EpisodeEnd(Outcome.CANCELLED)
@@ -327,10 +327,11 @@ class EngineConversation(Conversation):
     def _structure(self, options: TurnOptions) -> str | None:
         """Check the turn's options, and return the structure that the engine enforces.
 
-        ``None`` with a form: the engine cannot enforce it, so `make_form_check` checks the answers.
+        ``None`` despite a required format means that the engine cannot enforce it; `make_structure_check` then checks
+        answers.
 
         Raises:
-            UnsupportedOption: the form cannot be checked either, or the answer is trained. The log-probabilities of a
+            UnsupportedOption: the format cannot be checked either, or the answer is trained. The log-probabilities of a
                 constrained answer are normalized over the allowed tokens, and the trainer cannot compute them.
         """
         if options.seed is not None and not self._policy.engine.capabilities.seeded:
@@ -339,7 +340,7 @@ class EngineConversation(Conversation):
             return None
         if self._policy.trains and options.trained:
             raise UnsupportedOption(
-                "a trained answer cannot have a form",
+                "a trained answer cannot have a required format",
                 option="form",
                 expected="an unconstrained answer",
                 hint="in training, set agent.options.forms=free",
@@ -349,7 +350,7 @@ class EngineConversation(Conversation):
                 return self._policy.renderer.structure(options.form, self.ledger.tools)
             except UnsupportedOption as error:
                 _log.debug("%s", error)
-        make_form_check(options.form)
+        make_structure_check(options.form)
         return None
 
     def _logprobs(self, generation: Generation, content: str) -> tuple[TokenLogprob, ...]:
@@ -369,7 +370,7 @@ class EngineConversation(Conversation):
         return generation if end is None else generation.cut(end)
 
     async def _sample(self, request: GenerateRequest) -> Generation:
-        """Sample until the answer is complete or the episode's time is over; it then stops with ABORT."""
+        """Sample until the answer is complete; if the episode's time runs out first, the stop reason is ABORT."""
         done: Generation | None = None
         for attempt in range(MAX_RESUBMISSIONS):
             part = await self._ask(
@@ -391,8 +392,8 @@ class EngineConversation(Conversation):
             expected="a complete answer",
         )
 
-    async def _sample_form(self, request: GenerateRequest, check: FormCheck) -> Generation:
-        """Sample answers until one has the form.
+    async def _sample_structured(self, request: GenerateRequest, check: StructureCheck) -> Generation:
+        """Sample answers until one has the required format.
 
         Raises:
             FormMissed: no answer has it.
@@ -415,10 +416,10 @@ class EngineConversation(Conversation):
             if problem is None:
                 return generation
         raise FormMissed(
-            "no answer of the model has the requested form",
+            "no answer of the model has the requested format",
             option="form",
             got=f"{problem} (the last of {attempts})",
-            hint="describe the form in the prompt, raise max_tokens, or set engine=vllm or engine=sglang",
+            hint="describe the format in the prompt, raise max_tokens, or set engine=vllm or engine=sglang",
         )
 
     async def _ask(self, request: GenerateRequest) -> Generation:
@@ -472,7 +473,7 @@ def _continue_request(request: GenerateRequest, part: Generation) -> GenerateReq
 
 
 def cut_characters(text: str, max_tokens: int) -> str:
-    """Cut `text` to about `max_tokens` tokens, with a visible mark."""
+    """Truncate `text` to about `max_tokens` tokens and append a visible mark."""
     most = max_tokens * CHARACTERS_PER_TOKEN
     return text if len(text) <= most else text[:most] + CUT_MARK.format(len(text) - most)
 
@@ -551,8 +552,8 @@ class ChatConversation(Conversation):
         if prefill:
             raise UsageError("a chat service cannot continue a prefill", got=f"prefill {prefill!r}", expected="none")
         if options.form is not None:
-            hint = "describe the form in the prompt, or serve the model with engine=vllm or engine=sglang"
-            raise UnsupportedOption("a chat service cannot enforce a form", option="form", hint=hint)
+            hint = "describe the format in the prompt, or serve the model with engine=vllm or engine=sglang"
+            raise UnsupportedOption("a chat service cannot enforce a format", option="form", hint=hint)
         if options.logprobs:
             raise UnsupportedOption("a chat service returns no log-probabilities", option="logprobs")
         seed = self._turns.begin_turn(is_counted=not options.for_environment)

@@ -46,7 +46,7 @@ REPEAT_S = 86_400.0
 def repeatable_turns(trajectory: Trajectory) -> int:
     """Return the number of first turns of an episode that can be repeated: those before an aborted one.
 
-    No turn of an episode without sampled tokens can be repeated, as a scripted policy or a chat service played it.
+    Episodes without sampled tokens have none: they were played by a scripted policy or a chat service.
 
     Raises:
         UsageError: the episode has several roles.
@@ -85,7 +85,7 @@ def _turns_in_order(trajectory: Trajectory) -> list[tuple[TokenSequence, Turn]]:
 
 
 def _answer(sequence: TokenSequence, turn: Turn) -> Record:
-    """Return the record of a turn; the tokens of an answer that is not trained were stored without their numbers."""
+    """Return the record of a turn; an untrained answer was stored without log-probabilities and versions."""
     sampled = sequence.sources[turn.start : turn.end] == Source.SAMPLED
     start = turn.start + int(np.argmax(sampled))  # after a prefill
     ids, own = sequence.ids_list(), slice(start, turn.end)
@@ -212,7 +212,7 @@ class ContinuedEngine(JournaledEngine):
 
 
 def _nearest(environment: EnvHandle) -> EnvHandle | ForwardingBackend:
-    """Return the innermost object with a backend: the one that calls the environment's own backend."""
+    """Return the innermost forwarding backend, which calls the environment's own backend."""
     found: EnvHandle | ForwardingBackend = environment
     while isinstance(found.backend, ForwardingBackend):
         found = found.backend
@@ -231,7 +231,7 @@ class ContinuedPolicy(EngineEpisodePolicy):
         self._continued = ContinuedEngine(policy.engine, continuation.answers)
         self._continuation = continuation
         self._changed: EnvHandle | ForwardingBackend | None = None
-        """What calls the environment by the journal."""
+        """Backend that calls the environment through the journal."""
         super().__init__(self._continued, policy.renderer, policy.sampling, trains=policy.trains)
 
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:

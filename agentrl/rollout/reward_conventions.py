@@ -53,7 +53,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def library_of(signature: inspect.Signature) -> Library | None:
-    """Return the library that a function with this signature was written for; ``None`` if the signature does not say.
+    """Return the library whose convention a signature follows; ``None`` if it cannot be told from the signature.
 
     The first two parameters of agentrl's own functions are named or annotated as in `OWN`; an unused one may be called
     ``_``. Parameters that can only be passed by position, such as ``*args``, also indicate agentrl: the other libraries
@@ -140,7 +140,7 @@ def _newest_version(trajectory: Trajectory) -> int:
 
 
 def _ignore(_name: str, _value: Any) -> None:
-    """Discard what a function for TRL logs."""
+    """Ignore a value that a function for TRL logs."""
 
 
 def _text(trajectory: Trajectory, completion: Sequence[Mapping[str, Any]]) -> str:

@@ -150,7 +150,7 @@ class EpisodeRunner:
         self.make_sandbox = make_sandbox
         self.few_shot = few_shot
         self._unscored: set[str] = set()
-        """Ids of episodes that this runner played and whose group is not scored yet."""
+        """Ids of the episodes of this runner whose groups have not been scored."""
         self.spec = pool.spec
         if system_prompt is not None:
             self.spec = dataclasses.replace(pool.spec, instructions=system_prompt, tool_instructions="")
@@ -199,7 +199,7 @@ class EpisodeRunner:
         return isinstance(self.scorer, GroupScorer)
 
     async def run(self, task: Task, *, group_id: str, member: int, seed: int, in_group: bool = False) -> Trajectory:
-        """Play the task until an attempt has no infrastructure failure, or no attempt is left.
+        """Play the task until an attempt ends without an infrastructure failure, or all attempts are used.
 
         Args:
             task: Task to play.
@@ -227,7 +227,7 @@ class EpisodeRunner:
             attempt += 1
 
     def _first_attempt(self, one: Assignment) -> int:
-        """Return the number of the first attempt at an episode."""
+        """Return the number of an episode's first attempt."""
         return 0
 
     async def _run_attempt(self, one: Assignment, attempt: int) -> Trajectory:
@@ -421,7 +421,7 @@ def _apply_score(trajectory: Trajectory, score: Score, seconds: float) -> None:
 
 
 async def _run_isolated(work: Coroutine[Any, Any, None], name: str) -> None:
-    """Run `work` in its own task, so that code of the episode cannot cancel the caller, nor outlive it."""
+    """Run `work` in a task of its own, so that user code can neither cancel the caller nor outlive it."""
     try:
         await await_or_abandon(work, name, grace_s=EPISODE_GRACE_S)
     except asyncio.CancelledError as error:
@@ -490,7 +490,7 @@ async def play_all(
 
 
 class _Groups:
-    """Groups of assignments; a group's episodes are held back until all have ended if the scorer compares them."""
+    """Groups of assignments; if the scorer compares episodes, a group is held back until it is complete."""
 
     def __init__(self, runner: EpisodeRunner, assignments: Sequence[Assignment]) -> None:
         self._runner = runner
@@ -500,7 +500,7 @@ class _Groups:
             raise no_group(runner.scorer)
 
     async def play(self, one: Assignment) -> list[Trajectory]:
-        """Play an episode; return it, or its whole group once complete, or nothing until then."""
+        """Play an episode; return it or, if the scorer compares episodes, its group once that is complete."""
         runner, group_id = self._runner, one.group_id
         trajectory = await runner.run(
             one.task, group_id=group_id, member=one.member, seed=one.seed, in_group=runner.scores_groups

@@ -46,12 +46,12 @@ from agentrl.rollout.turns import derive_seed
 from agentrl.rollout.waits import WaitKind
 
 MAX_WASTED_BATCHES = 20
-"""Number of batches whose groups may be filtered out, or dropped as too stale, in a row before the run fails."""
+"""Number of consecutive batches whose groups are all filtered out or stale after which the run fails."""
 
 GROUPS_PER_PASS = 64
 """Maximum number of groups that are measured in one pass of the event loop; each takes about 0.1 ms."""
-LEAST_FAILED_GROUPS = 4
-"""Minimum number of groups that must fail in a row before the run fails, even if a batch is smaller."""
+MIN_FAILED_GROUPS = 4
+"""Minimum number of consecutive failed groups after which the run fails, even if a batch is smaller."""
 
 
 class GroupScheduler:
@@ -69,7 +69,7 @@ class GroupScheduler:
         seed: Seed of the run.
         version: Version of the trainer's weights.
         keep: Returns True if a complete group is worth training on (dynamic sampling); other groups are replaced.
-        least_members: Minimum number of trainable episodes of a group, or else the group has failed; 2 if episodes are
+        min_members: Minimum number of trainable episodes of a group; a group with fewer fails. 2 if episodes are
             compared.
         extra_runners: Runners of the extra rollouts of each group, by the label of the environment and the rollout's
             name. A group fails if one of its extra rollouts fails.
@@ -92,7 +92,7 @@ class GroupScheduler:
         seed: int = 0,
         version: int = 0,
         keep: Callable[[Group], bool] | None = None,
-        least_members: int = 1,
+        min_members: int = 1,
         extra_runners: Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]] | None = None,
         adapter_versions: Callable[[], Mapping[str, int]] = dict,
         wait_to_start: Callable[[Group, int], Awaitable[None] | None] = lambda group, member: None,
@@ -112,7 +112,7 @@ class GroupScheduler:
         self.bias = BiasMeter(tasks.environments)
         self._seed = seed
         self._keep = keep or (lambda group: True)
-        self._least_members = least_members
+        self._min_members = min_members
         self._extra_runners = extra_runners or {}
         self._adapter_versions = adapter_versions
         self._wait_to_start = wait_to_start
@@ -137,7 +137,7 @@ class GroupScheduler:
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Prepare for episodes that clients start; called before the first batch. Does nothing here."""
+        """Hook before the first batch, for schedulers whose clients start the episodes. Does nothing here."""
 
     def metrics(self) -> dict[str, float]:
         """Return metrics of the step that has ended, besides those of tasks and groups; none here."""
@@ -157,7 +157,7 @@ class GroupScheduler:
 
         Raises:
             UsageError: an episode had an error that the user must fix.
-            TrainingError: too many groups in a row failed (a batch, at least `LEAST_FAILED_GROUPS`), or were filtered
+            TrainingError: too many groups in a row failed (a batch, at least `MIN_FAILED_GROUPS`), or were filtered
                 out or too stale (`MAX_WASTED_BATCHES` batches).
         """
         batch = self.batch
@@ -187,7 +187,7 @@ class GroupScheduler:
         return taken
 
     def _is_ready(self) -> bool:
-        """Return True if the first finished groups make a batch that leaves no other group too stale.
+        """Return True if the first finished groups form a batch after which no remaining group becomes too stale.
 
         Of the groups that must train within this batch and the next k ones, at most k batches may be left. More than a
         batch can therefore never be due at once, unless a resumed run has a smaller batch or `max_staleness`.
@@ -207,7 +207,7 @@ class GroupScheduler:
         return True
 
     def set_version(self, version: int) -> None:
-        """Note that the engine serves the trainer's new weights; call `start_episodes` to start what that allows."""
+        """Record that the engine serves new weights; call `start_episodes` to start what that allows."""
         self.version = version
 
     def start_episodes(self) -> None:
@@ -243,7 +243,7 @@ class GroupScheduler:
             self._fetching = asyncio.create_task(self._fetch_tasks(), name="fetching tasks")
 
     def _continue_starting(self) -> None:
-        """Start more episodes in the next pass of the event loop."""
+        """Continue to start episodes in the next iteration of the event loop."""
 
         def go_on() -> None:
             self._continues = False
@@ -254,7 +254,7 @@ class GroupScheduler:
         asyncio.get_running_loop().call_soon(go_on)
 
     async def _fetch_tasks(self) -> None:
-        """Fetch the next tasks of remote sources; a failure ends the run, as no other task may be drawn instead."""
+        """Fetch the next tasks of remote sources; a failure ends the run, because tasks must not be skipped."""
         try:
             async with async_boundary(EnvironmentFailure, "fetching the next tasks", deadline_s=None):
                 await self.tasks.fetch()
@@ -270,7 +270,7 @@ class GroupScheduler:
         return started < (self.max_staleness + self.version + 1) * self.batch
 
     def _next_group(self) -> Group | None:
-        """Draw the next task; ``None`` if it must be fetched first."""
+        """Draw the next task and create its group; ``None`` if the task must be fetched first."""
         position = self.tasks.position
         with boundary(EnvironmentFailure, f"task {position} of the run"):
             draw = self.tasks.next()
@@ -381,7 +381,7 @@ class GroupScheduler:
         self._complete(group)
 
     async def _without_place(self, work: Awaitable[None]) -> None:
-        """Await something; meanwhile, the episode or group occupies none of the `max_concurrent` places."""
+        """Await something without occupying one of the `max_concurrent` slots."""
         self._idle += 1
         try:
             self.start_episodes()
@@ -394,7 +394,7 @@ class GroupScheduler:
         counters = self._counters
         if self.tasks.wants_outcomes:
             self._outcomes.append(group.outcome())
-        if len(group.trainable) < self._least_members or group.failed_extras:
+        if len(group.trainable) < self._min_members or group.failed_extras:
             counters.groups_failed += 1
             counters.discarded_engine_s += group.engine_s
             self._measure(group, trained=False)
@@ -420,10 +420,10 @@ class GroupScheduler:
 
     def _note_failed(self, group: Group) -> None:
         self._failed_in_a_row += 1
-        if self._failed_in_a_row < max(self.batch, LEAST_FAILED_GROUPS):
+        if self._failed_in_a_row < max(self.batch, MIN_FAILED_GROUPS):
             return
         trainable = {trajectory.id for trajectory in group.trainable}
-        few = "no episode" if not trainable else f"fewer than {self._least_members} episodes"
+        few = "no episode" if not trainable else f"fewer than {self._min_members} episodes"
         if group.failed_extras:
             name = group.failed_extras[0]
             few, latest = f"no episode of {name}", group.extra_rollouts[name]
@@ -532,7 +532,7 @@ class GroupScheduler:
         self.used = self.version * self.batch  # each version used one batch, whatever its size
 
     def _play_again(self, groups: Sequence[Group]) -> None:
-        """Start groups without any of their episodes."""
+        """Restart groups without their finished episodes."""
         for group in groups:
             group.members.clear()
             group.extra_rollouts.clear()

@@ -155,7 +155,7 @@ class ScriptedConversation(Conversation):
         most = self._episode.turns.budget.limits.max_answer_tokens
         if tokens > most:
             raise UsageError(
-                "the expert's answer is longer than the agent's answers may be, so the agent cannot learn it",
+                "the expert's answer exceeds the limit of the agent's answers, so the agent cannot learn it",
                 got=f"{tokens} tokens: {text}",
                 expected=f"at most agent.max_answer_tokens={most}",
                 hint=f"set agent.max_answer_tokens={tokens} or more",

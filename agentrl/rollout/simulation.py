@@ -1,4 +1,4 @@
-"""Simulation of a run's rollouts in virtual time: the real scheduler plays episodes that only wait.
+"""Simulation of a run's rollouts in virtual time: the real scheduler with episodes that only sleep.
 
 A simulated hour takes seconds, and shows what a staleness or a batch order would cost and drop:
 
@@ -36,13 +36,13 @@ class _TimeSkippingSelector(selectors.SelectSelector):
         ready = super().select(0)
         if not ready:
             if timeout is None:
-                raise RuntimeError("every task is waiting, but no timer is pending")
+                raise RuntimeError("deadlock: all tasks wait and no timer is pending")
             self.now += timeout
         return ready
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Event loop whose clock jumps to the next timer as soon as nothing is left to run."""
+    """Event loop whose clock advances to the next timer whenever no callback is ready."""
 
     def __init__(self) -> None:
         self._clock = _TimeSkippingSelector()

@@ -24,7 +24,7 @@ FETCHED_AHEAD = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTask:
-    """Draw of the task sampler."""
+    """Result of one draw of the task sampler."""
 
     environment: str
     place: int
@@ -36,7 +36,7 @@ class SampledTask:
     stage: int = 0
     """Stage of the environment's settings."""
     is_proposed: bool = False
-    """True if a `ProposedTasks` drew the task; its place then does not determine it."""
+    """True if a `ProposedTasks` drew the task, so that the task does not follow from its place."""
 
     @property
     def settings(self) -> str:
@@ -113,14 +113,14 @@ class TaskSampler:
         return _draw(environment, place, task, horizon, stage, is_proposed=cursor.proposed is not None)
 
     async def draw(self) -> SampledTask:
-        """Return the next draw, after its task was fetched."""
+        """Return the next draw; its task must have been fetched."""
         while (drawn := self.next()) is None:
             await self.fetch()
         return drawn
 
     @property
     def misses_tasks(self) -> bool:
-        """True if some of the next tasks of a remote source were not fetched yet."""
+        """True if the next tasks of a remote source have to be fetched."""
         return any(cursor.misses(FETCHED_AHEAD) for cursor in self._cursors.values())
 
     async def fetch(self) -> None:

@@ -1,4 +1,4 @@
-"""Tools of one episode, opened at their first call and closed at its end, and the limits that all episodes share."""
+"""Tools of an episode, opened at the first call and closed at the end, and limits shared by all episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's waits: registered, timed, and reported when nothing makes progress. Counters of the rollout.
+"""Wait tracking: waits of a run are registered, timed, and reported when nothing makes progress. Rollout counters.
 
 A run has one table of waits. The event loop registers waits; a thread reads them, so that it can also report what
 blocks the event loop.
@@ -53,7 +53,7 @@ class WaitKind(enum.StrEnum):
     """Toolset that lists its tools."""
     GROUP_SCORER = "group_scorer"
     SESSION_END = "end_session"
-    """Engine that releases what it keeps for an episode."""
+    """Engine that ends an episode's sessions."""
 
 
 AT_WORK = frozenset({WaitKind.ENVIRONMENT, WaitKind.TOOL, WaitKind.TOOLSET, WaitKind.SCORER, WaitKind.GROUP_SCORER})
@@ -68,7 +68,7 @@ MEASURED = (
     WaitKind.CAPACITY,
     WaitKind.GROUPS,
 )
-"""Waits whose seconds are metrics of a step; the others are phases of a step, or contain these."""
+"""Waits whose seconds are metrics of a step; other waits are phases of a step, or contain these waits."""
 
 _STOP = "Ctrl-C, and a second one if the run does not stop"
 REMEDIES: Mapping[WaitKind, str] = {
@@ -91,7 +91,7 @@ REMEDIES: Mapping[WaitKind, str] = {
 """Config keys or actions that end waits."""
 
 LOOP_PING_S = 1.0
-"""Seconds between two checks whether the event loop runs."""
+"""Interval in seconds of the checks whether the event loop is blocked."""
 
 
 @dataclass(slots=True)
@@ -252,11 +252,12 @@ class WaitTracker:
 
     @property
     def latest(self) -> Wait | None:
-        """Wait that began last, if none has ended since: the one that blocks a blocked event loop."""
+        """The wait that began last, if none has ended since; if the event loop is blocked, its code is the cause."""
         return self._latest
 
     def stall_report(self, silence_s: float, *, blocked: str = "") -> str | None:
-        """Return the table if nothing has progressed for `silence_s` seconds, and again after the same time.
+        """Return the table of waits if nothing has made progress for `silence_s` seconds; repeat it after each such
+        interval.
 
         Args:
             silence_s: Seconds.
@@ -296,7 +297,7 @@ class WaitTracker:
 
     @contextmanager
     def report_stalls(self, silence_s: float, report: Callable[[str], None]) -> Iterator[StallWatch]:
-        """Report stalls of the running event loop while the block runs; yield what watches it.
+        """Report stalls of the running event loop in this block; yield the watchdog.
 
         `report` is called in the event loop, or in a thread if the event loop is blocked.
         """
@@ -318,9 +319,9 @@ class BlockedCode:
 
 
 class StallWatch:
-    """Daemon thread that reports stalls of the event loop that made it, also while that loop is blocked.
+    """Watchdog thread that reports stalls of the event loop that created it, even if that loop is blocked.
 
-    Code that blocks the event loop and holds the interpreter lock blocks this thread, too.
+    Code that blocks the event loop and holds the interpreter lock also blocks this thread.
     """
 
     def __init__(self, waits: WaitTracker, silence_s: float, report: Callable[[str], None]) -> None:
@@ -343,7 +344,7 @@ class StallWatch:
                 self.look()
 
     def look(self) -> None:
-        """Report a stall if there is one, and ask the event loop for a sign of life."""
+        """Report a stall if there is one, and schedule a heartbeat in the event loop."""
         found = self.find_blocking_code(self._silence_s / 2)
         blocked = "" if found is None else f"the event loop has been blocked for {found.seconds:.0f} s by {found.by}"
         text = self._waits.stall_report(self._silence_s, blocked=blocked)
@@ -355,10 +356,10 @@ class StallWatch:
             self._is_asked = True
             self._loop.call_soon_threadsafe(self._answer)
 
-    def find_blocking_code(self, least_s: float = 2 * LOOP_PING_S) -> BlockedCode | None:
-        """Return what has blocked the event loop for more than `least_s` seconds; may be called from any thread."""
+    def find_blocking_code(self, min_s: float = 2 * LOOP_PING_S) -> BlockedCode | None:
+        """Return what has blocked the event loop for more than `min_s` seconds; may be called from any thread."""
         blocked_s = self._waits.clock() - self._answered
-        return BlockedCode(blocked_s, self._blocker()) if self._is_asked and blocked_s > least_s else None
+        return BlockedCode(blocked_s, self._blocker()) if self._is_asked and blocked_s > min_s else None
 
     def _answer(self) -> None:
         self._answered, self._is_asked = self._waits.clock(), False

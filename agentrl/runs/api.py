@@ -351,7 +351,7 @@ def _measure(
 
 
 def _print_problems(result: EvaluationResult) -> None:
-    """Print the problems of an evaluation, and the reason if its success is unknown."""
+    """Print the problems of an evaluation and, if its success is unknown, the reason."""
     for line in finding_lines(result.problems):
         note(line)
     if (advice := result.advice_on_success) is not None:
@@ -370,7 +370,7 @@ def _run_off_loop(work: Callable[[], T], interruption: StopRequest) -> T:
     while True:
         try:
             if interruption.count > 1 and not wait([done], timeout=sum(AFTER_TWO_REQUESTS.values())).done:
-                raise KeyboardInterrupt  # a daemon thread is left behind, in which foreign code blocks the event loop
+                raise KeyboardInterrupt  # a daemon thread in which code blocks the event loop is abandoned
             return done.result()
         except KeyboardInterrupt:
             if done.done() or interruption.count > 1:
@@ -414,7 +414,7 @@ def _count_episodes(
 
 
 def _check_session(config: Config) -> None:
-    """Check that no other process needs objects that only this session has.
+    """Check that no other process needs objects that exist only in this session.
 
     Raises:
         UsageError: another process needs such an object.

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run, from which it resumes as if it had not stopped.
+"""Checkpoints of a training run, from which a resumed run continues exactly.
 
 ::
 

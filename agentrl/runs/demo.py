@@ -51,7 +51,7 @@ class Demo:
     """Duration of each part and ``total``."""
 
     def check_learned(self) -> None:
-        """Check that the last success interval lies above the first.
+        """Check that the confidence interval of the last success rate is above that of the first.
 
         Raises:
             TrainingError: it does not.
@@ -76,7 +76,7 @@ class DemoRunner:
         seed: Seed of the model, the tasks and the sampling.
         n_tasks: Number of unseen tasks per evaluation; by default the recipe's.
         overrides: Overrides of the recipe, ``key=value``.
-        watching: Opens a watcher for the time of one run, and receives the run's progress.
+        watching: Opens a watcher that receives the progress of one run.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ def _success_text(estimate: MeanInterval | None) -> str:
 
 
 class _Clock:
-    """Stopwatch for consecutive parts."""
+    """Stopwatch with laps for consecutive parts."""
 
     def __init__(self) -> None:
         self._began = self._last = time.perf_counter()

@@ -31,7 +31,7 @@ from agentrl.training.stored_episodes import model_of_run
 
 
 def open_diagnosis(folder: RunDirectory, config: Config, parts: TrainingParts) -> RunDiagnosis:
-    """Open the diagnosis of a run, from the steps that it has made."""
+    """Open the diagnosis of a run, with the steps that are already finished."""
     parts.counters.incidents.add_record(read_incidents(folder).incidents.to_record())
     summary = RunSummary(
         config=config,
@@ -59,7 +59,7 @@ def save_failures(folder: RunDirectory, diagnosis: RunDiagnosis) -> None:
 
 
 def report_problems(folder: RunDirectory, diagnosis: RunDiagnosis, say: Callable[[str], None]) -> tuple[Finding, ...]:
-    """Report the worst problems of a run at its end, and save all; return the worst."""
+    """Save all problems of a run at its end; report and return the worst ones."""
     findings = diagnosis.findings()
     worst = top(findings)
     for line in finding_lines(worst):
@@ -71,7 +71,7 @@ def report_problems(folder: RunDirectory, diagnosis: RunDiagnosis, say: Callable
 
 
 def idle_steps(result: RunResult, config: Config) -> str:
-    """Describe the steps in which nothing was learned, if they are at least half of the run."""
+    """Describe the steps without a training signal, if they are at least half of the run."""
     lines = read_metrics(RunDirectory(result.folder).metrics_file)
     idle = steps_without_learning(lines)
     if not run_learns_from_rewards(config) or not idle or 2 * idle < len(lines):

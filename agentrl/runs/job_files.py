@@ -2,8 +2,8 @@
 
 config, overrides ─► Job: its nodes, and the config with ``run.name`` and ``cluster`` ─► files of one launcher
 
-All of them run the same commands: a run whose folder has a config is resumed, so that a job that is started again
-continues. With several nodes, Ray is started on each of them, and the run's process is on the first one.
+All launchers run the same commands: a run whose folder has a config is resumed, so that a restarted job continues. With
+several nodes, Ray is started on each of them, and the run's process is on the first one.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ RAY_VERSION = "2.60.0"
 PORT = 6379
 """Port of Ray's head."""
 WARNING_S = 600
-"""Seconds before the time limit at which Slurm asks the run to save a checkpoint and end."""
-MOST_GPUS = 8
+"""Seconds before the time limit at which Slurm signals the run to save a checkpoint and exit."""
+MAX_GPUS = 8
 """GPUs of a node, if not given."""
-LONGEST_NAME = 40
+MAX_NAME_CHARS = 40
 """Maximum length of a job's name: KubeRay derives longer names of at most 63 characters from it."""
 CONFIG_FILE = "config.yaml"
 MOUNTED_RUNS = "/runs"
@@ -86,7 +86,7 @@ def make_job(
         name: Name of the job; other characters than letters, digits and dashes are replaced.
         directory: ``run.directory`` on the nodes, which all of them see.
         nodes: Number of nodes; by default, as many as the ranks and engines need.
-        gpus_per_node: GPUs of each node; by default, those that the run needs, at most `MOST_GPUS`; 0 for none.
+        gpus_per_node: GPUs of each node; by default, those that the run needs, at most `MAX_GPUS`; 0 for none.
         cpus_per_node: CPU cores of each node; by default, those that the run's ranks and engines request.
         setup: Shell commands before the run.
         needs_ray: The run uses Ray on one node, too.
@@ -96,7 +96,7 @@ def make_job(
     """
     needed = _required_bundles(config, has_gpus=gpus_per_node != 0 and config.model.device != "cpu")
     total, largest = sum(one.get("GPU", 0) for one in needed), max(one.get("GPU", 0) for one in needed)
-    gpus = min(MOST_GPUS, math.ceil(total)) if gpus_per_node is None else gpus_per_node
+    gpus = min(MAX_GPUS, math.ceil(total)) if gpus_per_node is None else gpus_per_node
     enough = max(1, math.ceil(total / gpus)) if gpus else 1
     if largest > gpus or (nodes is not None and nodes < enough):
         raise ConfigError(
@@ -134,7 +134,7 @@ def _required_bundles(config: Config, *, has_gpus: bool) -> list[dict[str, float
 
 
 def job_name(text: str) -> str:
-    """Return a name that Kubernetes accepts.
+    """Convert a text to a name that Kubernetes accepts.
 
     >>> job_name("household/grpo_Qwen2.5")
     'household-grpo-qwen2-5'
@@ -142,14 +142,14 @@ def job_name(text: str) -> str:
     Raises:
         UsageError: the text has no letter to begin with.
     """
-    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:LONGEST_NAME].strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:MAX_NAME_CHARS].strip("-")
     if not name[:1].isalpha():
         raise UsageError("the name of a job begins with a letter", got=repr(text), hint="set one: --name my-run")
     return name
 
 
 def _train_or_resume(job: Job, config_file: str, *overrides: str) -> str:
-    """Return shell lines that define ``train``, which resumes the run if it has begun, and ends the shell."""
+    """Return a shell function ``train`` that starts the run, or resumes it if it exists, and replaces the shell."""
     folder, added = shlex.quote(job.run_folder), "".join(f" {override}" for override in overrides)
     return (
         "train() {\n"

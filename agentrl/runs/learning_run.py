@@ -2,7 +2,7 @@
 
 prepare (model, demonstrations or pairs) ─► ranks ─► learner ─► updates (metrics.jsonl) ─► checkpoints/step-N/model
 
-Such a run has all its data before the first update, saves its model only at the end, and cannot be resumed.
+Such a run collects its data before the first update, saves the model at the end only, and cannot be resumed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Profile of some training steps: torch's operations, CPU per turn by component, and the lag of the event loop.
+"""Profile of some training steps: torch operations, CPU time per turn by component, and the lag of the event loop.
 
-A thread samples what the event loop's thread runs. A sample counts for the innermost agentrl module on its stack, so
-that a library's time belongs to the part that called it. Samples in which the event loop waits are idle.
+A sampling thread reads the stack of the event loop's thread. A sample counts for the innermost agentrl module on its
+stack, so that a library's time belongs to the part that called it. Samples in which the event loop waits count as idle.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class RunProfile:
 
 
 class StackSampler(threading.Thread):
-    """Daemon thread that counts the components that a thread runs."""
+    """Daemon thread that samples which component another thread runs."""
 
     def __init__(self, thread: int) -> None:
         super().__init__(name="agentrl-profile", daemon=True)

@@ -1,6 +1,6 @@
-"""Endpoint from which Prometheus reads a run: its current activity, and the metrics of its last training step.
+"""Prometheus endpoint of a run: its current activity, and the metrics of its last training step.
 
-It answers in threads of its own, also while the event loop or the trainer hangs.
+It runs in threads of its own, so that it also answers while the event loop or the trainer hangs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RunCollector:
         yield self._gauge("attempts_failed", "Failed attempts since the last training step.", {(): now.attempts_failed})
         yield self._counter("sampled_tokens", "Tokens sampled since the start.", self._status.sampled_tokens)
         for name, text, values in (
-            ("engine_running", "Requests that an engine works on.", {(e.name,): e.running for e in now.engines}),
+            ("engine_running", "Requests that an engine is processing.", {(e.name,): e.running for e in now.engines}),
             ("engine_queue", "Requests that wait in an engine.", {(e.name,): e.queue for e in now.engines}),
             (
                 "engine_tokens_per_second",
@@ -161,7 +161,7 @@ def prometheus_endpoint(
 
 
 def _guard(application: WSGIApplication) -> WSGIApplication:
-    """Make an application that answers only requests to this machine's names, from its own pages."""
+    """Wrap an application so that it rejects requests with a foreign ``Host`` or ``Origin``."""
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         origin = environ.get("HTTP_ORIGIN")

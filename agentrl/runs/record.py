@@ -26,9 +26,9 @@ from agentrl.trajectory import Trajectory, Turn
 from agentrl.weights import SyncReport
 
 DIGITS = re.compile(r"\d+")
-MOST_SHOWN = 5
-"""Maximum kinds of failures that are shown in full; the log contains all."""
-LONGEST_LINE = 120
+MAX_SHOWN = 5
+"""Maximum number of kinds of failures that are shown; the log contains all."""
+MAX_LINE_CHARS = 120
 
 
 def brief(cause: str) -> str:
@@ -37,14 +37,14 @@ def brief(cause: str) -> str:
     >>> brief("the program ended with 1: Traceback:\n  line 3\nKeyError: 'x'")
     "the program ended with 1: Traceback: … KeyError: 'x'"
     """
-    lines = [line.strip()[:LONGEST_LINE] for line in cause.splitlines() if line.strip()]
+    lines = [line.strip()[:MAX_LINE_CHARS] for line in cause.splitlines() if line.strip()]
     return " … ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
 
 
 class EpisodeRecorder(RolloutObserver):
     """Observer of a run's training episodes.
 
-    `on_group_end` is called with what became of a group, and its episodes.
+    `on_group_end` is called with the fate of a group and its episodes.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class EpisodeRecorder(RolloutObserver):
         self._status.attempts_failed += 1
         self._status.latest_failure = brief(cause)
         kind = DIGITS.sub("", self._status.latest_failure)
-        if kind not in self._shown and len(self._shown) < MOST_SHOWN:
+        if kind not in self._shown and len(self._shown) < MAX_SHOWN:
             self._shown.add(kind)
             self._watcher.on_message(f"attempt {trajectory.id} failed ({trajectory.outcome}): {cause}")
 
@@ -176,7 +176,7 @@ _ENGINE = ("engine_s", "failed_engine_s", "discarded_engine_s")
 
 
 class StepClock:
-    """Clock of a step and its phases; the step begins at construction."""
+    """Timer of a step and its phases; the step begins at construction."""
 
     def __init__(self, parts: TrainingParts, *, price_per_hour: float | None = None) -> None:
         self._parts = parts
@@ -259,7 +259,7 @@ class StepClock:
         return {TIMING_PREFIX + name: value for name, value in timings.items()}
 
     def _engine_seconds(self) -> dict[str, float]:
-        """Return the engine's useful and lost seconds in the phases of the step, which they add up to."""
+        """Split the seconds of the step's phases into useful and lost seconds of the engine."""
         counts = self._counts()
         ended, failed, discarded = (counts[name] - self._counts_before[name] for name in _ENGINE)
         failed_share = failed / ended if ended else 0.0

@@ -79,7 +79,7 @@ from agentrl.weights import SyncReport
 
 T = TypeVar("T")
 SYNC_GRACE_S = 6.0
-"""Seconds in which a weight sync may finish after a stop was requested; a resumed run repeats one that did not."""
+"""Grace period in seconds of a weight sync after a stop request; a resumed run repeats an unfinished sync."""
 _log = logging.getLogger(__name__)
 
 
@@ -142,12 +142,12 @@ class Orchestrator:
         self._lost: ServersLost | None = None
 
     def stop(self) -> None:
-        """Request a stop with a checkpoint, after any operation that cannot be interrupted."""
+        """Request a stop with a checkpoint; an operation that cannot be interrupted is finished first."""
         self._stop.set()  # first, because writing the message to the log may fail
         self._say("stopping; interrupt again to stop immediately, and resume from the newest checkpoint")
 
     def fail(self, error: TrainingError) -> None:
-        """Request a stop with this error and without a checkpoint, after any operation that cannot be interrupted."""
+        """Request a stop with this error and without a checkpoint; an uninterruptible operation is finished first."""
         self._failure = error
         self._stop.set()
 
@@ -189,7 +189,7 @@ class Orchestrator:
             self._problems = report_problems(self.folder, self._diagnosis, self._say)
 
     async def _prepare_and_train(self, stack: AsyncExitStack) -> bool:
-        """Run to the last step; return True if a requested stop came first."""
+        """Run to the last step; return True if a stop request ended the run earlier."""
         try:
             await self._unless_stopped(self._prepare(stack))
         except _Interrupted:
@@ -291,7 +291,7 @@ class Orchestrator:
             self.folder.save_config(dump_config(self.config))
 
     async def _repeat_evaluation(self, step: int) -> None:
-        """Start an evaluation again that the checkpoint's run did not finish, if the checkpoint has its weights."""
+        """Restart the unfinished evaluation of a checkpoint, if the checkpoint has the weights that it measures."""
         if step == self.step and self._parts.evaluation is not None:
             await self._evaluations.start(step)
             return
@@ -344,7 +344,7 @@ class Orchestrator:
         )
 
     async def _train(self) -> bool:
-        """Make all remaining steps; return True if a requested stop came first."""
+        """Run all remaining steps; return True if a stop request ended the run earlier."""
         try:
             interrupted = await self._train_steps()
             with self._waits.on(WaitKind.DISK, "run", "the last checkpoint"):
@@ -408,7 +408,7 @@ class Orchestrator:
         await self._finish_step()
 
     async def _release_memory(self) -> bool:
-        """Let servers release memory, if the config says so; return False if a stop came and some did not answer."""
+        """Let servers release memory, if configured; return False if a stop was requested and some did not answer."""
         try:
             with self._waits.on(WaitKind.SYNC, "trainer", "servers that release memory"):
                 await self._unless_stopped(self._parts.sync.release_memory(), grace_s=SYNC_GRACE_S)
@@ -432,7 +432,7 @@ class Orchestrator:
             return None
 
     async def _update(self, groups: Sequence[Group]) -> StepReport:
-        """Run one trainer step: in a thread while episodes and server checks continue, unless `idle_while_training`."""
+        """Run one trainer step: in a thread next to episodes and server checks, unless `idle_while_training`."""
         trainer = self._parts.trainer
         settings = self._settings.config
         with self._waits.on(WaitKind.EXTRAS, "trainer", "extra rollouts and a served teacher"):
@@ -518,7 +518,7 @@ class Orchestrator:
         self._watcher.on_checkpoint(checkpoint.step, checkpoint.path)
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T], *, grace_s: float = 0.0) -> T:
-        """Return the result of `work`; a requested stop cancels it after the grace period."""
+        """Return the result of `work`; a stop request cancels it after the grace period."""
         task = asyncio.create_task(work, name=f"the phase {self.status.phase}")
         stop = asyncio.create_task(self._stop.wait())
         try:
@@ -554,7 +554,7 @@ class Orchestrator:
 def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> RunResult:
     """Train a run, on new or on stored episodes; the calling thread must not have a running event loop.
 
-    Ctrl-C and SIGTERM stop the run with a checkpoint; a second signal stops it within seconds, whatever still runs.
+    Ctrl-C and SIGTERM stop the run with a checkpoint; a second signal stops it within seconds, even if code hangs.
     After the loss of a rank, the run restarts from its newest checkpoint, up to ``trainer.restarts`` times.
 
     Args:

@@ -93,7 +93,7 @@ def resume_rollout(path: str | Path, overrides: Sequence[str] = ()) -> Run:
 
 
 def play(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> RolloutResult:
-    """Play the episodes that a rollout run lacks; the calling thread must not have a running event loop.
+    """Play the missing episodes of a rollout run; the calling thread must not have a running event loop.
 
     Args:
         run: Folder and config.
@@ -111,10 +111,10 @@ def play(run: Run, *, watcher: RunWatcher | None = None, interruption: StopReque
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """Stored episodes of an earlier start of the run."""
+    """Episodes that earlier processes of the run have stored."""
 
     first: int = 0
-    """Position of the first group that lacks an episode."""
+    """Position of the first incomplete group."""
     complete: frozenset[str] = frozenset()
     """Ids of the complete groups from `first` on."""
     episodes: RecoveredEpisodes = field(default_factory=RecoveredEpisodes)
@@ -203,7 +203,7 @@ class Rollout:
         _write_size(self._run)
 
     def _read_played(self) -> _Played:
-        """Find the episodes that are stored already."""
+        """Read the episodes that are already stored."""
         if not self.folder.trajectories.is_dir():
             return _Played()
         with TrajectoryIndex(self.folder.trajectories) as index:

@@ -57,7 +57,7 @@ async def collect_demonstrations(
 
     Several environments share the episodes in proportion to their weights.
 
-    `on_stall` receives a report of what episodes wait for if none progresses for ``rollout.stall_report_s``.
+    `on_stall` receives a table of waits if no episode makes progress for ``rollout.stall_report_s``.
 
     Returns:
         Demonstrations that solved their task, or all trainable ones if success is unknown, in the order of tasks.
@@ -173,7 +173,7 @@ class WarmStart(LearningRun):
         return Learner(learn=learn, save=save)
 
     def _reached_stop_at(self, parts: LearnerParts, path: str, renderer: Renderer, progress: LearningProgress) -> bool:
-        """Measure success if due, and return True if it has reached ``sft.stop_at``."""
+        """Measure success if due; return True if it has reached ``sft.stop_at``."""
         settings = self.config.sft
         if settings.stop_at is None or progress.update <= settings.warmup_steps:
             return False

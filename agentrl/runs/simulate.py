@@ -25,8 +25,8 @@ SETTINGS: Sequence[tuple[int, BatchOrder]] = (
     *((staleness, order) for staleness in (1, 2, 4, 8) for order in get_args(BatchOrder)),
 )
 """Stalenesses and batch orders to compare."""
-EPISODES, LEAST_STEPS = 3000, 24
-"""Number of simulated episodes, if they are at least so many steps."""
+EPISODES, MIN_STEPS = 3000, 24
+"""Number of simulated episodes, and minimum number of simulated steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class MeasuredRun:
         batch, size = self.config.trainer.tasks_per_step, policy_group_size(self.config.algorithm)
         return simulate(
             self.plan,
-            steps=max(LEAST_STEPS, EPISODES // (batch * size)),
+            steps=max(MIN_STEPS, EPISODES // (batch * size)),
             batch=batch,
             group_size=size,
             max_staleness=max_staleness,

@@ -198,7 +198,7 @@ class RunResult:
     metrics: Mapping[str, float]
     """Metrics of the last step."""
     interrupted: bool
-    """True if the run was asked to stop before its last step; `resume` continues it."""
+    """True if the run was stopped before its last step; `resume` continues it."""
     problems: tuple[Finding, ...] = ()
     """The worst problems of the run, at most three."""
 

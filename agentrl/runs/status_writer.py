@@ -1,7 +1,7 @@
-"""Thread that writes a run's status every second, also while the event loop or the trainer hangs.
+"""Thread that writes a run's status every second, even while the event loop or the trainer hangs.
 
-It takes no lock that other code holds: it copies tables that the event loop changes, and makes texts from references.
-Code that never releases the interpreter stops it, too; readers then see a status that grows old.
+It takes no locks of other code: it copies the tables that the event loop changes, and formats texts from references.
+Code that never releases the interpreter lock also stops this thread; readers then see an outdated status.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from agentrl.rollout.waits import StallWatch, Wait, WaitKind, WaitTracker
 from agentrl.runs.prometheus import prometheus_endpoint
 from agentrl.runs.stop import StopRequest
 
-MOST_EPISODES = 200
+MAX_EPISODES = 200
 """Maximum number of running episodes that a status lists with their last messages."""
-MOST_WAITS = 400
+MAX_WAITS = 400
 LAST_MESSAGES = 4
-LONGEST_TEXT = 2_000
+MAX_TEXT_CHARS = 2_000
 """Maximum number of characters of a message."""
 RECENT_STEPS = 10
 """Number of steps from which the remaining time is estimated."""
 LAST_STATUS_S = 2.0
-"""Seconds for the last status, after which the run ends without it."""
+"""Timeout in seconds of the last status at the end of a run."""
 _log = logging.getLogger(__name__)
 
 STATES = {
@@ -97,7 +97,7 @@ class StatusWriter:
         self.engines: dict[str, PolicyEngine] = {}
         """Engines of the run by name, once they exist."""
         self.watch: StallWatch | None = None
-        """Watch of the run's event loop, once it runs."""
+        """Watchdog of the run's event loop, once it runs."""
         self.is_interrupted = False
         """True if the run ended before its last step."""
         self._run, self._status = run, status
@@ -128,7 +128,7 @@ class StatusWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write the last status, and end the thread unless the disk hangs."""
+        """Write the last status and end the thread; give up if the disk hangs."""
         if error is None:
             self._end = RunEnd.STOPPED if self.is_interrupted else RunEnd.FINISHED, None
         elif isinstance(error, Exception):
@@ -172,7 +172,7 @@ class StatusWriter:
             step=status.step,
             steps=status.steps,
             seconds_left=self._seconds_left(),
-            waits=[_current(wait, now - (clock - wait.began)) for wait in waits[:MOST_WAITS]],
+            waits=[_current(wait, now - (clock - wait.began)) for wait in waits[:MAX_WAITS]],
             waiting=len(waits),
             blocked=self._blocked_loop(now),
             episodes={state.value: counts[state] for state in EpisodeState},
@@ -182,7 +182,7 @@ class StatusWriter:
             engines=self._loads(),
             memory_bytes=resident_bytes() or None,
             live=self.live(),
-            in_flight=[_in_flight(one, *states[one.trajectory.id]) for one in running[:MOST_EPISODES]],
+            in_flight=[_in_flight(one, *states[one.trajectory.id]) for one in running[:MAX_EPISODES]],
             resumed_by=self._resumed_by,
             stopping=self._interruption.count > 0,
             ended=now if end is not None else None,
@@ -268,7 +268,7 @@ def _text(message: Message) -> TurnText:
     text = plainly_written(message)
     if message.reasoning:
         text = f"<think>{message.reasoning}</think>\n{text}"
-    if len(text) > LONGEST_TEXT:
-        half = LONGEST_TEXT // 2 - 1
+    if len(text) > MAX_TEXT_CHARS:
+        half = MAX_TEXT_CHARS // 2 - 1
         text = f"{text[:half]} … {text[-half + 1 :]}"
     return TurnText(role=message.role, text=encodable(text))

@@ -1,13 +1,13 @@
-"""Event loop of a run: how it is stopped, and how it ends although foreign code does not.
+"""Shutdown of a run's event loop: stop requests, and an end within seconds even if user code hangs.
 
-A `StopRequest` (Ctrl-C, SIGTERM, or a call from another thread) first asks the work to stop. The second request cancels
-the work, and ends the loop after `FORCE_S`, whatever still runs. Tasks that ignore their cancellation are abandoned.
+A `StopRequest` comes from Ctrl-C, SIGTERM or a call from another thread. The first request asks the work to stop. The
+second one cancels the work and stops the loop after `FORCE_S`; tasks that ignore their cancellation are abandoned.
 
-Foreign code that blocks the event loop's own thread cannot be cancelled. If that is the main thread, a request raises
-`BlockedCall` in that code after `BLOCKED_S`; after the second one, a ``KeyboardInterrupt`` in whatever blocks the loop.
-C code that never returns (a collective with a stopped rank) lets no handler run; after the second request, the program
-is forced to exit. If such code also holds the interpreter lock, no Python code runs at all: one Ctrl-C has no effect,
-and the system ends the program at the second one (Linux).
+Code that blocks the event loop's thread cannot be cancelled. If that is the main thread, the first request raises
+`BlockedCall` in this code after `BLOCKED_S`, and the second one raises ``KeyboardInterrupt``. Neither works in a C call
+that never returns, such as a collective with a stopped rank: after the second request, the process is forced to exit.
+If such a call also holds the interpreter lock, no Python code runs at all. One Ctrl-C then has no effect, and on Linux
+the kernel kills the process at the second one.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ from agentrl.sandbox.supervisor import process_parents
 
 T = TypeVar("T")
 BLOCKED_S = 2.0
-"""Seconds for which foreign code may block the event loop after a stop was requested."""
+"""Seconds for which user or library code may block the event loop after a stop request."""
 AGAIN_S = 0.2
-"""The same after it has blocked the loop once."""
+"""Interval in seconds of all later checks, once code has blocked the loop."""
 PHASE_GRACE_S = 7.0
-"""Seconds for a phase of a run to end that a stop cancels, such as the start of servers."""
+"""Grace period in seconds of a phase that a stop request cancels, such as the start of servers."""
 PARTS_CLOSING_S = 6.0
-"""Seconds for closing all parts of a run after a stop; parts still open after that get almost no more time."""
+"""Seconds for closing all parts of a run after a stop request; parts that are still open are then closed by force."""
 FORCE_S = 2.5
-"""Seconds for cancelled work to end after the second request."""
+"""Grace period in seconds of the cancelled work after the second request."""
 LEFTOVER_S = 1.0
-"""Seconds for tasks, and again for generators, that are left over at the end of the work."""
+"""Seconds for pending tasks to end after the main task, and as many for asynchronous generators."""
 INTERRUPTED_EXIT_S = 1.0
-"""Seconds for Python to end after an interrupted command, before the process is forced to exit."""
+"""Seconds for the interpreter's shutdown after an interrupted command, before the process is forced to exit."""
 FORCED_EXIT_S = 4.0
-"""Seconds from the second request to the end of the process, no matter what is still running."""
+"""Seconds from the second request to a forced exit of the process."""
 AFTER_ONE_REQUEST = {
-    "foreign code that blocks the event loop": BLOCKED_S,
+    "code that blocks the event loop": BLOCKED_S,
     "the phase, or the episodes of an evaluation and then those of training": max(PHASE_GRACE_S, 2 * EPISODE_GRACE_S),
     "environments, tools, engine and trackers": PARTS_CLOSING_S,
     "five parts that are still open": 5 * 2 * FORCED_CLOSING_S,
@@ -69,48 +69,47 @@ AFTER_ONE_REQUEST = {
     "leftover tasks and generators": 2 * LEFTOVER_S,
     "threads and child processes": INTERRUPTED_EXIT_S,
 }
-"""Seconds for each stage of a run's end after one request if foreign code hangs in all of them.
+"""Maximum seconds of each stage of a shutdown after one request, if code hangs in every stage.
 
-A training step, weight sync or checkpoint in progress, and launched servers and ranks, need their own time.
+A running training step, weight sync or checkpoint, and launched servers and ranks, take additional time.
 """
 AFTER_TWO_REQUESTS = {
     "cancelled work": FORCE_S,
-    "two rounds of the watching thread": 2 * AGAIN_S,
+    "two checks of the watchdog thread": 2 * AGAIN_S,
     "leftover tasks and generators": 2 * LEFTOVER_S,
 }
-"""The same after two requests, for a caller of the Python interface; the program ends after `FORCED_EXIT_S`."""
+"""The same after two requests, through the Python interface; a command exits after `FORCED_EXIT_S`."""
 _IS_LINUX = sys.platform == "linux"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 RESET_HANDLER = -(1 << 31)
 """SA_RESETHAND of Linux, as a C int."""
 _INTERRUPTION = signal.SIGURG
-"""Signal that interrupts the main thread; not one of the user's, as Python merges identical pending signals."""
+"""Signal that interrupts the main thread. SIGINT and SIGTERM do not qualify: Python merges identical pending signals.
+"""
 _forced_exit_code: ContextVar[int | None] = ContextVar("forced_exit_code", default=None)
 
 
 class BlockedCall(BaseException):
-    """Raised in foreign code that blocks the event loop of a run that was asked to stop."""
+    """Exception raised in code that blocks the event loop after a stop request."""
 
 
 def end_process(code: int) -> NoReturn:
-    """End the process and its copies without waiting for anything."""
+    """Exit at once, without cleanup; kill the forked children first."""
     kill_copies()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # closed, or a pipe that nothing reads
+        with suppress(OSError, ValueError):  # closed, or a broken pipe
             stream.flush()
     os._exit(code)
 
 
 def kill_copies() -> None:
-    """Kill the children that run no program of their own, such as those that reward functions fork with
-    `multiprocessing`.
-
-    They would outlive the run, and keep its memory and GPUs. Linux only.
+    """Kill forked children that have not called exec, such as those of `multiprocessing` in reward functions. They
+    would outlive the run and hold its memory and GPUs. Linux only.
     """
     own = os.getpid()
     children = [process for process, parent in process_parents().items() if parent == own] if _IS_LINUX else []
     for child in children:
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # it has exited in the meantime
             if _command_of(child) == _command_of(own):
                 os.kill(child, signal.SIGKILL)
 
@@ -120,7 +119,7 @@ def _command_of(process: int) -> bytes:
 
 
 def end_process_later(code: int, seconds: float) -> None:
-    """End the process from a daemon thread after some seconds, if it has not ended on its own."""
+    """Exit from a daemon thread after some seconds, unless the process exits first."""
     timer = threading.Timer(seconds, end_process, [code])
     timer.daemon = True
     timer.start()
@@ -128,7 +127,7 @@ def end_process_later(code: int, seconds: float) -> None:
 
 @contextmanager
 def forced_exit(code: int) -> Iterator[None]:
-    """Let the second request of work that begins in the block end the process `FORCED_EXIT_S` after it."""
+    """Make the process exit `FORCED_EXIT_S` after the second request of any work that starts in this block."""
     before = _forced_exit_code.set(code)
     try:
         yield
@@ -137,12 +136,12 @@ def forced_exit(code: int) -> Iterator[None]:
 
 
 _bound: list[StopRequest] = []
-"""Requests that the signals of this process make."""
+"""Requests that receive this process's signals."""
 _masks = threading.local()
 
 
 def _block_signals() -> None:
-    """Block signals while this thread forks, so that none reaches a child that has the run's handlers."""
+    """Block signals during a fork, so that the child does not receive one while it has the run's handlers."""
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
@@ -150,18 +149,18 @@ def _unblock_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
 
 
-def _leave_run() -> None:
-    """Let signals act on a forked child as on any other process, and end it if it continues as a second run.
+def _detach_from_run() -> None:
+    """Restore the default signal handlers in a forked child, and end the child if it continues the run's event loop.
 
-    With the run's handlers, it would ignore signals, and write them to the pipe from which the run reads its own.
+    With the run's handlers, it would ignore signals and write their numbers to the parent's pipe.
     """
     for request in _bound:
-        request.leave()
+        request.detach()
     _bound.clear()
     _unblock_signals()
 
 
-os.register_at_fork(before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_leave_run)
+os.register_at_fork(before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_detach_from_run)
 
 
 class _SignalAction(ctypes.Structure):
@@ -176,9 +175,9 @@ class _SignalAction(ctypes.Structure):
 
 
 class OneTimeHandler:
-    """The present handler of SIGINT, which the system replaces by the default action when it delivers the signal.
+    """The current SIGINT handler with SA_RESETHAND: the kernel restores the default action when it delivers the signal.
 
-    A second Ctrl-C therefore ends a process in which Python cannot set the handler again.
+    A second Ctrl-C therefore kills a process in which Python code can no longer run.
     """
 
     def __init__(self) -> None:
@@ -188,12 +187,12 @@ class OneTimeHandler:
         self._action.flags |= RESET_HANDLER
 
     def set(self) -> None:
-        """Set the handler for the next signal; any thread may."""
+        """Install the handler for the next signal; may be called from any thread."""
         self._set(signal.SIGINT, ctypes.byref(self._action), None)
 
 
 class StopRequest:
-    """Request to stop the work of an event loop; may be called from any thread, and before the loop exists."""
+    """Request to stop the work of an event loop; can be made from any thread, and before the loop exists."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -204,25 +203,26 @@ class StopRequest:
         self._thread = 0
         self._over = threading.Event()
         self._watches: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        """Starts the watching thread, or ends it; signal handlers may use this queue, but start no thread."""
+        """True activates the watchdog thread, False ends it. Signal handlers can put items, but cannot start threads.
+        """
         self._second_at = 0.0
         self._wakeup = -1
-        """Pipe to which the system writes the numbers of signals."""
+        """Write end of the pipe that receives the signal numbers (`signal.set_wakeup_fd`)."""
         self._handler: OneTimeHandler | None = None
         self._counted = self._counted_early = 0
-        """Signals that were counted, and those of them whose handler has not run yet."""
+        """Numbers of counted signals, and of those that were counted before their handler ran."""
         self._raises: type[BaseException] | None = None
 
     def __call__(self) -> None:
-        """Ask the work to stop; the second call cancels it."""
+        """Request a stop; the second call cancels the work."""
         self.count += 1
         if self.count == 2:
             self._second_at = time.monotonic()
         self._call_soon(self._pass_on)
         self.watch()
 
-    def leave(self) -> None:
-        """Leave the run in a forked child of this process."""
+    def detach(self) -> None:
+        """Detach a forked child from the run."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGTERM, _INTERRUPTION):
@@ -237,7 +237,7 @@ class StopRequest:
 
     @contextmanager
     def stops(self, stop: Callable[[], object]) -> Iterator[None]:
-        """Let the first request inside the block call `stop` in the event loop, instead of cancelling the work."""
+        """Call `stop` in the event loop at the first request in this block, instead of cancelling the work."""
         self._stop = stop
         try:
             yield
@@ -246,14 +246,14 @@ class StopRequest:
 
     @contextmanager
     def bound(self, loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any]) -> Iterator[None]:
-        """Make `main` the work to stop inside the block; in the main thread, signals request it."""
+        """Apply requests to the task `main` in this block; in the main thread, also handle signals."""
         self._loop, self._main, self._thread = loop, main, threading.get_ident()
         self._over, self._watches = threading.Event(), queue.SimpleQueue()
         threading.Thread(target=self._watch, args=(self._over,), name="agentrl-stop", daemon=True).start()
         is_main = threading.current_thread() is threading.main_thread()
         handlers = {_INTERRUPTION: self._on_interruption, **dict.fromkeys(_SIGNALS, self._on_signal)} if is_main else {}
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        wakeup = self._hear_signals() if is_main else None
+        wakeup = self._receive_signals() if is_main else None
         if is_main:
             _bound.append(self)
         if is_main and self._exit_code is not None and _IS_LINUX:
@@ -275,33 +275,34 @@ class StopRequest:
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def _hear_signals(self) -> int:
-        """Let a thread receive signals as well, as Python's handlers do not run while the main thread is in a C call.
+    def _receive_signals(self) -> int:
+        """Start a thread that also receives signals, because Python's handlers do not run during a C call of the main
+        thread.
 
         Returns:
-            The file descriptor that signals woke before.
+            The previous wakeup file descriptor.
         """
         reading, self._wakeup = os.pipe()
         os.set_blocking(self._wakeup, False)
-        threading.Thread(target=self._hear, args=(reading,), name="agentrl-signals", daemon=True).start()
+        threading.Thread(target=self._count_signals, args=(reading,), name="agentrl-signals", daemon=True).start()
         return signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
 
-    def _hear(self, reading: int) -> None:
-        """Count the signals that the handler has not counted after `AGAIN_S`."""
-        heard = 0
+    def _count_signals(self, reading: int) -> None:
+        """Count each signal that the Python handler has not counted within `AGAIN_S`."""
+        received = 0
         with open(reading, "rb", buffering=0) as signals:
             while number := signals.read(1):
                 if self._handler is not None and not self._over.is_set():
                     self._handler.set()
-                heard += number[0] in _SIGNALS
+                received += number[0] in _SIGNALS
                 self._over.wait(AGAIN_S)
-                while self._counted < heard:
+                while self._counted < received:
                     self._counted += 1
                     self._counted_early += 1
                     self()
 
     def watch(self) -> None:
-        """From now on, interrupt foreign code that blocks the loop."""
+        """Activate the watchdog, which interrupts code that blocks the loop."""
         self._watches.put(True)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -325,7 +326,7 @@ class StopRequest:
             self._main.cancel()
 
     def _call_soon(self, call: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # the loop has closed meanwhile
+        with suppress(RuntimeError):  # the loop has been closed in the meantime
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(call)
 
@@ -354,23 +355,23 @@ class StopRequest:
             end_process(self._exit_code)
 
     def _force(self, is_blocked: bool) -> None:
-        """End the loop without waiting for the work."""
+        """Stop the loop without waiting for the work."""
         if is_blocked:
             self._interrupt(CtrlC)
         elif self._loop is not None:
             self._call_soon(self._loop.stop)
 
     def _interrupt(self, error: type[BaseException]) -> None:
-        """Raise an error in the code that blocks the loop; only signals can, and only in the main thread."""
+        """Raise an exception in the code that blocks the loop, by a signal; works in the main thread only."""
         if self._thread == threading.main_thread().ident and not self._over.is_set():
             self._raises = error
             signal.pthread_kill(self._thread, _INTERRUPTION)
 
 
 def run_until_stopped(work: Coroutine[Any, Any, T], request: StopRequest | None = None) -> T:
-    """Run a coroutine in a new event loop, as `asyncio.run` does, but abandon tasks and threads that do not end.
+    """Run a coroutine in a new event loop like `asyncio.run`, but abandon tasks and threads that do not end.
 
-    The default executor of the loop has daemon threads, as many as there are calls.
+    The loop's default executor starts one daemon thread per concurrent call.
 
     Args:
         work: Coroutine to run.
@@ -391,7 +392,7 @@ def run_until_stopped(work: Coroutine[Any, Any, T], request: StopRequest | None 
         finally:
             request.watch()
             if main.done():
-                ignore_result(main)  # it is raised below, or has ended the loop itself
+                ignore_result(main)  # raised below, or already raised by the loop
             _close(loop)
     if request.count and (main.cancelled() or not main.done()):
         raise KeyboardInterrupt
@@ -399,14 +400,14 @@ def run_until_stopped(work: Coroutine[Any, Any, T], request: StopRequest | None 
 
 
 def run_with_stop_event(work: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine function with an event that the first request sets; the second one cancels it."""
+    """Run a coroutine function with an event that the first stop request sets; the second one cancels the coroutine."""
     request, stop = StopRequest(), asyncio.Event()
     with request.stops(stop.set):
         return run_until_stopped(work(stop), request)
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel all tasks, close asynchronous generators, and close the loop; abandon what does not end."""
+    """Cancel all tasks, close asynchronous generators and the loop; abandon tasks and generators that do not end."""
     try:
         _end(loop, asyncio.all_tasks(loop))
         loop.set_exception_handler(_report_error)
@@ -436,10 +437,10 @@ def _end(loop: asyncio.AbstractEventLoop, tasks: set[asyncio.Task[Any]], *, canc
 
 
 async def close_together(stop: asyncio.Event, *closing: Coroutine[Any, Any, None]) -> None:
-    """Close parts at the same time.
+    """Close several parts concurrently.
 
     Args:
-        stop: Set by a stop request, which cancels the closing: each part is still closed, see `close_in_time`.
+        stop: Event of a stop request; once it is set, each part has little time left, see `close_in_time`.
         closing: Coroutines, each of which closes a part.
 
     Raises:
@@ -458,7 +459,7 @@ async def close_together(stop: asyncio.Event, *closing: Coroutine[Any, Any, None
 
 
 async def close_in_thread(stop: asyncio.Event, close: Callable[..., None], what: str) -> None:
-    """Close a part whose `close` blocks and takes ``within_s``, in a thread that can be abandoned."""
+    """Call a blocking `close`, which takes ``within_s``, in a thread that can be abandoned."""
     within_s = INTERRUPTED_CLOSING_S if stop.is_set() else CLOSING_S
     closing = functools.partial(run_in_own_thread, close, within_s=within_s - CALL_GRACE_S)
     await close_in_time(closing, what, within_s)
@@ -471,7 +472,7 @@ async def _close_all(closing: tuple[Coroutine[Any, Any, None], ...]) -> None:
 
 
 async def _await_closing(closing: asyncio.Task[None]) -> None:
-    """Wait until the parts are closed; after a second request or `PARTS_CLOSING_S`, almost no time is left."""
+    """Wait for the closing; after a second request or `PARTS_CLOSING_S`, cancel it again, which leaves little time."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         closing.cancel()  # the second time

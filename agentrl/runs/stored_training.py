@@ -115,7 +115,7 @@ class StoredGroups:
         self.store = find_store(Path(config.trainer.episodes or ""))
         self.size = policy_group_size(config.algorithm)
         self.incomplete = self.failed = 0
-        """Groups that are left out: members are missing, or too few of them can train."""
+        """Numbers of skipped groups: incomplete ones, and those with too few trainable members."""
         self._index = TrajectoryIndex(self.store)
         try:
             self._check_logprobs()
@@ -166,7 +166,7 @@ class StoredGroups:
         )
 
     def check_model(self, model_path: str) -> None:
-        """Check that the episodes consist of a model's tokens.
+        """Check that a model has the tokens of the episodes.
 
         Raises:
             ConfigError: the model has another tokenizer, or fewer token ids.

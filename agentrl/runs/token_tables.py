@@ -1,9 +1,9 @@
-"""Token tables of a run: which episodes of a step they hold, and the thread that writes them.
+"""Token tables of a run: selection of the episodes, and the thread that writes the files.
 
     scheduler ─► EpisodeRecorder.on_group_end ─► drop ─┐
     trainer.step ─► StepReport.tokens ─────────► write ┴─► thread ─► RUN/tokens/
 
-No call waits for the disk. A table that cannot be written costs a warning, and the run continues.
+No call waits for the disk. If a table cannot be written, the run continues with a warning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agentrl.rollout.groups import Group
 from agentrl.training.report import StepReport
 from agentrl.trajectory import Trajectory
 
-MOST_PENDING = 3
+MAX_PENDING = 3
 """Maximum number of steps that wait for the disk; further ones are left out."""
 _log = logging.getLogger(__name__)
 
@@ -81,8 +81,8 @@ class TokenTables:
         if self._chosen == "none":
             return
         self._pending = [future for future in self._pending if not future.done()]
-        if len(self._pending) >= MOST_PENDING:
-            self._warn(f"step {step}", f"{MOST_PENDING} steps already wait for the disk")
+        if len(self._pending) >= MAX_PENDING:
+            self._warn(f"step {step}", f"{MAX_PENDING} steps already wait for the disk")
             return
         found = {one.id: one for group in groups for one in (*group.trajectories, *group.experts)}
         tables = _StepTables(step=step, episodes=found, columns=report.tokens, adapters=dict(adapters))
@@ -197,7 +197,7 @@ def step_rows(
 
 
 def episode_row(episode: Trajectory) -> dict[str, Any]:
-    """Return what an episode's row holds without a trainer."""
+    """Return the columns of an episode's row that do not come from the trainer."""
     sampled = [versions for own in episode.sequences if (versions := own.versions[own.loss_mask]).size]
     member = episode.id.removeprefix(f"{episode.group_id}/").partition(".")[0]
     return {

@@ -20,7 +20,7 @@ Host: TypeAlias = str | Address
 """Name in lower case without a final dot, or an IP address."""
 WEB_PORTS = frozenset({80, 443})
 """Ports of entries without a port."""
-LONGEST_NAME = 253
+MAX_NAME_CHARS = 253
 EXPECTED = "HOST, HOST:PORT, *.DOMAIN, *.DOMAIN:PORT, an IP address, or gateway"
 LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
 _PLACE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:@/?#\\\s]+)(?::([0-9]{1,5}))?")
@@ -62,7 +62,7 @@ def read_host(text: str) -> Host:
         return address.ipv4_mapped or address
     name = text.removesuffix(".").lower()
     labels = name.split(".")
-    if not name.isascii() or len(name) > LONGEST_NAME:
+    if not name.isascii() or len(name) > MAX_NAME_CHARS:
         raise ValueError(f"not a host name: {text[:80]!r}")
     if _NUMBER.fullmatch(labels[-1]):
         return ipaddress.IPv4Address(name)

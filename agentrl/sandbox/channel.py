@@ -29,8 +29,8 @@ from agentrl.sandbox.supervisor_ports import PIECE
 
 READY = 0
 """Number of the supervisor's answer that reports that it is ready."""
-LARGEST_PAYLOAD = 2**30
-MOST_CONNECTIONS = 128
+MAX_PAYLOAD = 2**30
+MAX_CONNECTIONS = 128
 """Maximum concurrent connections of one port; others wait in the sandbox."""
 RETRY_S = 0.05
 SUPERVISOR_START_S = 60.0
@@ -154,7 +154,7 @@ class Channel:
 
     async def _read_answer(self, read: ReadExactly) -> None:
         number, flags, code, seconds, out, err = ANSWER.unpack(await read(ANSWER.size))
-        if max(out, err) > LARGEST_PAYLOAD:
+        if max(out, err) > MAX_PAYLOAD:
             raise SandboxError("a sandbox sent an invalid answer", got=f"a payload of {max(out, err)} bytes")
         result = ExecResult(
             exit_code=code,
@@ -214,7 +214,7 @@ class Ports:
                 await asyncio.wait(tasks)
 
     async def _accept(self, port: int, protocol: ProtocolFactory) -> None:
-        room = asyncio.Semaphore(MOST_CONNECTIONS)
+        room = asyncio.Semaphore(MAX_CONNECTIONS)
         with suppress(SandboxError):
             while True:
                 await room.acquire()

@@ -25,11 +25,11 @@ VERSION = 1
 SANDBOXES = f"/v{VERSION}/sandboxes"
 TOKEN_VARIABLE = "AGENTRL_SANDBOX_TOKEN"
 """Environment variable with the token that a server requires and a client sends."""
-LARGEST_CALL = 4 * 2**20
+MAX_CALL_BYTES = 4 * 2**20
 """Maximum bytes of a request without a file, snapshot or standard input."""
-LARGEST_INPUT = 32 * 2**20
+MAX_INPUT_BYTES = 32 * 2**20
 """Maximum bytes of a request with the standard input of a program."""
-LARGEST_REQUEST = 512 * 2**20
+MAX_REQUEST_BYTES = 512 * 2**20
 """Maximum bytes of any request, whatever the sandbox's limits."""
 SANDBOX_PATIENCE_S = 20.0
 """Seconds for which calls to a lost or full server are retried; the option ``patience_s`` overrides it."""
@@ -55,14 +55,14 @@ def largest_request(method: str, limits: Limits) -> int:
     """Return the maximum bytes of a call: the sandbox's size limits, in base64."""
     match method:
         case "write":
-            held = limits.file_bytes or LARGEST_REQUEST
+            held = limits.file_bytes or MAX_REQUEST_BYTES
         case "restore":
-            held = limits.disk_bytes or LARGEST_REQUEST
+            held = limits.disk_bytes or MAX_REQUEST_BYTES
         case "exec" | "process_write":
-            return LARGEST_INPUT
+            return MAX_INPUT_BYTES
         case _:
-            return LARGEST_CALL
-    return min(LARGEST_REQUEST, held * 3 // 2 + LARGEST_CALL)
+            return MAX_CALL_BYTES
+    return min(MAX_REQUEST_BYTES, held * 3 // 2 + MAX_CALL_BYTES)
 
 
 def write_result(result: ExecResult) -> dict[str, Any]:

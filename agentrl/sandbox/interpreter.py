@@ -19,7 +19,7 @@ SIGN_OF_LIFE_S = 3.0
 PROGRAM = Path(__file__).with_name("interpreter_main.py").read_text(encoding="utf-8")
 INTERPRETER_START_S = 20.0
 INTERPRETER_STOP_S = 5.0
-LONGEST_REPLY = 2**20
+MAX_REPLY_BYTES = 2**20
 """Maximum bytes of a reply."""
 CANNOT_RUN = (126, 127)
 
@@ -130,8 +130,8 @@ class Interpreter:
         return ExecutionResult(output=f"{reply.output}{note}", raised=True)
 
     async def _reply(self, process: SandboxProcess) -> ExecutionResult:
-        line = await process.read_line(longest=LONGEST_REPLY)
-        if not line.endswith(b"\n") and len(line) < LONGEST_REPLY:
+        line = await process.read_line(longest=MAX_REPLY_BYTES)
+        if not line.endswith(b"\n") and len(line) < MAX_REPLY_BYTES:
             raise _Closed("The interpreter closed its output.")
         reply = _read(line)
         if reply.get("id") != self._number or not isinstance(reply.get("output"), str):

@@ -26,7 +26,7 @@ HEAD_S = 10.0
 TARGET_CONNECT_S = 20.0
 TUNNEL_LINGER_S = 10.0
 """Seconds before a server must have received the last data."""
-LARGEST_HEAD = 64 * 1024
+MAX_HEAD_BYTES = 64 * 1024
 PIECE = 65536
 LOOKUPS = 4
 """Maximum concurrent DNS lookups of one sandbox; others wait."""
@@ -144,7 +144,7 @@ class HostProxy:
 
     def protocol(self) -> asyncio.BaseProtocol:
         """Make the protocol of one connection to the proxy."""
-        reader = asyncio.StreamReader(limit=LARGEST_HEAD)
+        reader = asyncio.StreamReader(limit=MAX_HEAD_BYTES)
         return asyncio.StreamReaderProtocol(reader, lambda *ends: self._begin(self._serve(*ends)))
 
     def protocol_to(self, host: Host, port: int) -> Callable[[], asyncio.BaseProtocol]:

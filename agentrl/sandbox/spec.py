@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.errors import UsageError, did_you_mean
 
 MIB = 2**20
-LARGEST = 2**60
+MAX_SIZE = 2**60
 """Maximum of any limit, within the range of the kernel's numbers."""
 _SECONDS = frozenset({"seconds", "cpu_seconds"})
 NO_NETWORK = "none"
@@ -44,7 +44,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in self.non_null.items():
             kinds, expected = (int | float, "a number") if name in _SECONDS else (int, "a whole number")
-            if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= LARGEST:
+            if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= MAX_SIZE:
                 raise UsageError(
                     f"limit {name} is invalid", got=f"{value!r:.80}", expected=f"{expected} above 0, at most 2**60"
                 )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # importing these takes as long as starting Python
 REQUEST = struct.Struct("<II")
 ANSWER = struct.Struct("<IBidII")
 TIMED_OUT, TRUNCATED, BROKEN, OUT_OF_MEMORY = 1, 2, 4, 8
-HIGHEST_FD = 1 << 20
+MAX_FD = 1 << 20
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
 CANNOT_RUN, NOT_FOUND = 126, 127
@@ -38,7 +38,7 @@ FILE_ERROR = 1
 THREADS = 17
 """Index of the thread count in ``/proc/PID/stat``, counted after the name."""
 ROUNDS = 100
-LONGEST_POLL_S = 1e6
+MAX_POLL_S = 1e6
 MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 """Files of a container's own control group, under v2 and v1."""
 FIRST_TO_DIE = b"1000"
@@ -118,7 +118,7 @@ class Supervisor:
         """Return the milliseconds until the next deadline."""
         deadlines = [job.deadline for job in self.jobs.values() if not job.ended and not job.timed_out]
         left: float = min([*deadlines, self.end]) - time.monotonic()
-        return min(max(0.0, left), LONGEST_POLL_S) * 1000 + 1
+        return min(max(0.0, left), MAX_POLL_S) * 1000 + 1
 
     def _watch(self, fd: int, events: int, action: Callable[[], None]) -> None:
         self.poll.register(fd, events)
@@ -462,7 +462,7 @@ def _keep(request: dict[str, Any], settings: dict[str, Any], pipes: tuple[int, i
         command = os.fork()
         if command == 0:
             _become(request, settings, pipes)
-        os.closerange(0, HIGHEST_FD)
+        os.closerange(0, MAX_FD)
         pid = 0
         while pid != command:
             pid, status = os.waitpid(-1, 0)
@@ -480,7 +480,7 @@ def _become(request: dict[str, Any], settings: dict[str, Any], pipes: tuple[int,
             os.dup2(pipe, fd)
         for group in settings["groups"]:
             os.write(group, b"0")
-        os.closerange(3, HIGHEST_FD)
+        os.closerange(3, MAX_FD)
         if "life" in settings:
             with open("/proc/self/oom_score_adj", "wb") as file:
                 file.write(FIRST_TO_DIE)  # protects the supervisor, which is in the same control group

@@ -20,12 +20,12 @@ from agentrl.engine import ErrorStatus, ServerLost
 from agentrl.errors import AgentRLError, EngineError, UsageError, shorten
 
 KEEP_IDLE_S = 2.0
-"""Seconds before an idle connection is closed: less than the servers' 5, so that they do not close one in reuse."""
+"""Seconds before an idle connection is closed: below the servers' 5, so that a reused connection is not closed."""
 MAX_QUOTED_CHARACTERS = 500
 ATTEMPT_S = 5.0
 """Timeout of one attempt to reach a server that may still be starting."""
 FIRST_ATTEMPT_WAIT_S = 0.1
-LONGEST_ATTEMPT_WAIT_S = 1.0
+MAX_ATTEMPT_WAIT_S = 1.0
 UNREACHABLE_S = 8.0
 """Seconds before giving up on a server that refuses connections, if agentrl did not start it."""
 CLEANUP_S = 10.0
@@ -37,7 +37,7 @@ FIRST_VERSION = "default"
 """Label of the weights that a server starts with."""
 
 
-class Refused(ErrorStatus):
+class ServerStatusError(ErrorStatus):
     """Error status in an inference server's answer.
 
     Attributes:
@@ -46,12 +46,12 @@ class Refused(ErrorStatus):
     """
 
     def __init__(self, url: str, status: int, message: str) -> None:
-        super().__init__(f"{url} refused a request", status=status, got=f"{status}, {message!r}")
+        super().__init__(f"{url} returned an error", status=status, got=f"{status}, {message!r}")
         self.url, self.message = url, message
 
     @property
-    def may_pass(self) -> bool:
-        """True if a starting server, or a proxy in front of it, may return this status."""
+    def is_transient(self) -> bool:
+        """True if a server that is starting, or a proxy in front of it, may return this status."""
         return self.status in (500, 502, 503, 504)
 
 
@@ -73,7 +73,7 @@ def _make_socket(address: aiohttp.AddrInfoType) -> socket.socket:
 
 
 class _Failures:
-    """Context manager for a request's deadline and failures; a class, as it must be fast in every turn."""
+    """Context manager of a request's deadline and failures; a class, because it runs in every turn and must be fast."""
 
     __slots__ = ("_deadline_s", "_late", "_route", "_scope", "_session")
 
@@ -100,8 +100,8 @@ class HttpSession:
     """Connections to one server, opened by the first request. Use from one event loop.
 
     Every request raises `ServerLost` if the connection fails, or if the deadline passes (unless the caller names
-    another error), `UsageError` for a refused or missing key, `Refused` for other error statuses, and `EngineError`
-    for an answer that is not valid JSON and after `close`.
+    another error), `UsageError` for a rejected or missing key, `ServerStatusError` for other error statuses, and
+    `EngineError` for an answer that is not valid JSON and after `close`.
 
     Args:
         url: Base URL, without a path.
@@ -145,8 +145,8 @@ class HttpSession:
             try:
                 limit_s = max(FIRST_ATTEMPT_WAIT_S, min(end - time.monotonic(), ATTEMPT_S))
                 await self.get_text(route, deadline_s=limit_s)
-            except (ServerLost, Refused) as error:
-                if isinstance(error, Refused) and not error.may_pass:
+            except (ServerLost, ServerStatusError) as error:
+                if isinstance(error, ServerStatusError) and not error.is_transient:
                     raise UsageError(
                         f"{error.url} is not a route of {engine}",
                         got=f"{error.status}, {error.message[:80]!r}",
@@ -166,7 +166,7 @@ class HttpSession:
             else:
                 return
             await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, LONGEST_ATTEMPT_WAIT_S)
+            wait_s = min(2 * wait_s, MAX_ATTEMPT_WAIT_S)
 
     async def post(
         self,
@@ -299,7 +299,7 @@ class HttpSession:
             if self._key_variable is not None:
                 hint = f"set the environment variable {self._key_variable} to a valid key"
             raise UsageError(f"{self.url} refuses the key", got=f"{status}, {message!r}", hint=hint)
-        raise Refused(self.url + route, status, message)
+        raise ServerStatusError(self.url + route, status, message)
 
     def _decode(self, route: str, answer: bytes) -> Any:
         if not answer:

@@ -15,7 +15,7 @@ SEED_BITS = 63
 
 
 def check_request(request: GenerateRequest, capabilities: Capabilities, running: Container[str]) -> None:
-    """Raise `UsageError` for a request that the capabilities do not cover, or whose id is already running."""
+    """Raise `UsageError` for a request that the engine does not support, or whose id is already running."""
     name, prompt = f"request {request.request_id}", request.prompt_ids
     if request.images and not capabilities.images:
         raise UsageError(f"{name} contains images", got=len(request.images), expected="an engine that accepts images")

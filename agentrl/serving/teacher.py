@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from agentrl.config.algorithm import TeacherConfig
 from agentrl.engine import ServerLost, TopTokens
-from agentrl.engine.answer_check import LOWEST_LOGPROB, ROUNDING
+from agentrl.engine.answer_check import MIN_LOGPROB, ROUNDING
 from agentrl.errors import EngineError, UsageError
-from agentrl.serving.http import HttpSession, Refused, decoding
+from agentrl.serving.http import HttpSession, ServerStatusError, decoding
 
 ATTEMPTS = 3
 """Attempts per sequence, each on the next server."""
@@ -67,10 +67,10 @@ class TeacherServers:
             for attempt in range(ATTEMPTS):
                 try:
                     return await self._ask(next(self._turns), ids)
-                except (ServerLost, Refused) as error:
-                    if isinstance(error, Refused) and error.status == BAD_REQUEST:
+                except (ServerLost, ServerStatusError) as error:
+                    if isinstance(error, ServerStatusError) and error.status == BAD_REQUEST:
                         raise _context_error(error, len(ids)) from error
-                    if attempt == ATTEMPTS - 1 or (isinstance(error, Refused) and not error.may_pass):
+                    if attempt == ATTEMPTS - 1 or (isinstance(error, ServerStatusError) and not error.is_transient):
                         raise
         raise AssertionError("the last attempt returns or raises")
 
@@ -163,13 +163,13 @@ _EXPECTED = "a finite number of at most 0"
 
 def _is_logprob(value: Any) -> bool:
     """Return True for a number that may be a log-probability, up to the rounding error of a certain token's."""
-    return isinstance(value, int | float) and LOWEST_LOGPROB < value <= ROUNDING
+    return isinstance(value, int | float) and MIN_LOGPROB < value <= ROUNDING
 
 
-def _context_error(refused: Refused, length: int) -> UsageError:
+def _context_error(failure: ServerStatusError, length: int) -> UsageError:
     return UsageError(
-        f"{refused.url} rejects a sequence of {length} tokens",
-        got=f"{refused.status}, {refused.message!r}",
+        f"{failure.url} rejects a sequence of {length} tokens",
+        got=f"{failure.status}, {failure.message!r}",
         expected=f"a teacher with the policy's tokenizer and a context of at least {length + CONTEXT_RESERVE} tokens",
         hint=f"serve it with a context that is {CONTEXT_RESERVE} tokens longer than agent.max_tokens",
     )

@@ -25,7 +25,7 @@ from agentrl.tool import Tool
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """Pattern of names that OpenAI-style services accept."""
-LONGEST_DESCRIPTION = 1024
+MAX_DESCRIPTION_CHARS = 1024
 """Maximum number of characters of a description; services cut or refuse longer ones."""
 TOOL_BLOCKS_S = 0.05
 """Maximum number of seconds for which a call may block the event loop."""
@@ -102,9 +102,9 @@ async def arguments_are_described(subject: _CheckedTool) -> str:
     properties = function["parameters"]["properties"]
     if silent := [name for name, described in properties.items() if not described.get("description")]:
         raise RuleFailed(f"no description of {', '.join(silent)}")
-    if len(function["description"]) > LONGEST_DESCRIPTION:
+    if len(function["description"]) > MAX_DESCRIPTION_CHARS:
         raise RuleFailed(
-            f"the description has {len(function['description'])} characters, maximum {LONGEST_DESCRIPTION}"
+            f"the description has {len(function['description'])} characters, maximum {MAX_DESCRIPTION_CHARS}"
         )
     return f"{len(properties)} arguments"
 

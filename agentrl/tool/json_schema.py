@@ -16,8 +16,8 @@ from urllib.parse import unquote, urljoin
 DEEPEST = 32
 """Maximum depth of schemas, because references may form a cycle."""
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-_LONGEST_KEY = 64
-LONGEST_SHOWN = 80
+_MAX_KEY_CHARS = 64
+MAX_SHOWN_CHARS = 80
 """Maximum number of characters of a value in a message."""
 _WORDS = {
     "integer": "a whole number",
@@ -80,7 +80,7 @@ def _matching(key: str, schema: Mapping[str, Any]) -> list[Any]:
     found = []
     for pattern, part in as_mapping(schema.get("patternProperties")).items():
         with contextlib.suppress(re.error, RecursionError, OverflowError, TypeError):
-            if _is_quick(pattern) and re.search(pattern, key[:_LONGEST_KEY]):
+            if _is_quick(pattern) and re.search(pattern, key[:_MAX_KEY_CHARS]):
                 found.append(part)
     return found
 
@@ -325,9 +325,9 @@ def describe(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
 
 
 def shorten_json(value: Any) -> str:
-    """Write a value as JSON, shortened to `LONGEST_SHOWN` characters."""
+    """Write a value as JSON, shortened to `MAX_SHOWN_CHARS` characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:

@@ -49,16 +49,16 @@ from agentrl.message import Content, ContentPart, ImagePart, TextPart
 from agentrl.tool.schema import inner_function
 
 T = TypeVar("T")
-MOST_AWAITED = 8
+MAX_AWAITED = 8
 """Maximum number of awaitables that return one another."""
 _AWAITABLES = (Awaitable, Coroutine, asyncio.Future, asyncio.Task)
 DEEPEST = 64
 """Maximum nesting of lists and objects that is shown."""
-MOST_PARTS = 100_000
+MAX_PARTS = 100_000
 """Maximum number of values in a result that are shown; more would not fit into a prompt."""
-LONGEST_TEXT = 10_000_000
+MAX_TEXT_CHARS = 10_000_000
 """Maximum number of characters of a text that are kept."""
-LONGEST_INTEGER = 4_000
+MAX_INTEGER_DIGITS = 4_000
 """Maximum number of digits; Python writes at most 4,300."""
 _THREADS = DaemonThreads("agentrl-tool")
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
@@ -66,7 +66,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 _AS_STR = (datetime.timedelta, Decimal, Fraction, UUID, PurePath, complex)
 _SHORT_FLOATS: Mapping[str, tuple[str, int]] = {"float32": (">f", 0), "float16": (">e", 0), "bfloat16": (">f", 16)}
 """Formats of floats of low precision for `struct`, and how many of the last bits they lack."""
-_LARGEST_WHOLE = 2.0**53
+_MAX_EXACT_WHOLE = 2.0**53
 CUT = "[more is left out]"
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
 
@@ -87,7 +87,7 @@ async def result_of(call: Callable[[], Any], what: str, *, in_loop: bool) -> Any
 
 async def _resolve(value: Any) -> Any:
     """Return the final value: awaitables of any kind are awaited, and async iterators read to their end."""
-    for _ in range(MOST_AWAITED):
+    for _ in range(MAX_AWAITED):
         if isinstance(value, concurrent.futures.Future):
             value = asyncio.wrap_future(value)
         if isinstance(value, AsyncIterator):
@@ -95,7 +95,7 @@ async def _resolve(value: Any) -> Any:
         if not inspect.isawaitable(value):
             return value
         value = await value
-    raise TypeError(f"awaiting the result returned another awaitable {MOST_AWAITED} times")
+    raise TypeError(f"awaiting the result returned another awaitable {MAX_AWAITED} times")
 
 
 async def _all_parts(parts: AsyncIterator[Any]) -> list[Any]:
@@ -103,7 +103,7 @@ async def _all_parts(parts: AsyncIterator[Any]) -> list[Any]:
     found: list[Any] = []
     async for part in parts:
         found.append(part)
-        if len(found) > MOST_PARTS:
+        if len(found) > MAX_PARTS:
             break
     return found
 
@@ -158,8 +158,8 @@ def _image_part(value: Any) -> ImagePart:
 
 
 def as_json(value: Any) -> Any:
-    """Convert a value to types that `json` supports; an iterator is read to its end, or to `MOST_PARTS`."""
-    if value is None or isinstance(value, bool | float) or (type(value) is str and len(value) <= LONGEST_TEXT):
+    """Convert a value to types that `json` supports; an iterator is read to its end, or to `MAX_PARTS`."""
+    if value is None or isinstance(value, bool | float) or (type(value) is str and len(value) <= MAX_TEXT_CHARS):
         return value
     return _Writer().write(value, 0)
 
@@ -234,7 +234,7 @@ class _Writer:
     def _limit_parts(self, parts: Iterable[Any], notice: Any) -> Iterator[Any]:
         """Yield parts up to the limit, and then the notice if there are more."""
         for part in parts:
-            if self._parts >= MOST_PARTS:
+            if self._parts >= MAX_PARTS:
                 yield notice
                 return
             yield part
@@ -248,12 +248,12 @@ class _Writer:
 
 def _text(value: str) -> str:
     text = str.__str__(value)
-    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} {CUT}"
+    return text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]} {CUT}"
 
 
 def _integer(value: int) -> int | str:
     digits = int(value.bit_length() * 0.30103)
-    return value if digits <= LONGEST_INTEGER else f"[a whole number of about {digits} digits]"
+    return value if digits <= MAX_INTEGER_DIGITS else f"[a whole number of about {digits} digits]"
 
 
 def _bytes_text(value: bytes) -> str:
@@ -324,7 +324,7 @@ def _array(value: Any) -> Any:
     shape, kind = tuple(value.shape), str(value.dtype).removeprefix("torch.")
     if len(shape) == 3 and kind == "uint8" and shape[2] in (3, 4) and min(shape[:2]) > 1:
         return f"[image: {shape[1]} x {shape[0]}, {'RGB' if shape[2] == 3 else 'RGBA'}]"
-    if math.prod(shape) > MOST_PARTS:
+    if math.prod(shape) > MAX_PARTS:
         return f"[array: {' x '.join(map(str, shape))}, {kind}]"
     if kind.startswith(("datetime64", "timedelta64")):
         return value.astype(str).tolist()
@@ -344,7 +344,7 @@ def _shorten_floats(value: Any, form: str, dropped: int) -> Any:
     """Round floats of low precision to the fewest digits that identify them: 0.1, not 0.10000000149011612."""
     if isinstance(value, list):
         return [_shorten_floats(part, form, dropped) for part in value]
-    if abs(value) < _LARGEST_WHOLE and value.is_integer():
+    if abs(value) < _MAX_EXACT_WHOLE and value.is_integer():
         return value
     bits = _bits(value, form, dropped)
     rounded = (float(f"{value:.{digits}g}") for digits in range(2, 9))

@@ -26,7 +26,7 @@ COUNTED = ("train/tokens", "train/updates", "train/updates_skipped", "train/idle
 PER_ADAPTER = ("train/", "mismatch/", "groups/")
 """Prefixes of metrics that each adapter reports separately."""
 SHARED_METRICS = ("trajectories/infrastructure", "trajectories/unscored")
-"""Metrics that are equal for all adapters: these trajectories cannot train any of them."""
+"""Metrics that are the same for all adapters: counts of trajectories that cannot train any of them."""
 
 
 class AdapterFiles:
@@ -84,9 +84,9 @@ class AdapterTrainers:
         """Weight versions by adapter before the latest step."""
 
     @property
-    def least_members(self) -> int:
+    def min_members(self) -> int:
         """Minimum number of trainable members of a group that provides a gradient for every adapter."""
-        return max(trainer.least_members for trainer in self.trainers.values())
+        return max(trainer.min_members for trainer in self.trainers.values())
 
     @property
     def versions(self) -> Mapping[str, int]:
@@ -126,7 +126,7 @@ class AdapterTrainers:
 
 
 def _ages(trajectories: Sequence[Trajectory], adapter: str, version: int) -> list[int]:
-    """Compute by how many versions the oldest token that the adapter sampled in each episode is behind."""
+    """Compute the age in versions of the oldest token that the adapter sampled in each episode."""
     found = []
     for trajectory in (one for one in trajectories if one.is_trainable):
         sequences = (s for s in trajectory.sequences if s.turns and s.turns[0].adapter == adapter)

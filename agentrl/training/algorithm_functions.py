@@ -1,6 +1,6 @@
 """Checks of the functions that a config names (estimator, loss, filters, shapings), of their options and results.
 
-Some of these functions may be the user's: their errors and wrong results are reported under their names.
+Users can supply such functions; their errors and invalid results are reported under their names.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def check_loss(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
 
 
 def check_mini_batch_rows(config: AlgorithmConfig, trainer: TrainerConfig) -> None:
-    """Check that the loss does not couple rows that different updates may train.
+    """Check that the loss does not couple rows that may belong to different updates.
 
     Raises:
         ConfigError: it does.
@@ -122,7 +122,7 @@ def _check_group_size(what: str, config: AlgorithmConfig, function: Callable[...
 
 
 def check_proximal(config: AlgorithmConfig, loss: Callable[..., Any], filters: Iterable[Callable[..., Any]]) -> None:
-    """Check that the source of pi_old does not turn a filter or the loss into a no-op.
+    """Check that the source of pi_old does not make a filter or the loss a no-op.
 
     Raises:
         ConfigError: it does.
@@ -256,7 +256,7 @@ def _report_failures(kind: str, name: str, function: Callable[..., Any]) -> Call
 
 
 def run_learns_from_rewards(config: Config) -> bool:
-    """Return True if a run learns only from differences in returns, in all of its environments."""
+    """Return True if, in all of its environments, a run learns from differences in returns only."""
     return all(learns_from_rewards(part.config.algorithm) for part in per_environment_configs(config))
 
 

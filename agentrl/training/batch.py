@@ -44,9 +44,9 @@ class StepExtras:
     translations: Mapping[str, Sequence[Translation]] = field(default_factory=dict)
     """Each sequence in the tokens of a teacher with another tokenizer, by trajectory id; empty for other teachers."""
     hints: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Token ids that only the teacher reads, before each sequence of an episode, by trajectory id."""
+    """Token ids of the hint that only the teacher reads before each sequence, by trajectory id."""
     environments: Mapping[str, str] = field(default_factory=dict)
-    """Label of each group's environment, by group id."""
+    """Environment label of each group, by group id."""
 
     @property
     def expert_ids(self) -> frozenset[str]:
@@ -94,12 +94,13 @@ class StepBatch:
     """A step's sampled tokens, sequence after sequence; observation tokens exist only inside `sequences`."""
 
     sequences: tuple[ScoredSequence, ...]
-    """Sequences with sampled tokens of their own; tokens that a fork shares with its parent belong to the parent."""
+    """Sequences with sampled tokens of their own; the tokens that a fork shares with its parent count as the parent's.
+    """
     starts: tuple[int, ...]
     """Index of each sequence's first token in the flat tensors, followed by the number of tokens."""
     sequence_trajectory: tuple[int, ...]
     behaviour_logp: torch.Tensor
-    """log mu: float32 [tokens]."""
+    """log mu, from the engine: float32 [tokens]."""
     version: torch.Tensor
     """Weight version that sampled each token: int32 [tokens]."""
     owners: TokenOwners
@@ -121,9 +122,9 @@ class StepBatch:
     """Sampling temperature of all tokens."""
     pad_id: int = 0
     needs_forward: Sequence[bool] = ()
-    """True for each sequence that goes through the policy."""
+    """Mask of the sequences that need a forward pass of the policy."""
     sample_counts: torch.Tensor | None = None
-    """Number of times that each trajectory was drawn: int64 [trajectories], on the CPU; ``None`` means once."""
+    """Number of times that resampling drew each trajectory: int64 [trajectories], on the CPU; ``None`` means once."""
     seed: int = 0
     """Seed of the run's random choices in updates."""
 
@@ -158,7 +159,7 @@ def step_batch(
     experts: Set[str] = frozenset(),
     routes: bool = False,
 ) -> StepBatch:
-    """Lay out trajectories that `select` has kept.
+    """Build the batch from the trajectories that `select` returned.
 
     Their sampled tokens are trained or, for ids in `experts`, their forced tokens. With `routes`,
     sequences keep the experts to which an engine routed their tokens.
@@ -332,7 +333,7 @@ class Selection:
 
     trajectories: tuple[Trajectory, ...]
     infrastructure: int
-    """Number of trajectories that are skipped because the infrastructure failed or the episode has no outcome yet."""
+    """Number of trajectories skipped because of an infrastructure failure or a missing outcome."""
     unscored: int
     """Number of trajectories skipped because they have no reward (which is not the same as a reward of 0)."""
     lone_groups: int

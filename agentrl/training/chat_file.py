@@ -223,7 +223,7 @@ def _system_rows(row: Row, rows: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _is_learned(row: Mapping[str, Any], location: str) -> bool:
-    """Return True if an answer is trained on; a value of 0 or false under one of `TRAINING_KEYS` excludes it."""
+    """Return True if an answer is trained on, that is, if no key of `TRAINING_KEYS` has the value 0 or false."""
     is_answer = row["role"] == "assistant"
     marks = {name: row[name] for name in TRAINING_KEYS if row.get(name) is not None}
     is_known = all(isinstance(mark, int | float) and mark in (0, 1) for mark in marks.values())

@@ -1,4 +1,4 @@
-"""Models and training states as files; a copy of a state can be written while training continues."""
+"""Storage of models and training states; a copy of a state can be written while training continues."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ COPY, WRITE, FINISH = "copy", "write copy", "finish copy"
 
 
 class SignalState(Protocol):
-    """State of a signal's model, including its weights, which no model folder holds."""
+    """State of a signal's model, including its weights, which are not in the checkpoint's model folder."""
 
     def named_state(self) -> dict[str, torch.Tensor]:
         """Return the whole state as tensors by name."""

@@ -37,7 +37,7 @@ class PolicyTrainer(Protocol):
         """Storage of the state."""
 
     @property
-    def least_members(self) -> int:
+    def min_members(self) -> int:
         """Minimum number of trainable members of a group that provides a gradient."""
 
     @property

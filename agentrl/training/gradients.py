@@ -1,4 +1,4 @@
-"""The loss and gradient of an update: the configured functions, their inputs for each token, and the sum of parts.
+"""Loss and gradient of an update: the configured functions, their inputs per token, and the sum over micro-batches.
 
 A sequence whose tokens all have advantage 0 has no gradient: it skips the forward pass, but still counts in the
 denominators of the loss. If no sequence has a gradient, all are computed, so that a step always has metrics. An update
@@ -100,11 +100,11 @@ class Objective:
         self.drops_tokens = bool(
             self._mode.drops_tokens or self._filters or (self._choice is not None and self._choice.drops)
         )
-        """True if tokens may leave the loss, so that pi_old must be known before the denominators are computed."""
+        """True if tokens can be dropped from the loss, so that pi_old is needed before the denominators."""
         self.masks_tokens = self._mode.drops_tokens
         """True if the correction drops tokens instead of truncating their weights."""
         self.chooses_tokens = self._choice is not None and not self._choice.drops
-        """True if the loss chooses among all tokens of an update, under the current policy, before it is computed."""
+        """True if the loss first selects among all tokens of an update, under the current policy."""
         self.couples_episodes = couples_episodes.of(loss)
         """True if the loss compares the episodes of a group, which therefore must be in the same update."""
         self.uses_entropy = config.entropy_coef != 0

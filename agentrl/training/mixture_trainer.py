@@ -4,9 +4,9 @@
               └─► those of search: …                             ─► loss L_search ─┘
 
 The loss of an update is sum_e w_e L_e. L_e is the loss of environment e with its own algorithm, as if its episodes were
-alone in the update, with denominators over its own tokens; w_e is its share of the update's episodes. Shares of tokens
-have no effect, unlike in a run with one algorithm and aggregation token-mean. Gradients therefore are the weighted sum
-of those of each environment alone. Models, optimizer and updates are common.
+alone in the update, with denominators over its own tokens; w_e is its share of the update's episodes. Unlike in a run
+with one algorithm and aggregation token-mean, an environment's share of the tokens has no effect. Gradients therefore
+are the weighted sum of those of each environment alone. Models, optimizer and updates are common.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ class MixtureTrainer(Trainer):
         self._shapings = {label: RewardShaping(own.shaping, max_tokens=max_tokens) for label, own in algorithms.items()}
 
     @property
-    def least_members(self) -> int:
+    def min_members(self) -> int:
         """Minimum number of trainable members of a group that provides a gradient in every environment."""
         return 2 if any(objective.compares_groups for objective in self._objectives.values()) else 1
 
     def write_dumps(self, folder: Path, run: Mapping[str, Any]) -> None:
-        """Do nothing: an update of several algorithms cannot be repeated."""
+        """Do nothing: updates of several algorithms cannot be replayed."""
 
     def _configure(self, config: Config) -> None:
         super()._configure(config)

@@ -1,4 +1,4 @@
-"""Updates of a model: clipped gradients, a learning rate schedule, and no update from gradients that are not finite.
+"""Optimizer of a model: gradient clipping, learning rate schedule, and skipped updates for non-finite gradients.
 
 AdamW updates all parameters; alternatively, Muon updates the matrices of blocks and AdamW the rest. Gradient norms are
 measured by group of parameters.
@@ -246,15 +246,15 @@ class PolicyOptimizer:
             group.update(betas=betas, eps=eps, weight_decay=weight_decay)
 
     def update(self) -> Update:
-        """Apply the accumulated gradients and clear them; skip the update if a gradient is not finite."""
+        """Take an optimizer step and clear the gradients; skip the step if a gradient is not finite."""
         return self._update(usable=True)
 
     def discard(self) -> Update:
-        """Clear the gradients of a loss that is not finite, and count a skipped update."""
+        """Clear the gradients of a non-finite loss, and count a skipped update."""
         return self._update(usable=False)
 
     def measure(self, loss: float) -> Update:
-        """Return what `update`, or `discard` for a loss that is not finite, would return, and change nothing."""
+        """Return what `update` (or `discard`, for a non-finite loss) would return, without changing anything."""
         return self._measure(usable=math.isfinite(loss))
 
     def _measure(self, *, usable: bool) -> Update:

@@ -3,8 +3,8 @@
 Losses on pairs use the same ledger, masks and batches as other training. They read sums of log-probabilities over whole
 episodes, so the gradient needs all tokens of a pair at once. Two passes allow any division of a pair into
 micro-batches: the first, without gradients, computes the sums and the derivative of the loss with respect to each sum;
-the second backpropagates these derivatives. The reference is the initial model, whose sums are computed once, so there
-is no second model.
+the second backpropagates these derivatives. The reference is the initial model. Its sums are computed once, so no
+second model is needed.
 
 A reward model is a causal model's body with one output, which maps a text to a reward. It is trained to give the better
 text of a pair the higher reward.
@@ -349,7 +349,9 @@ class RewardModel:
         save_model_folder(self.model, self.tokenizer, folder, weights=weights)
 
     def _choose_pad(self) -> int:
-        """Choose a padding id that no text ends with: the output is read at the last token that is not padding."""
+        """Choose a padding id with which no text ends, because the output is read at the last token that is not
+        padding.
+        """
         known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         pad = next((number for number in known if number is not None), 0)
         self.model.config.pad_token_id = pad

@@ -30,7 +30,7 @@ from agentrl.trajectory import ATTEMPT, SOLE_ROLE, TokenSequence, Trajectory, Tu
 
 
 def has_roles(trajectory: Trajectory) -> bool:
-    """Return True if the episode has a role other than the sole agent's."""
+    """Return True unless the episode has a single agent without a role."""
     return any(turn.role != SOLE_ROLE for sequence in trajectory.sequences for turn in sequence.turns)
 
 

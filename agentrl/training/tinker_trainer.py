@@ -75,7 +75,7 @@ class TinkerTrainer:
         return self
 
     @property
-    def least_members(self) -> int:
+    def min_members(self) -> int:
         """Minimum number of trainable members of a group that provides a gradient."""
         return 2 if self._objective.compares_groups else 1
 

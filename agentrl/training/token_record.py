@@ -1,4 +1,4 @@
-"""Record of the values that the updates of a step computed for each sampled token, and why a token did not train.
+"""Record of each sampled token in the updates of a step: computed values, and the reason if it did not train.
 
     GradientPass ─► TokenRecord (values of the latest update of each token) ─► TokenColumns ─► StepReport.tokens
 
@@ -46,7 +46,7 @@ class TokenRecord:
         """Part that rejected each token, see `agentrl.training.gradients.Objective.mark_rejected`: uint8 [tokens]."""
 
     def begin(self, index: torch.Tensor) -> None:
-        """Forget the values of an update's tokens: `index` is int64 [selected]."""
+        """Reset the values of an update's tokens: `index` is int64 [selected]."""
         self.values[:, index] = math.nan
 
     def add(self, where: torch.Tensor, tokens: LossInput, entropy: torch.Tensor) -> None:

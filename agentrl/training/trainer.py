@@ -125,7 +125,7 @@ def take_updates(
 
 
 def pretrain_signals(gradient: GradientPass, signals: Sequence[SignalUpdates]) -> StepUpdates:
-    """Train only the signals' models; compute the policy's metrics without updating it."""
+    """Train the signals' models only; the policy's metrics are computed, but it is not updated."""
     parts = gradient.batch.parts
     taken = StepUpdates(losses=[gradient.accumulate(sorted({sequence for part in parts for sequence in part}))])
     for part in parts:
@@ -206,7 +206,7 @@ class Trainer:
         self.checkpoint = TrainerCheckpoint(state, self._progress, self._restore_progress, self.ranks)
 
     @property
-    def least_members(self) -> int:
+    def min_members(self) -> int:
         """Minimum number of trainable members of a group that provides a gradient."""
         return 2 if self._objective.compares_groups else 1
 

@@ -1,4 +1,4 @@
-"""The policy as weight sync sees it: tensors to send, and log-probabilities to compare.
+"""The trainer's side of weight sync: tensors to send, and log-probabilities to compare.
 
 The policy is saved as a folder: a whole model, or only its adapters if these are trained.
 """

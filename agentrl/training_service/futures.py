@@ -24,7 +24,7 @@ KEPT_S = 600.0
 """Seconds for which a fetched result is kept, so that the client can fetch it again."""
 UNFETCHED_S = 6 * 3600.0
 """Seconds for which an unfetched result is kept."""
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 """Maximum total size of all results; fetched ones are deleted first, oldest first."""
 
 
@@ -171,14 +171,14 @@ class Futures:
             future.set(FetchedResult.failure(UsageError("the session has ended")))
 
     def sweep(self) -> None:
-        """Delete expired results, and the oldest ones above `MOST_BYTES`."""
+        """Delete expired results, and the oldest ones above `MAX_BYTES`."""
         now = time.monotonic()
         ended = [future for future in self._by_id.values() if future.result is not None]
         ended.sort(key=lambda future: (not future.is_fetched, future.since))
         total = sum(len(future.result.body) for future in ended if future.result is not None)
         for future in ended:
             is_old = now - future.since > (KEPT_S if future.is_fetched else UNFETCHED_S)
-            if is_old or total > MOST_BYTES:
+            if is_old or total > MAX_BYTES:
                 total -= len(future.result.body) if future.result is not None else 0
                 del self._by_id[future.request_id]
 

@@ -16,13 +16,13 @@ SequenceNumber: TypeAlias = Annotated[int, Field(ge=1, le=2**62)]
 """Position in the order of a model's requests."""
 Rate: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 UserMetadata: TypeAlias = dict[str, Any] | None
-SHORTEST_TTL, LONGEST_TTL = 3600, 10 * 366 * 86_400
+MIN_TTL, MAX_TTL = 3600, 10 * 366 * 86_400
 """Bounds in seconds of a checkpoint's time to live."""
-Ttl: TypeAlias = Annotated[int, Field(ge=SHORTEST_TTL, le=LONGEST_TTL)] | None
-MOST_SAMPLES = 4096
-MOST_STOPS = 64
-LARGEST_TOP = 256
-LARGEST_METADATA = 64 << 10
+Ttl: TypeAlias = Annotated[int, Field(ge=MIN_TTL, le=MAX_TTL)] | None
+MAX_SAMPLES = 4096
+MAX_STOPS = 64
+MAX_TOP_LOGPROBS = 256
+MAX_METADATA_BYTES = 64 << 10
 
 
 class Body(BaseModel):
@@ -69,10 +69,10 @@ def check_metadata(metadata: UserMetadata) -> None:
     """Refuse metadata that is too large.
 
     Raises:
-        UsageError: it is larger than `LARGEST_METADATA` bytes.
+        UsageError: it is larger than `MAX_METADATA_BYTES` bytes.
     """
-    if metadata is not None and len(orjson.dumps(metadata)) > LARGEST_METADATA:
-        raise UsageError("user_metadata is too large", expected=f"at most {LARGEST_METADATA >> 10} KiB")
+    if metadata is not None and len(orjson.dumps(metadata)) > MAX_METADATA_BYTES:
+        raise UsageError("user_metadata is too large", expected=f"at most {MAX_METADATA_BYTES >> 10} KiB")
 
 
 class CreateSession(Body):
@@ -237,8 +237,8 @@ class Sampling(Body):
     @field_validator("stop")
     @classmethod
     def _stops_are_few(cls, stop: str | list[str] | list[int] | None) -> str | list[str] | list[int] | None:
-        if isinstance(stop, list) and (len(stop) > MOST_STOPS or not all(end != "" for end in stop)):
-            raise ValueError(f"expected at most {MOST_STOPS} texts or tokens, none of them empty")
+        if isinstance(stop, list) and (len(stop) > MAX_STOPS or not all(end != "" for end in stop)):
+            raise ValueError(f"expected at most {MAX_STOPS} texts or tokens, none of them empty")
         if stop == "":
             raise ValueError("a stop string must not be empty")
         return stop
@@ -251,11 +251,11 @@ class SampleRequest(Body):
     seq_id: Annotated[int, Field(ge=0, le=2**63 - 1)]
     prompt: Prompt
     sampling_params: Sampling
-    num_samples: int = Field(1, ge=1, le=MOST_SAMPLES)
+    num_samples: int = Field(1, ge=1, le=MAX_SAMPLES)
     prompt_logprobs: bool | None = None
     prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
-    topk_prompt_logprobs: int = Field(0, ge=0, le=LARGEST_TOP)
-    topk_sample_logprobs: int = Field(0, ge=0, le=LARGEST_TOP)
+    topk_prompt_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
+    topk_sample_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
     prompt_alt_tokens_k: Literal[0] = 0
     record_stability_info: Literal[False] | None = None
     type: Literal["sample"] = "sample"

@@ -34,9 +34,9 @@ KEY_PREFIX = "tml-"
 """Prefix of every key that the client accepts."""
 KEY_VARIABLE = "TINKER_API_KEY"
 """Environment variable from which the client reads its key."""
-LARGEST_BODY = 64 << 20
-LARGEST_TELEMETRY = 4 << 20
-MOST_CONNECTIONS = 4096
+MAX_BODY_BYTES = 64 << 20
+MAX_TELEMETRY_BYTES = 4 << 20
+MAX_CONNECTIONS = 4096
 LONG_POLL_S = 20.0
 """Seconds for which one request waits for a result; the client's timeout is 45."""
 PAGE = 20
@@ -78,7 +78,7 @@ class TrainingServer:
             UsageError: the model cannot be loaded, or the port is taken.
         """
         await self.service.start()
-        self._listener = Listener(self._application(), most_connections=MOST_CONNECTIONS)
+        self._listener = Listener(self._application(), most_connections=MAX_CONNECTIONS)
         self.url = await self._listener.start(self._host, self._port)
 
     async def close(self) -> None:
@@ -89,7 +89,7 @@ class TrainingServer:
 
     def _application(self) -> web.Application:
         service = self.service
-        application = web.Application(client_max_size=LARGEST_BODY, middlewares=[_answer_errors, self._guard()])
+        application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_answer_errors, self._guard()])
         post = application.router.add_post
         post(f"{PREFIX}/create_session", _direct_handler(requests.CreateSession, service.create_session))
         post(f"{PREFIX}/session_heartbeat", _direct_handler(requests.SessionHeartbeat, self._heartbeat))
@@ -174,7 +174,7 @@ class TrainingServer:
                 expected=MEDIA_TYPE,
                 hint="update tinker",
             )
-        raw = await read_bytes_of(request, LARGEST_BODY)
+        raw = await read_bytes_of(request, MAX_BODY_BYTES)
         return _json(self.service.forward_backward(raw))
 
     async def _retrieve(self, request: web.Request) -> web.StreamResponse:
@@ -327,7 +327,7 @@ def _direct_handler(kind: type[B], answer: Callable[[B], Answer | Awaitable[Answ
 async def _read(request: web.Request) -> tuple[bytes, dict[str, Any]]:
     if request.content_type != "application/json":  # pages of other sites cannot send this type without permission
         raise UsageError("the request is not JSON", got=request.content_type, expected="application/json")
-    raw = await read_bytes_of(request, LARGEST_BODY)
+    raw = await read_bytes_of(request, MAX_BODY_BYTES)
     return raw, requests.read_object(raw)
 
 
@@ -345,7 +345,7 @@ async def _client_config(request: web.Request) -> web.StreamResponse:
 
 
 async def _telemetry(request: web.Request) -> web.StreamResponse:
-    await read_bytes_of(request, LARGEST_TELEMETRY)  # the client's events are discarded
+    await read_bytes_of(request, MAX_TELEMETRY_BYTES)  # the client's events are discarded
     return _json({"status": "accepted"})
 
 
@@ -365,7 +365,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except Busy as error:
         return _error(429, str(error))
     except web.HTTPRequestEntityTooLarge:
-        return _error(413, f"the request is larger than {LARGEST_BODY >> 20} MiB")
+        return _error(413, f"the request is larger than {MAX_BODY_BYTES >> 20} MiB")
     except web.HTTPException:
         raise
     except Exception as error:

@@ -41,7 +41,7 @@ from agentrl.training_service.wire import PassRequest, parse_pass, read_pass, wr
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-MOST_SAMPLING = 8192
+MAX_SAMPLING = 8192
 """Maximum number of running sampling requests."""
 SWEEP_S = 10.0
 NEWEST_SAMPLERS = 32
@@ -524,8 +524,8 @@ class Service:
         request_id, digest = f"{body.sampling_session_id}:{body.seq_id}", fingerprint(raw)
         if (earlier := self.futures.find_retried(request_id, digest)) is not None:
             return earlier.announcement()
-        if self.futures.running >= MOST_SAMPLING:
-            raise Busy("too many sampling requests are running", expected=f"at most {MOST_SAMPLING}")
+        if self.futures.running >= MAX_SAMPLING:
+            raise Busy("too many sampling requests are running", expected=f"at most {MAX_SAMPLING}")
         assert self._worker is not None
         assert self._samplers is not None
         worker, samplers = self._worker, self._samplers

@@ -18,9 +18,9 @@ from agentrl.training_service.futures import FetchedResult, Future
 from agentrl.training_service.runs import TrainingRun
 from agentrl.training_service.store import now
 
-MOST_PENDING = 4096
+MAX_PENDING = 4096
 """Maximum number of waiting requests of one run."""
-MOST_WAITING_BYTES = 1 << 30
+MAX_WAITING_BYTES = 1 << 30
 """Maximum total size of the bodies of all waiting requests."""
 ENDED = UsageError("the run has ended")
 Work: TypeAlias = Callable[[], FetchedResult]
@@ -81,12 +81,12 @@ class ServedRun:
             raise UsageError(
                 "a request with this number was sent before", got=f"seq_id {number}", expected=f"{self.next} or more"
             )
-        if number >= self.next + MOST_PENDING:
+        if number >= self.next + MAX_PENDING:
             raise UsageError(
-                "too many requests are waiting", got=f"seq_id {number}", expected=f"below {self.next + MOST_PENDING}"
+                "too many requests are waiting", got=f"seq_id {number}", expected=f"below {self.next + MAX_PENDING}"
             )
-        if number != self.next and others + size > MOST_WAITING_BYTES:
-            raise Busy("the waiting requests are too large", expected=f"at most {MOST_WAITING_BYTES >> 20} MiB")
+        if number != self.next and others + size > MAX_WAITING_BYTES:
+            raise Busy("the waiting requests are too large", expected=f"at most {MAX_WAITING_BYTES >> 20} MiB")
 
     def queue(self, number: int, waiting: WaitingRequest, compute: Callable[[Work], Awaitable[FetchedResult]]) -> None:
         """Queue a request; `compute` executes it in the training thread."""

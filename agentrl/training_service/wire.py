@@ -21,7 +21,7 @@ TINKER = Extra(name="training-service", module="tinker")
 MEDIA_TYPE = "application/x-protobuf"
 FLOAT32 = 1
 DTYPES: Mapping[int, str] = {FLOAT32: "<f4", 2: "<i8", 3: "<i4"}
-MOST_ENTRIES = 1 << 25
+MAX_ENTRIES = 1 << 25
 """Maximum number of entries of all tensors of a request."""
 STOPPED, LENGTH = 0, 1
 """Stop reasons of a sample."""
@@ -130,9 +130,9 @@ def _check_size(message: Any) -> None:
     if any(length < 0 for shape in shapes for length in shape):
         raise UsageError("a tensor of loss_fn_inputs has a negative length")
     entries = sum(math.prod(shape) for shape in shapes)
-    if entries > MOST_ENTRIES:
+    if entries > MAX_ENTRIES:
         raise UsageError(
-            "loss_fn_inputs are too large", got=f"{shorten(entries)} entries", expected=f"at most {MOST_ENTRIES:,}"
+            "loss_fn_inputs are too large", got=f"{shorten(entries)} entries", expected=f"at most {MAX_ENTRIES:,}"
         )
 
 

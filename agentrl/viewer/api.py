@@ -40,17 +40,17 @@ from agentrl.viewer.queries import FILTERS, Query
 from agentrl.viewer.sources import OpenedFolders, SourceFolder, SourceKind, UnknownAddress
 from agentrl.viewer.token_columns import find_token_rows, token_columns
 
-LARGEST_BODY = 64 * 1024
+MAX_BODY_BYTES = 64 * 1024
 """Maximum bytes of a request's body."""
-MOST_CHOICES = 100
+MAX_CHOICES = 100
 """Maximum number of episodes of one task to choose from."""
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Content types of images; others are not shown."""
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 NOTES_FILE = "notes.jsonl"
-LONGEST_NOTE = 10_000
+MAX_NOTE_CHARS = 10_000
 """Maximum number of characters of a note."""
-LARGEST_NOTES = 16 * 2**20
+MAX_NOTES_BYTES = 16 * 2**20
 """Maximum bytes of all notes of a source."""
 _NOTES_LOCK = threading.Lock()
 
@@ -199,7 +199,7 @@ def compare_episodes(library: Library, request: web.Request, query: Query) -> di
         opened.wait_for_index()
         with opened.index.reader() as index:
             where = EpisodeFilter(task_id=task, environment=environment)
-            rows = index.select(where, descending=True, limit=MOST_CHOICES)
+            rows = index.select(where, descending=True, limit=MAX_CHOICES)
         chosen = identity or (rows[0].id if rows else None)
         found[side] = None if chosen is None else _episode_document(opened, chosen)
         found[f"episodes_{side}"] = [row_document(row) for row in rows]
@@ -257,7 +257,7 @@ def read_notes(folders: OpenedFolders, source: SourceFolder) -> list[dict[str, A
     path = folders.file(source, NOTES_FILE)
     data = b""
     with suppress(OSError):
-        if path is not None and path.stat().st_size <= LARGEST_NOTES:
+        if path is not None and path.stat().st_size <= MAX_NOTES_BYTES:
             data = path.read_bytes()
     notes: dict[str, dict[str, Any]] = {}
     for line in data.splitlines():
@@ -282,9 +282,9 @@ def add_note(folders: OpenedFolders, source: SourceFolder, body: Mapping[str, An
         UsageError: the note is not valid, there are too many, or the folder cannot be written.
     """
     text, turn = body.get("text"), body.get("turn")
-    if not isinstance(text, str) or not text.strip() or len(text) > LONGEST_NOTE:
+    if not isinstance(text, str) or not text.strip() or len(text) > MAX_NOTE_CHARS:
         got = f"{len(text)} characters" if isinstance(text, str) else repr(text)[:80]
-        raise UsageError("the note's text is not valid", got=got, expected=f"1 to {LONGEST_NOTE} characters")
+        raise UsageError("the note's text is not valid", got=got, expected=f"1 to {MAX_NOTE_CHARS} characters")
     if turn is not None and (isinstance(turn, bool) or not isinstance(turn, int) or not 0 <= turn < 2**31):
         raise UsageError("the note's turn is not valid", got=repr(turn)[:80], expected="a number of a turn, or null")
     note = {
@@ -318,8 +318,8 @@ def _append_note(folders: OpenedFolders, source: SourceFolder, record: Mapping[s
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             size = os.fstat(descriptor).st_size
-            if size + len(line) > LARGEST_NOTES:
-                raise UsageError(f"{path} is full", got=f"{size} bytes", expected=f"at most {LARGEST_NOTES}")
+            if size + len(line) > MAX_NOTES_BYTES:
+                raise UsageError(f"{path} is full", got=f"{size} bytes", expected=f"at most {MAX_NOTES_BYTES}")
             torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
             write_fully(descriptor, b"\n" + line if torn else line)
         finally:

@@ -20,11 +20,11 @@ from agentrl.observe.run_folder import RunDirectory, find_run
 SCRATCH = "scratch"
 """Model path of a run whose model was created for it."""
 TOKENIZER_FILE = "tokenizer.json"
-MOST_LOADED = 3
+MAX_LOADED = 3
 """Different tokenizers that are kept."""
 UNDECODED = "\N{REPLACEMENT CHARACTER}"
 """Text of bytes that are only a part of a character."""
-LONGEST_CHARACTER = 4
+MAX_BYTES_PER_CHARACTER = 4
 """Maximum bytes of a character, and so of the tokens that share one."""
 
 
@@ -66,7 +66,7 @@ class TokenDecoder:
         return found
 
     def _end_of_character(self, ids: Sequence[int], found: Sequence[str], start: int) -> int | None:
-        for end in range(start + 2, min(start + LONGEST_CHARACTER, len(ids)) + 1):
+        for end in range(start + 2, min(start + MAX_BYTES_PER_CHARACTER, len(ids)) + 1):
             if UNDECODED not in found[end - 1]:
                 return None
             if UNDECODED not in self._after_anchor(list(ids[start:end])):
@@ -111,7 +111,7 @@ def load_decoder(model: str) -> TokenDecoder:
         ) from error
 
 
-@lru_cache(maxsize=MOST_LOADED)
+@lru_cache(maxsize=MAX_LOADED)
 def _load(content: bytes) -> TokenDecoder:
     """Load the content of ``tokenizer.json``; models of one family share a decoder."""
     tokenizer = Tokenizer.from_buffer(content)

@@ -28,15 +28,15 @@ from agentrl.viewer.queries import Query
 from agentrl.viewer.sources import UnknownAddress
 from agentrl.viewer.token_columns import find_episode_rows
 
-LONGEST_PAGE = 1000
+MAX_PAGE_ROWS = 1000
 """Maximum number of rows of a page."""
 SEARCH_S = 0.1
 """CPU seconds that a request searches for a text; the next page continues."""
 _HIDDEN = "number"
 """Field of a row that is not shown: a rebuilt index has other numbers."""
-MOST_MEMBERS = 64
+MAX_MEMBERS = 64
 """Maximum number of members that are compared."""
-MOST_TASKS = 10_000
+MAX_TASKS = 10_000
 """Maximum number of tasks that are listed; lost and won ones come first."""
 _ORDER = {Verdict.LOST: 0, Verdict.WON: 1, Verdict.SAME: 2}
 
@@ -49,7 +49,7 @@ def row_document(row: EpisodeRow) -> dict[str, Any]:
 def episodes_document(opened: OpenedSource, query: Query) -> dict[str, Any]:
     """Return a page of episodes, with the number of matching ones and the values to filter by."""
     where, order = query.filter(), query.text("order") or "ended"
-    limit = query.integer("limit", 100, least=1, most=LONGEST_PAGE) or LONGEST_PAGE
+    limit = query.integer("limit", 100, least=1, most=MAX_PAGE_ROWS) or MAX_PAGE_ROWS
     after, descending = query.integer("cursor"), query.flag("descending") or False
     if order not in get_args(EpisodeOrder):
         raise UsageError("order is not valid", got=order[:80], expected=", ".join(get_args(EpisodeOrder)))
@@ -152,7 +152,7 @@ def group_document(opened: OpenedSource, group: str) -> dict[str, Any]:
     """
     opened.wait_for_index()
     with opened.index.reader() as index:
-        rows = index.select(EpisodeFilter(group_id=group), limit=MOST_MEMBERS)
+        rows = index.select(EpisodeFilter(group_id=group), limit=MAX_MEMBERS)
         rows.sort(key=lambda row: (row.member is None, row.member, row.attempt, row.number))
         if not rows:
             raise UnknownAddress(f"no such group in {opened.source.name}", got=repr(group[:200]))
@@ -217,7 +217,7 @@ def comparison_document(a: OpenedSource, b: OpenedSource, where: EpisodeFilter) 
     """Return the comparison of two sources: won tasks are those at which the second one did better."""
     found = compare(_scores(a, where), _scores(b, where))
     panels = a.panel_hash(), b.panel_hash()
-    listed = sorted(found.tasks.items(), key=lambda item: _ORDER[item[1].verdict])[:MOST_TASKS]
+    listed = sorted(found.tasks.items(), key=lambda item: _ORDER[item[1].verdict])[:MAX_TASKS]
     return {
         "tasks": [_task_document(key, task) for key, task in listed],
         "won": found.count(Verdict.WON),

@@ -25,7 +25,7 @@ REMARK = "Your last answer "
 """Beginning of the agent loops' remarks about answers that were not understood."""
 SMALL_IMAGE = 32 * 1024
 """Maximum bytes of an image inside the document; larger ones have a URL of their own."""
-LONGEST_LOG = 200_000
+MAX_LOG_CHARS = 200_000
 """Maximum number of characters of a program's log."""
 _KINDS = {"system": "system", "user": "observation", "tool": "tool_result", "assistant": "assistant"}
 _THOUGHT = re.compile(r"\A\s*<think(?:ing)?>(.*?)(?:</think(?:ing)?>|\Z)\s*", re.DOTALL)
@@ -81,7 +81,7 @@ def episode_document(
     return {
         "row": row_document(row),
         "sequences": sequences,
-        "log": trajectory.log[-LONGEST_LOG:],
+        "log": trajectory.log[-MAX_LOG_CHARS:],
         "error": trajectory.error,
         "replay": f"agentrl replay {shlex.quote(run)} {shlex.quote(trajectory.id)}",
         "chat": chat_messages(trajectory, decoder),

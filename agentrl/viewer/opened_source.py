@@ -14,7 +14,7 @@ import orjson
 
 from agentrl.errors import UsageError
 from agentrl.evaluation.diagnosis.watch import read_findings
-from agentrl.observe.index_file import MOST_DAMAGE, DamagedFile
+from agentrl.observe.index_file import MAX_DAMAGE, DamagedFile
 from agentrl.observe.run_status import STATUS_FILE, RunSnapshot
 from agentrl.observe.token_table import steps as steps_with_tables
 from agentrl.observe.trajectory_index import EpisodeRow, TrajectoryIndex
@@ -27,7 +27,7 @@ from agentrl.viewer.store_index import IndexBuilder, StoreIndex
 
 SPARKLINE = 60
 """Maximum number of points of a sparkline."""
-LARGEST_RESULT = 16 * 2**20
+MAX_RESULT_BYTES = 16 * 2**20
 """Maximum bytes of an evaluation's result that are read."""
 OPENING_S = 5.0
 """Seconds that the first request for a source waits until its index is open."""
@@ -35,7 +35,7 @@ BUILDING_S = 0.1
 """Seconds that a request waits for the build of the index of a small store."""
 SMALL_STORE = 8 * 2**20
 """Bytes up to which a store is small."""
-LONGEST_ID = 1000
+MAX_ID_CHARS = 1000
 """Maximum number of characters of an episode's id in an address."""
 
 
@@ -172,7 +172,7 @@ class OpenedSource:
         if self.index.place is not None:
             found += self.index.get_or_make("damage", lambda index: index.damage())
         if lines := self._metrics.damaged:
-            found.append(DamagedFile(path=self.source.run.metrics_file, records=len(lines), lines=lines[:MOST_DAMAGE]))
+            found.append(DamagedFile(path=self.source.run.metrics_file, records=len(lines), lines=lines[:MAX_DAMAGE]))
         return [
             {"file": file.path.relative_to(self.source.path).as_posix(), "records": file.records, "lines": file.lines}
             for file in found
@@ -204,7 +204,7 @@ class OpenedSource:
         Raises:
             UnknownAddress: there is no such episode.
         """
-        row = index.find(identity) if len(identity) <= LONGEST_ID else None
+        row = index.find(identity) if len(identity) <= MAX_ID_CHARS else None
         if row is None:
             hint = "the index is not complete yet" if not self.index.progress.is_complete else None
             raise UnknownAddress(f"no such episode in {self.source.name}", got=repr(identity[:200]), hint=hint)
@@ -246,7 +246,7 @@ class OpenedSource:
             return {}
         file = self.folders.file(self.source, self.source.result_file.name)
         with suppress(OSError, ValueError):
-            if file is not None and file.stat().st_size <= LARGEST_RESULT:
+            if file is not None and file.stat().st_size <= MAX_RESULT_BYTES:
                 result = orjson.loads(file.read_bytes())
                 return result if isinstance(result, dict) else {}
         return {}

@@ -12,9 +12,9 @@ from multidict import MultiMapping
 from agentrl.errors import Outcome, UsageError
 from agentrl.observe.trajectory_index import EpisodeFilter
 
-LONGEST_TEXT = 1000
+MAX_TEXT_CHARS = 1000
 """Maximum number of characters of a text parameter."""
-LARGEST_NUMBER = 2**53
+MAX_EXACT_NUMBER = 2**53
 _RANGES: Mapping[str, tuple[str, str]] = {
     "step": ("first_step", "last_step"),
     "turns": ("least_turns", "most_turns"),
@@ -57,8 +57,10 @@ class Query:
     def text(self, name: str) -> str | None:
         """Return a text; ``None`` if it is not given, or empty."""
         value = self._values.get(name)
-        if value is not None and len(value) > LONGEST_TEXT:
-            raise UsageError(f"{name} is too long", got=f"{len(value)} characters", expected=f"at most {LONGEST_TEXT}")
+        if value is not None and len(value) > MAX_TEXT_CHARS:
+            raise UsageError(
+                f"{name} is too long", got=f"{len(value)} characters", expected=f"at most {MAX_TEXT_CHARS}"
+            )
         return value or None
 
     def texts(self, name: str) -> list[str]:
@@ -73,16 +75,16 @@ class Query:
         return value
 
     def integer(
-        self, name: str, default: int | None = None, *, least: int = 0, most: int = LARGEST_NUMBER
+        self, name: str, default: int | None = None, *, least: int = 0, most: int = MAX_EXACT_NUMBER
     ) -> int | None:
         """Return a whole number between two."""
         value = self.text(name)
         if value is None:
             return default
         try:
-            number = int(value) if len(value) < 20 else LARGEST_NUMBER + 1
+            number = int(value) if len(value) < 20 else MAX_EXACT_NUMBER + 1
         except ValueError:
-            number = LARGEST_NUMBER + 1
+            number = MAX_EXACT_NUMBER + 1
         if not least <= number <= most:
             raise UsageError(f"{name} is not valid", got=value[:80], expected=f"a whole number from {least} to {most}")
         return number

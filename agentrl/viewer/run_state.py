@@ -29,11 +29,11 @@ ELSEWHERE_S = 60.0
 """Age of the newest change up to which a run counts as running if its lock is not visible, as on a shared disk."""
 OVERDUE_S = 5.0
 """Seconds after its deadline from which a wait means that the run has stalled."""
-LARGEST_CONFIG = 2**20
+MAX_CONFIG_BYTES = 2**20
 """Maximum bytes of a config that is read."""
 LABELLED = ("environments", "adapters")
 """Sections that hold other sections under labels chosen by the user."""
-MOST_KEYS = 1000
+MAX_KEYS = 1000
 """Maximum number of keys that are shown."""
 
 
@@ -113,7 +113,7 @@ class ConfigSummary:
 def read_settings(file: Path | None) -> ConfigSummary:
     """Read the settings of a run; empty ones if the file is missing or damaged."""
     try:
-        if file is None or file.stat().st_size > LARGEST_CONFIG:
+        if file is None or file.stat().st_size > MAX_CONFIG_BYTES:
             return ConfigSummary()
         text = file.read_bytes()
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=SAFE_LOADER)):
@@ -131,7 +131,7 @@ def read_settings(file: Path | None) -> ConfigSummary:
         splits={name: split for name, split in splits.items() if split},
         model=None if model is None else str(model),
         steps=steps if isinstance(steps, int) else None,
-        changed=dict(list(_changed_keys(data, Config, ""))[:MOST_KEYS]),
+        changed=dict(list(_changed_keys(data, Config, ""))[:MAX_KEYS]),
     )
 
 

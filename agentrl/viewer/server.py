@@ -35,12 +35,12 @@ _log = logging.getLogger(__name__)
 
 THREADS = 4
 """Threads that read files for requests."""
-MOST_CONNECTIONS = 256
+MAX_CONNECTIONS = 256
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 JSON = "application/json"
 Change: TypeAlias = Callable[[Library, web.Request, Mapping[str, Any]], Any]
 """Function that makes a change and returns the answer; it receives the request's body."""
-MOST_LISTENERS = 100
+MAX_LISTENERS = 100
 """Maximum number of open event streams."""
 GATHER_S = 0.2
 """Seconds for which identical events are merged: an index is built in many small chunks."""
@@ -131,7 +131,7 @@ class EventHub:
     @property
     def is_full(self) -> bool:
         """True if no other page can listen."""
-        return len(self._listeners) >= MOST_LISTENERS
+        return len(self._listeners) >= MAX_LISTENERS
 
     def close(self) -> None:
         """End all streams."""
@@ -175,7 +175,7 @@ class ViewerServer:
         self.library = open_library(settings.folders, self.hub.publish)
         self._threads = DaemonThreads("agentrl-view", limit=THREADS)
         self.application = self._make_application()
-        self._listener = Listener(self.application, most_connections=MOST_CONNECTIONS)
+        self._listener = Listener(self.application, most_connections=MAX_CONNECTIONS)
         self.url = ""
         """Address of the server; set by `start`."""
 
@@ -208,7 +208,7 @@ class ViewerServer:
 
     def _make_application(self) -> web.Application:
         guarded = guard(self._settings.token, self._settings.host)
-        application = web.Application(middlewares=[self._finish, guarded], client_max_size=api.LARGEST_BODY)
+        application = web.Application(middlewares=[self._finish, guarded], client_max_size=api.MAX_BODY_BYTES)
         routes = [web.get(path, self._json(address)) for path, address in api.READS.items()]
         application.add_routes(
             [
@@ -259,7 +259,7 @@ class ViewerServer:
     def _change(self, change: Change) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             Query(request.query)  # there is no parameter
-            body = (await read_body(request, api.LARGEST_BODY))[1] if request.method == "POST" else {}
+            body = (await read_body(request, api.MAX_BODY_BYTES))[1] if request.method == "POST" else {}
             found = await self._in_thread(lambda: api.encode(change(self.library, request, body)))
             self.hub.publish("notes", request.match_info["source"], {})
             return web.Response(body=found, content_type=JSON, headers={"Cache-Control": "no-store"})

@@ -19,7 +19,7 @@ from agentrl.observe.trajectory_store import step_files
 
 DEEPEST = 4
 """Levels of folders below an opened one in which runs are looked for."""
-MOST_FOLDERS = 20_000
+MAX_FOLDERS = 20_000
 """Maximum number of folders that are looked through."""
 _CONTENTS = {"trajectories", "checkpoints", "inflight", "model", "logs", "tokens", "numerics"}
 """Folders of a run that contain no other runs."""
@@ -164,7 +164,7 @@ def _root_of(folder: Path) -> Path:
 def _search(folder: Path, depth: int = DEEPEST, *, is_opened: bool = False) -> Iterator[tuple[Path, SourceKind]]:
     """Yield the runs and evaluations in a folder; symbolic links are not followed."""
     queue, seen = [(folder, depth, is_opened)], 0
-    while queue and seen < MOST_FOLDERS:
+    while queue and seen < MAX_FOLDERS:
         current, left, is_named = queue.pop()
         seen += 1
         entries = _entries(current)

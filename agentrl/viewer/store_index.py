@@ -27,13 +27,13 @@ from agentrl.observe.trajectory_index import DecodeTokens, TrajectoryIndex
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MOST_READERS = 2
+MAX_READERS = 2
 """Open readers of one index."""
-MOST_CACHED = 32
+MAX_CACHED = 32
 """Results of one index that are kept."""
 TURN_S = 0.5
 """Seconds for one index before another one that waits gets its turn."""
-MOST_OPEN = 2
+MAX_OPEN = 2
 """Indexes that the builder keeps open."""
 
 
@@ -115,7 +115,7 @@ class StoreIndex:
             index.close()
             raise
         with self._lock:
-            if len(self._readers) < MOST_READERS and not self._is_closed:
+            if len(self._readers) < MAX_READERS and not self._is_closed:
                 self._readers.append((identity, index))
                 return
         index.close()
@@ -132,7 +132,7 @@ class StoreIndex:
         with self._lock:
             self._cached[key] = (revision, made)
             self._cached.move_to_end(key)
-            if len(self._cached) > MOST_CACHED:
+            if len(self._cached) > MAX_CACHED:
                 self._cached.popitem(last=False)
         return made
 
@@ -245,7 +245,7 @@ class IndexBuilder:
             size = sum(file.stat().st_size for file in path.glob("*.jsonl")) if path.is_dir() else path.stat().st_size
             store.progress = IndexProgress(min(store.progress.done, size), size)
         self._open[store] = index
-        while len(self._open) > MOST_OPEN:
+        while len(self._open) > MAX_OPEN:
             self._open.popitem(last=False)[1].close()
         return index
 

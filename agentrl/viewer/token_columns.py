@@ -19,7 +19,7 @@ from agentrl.viewer.sources import OpenedFolders, SourceFolder
 
 SOURCES = [source.name.lower() for source in Source]
 """Names of the values of `Source`."""
-MOST_TOKENS = 20_000
+MAX_TOKENS = 20_000
 """Maximum number of tokens in one answer."""
 _NUMBERS = ("advantage", "ratio", "entropy", "trainer_logprob", "episode_return", "engine_logprob")
 
@@ -58,7 +58,7 @@ def token_columns(
     if number >= len(trajectory.sequences):
         raise UsageError("no such sequence", got=number, expected=f"less than {len(trajectory.sequences)}")
     sequence = trajectory.sequences[number]
-    end = min(end, len(sequence), start + MOST_TOKENS)
+    end = min(end, len(sequence), start + MAX_TOKENS)
     start = min(start, end)
     part = slice(start, end)
     ids = sequence.token_ids[part].tolist()

@@ -22,7 +22,7 @@ class WrittenAdapter(WrittenWeights):
     """An adapter in a folder."""
 
     async def give_to(self, server: InferenceServer) -> None:
-        """Tell the server to read the folder."""
+        """Let the server load the folder."""
         await server.load_adapter(self.folder, self.version)
 
 
@@ -56,7 +56,7 @@ class WrittenAdapterSet(PreparedWeights):
         self._written, self._in_use = written, in_use
 
     async def give_to(self, server: InferenceServer) -> None:
-        """Tell the server to read the folders that it has not read yet."""
+        """Let the server load the folders that it has not loaded yet."""
         await server.load_adapters({name: one.folder for name, one in self._written.items()}, self.version)
 
     def tensors(self) -> Mapping[str, Tensor]:

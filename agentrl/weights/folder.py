@@ -148,7 +148,7 @@ class WrittenWeights(PreparedWeights):
         self.folder = folder
 
     async def give_to(self, server: InferenceServer) -> None:
-        """Tell the server to read the folder."""
+        """Let the server load the folder."""
         await server.load_weights(self.folder, self.version)
 
     def tensors(self) -> Mapping[str, Tensor]:

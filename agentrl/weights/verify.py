@@ -47,7 +47,8 @@ a mean difference of 0.07 and a maximum of 0.6, because random prompts are unlik
 
 
 PROBE_ATTEMPTS = 3
-"""Maximum number of requests for one answer of the probe: a failed or invalid answer says nothing about the weights."""
+"""Maximum number of requests for one answer of the probe; failed or invalid answers are no evidence about the weights.
+"""
 
 ProbedEngine: TypeAlias = PolicyEngine | InferenceServer
 _Scored: TypeAlias = tuple[Sequence[int], Generation, Sequence[float]]
@@ -152,7 +153,7 @@ class Probe:
     async def _ask(
         self, engine: ProbedEngine, version: int, name: str, request_id: str, prompt: Sequence[int]
     ) -> Generation:
-        """Ask for an answer, and again if it fails, is invalid or is of another version; return the last one anyway."""
+        """Request an answer; retry if it fails, is invalid or has another version; return the last one anyway."""
         for attempt in range(1, PROBE_ATTEMPTS):
             try:
                 return await self._ask_once(engine, version, name, f"{request_id}.{attempt}", prompt, checks=True)
@@ -217,7 +218,7 @@ STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pr
 """Tensors that servers stack, by the name of the stacked tensor."""
 ROWS = 64
 """Number of rows to whose multiples servers pad the vocabulary with zeros."""
-MOST_NAMED = 8
+MAX_NAMED = 8
 NAMING_S = 30.0
 """Seconds before the search for tensors that differ fails; the error is then raised without their names."""
 
@@ -295,5 +296,5 @@ def _checksums(tensors: Sequence[Tensor]) -> set[str]:
 
 
 def _list_names(names: Sequence[str]) -> str:
-    shown = ", ".join(islice(names, MOST_NAMED))
-    return shown if len(names) <= MOST_NAMED else f"{shown} and {len(names) - MOST_NAMED} more"
+    shown = ", ".join(islice(names, MAX_NAMED))
+    return shown if len(names) <= MAX_NAMED else f"{shown} and {len(names) - MAX_NAMED} more"

@@ -11,7 +11,7 @@ import torch
 from _gpu_setup import choose_size, conditions, episodes, random_model, seconds_of
 
 from agentrl.config.config import TrainerConfig
-from agentrl.training.forward.layout import FEWEST_SHARED, Layout, choose_layout
+from agentrl.training.forward.layout import MIN_SHARED_TOKENS, Layout, choose_layout
 from agentrl.training.forward.logprobs import score
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
 
@@ -49,7 +49,7 @@ def run(
         expected_logp, expected = _gradients(model, scored, Layout())
         figures: dict[str, Any] = {"padded": {"tokens_per_s": tokens / min(_times(model, scored, Layout(), rounds))}}
         choose_layout(model, TrainerConfig(share_prefixes=True))  # prepare the model's attention for packed rows
-        for name, share in (("packed", 0), ("shared", FEWEST_SHARED)):
+        for name, share in (("packed", 0), ("shared", MIN_SHARED_TOKENS)):
             layout = Layout(packed=True, share=share)
             logp, gradient = _gradients(model, scored, layout)
             figures[name] = {

@@ -30,7 +30,7 @@ STREAM_SESSIONS, TOKEN_S = 16, 0.03
 """Number of concurrent streams, and seconds between their tokens."""
 WARM_SESSIONS = 4
 """Number of sessions before the first measurement."""
-LONGEST_LINE = 1 << 26
+MAX_LINE_BYTES = 1 << 26
 OFFLINE = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
@@ -110,7 +110,7 @@ async def start_program(words: list[str]) -> AsyncIterator[tuple[str, asyncio.su
         if words[0] == sys.executable
         else OFFLINE | dict(os.environ)
     )
-    process = await asyncio.create_subprocess_exec(*words, stdout=pipe, limit=LONGEST_LINE, env=path)
+    process = await asyncio.create_subprocess_exec(*words, stdout=pipe, limit=MAX_LINE_BYTES, env=path)
     assert process.stdout is not None
     try:
         while raw := await process.stdout.readline():
@@ -147,7 +147,7 @@ class _Proxy:
         words = [sys.executable, str(self._clients), "chat", str(self._turns), str(int(streams))]
         pipe = asyncio.subprocess.PIPE
         path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        playing = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, limit=LONGEST_LINE, env=path)
+        playing = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, limit=MAX_LINE_BYTES, env=path)
         before, answers = _cpu_s(self._process.pid), await self._answers()
         lines = [" ".join(next(self._addresses)) for _ in range(sessions)]
         said, _ = await playing.communicate("\n".join([*lines, "", ""]).encode())

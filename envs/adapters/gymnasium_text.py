@@ -20,7 +20,7 @@ from ..text_adapter import TextAdapter, describe
 from .gymnasium_words import WORDS, Words
 
 NUMBERS = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
-MOST_NUMBERS = 1024
+MAX_NUMBERS = 1024
 """Maximum numbers of an observation; larger ones are pictures, which are not readable as text."""
 _CODE = re.compile(r"\x1b\[([1-9]\d?)(?:;\d+)*m")
 _COLOURED = re.compile(rf"((?:{_CODE.pattern})+)([^\x1b]*)(?:\x1b\[0m)+")
@@ -44,11 +44,11 @@ class GymnasiumText(TextAdapter):
     def __init__(self, env: gymnasium.Env[Any, Any], *, actions: Sequence[str] | None = None) -> None:
         self.words = WORDS.get(env.spec.name if env.spec else "", Words(goal=""))
         count = _count(env.observation_space)
-        if count > MOST_NUMBERS:
+        if count > MAX_NUMBERS:
             raise UsageError(
                 "these observations are too large for text",
                 got=f"{count:,} numbers",
-                expected=f"at most {MOST_NUMBERS:,}",
+                expected=f"at most {MAX_NUMBERS:,}",
                 hint="derive from agentrl.envs.text_adapter.TextAdapter and write describe()",
             )
         if env.render_mode != "ansi":

@@ -24,7 +24,7 @@ KEY = "agentrl_episode"
 """Entry of a sample's store with the key of its episode."""
 PROVIDER = "agentrl"
 """Name under which Inspect knows the policy."""
-MOST_SAMPLES = 100_000
+MAX_SAMPLES = 100_000
 """Episodes at a time; the run's own limit is lower."""
 
 
@@ -210,7 +210,7 @@ class InspectRun:
                 log_dir=folder,
                 log_level="error",
                 log_realtime=False,
-                max_samples=MOST_SAMPLES,
+                max_samples=MAX_SAMPLES,
                 fail_on_error=False,
                 ctl_server=False,
                 acp_server=False,
@@ -244,7 +244,7 @@ def _policy_model(answer: Any) -> Any:
             return await answer(input, tools)
 
         def max_connections(self) -> int:
-            return MOST_SAMPLES
+            return MAX_SAMPLES
 
         def connection_key(self) -> str:
             return PROVIDER

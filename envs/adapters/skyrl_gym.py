@@ -1,4 +1,4 @@
-"""Environments of SkyRL (package `skyrl-gym`), over data sets in SkyRL's form."""
+"""Environments of SkyRL (package `skyrl-gym`), over data sets in SkyRL's format."""
 
 from __future__ import annotations
 
@@ -211,8 +211,8 @@ SPEC = EnvironmentSpec(
     splits=SPLITS,
     description=(
         "Environments of SkyRL (skyrl-gym), such as gsm8k or search, and your own classes of its kind, over data sets"
-        " in SkyRL's form. Options: files (split to path), environment (for rows without env_class), max_turns, config"
-        " (of the environment)."
+        " in SkyRL's format. Options: files (split to path), environment (for rows without env_class), max_turns,"
+        " config (of the environment)."
     ),
     answer_format="free",
     isolation=Isolation.PROCESS,

@@ -25,7 +25,7 @@ EXTRA = Extra(name="textarena", module="textarena")
 Opponent: TypeAlias = Callable[[str, Random], str]
 """Function that returns a move, given the text since its last move and a random generator."""
 RANDOM, SELF = "random", "self"
-MOST_PLAYERS = 8
+MAX_PLAYERS = 8
 _MOVES = re.compile(r"(?:available|valid|legal) moves:?(.*)", re.IGNORECASE)
 _MOVE = re.compile(r"\[[^\[\]]+\]")
 _LONG_NUMBER = re.compile(r"(\d{100})\d+")
@@ -136,14 +136,14 @@ class TextArena(gymnasium.Env[str, str]):
 
     def _count_players(self) -> int:
         """Return the minimum number of players of the game."""
-        for players in range(1, MOST_PLAYERS + 1):
+        for players in range(1, MAX_PLAYERS + 1):
             try:
                 self._game.reset(num_players=players, seed=0)
             except (AssertionError, ValueError):
                 continue
             return players
         raise UsageError(
-            f"the game {self.name} does not start with any number of players", expected=f"1 to {MOST_PLAYERS} players"
+            f"the game {self.name} does not start with any number of players", expected=f"1 to {MAX_PLAYERS} players"
         )
 
 

@@ -52,11 +52,11 @@ AIRPORTS: Mapping[str, str] = {
     "SEA": "Seattle",
     "SFO": "San Francisco",
 }
-_MOST_SAME = {CERTIFICATE: 1, CREDIT_CARD: 1, GIFT_CARD: 3}
+_MAX_SAME = {CERTIFICATE: 1, CREDIT_CARD: 1, GIFT_CARD: 3}
 """Maximum number of payment methods of each kind in a booking."""
 _NEXT_DAY = "+1"
 """End of an arrival time on the day after the departure, in published data."""
-_LARGEST = 1_000_000
+_MAX_AMOUNT = 1_000_000
 """Largest count and amount of dollars."""
 _LOOK_UP = "ask the customer for the user id, and call get_user_details first"
 
@@ -371,7 +371,7 @@ class Desk:
             if method["source"] != CREDIT_CARD and method["amount"] < payment["amount"]:
                 raise ToolError(f"{method['id']} does not have enough money", got=method["amount"])
             sources.append(method["source"])
-        for source, most in _MOST_SAME.items():
+        for source, most in _MAX_SAME.items():
             if sources.count(source) > most:
                 raise ToolError(f"a booking takes at most {most} payment methods of this kind", got=source)
         paid = sum(payment["amount"] for payment in payments)
@@ -417,8 +417,8 @@ def _check(value: str, allowed: Sequence[str], name: str) -> None:
 
 
 def _check_number(value: Any, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST:
-        raise ToolError(f"{name} is not valid", got=repr(value)[:80], expected=f"a number from 0 to {_LARGEST}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_AMOUNT:
+        raise ToolError(f"{name} is not valid", got=repr(value)[:80], expected=f"a number from 0 to {_MAX_AMOUNT}")
 
 
 def _next_day(date: str) -> str:

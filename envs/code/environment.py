@@ -15,7 +15,7 @@ from agentrl.message import Content, Message
 from agentrl.tool import Tool
 
 from ..programs.acting import ActingSandbox, cut, run_command, show_result, visible
-from ..programs.judging import MOST_SOURCE, Solution, Verdict, judge, run_cases, run_tests
+from ..programs.judging import MAX_SOURCE, Solution, Verdict, judge, run_cases, run_tests
 from ..programs.pipes import JUDGE, send_programs
 from ..task_ids import TRAIN, asked_task
 from .options import RewardKind, parse_options
@@ -23,7 +23,7 @@ from .problem import Problem, read_code, write_code
 from .tasks import ENVIRONMENT, CodeTasks, problem_of
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
-MOST_SHOWN = 1500
+MAX_SHOWN_CHARS = 1500
 """Maximum characters of a description of wrong results."""
 PROBLEMS_SHOWN = 3
 NO_CODE = (
@@ -118,9 +118,9 @@ class CodeEnv(AsyncEnv):
         code = read_code(action)
         self._tried.append(code or "")
         is_last = len(self._tried) >= self.options.max_steps
-        if code is None or len(code) > MOST_SOURCE:
+        if code is None or len(code) > MAX_SOURCE:
             self._over = is_last
-            text = NO_CODE if code is None else f"Your code is longer than {MOST_SOURCE} characters."
+            text = NO_CODE if code is None else f"Your code is longer than {MAX_SOURCE} characters."
             return text, 0.0, False, await self._close_if(is_last), {**self._info(), "valid": False}
         if problem.has_examples and not is_last:
             tried = await self._try(code)
@@ -178,7 +178,7 @@ class CodeEnv(AsyncEnv):
         """
         if not self.problem.has_examples:
             return "There are no examples to try it on."
-        verdict = await self._try(code[:MOST_SOURCE])
+        verdict = await self._try(code[:MAX_SOURCE])
         return "All examples are right." if verdict.is_right else _feedback(verdict)
 
     def tool_message(self, action: str) -> Message:
@@ -229,4 +229,4 @@ class CodeExpert:
 def _feedback(verdict: Verdict) -> str:
     wrong = [problem for problem in verdict.problems if problem]
     head = f"{verdict.pass_count} of {len(verdict.problems)} examples are right. Wrong:"
-    return cut("\n".join([head, *wrong[:PROBLEMS_SHOWN]]), MOST_SHOWN)
+    return cut("\n".join([head, *wrong[:PROBLEMS_SHOWN]]), MAX_SHOWN_CHARS)

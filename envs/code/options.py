@@ -14,7 +14,7 @@ MAX_STEPS = 4
 MAX_LEVEL = 3
 SHOWN = 1
 SECONDS = 6.0
-MOST_SECONDS = 60.0
+MAX_SECONDS = 60.0
 
 
 class Size(enum.StrEnum):
@@ -82,9 +82,9 @@ def parse_options(
         raise UsageError("unknown level of code", got=level, expected=f"1 to {MAX_LEVEL}, or 0 for all")
     if shown < 0:
         raise UsageError("the option shown of code is negative", got=shown, expected="0 or more")
-    if not 0 < seconds <= MOST_SECONDS:
+    if not 0 < seconds <= MAX_SECONDS:
         raise UsageError(
-            "the option seconds of code is out of range", got=seconds, expected=f"more than 0, up to {MOST_SECONDS:g}"
+            "the option seconds of code is out of range", got=seconds, expected=f"more than 0, up to {MAX_SECONDS:g}"
         )
     steps = max_steps if max_steps is not None else 1 if size == Size.TINY and not files else MAX_STEPS
     if steps < 1:

@@ -19,7 +19,7 @@ from .scenes import EXTENTS, Size, layout_of
 from .state import House, number_names
 from .vocabulary import CONTENTS, LAMP, LAMP_STANDS, ROOM_OBJECTS
 
-_MOST_COPIES = 3
+_MAX_COPIES = 3
 """Maximum number of things of one kind in a house."""
 _LAMP_RATE = 0.5
 """Probability that a room that can have a lamp has one although the task needs none."""
@@ -71,10 +71,10 @@ def _draw_goal(scene: int, task_type: TaskType, size: Size, random: Random) -> G
 
 
 def _goal_things(scene: int, goal: Goal, size: Size, random: Random) -> list[_UnnumberedThing]:
-    """Return the things of the goal's kind, up to `_MOST_COPIES`, enough of them outside its target, and its lamp."""
+    """Return the things of the goal's kind, up to `_MAX_COPIES`, enough of them outside its target, and its lamp."""
     homes = _homes(scene, size)[goal.object_type]
     outside = {kind: places for kind, places in homes.items() if kind != goal.target_type}
-    count = goal.object_count + int(random.random() * (_MOST_COPIES - goal.object_count + 1))
+    count = goal.object_count + int(random.random() * (_MAX_COPIES - goal.object_count + 1))
     spare_homes = homes if goal.task_type.treatment else outside
     things = [_place(goal.object_type, outside if i < goal.object_count else spare_homes, random) for i in range(count)]
     stands = _homes(scene, size)[LAMP]
@@ -87,7 +87,7 @@ def _other_things(scene: int, goal: Goal, size: Size, taken: int, random: Random
     low, high = EXTENTS[size].objects
     count = low + int(random.random() * (high - low + 1)) - taken
     homes = _homes(scene, size)
-    kinds = [kind for kind in homes if kind not in (LAMP, goal.object_type) and homes[kind]] * _MOST_COPIES
+    kinds = [kind for kind in homes if kind not in (LAMP, goal.object_type) and homes[kind]] * _MAX_COPIES
     things = []
     for _ in range(min(count, len(kinds))):
         kind = kinds.pop(int(random.random() * len(kinds)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-MOST_DIGITS = 60
+MAX_DIGITS = 60
 _WHOLE = r"(?:\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+(?!\d)|\d+)"
 _PLAIN = rf"(?:{_WHOLE}(?:\.\d+)?|\.\d+)"
 _FORMS = rf"""(?P<sign>[-+]?)(?:
@@ -31,7 +31,7 @@ _LEAD = re.compile(
 )
 _WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
 _HARMLESS = re.compile(r"[\s.,:;!?\"'’%€£{}()\[\]*_~&]*")
-_MOST_WORDS = 3
+_MAX_WORDS = 3
 """Maximum number of words after a number without a label, such as its unit."""
 
 
@@ -132,7 +132,7 @@ def _standing_alone(plain: str) -> str | None:
     if found is None or not _LEAD.fullmatch(answer[: found.start()]):
         return None
     behind = answer[found.end() :]
-    is_short = len(_WORD.findall(behind)) <= _MOST_WORDS and _HARMLESS.fullmatch(_WORD.sub("", behind))
+    is_short = len(_WORD.findall(behind)) <= _MAX_WORDS and _HARMLESS.fullmatch(_WORD.sub("", behind))
     return answer[found.start() :] if is_short else None
 
 
@@ -142,7 +142,7 @@ def _without_typesetting(text: str) -> str:
 
 def _value(found: re.Match[str]) -> Fraction | None:
     """Return the value of a matched number; ``None`` if it divides by zero or is too long."""
-    if len(found[0]) > MOST_DIGITS:
+    if len(found[0]) > MAX_DIGITS:
         return None
     sign = -1 if found["sign"] == "-" else 1
     if found["number"]:

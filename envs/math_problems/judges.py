@@ -14,7 +14,7 @@ from agentrl.errors import UsageError
 from .answers import NoAnswer, number_of, same_answer, stated_answer, stated_number
 from .verifier import Verifier
 
-LONGEST = 400
+MAX_FORMULA_CHARS = 400
 """Maximum characters of a formula that is evaluated."""
 _HUGE = re.compile(r"(?:\^|\*\*)[\s{(+-]*(?:\d{5,}|[\d.]+[\s})]*(?:\^|\*\*|!))")
 """An exponent of five or more digits, or one that is itself a power or a factorial."""
@@ -85,4 +85,4 @@ def is_small(formula: str) -> bool:
     >>> is_small("x^{2} + 2^{10}"), is_small("9^{9^{9}}"), is_small("10^{100000}")
     (True, False, False)
     """
-    return len(formula) <= LONGEST and not _HUGE.search(formula)
+    return len(formula) <= MAX_FORMULA_CHARS and not _HUGE.search(formula)

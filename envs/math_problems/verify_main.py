@@ -14,7 +14,7 @@ import sys
 
 CPU_S = 1.0
 """Processor time limit of one comparison in seconds; ordinary answers take a few hundredths."""
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 
 
 def is_same(right: str, said: str) -> bool:
@@ -31,7 +31,7 @@ def is_same(right: str, said: str) -> bool:
 
 def main() -> None:
     """Print "ready", then answer each pair of texts."""
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     logging.disable(logging.WARNING)  # math-verify warns that its own time limit is off
     is_same("x", "x + 1")  # loads the parser's imports
     print("ready", flush=True)

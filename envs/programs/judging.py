@@ -24,7 +24,7 @@ from .inside.values import encode
 from .pipes import Deadline, DeadlineExceeded, Pipe, ProgramFailure, begin, send_programs
 from .sameness import is_same, show
 
-MOST_SOURCE = 64 * 1024
+MAX_SOURCE = 64 * 1024
 """Maximum characters of a solution."""
 SECONDS = 6.0
 """Time limit of all tests of a solution together."""

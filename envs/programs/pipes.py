@@ -19,7 +19,7 @@ from . import inside
 
 JUDGE = ".judge"
 """Folder of a sandbox with the programs of `inside`."""
-LONGEST = 512 * 1024
+MAX_LINE_BYTES = 512 * 1024
 """Maximum bytes of a line; a longer one is not an answer."""
 PROGRAM_STOP_S = 5.0
 PROGRAM_START_S = 20.0
@@ -28,7 +28,7 @@ TICK_S = 0.1
 """Seconds of a blocked event loop that count towards a time limit, per block."""
 SLOW_S = 0.5
 """Seconds of a trivial command from which on the machine counts as slow."""
-LONGEST_RUN_S = 20.0
+MAX_RUN_S = 20.0
 """Maximum seconds of a program on a slow machine; below the usual deadline of a step (`environment.step_timeout_s`)."""
 
 
@@ -112,7 +112,7 @@ class Pipe:
             ProgramFailure: the program has ended, or its message is not valid.
             SandboxError: the sandbox is lost.
         """
-        line = await self._running.read_line(longest=LONGEST)
+        line = await self._running.read_line(longest=MAX_LINE_BYTES)
         if not line.endswith(b"\n"):
             await require_life(self.sandbox)
             raise ProgramFailure("the program ended early")
@@ -143,7 +143,7 @@ class Deadline:
 
     Time in which this process's event loop is blocked does not count: the local engine blocks it for a second and more
     per step. When `seconds` are over, a trivial command runs in the sandbox. If it takes longer than `SLOW_S`, the
-    program may have waited for the machine, so it gets the same time again, up to `LONGEST_RUN_S` in all.
+    program may have waited for the machine, so it gets the same time again, up to `MAX_RUN_S` in all.
 
     Args:
         sandbox: The sandbox of the program.
@@ -173,7 +173,7 @@ class Deadline:
                 await _sleep_unblocked(self._seconds)
                 took = await self._probe()
                 total += self._seconds + took
-                if took < SLOW_S or total + self._seconds > LONGEST_RUN_S:
+                if took < SLOW_S or total + self._seconds > MAX_RUN_S:
                     break
         except Exception as lost:  # a block must end, whatever a sandbox raises
             error = lost

@@ -22,7 +22,7 @@ from .judging import Verdict
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 SUBMIT = "submit"
-MOST_COMMAND = 32 * 1024
+MAX_COMMAND = 32 * 1024
 _BLOCK = re.compile(r"```[ \t]*(?:bash|sh|shell)?[ \t]*\n(.*?)```", re.DOTALL)
 RULE = (
     "Call a tool, or write one command in a block that begins with ```bash and ends with ```. When you are done, answer"
@@ -133,12 +133,12 @@ class ShellEnv(AsyncEnv):
         if self._done is None or self._over:
             raise UsageError(f"the {self.name} episode is over", expected="reset before the next step")
         command = read_command(action)
-        valid = command is not None and len(command) <= MOST_COMMAND
+        valid = command is not None and len(command) <= MAX_COMMAND
         self._done.append(command or "")
         is_last = len(self._done) >= self.max_steps
         observation = f"Your answer has no command. {RULE}"
         if command is not None and command != SUBMIT:
-            too_long = f"Your command is longer than {MOST_COMMAND} characters."
+            too_long = f"Your command is longer than {MAX_COMMAND} characters."
             observation = await self._run(command) if valid else too_long
         if command == SUBMIT or is_last:
             return await self._end(observation, is_submitted=command == SUBMIT, valid=valid)

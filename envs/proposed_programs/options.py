@@ -18,8 +18,8 @@ INPUTS = 10
 BUFFER = 16_384
 SEEDS = 256
 SECONDS = 5.0
-MOST_SECONDS = 20.0
-LEAST_INPUTS, MOST_INPUTS = 2, 10
+MAX_SECONDS = 20.0
+MIN_INPUTS, MAX_INPUTS = 2, 10
 
 
 class Kind(enum.StrEnum):
@@ -72,7 +72,7 @@ def parse_options(
     numbers = {
         "attempts": (attempts, 2),
         "references": (references, 0),
-        "inputs": (inputs, LEAST_INPUTS),
+        "inputs": (inputs, MIN_INPUTS),
         "buffer": (buffer, 1),
         "seeds": (seeds, 1),
     }
@@ -81,13 +81,13 @@ def parse_options(
             raise UsageError(
                 f"{name} of proposed_programs is not valid", got=repr(number), expected=f"a whole number from {least}"
             )
-    if inputs > MOST_INPUTS:
-        raise UsageError("inputs of proposed_programs is too large", got=inputs, expected=f"at most {MOST_INPUTS}")
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MOST_SECONDS:
+    if inputs > MAX_INPUTS:
+        raise UsageError("inputs of proposed_programs is too large", got=inputs, expected=f"at most {MAX_INPUTS}")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_SECONDS:
         raise UsageError(
             "seconds of proposed_programs is out of range",
             got=repr(seconds),
-            expected=f"more than 0, up to {MOST_SECONDS:g}",
+            expected=f"more than 0, up to {MAX_SECONDS:g}",
         )
     return ProposedOptions(
         kinds=tuple(map(Kind, kinds)),

@@ -17,9 +17,9 @@ from ..programs.inside.values import NotPlainData, encode
 from .options import Kind
 
 FUNCTION = "f"
-LONGEST_PROGRAM = 8000
-LONGEST_LITERAL = 2000
-LONGEST_MESSAGE = 1000
+MAX_PROGRAM_CHARS = 8000
+MAX_LITERAL_CHARS = 2000
+MAX_MESSAGE_CHARS = 1000
 """Maximum characters of a program, of a literal and of a message."""
 MODULES = frozenset(
     (
@@ -119,8 +119,8 @@ def read_literal(text: str) -> Any:
     Raises:
         PuzzleError: it is not one, too long, or not plain data that a sandbox takes: an ellipsis, or too deeply nested.
     """
-    if len(text) > LONGEST_LITERAL:
-        raise PuzzleError(f"a value has more than {LONGEST_LITERAL} characters")
+    if len(text) > MAX_LITERAL_CHARS:
+        raise PuzzleError(f"a value has more than {MAX_LITERAL_CHARS} characters")
     try:
         found = _quietly(ast.literal_eval, text.strip())
         encode(found)
@@ -171,8 +171,8 @@ def check_program(program: str) -> str:
     Raises:
         PuzzleError: it is too long, not Python, has no function f with arguments, or uses what it may not use.
     """
-    if len(program) > LONGEST_PROGRAM:
-        raise PuzzleError(f"the program has more than {LONGEST_PROGRAM} characters")
+    if len(program) > MAX_PROGRAM_CHARS:
+        raise PuzzleError(f"the program has more than {MAX_PROGRAM_CHARS} characters")
     try:
         tree = _quietly(ast.parse, program)
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:

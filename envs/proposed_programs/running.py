@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..programs.inside.values import NotPlainData, decode
-from ..programs.judging import MOST_SOURCE, Case, Solution, call_solution, describe_error, fresh_sandbox, run_cases
+from ..programs.judging import MAX_SOURCE, Case, Solution, call_solution, describe_error, fresh_sandbox, run_cases
 from ..programs.pipes import DeadlineExceeded, ProgramFailure
 from ..programs.sameness import is_same
 from .options import Kind, ProposedOptions
 from .puzzle import (
     FUNCTION,
-    LONGEST_MESSAGE,
+    MAX_MESSAGE_CHARS,
     Puzzle,
     PuzzleError,
     blocks,
@@ -50,8 +50,8 @@ async def validate(kind: Kind, answer: str, options: ProposedOptions, given: str
         if len(inputs) != options.inputs or len(set(inputs)) < len(inputs):
             raise PuzzleError(f"{len(set(inputs))} different input blocks instead of {options.inputs}")
         message = only_block(answer, "message").strip()
-        if len(message) > LONGEST_MESSAGE or not message:
-            raise PuzzleError(f"the message has {len(message)} characters instead of 1 to {LONGEST_MESSAGE}")
+        if len(message) > MAX_MESSAGE_CHARS or not message:
+            raise PuzzleError(f"the message has {len(message)} characters instead of 1 to {MAX_MESSAGE_CHARS}")
         if f"def {FUNCTION}" in message:
             raise PuzzleError("the message contains a program")
     else:
@@ -99,7 +99,7 @@ async def is_solved(puzzle: Puzzle, answer: str, options: ProposedOptions) -> bo
     """Return True if an answer solves a puzzle. The proposer's own answer does, without another execution.
 
     Raises:
-        PuzzleError: the answer does not have the required form.
+        PuzzleError: the answer does not have the required format.
         SandboxError: a sandbox failed.
     """
     if puzzle.kind is Kind.DEDUCTION:
@@ -112,8 +112,8 @@ async def is_solved(puzzle: Puzzle, answer: str, options: ProposedOptions) -> bo
         program, calls = puzzle.program, [(found, puzzle.outputs[0])]
     else:
         program = last_block(answer, "python")
-        if len(program) > MOST_SOURCE:
-            raise PuzzleError(f"the program has more than {MOST_SOURCE} characters")
+        if len(program) > MAX_SOURCE:
+            raise PuzzleError(f"the program has more than {MAX_SOURCE} characters")
         if program.strip() == puzzle.program.strip():
             return True
         hidden = zip(puzzle.inputs[puzzle.shown :], puzzle.outputs[puzzle.shown :], strict=True)

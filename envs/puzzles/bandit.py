@@ -16,7 +16,7 @@ from .rules import ChancePuzzle, Illegal, Played
 
 NAMES = ("phoenix", "dragon", "griffin", "unicorn", "sphinx", "hydra", "kraken", "pegasus")
 PERCENT = 100
-BEST_PAYS, LEAST_GAP, OTHERS_PAY = (60, 90), 30, (5, 60)
+BEST_PAYS, MIN_GAP, OTHERS_PAY = (60, 90), 30, (5, 60)
 """Percentage of pulls that pay: range of the best arm, minimum distance of the others, and range of the others."""
 
 
@@ -60,7 +60,7 @@ class Bandit(ChancePuzzle):
         self.names, self.dice = rng.sample(NAMES, self.arms), rng.getrandbits(48)
         best = rng.randint(*BEST_PAYS)
         lowest, highest = OTHERS_PAY
-        self.chances = [rng.randint(lowest, min(highest, best - LEAST_GAP)) for _ in self.names]
+        self.chances = [rng.randint(lowest, min(highest, best - MIN_GAP)) for _ in self.names]
         self.chances[rng.randrange(self.arms)] = best
         self.tried, self.paid = [0] * self.arms, [0] * self.arms
 

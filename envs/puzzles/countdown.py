@@ -16,7 +16,7 @@ from .rules import Illegal, Played, Puzzle
 
 FORMAT_REWARD = 0.1
 """Reward of the first valid expression, as in TinyZero; the rest of 1 is the reward of the target."""
-LEAST_TARGET, GREATEST_TARGET = 10, 100
+MIN_TARGET, MAX_TARGET = 10, 100
 
 
 class Countdown(Puzzle):
@@ -50,7 +50,7 @@ class Countdown(Puzzle):
         while True:
             self.numbers = sorted(rng.randint(1, self.largest) for _ in range(self.count))
             found = _combine(rng, self.numbers)
-            if found is not None and LEAST_TARGET <= found <= GREATEST_TARGET and found not in self.numbers:
+            if found is not None and MIN_TARGET <= found <= MAX_TARGET and found not in self.numbers:
                 break
         self.target, self.has_tried = found, False
 

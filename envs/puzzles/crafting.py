@@ -16,7 +16,7 @@ from .words import words_of
 MATERIALS, THINGS = words_of("materials"), words_of("things")
 _GET = re.compile(r"get (\d{1,2}) ([a-z]+)", re.ASCII)
 _CRAFT = re.compile(r"craft (?:1 )?([a-z]+)(?: using ([a-z0-9, ]+))?", re.ASCII)
-MOST_GOT = 9
+MAX_GOT = 9
 
 
 class Crafting(Puzzle):
@@ -95,8 +95,8 @@ class Crafting(Puzzle):
             raise Illegal(f"The {name} cannot be got, only crafted.")
         if name not in MATERIALS:
             raise Illegal(f"There is no {name}.")
-        if not 1 <= count <= MOST_GOT:
-            raise Illegal(f"You can get 1 to {MOST_GOT} at a time.")
+        if not 1 <= count <= MAX_GOT:
+            raise Illegal(f"You can get 1 to {MAX_GOT} at a time.")
         self.held[name] = self.held.get(name, 0) + count
         return Played(0.0, f"You got {count} {name}.")
 

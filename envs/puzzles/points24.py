@@ -13,7 +13,7 @@ from .environment import puzzle_spec
 from .planner import Planner
 from .rules import Illegal, Played, Puzzle
 
-TARGET, CARDS, LONGEST = 24, 4, 20
+TARGET, CARDS, MAX_PARTS = 24, 4, 20
 SOLVED_REWARD, FAILED_REWARD = 10.0, -1.0
 """Rewards of a right and of a wrong formula, as in Gym-Cards; an illegal action also costs 1."""
 NAMES = {1: "A", 11: "J", 12: "Q", 13: "K"}
@@ -57,8 +57,8 @@ class Points24(Puzzle):
         formula = self.formula + tokens
         if not (tokens or end) or rest.strip() not in ("", str(TARGET)):
             raise Illegal("Add numbers, + - * / and brackets to the formula, or end it with =.")
-        if len(formula) > LONGEST:
-            raise Illegal(f"The formula would have more than {LONGEST} parts.")
+        if len(formula) > MAX_PARTS:
+            raise Illegal(f"The formula would have more than {MAX_PARTS} parts.")
         left = self._values()
         for token in formula:
             if token.isdigit():
@@ -80,7 +80,7 @@ class Points24(Puzzle):
             if token.isdigit():
                 left.remove(int(token))
         parts = [str(number) for number in sorted(set(left))] + list(OPERATORS)
-        return ([] if len(self.formula) >= LONGEST else parts) + ["="]
+        return ([] if len(self.formula) >= MAX_PARTS else parts) + ["="]
 
     def expert(self) -> Points24Expert:
         """Return a policy that writes a right formula at once."""

@@ -81,7 +81,7 @@ class Wordle(Puzzle):
 class WordleExpert:
     """Expert that guesses the word, among those that agree with all marks, whose marks split them into most groups."""
 
-    MOST_COMPARED = 60
+    MAX_COMPARED = 60
     """Maximum number of words that are compared: enough to choose well, and fast."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class WordleExpert:
             self._left = [word for word in self._left if word != guess and mark(guess, word) == marks]
         if not self._left:
             raise UsageError("no word agrees with the marks", got=repr(observation))
-        return _most_telling(self._left, self.MOST_COMPARED)
+        return _most_telling(self._left, self.MAX_COMPARED)
 
 
 @functools.cache

@@ -27,9 +27,9 @@ from .kinds import CODED, TOLD, draw
 
 NAME = "python_math"
 MAX_STEPS = 8
-MOST_CODE = 32 * 1024
-MOST_ANSWER = 2000
-MOST_SHOWN = 4000
+MAX_CODE = 32 * 1024
+MAX_ANSWER_CHARS = 2000
+MAX_SHOWN_CHARS = 4000
 """Maximum characters of shown output."""
 CELL_GRACE_S = 2.0
 """Seconds that interrupted code has to end."""
@@ -138,7 +138,7 @@ class PythonMath(AsyncEnv):
         observation = ""
         if block is None:
             try:
-                return await self._answer(self._judge(action[-MOST_ANSWER:], self.problem.answer))
+                return await self._answer(self._judge(action[-MAX_ANSWER_CHARS:], self.problem.answer))
             except NoAnswer as problem:
                 observation = f"{problem} {RULE}"
         else:
@@ -149,15 +149,15 @@ class PythonMath(AsyncEnv):
 
     async def _run(self, code: str) -> str:
         """Run code; return its output for the policy."""
-        if len(code) > MOST_CODE:
-            return f"Your code is longer than {MOST_CODE} characters."
+        if len(code) > MAX_CODE:
+            return f"Your code is longer than {MAX_CODE} characters."
         if self._interpreter is None:
             sandbox = await self._acting.get()
             self._interpreter = Interpreter(sandbox, seconds=self.seconds, grace_s=CELL_GRACE_S, limits=LIMITS)
         ran = await self._interpreter.run(code)
         if ran.lost:
             return f"{ran.lost} The interpreter starts again without your variables."
-        return cut(ran.output.rstrip(), MOST_SHOWN) or "[no output]"
+        return cut(ran.output.rstrip(), MAX_SHOWN_CHARS) or "[no output]"
 
     async def _answer(self, won: bool) -> Step:
         await self._end()

@@ -22,8 +22,8 @@ from .tasks import ENVIRONMENT, SHOWN, Fault, RepoTasks, cases_of, fault_of, sha
 MAX_STEPS = 15
 REPOSITORY = "repository"
 """Folder of the judging sandbox for the copy of the package."""
-MOST_FILES = 20
-MOST_BYTES = 64 * 1024
+MAX_FILES = 20
+MAX_BYTES = 64 * 1024
 _TEST_SECONDS = re.compile(r"(Ran \d+ tests?) in [\d.]+s")
 _COMMIT = (
     "command -v git >/dev/null || exit 0; export GIT_COMMITTER_DATE=2020-01-01T00:00:00Z; git init -q . && git add -A"
@@ -166,9 +166,9 @@ async def _python_files(sandbox: Sandbox, folder: str) -> dict[str, bytes]:
         entries = [entry for entry in await sandbox.list(folder) if entry.name.endswith(".py")]
     except SandboxFileError:
         return found
-    for entry in entries[:MOST_FILES]:
+    for entry in entries[:MAX_FILES]:
         try:
-            found[f"{folder}/{entry.name}"] = await sandbox.read(f"{folder}/{entry.name}", most=MOST_BYTES)
+            found[f"{folder}/{entry.name}"] = await sandbox.read(f"{folder}/{entry.name}", most=MAX_BYTES)
         except SandboxFileError:  # a folder, a broken link, or too large: ignored
             continue
     return found
@@ -232,7 +232,7 @@ SPEC = EnvironmentSpec(
     description=(
         "Small git repositories with failing tests, made by mutating code: a shell in a sandbox, and hidden calls in a"
         " second one. Each split has its own repositories. Or issues of real repositories, from data files in"
-        " SWE-bench's form (options files and repositories)."
+        " SWE-bench's format (options files and repositories)."
     ),
     instructions=(
         "You fix a small Python repository in a shell. "

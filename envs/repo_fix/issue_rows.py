@@ -1,4 +1,4 @@
-"""Rows of data sets in SWE-bench's form: an issue of a repository, its solution, and tests that the issue breaks."""
+"""Rows of data sets in SWE-bench's format: an issue of a repository, its solution, and tests that the issue breaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment on issues of data sets in SWE-bench's form: a shell in a repository, judged by its tests."""
+"""The environment on issues of data sets in SWE-bench's format: a shell in a repository, judged by its tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrl.sandbox import Sandbox, SandboxFileError, SandboxSpec, read_spec
 
 from ..programs.acting import run_command
 from ..programs.judging import Verdict, fresh_sandbox
-from ..programs.shell import MOST_COMMAND, ShellEnv
+from ..programs.shell import MAX_COMMAND, ShellEnv
 from ..split_files import file_of, files_by_split
 from ..task_ids import SPLITS, TRAIN, NumberedTasks, check_split, parse_task_id
 from .issue_rows import IMAGE_FOLDER, Issue, find_repository, has_passed, read_issues, test_results
@@ -29,7 +29,7 @@ ISSUE_START_S = 120.0
 """Seconds to start and fill two sandboxes, in addition to the tests."""
 GIT_S = 120.0
 """Deadline in seconds of git on this machine, and in a sandbox."""
-MOST_PATCH = 4 * 2**20
+MAX_PATCH = 4 * 2**20
 """Maximum size of the policy's changes in bytes."""
 TEST_OUTPUT = 16 * 2**20
 """Bytes of the output of tests that are read."""
@@ -193,7 +193,7 @@ class IssueFix(ShellEnv):
         if not result.is_success:
             return None
         with suppress(SandboxFileError):
-            return await sandbox.read(self._at(_PATCH), most=MOST_PATCH)
+            return await sandbox.read(self._at(_PATCH), most=MAX_PATCH)
         return None
 
     async def _apply(self, sandbox: Sandbox, patch: bytes, *, without: Sequence[str] = ()) -> bool:
@@ -214,8 +214,8 @@ class IssueFix(ShellEnv):
     def _expert_commands(self) -> list[str]:
         patch = self.issue.solution if self.issue.solution.endswith("\n") else f"{self.issue.solution}\n"
         command = f"git apply --whitespace=nowarn - <<'END_OF_PATCH'\n{patch}END_OF_PATCH"
-        if len(command) > MOST_COMMAND or "```" in patch:
-            got = f"{len(command):,} characters" if len(command) > MOST_COMMAND else "a patch with ```"
+        if len(command) > MAX_COMMAND or "```" in patch:
+            got = f"{len(command):,} characters" if len(command) > MAX_COMMAND else "a patch with ```"
             raise UsageError(f"the solution of {self.issue.name} cannot be written as a shell command", got=got)
         return [command]
 

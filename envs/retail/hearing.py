@@ -37,7 +37,7 @@ _NUMBER = re.compile(
 )
 _RECORD = re.compile(r"[\"']\w+[\"']\s*:")
 """A JSON key, which shows that a text quotes a tool's result."""
-LARGEST_COUNT = 99
+MAX_COUNT = 99
 """Largest whole number that is read as a count; larger ones are ids of items, cards and orders."""
 
 
@@ -74,7 +74,7 @@ class Figures(NamedTuple):
     amounts: tuple[str, ...]
     """Amounts of money, with cents: numbers with a decimal point, a dollar sign or the word "dollars"."""
     counts: tuple[str, ...]
-    """Other whole numbers up to `LARGEST_COUNT`."""
+    """Other whole numbers up to `MAX_COUNT`."""
     is_record: bool = False
     """True if the utterance quotes a record, which a customer does not read."""
 
@@ -101,6 +101,6 @@ def figures_in(text: str) -> Figures:
         number = found["number"]
         if found["sign"] or found["unit"] or "." in number:
             amounts.add(f"{float(number):.2f}")
-        elif float(number) <= LARGEST_COUNT:
+        elif float(number) <= MAX_COUNT:
             counts.add(str(int(number)))
     return Figures(tuple(sorted(amounts)), tuple(sorted(counts)), bool(_RECORD.search(text)))

@@ -20,7 +20,7 @@ PATIENCE = 30
 """Maximum number of the customer's answers."""
 ATTEMPTS = 3
 """Maximum number of unusable answers of a customer in a row."""
-LONGEST_HEARD = 4000
+MAX_UTTERANCE_CHARS = 4000
 """Maximum characters of an utterance that the customer gets, so that an agent cannot fill the model's context."""
 BEGIN = '(You begin with: "{}")'
 """Line below the greeting. The notes contain it, too, but small models find it only here."""
@@ -119,7 +119,7 @@ class RoleCustomer:
 def agent_words(text: str) -> str:
     """Return the agent's words as the customer gets them: not empty, not too long, without the stop mark."""
     words = text.replace(STOP, _NO_STOP).strip() or _NOTHING
-    return words if len(words) <= LONGEST_HEARD else f"{words[:LONGEST_HEARD]} […]"
+    return words if len(words) <= MAX_UTTERANCE_CHARS else f"{words[:MAX_UTTERANCE_CHARS]} […]"
 
 
 def customer_words(text: str) -> str:

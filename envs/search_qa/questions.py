@@ -1,4 +1,4 @@
-"""Questions: drawn from a fact world, or read from a file such as NQ or HotpotQA, also in Search-R1's form."""
+"""Questions: drawn from a fact world, or read from a file such as NQ or HotpotQA, also in Search-R1's format."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from .hearing import CallerTopic, hear_instructions
 from .phone import SIM_LOCKED, Feature, Network, Phone, PhoneStep, Verb
 from .records import TelecomDatabase, TelecomStore
 
-MOST_STEPS = 3
+MAX_STEPS = 3
 """Maximum number of things that a customer does on the phone per message; a cautious one does only one."""
 PATIENCE = 8
 """Maximum number of replies that contain nothing new."""
@@ -83,7 +83,7 @@ class Caller:
         heard = hear_instructions(text)
         words = [self._know(topic) for topic in heard.topics if topic is not CallerTopic.STATE]
         wanted = heard.steps or self._agreed(text, database)
-        steps = wanted[: 1 if self.trouble.persona is CallerPersona.CAUTIOUS else MOST_STEPS]
+        steps = wanted[: 1 if self.trouble.persona is CallerPersona.CAUTIOUS else MAX_STEPS]
         words += [self._do(step, database) for step in steps]
         missing = self.missing(database)
         if missing is None:

@@ -39,7 +39,7 @@ class HeardInstructions(NamedTuple):
     """True if the agent asks whether it may do something."""
 
 
-LONGEST_HEARD = 4000
+MAX_UTTERANCE_CHARS = 4000
 """Maximum characters of an utterance that the customer listens to."""
 _PLAIN = str.maketrans({"‑": "-", "–": "-", "’": "'", "*": " ", "`": " ", "_": " ", '"': " "})
 _SENTENCE = re.compile(r"((?:[^.!?\n]|\.(?=\d))+)([.!?\n]*)")
@@ -133,7 +133,7 @@ def hear_instructions(text: str) -> HeardInstructions:
     (PhoneStep(verb=<Verb.OFF: 'off'>, feature=<Feature.AIRPLANE_MODE: 'airplane mode'>, values=()), \
 PhoneStep(verb=<Verb.CHECK: 'check'>, feature=<Feature.SIM: 'SIM card'>, values=()))
     """
-    plain = text[:LONGEST_HEARD].translate(_PLAIN)
+    plain = text[:MAX_UTTERANCE_CHARS].translate(_PLAIN)
     sentences = [found[0] for found in _SENTENCE.finditer(plain)]
     asking = [one for one in sentences if _ASKS.search(one)]
     topics = tuple(topic for topic, pattern in _TOPICS.items() if any(pattern.search(one) for one in asking))

@@ -15,7 +15,7 @@ from ..desks import arithmetic
 from ..desks.records import Row
 from .records import ACTIVE, PAID, REQUESTED, SUSPENDED, TODAY, TelecomDatabase
 
-LARGEST_REFUEL_GB = 100
+MAX_REFUEL_GB = 100
 _TABLE_OF = {"C": "customers", "L": "lines", "P": "plans", "D": "devices", "B": "bills"}
 """Tables by the first letter of their ids."""
 _LOOK_UP = "find the customer first, with get_customer_by_phone or get_customer_by_name"
@@ -154,10 +154,8 @@ class CustomerSystem:
             gb_amount: The data to add, in GB.
         """
         line = self._line(customer_id, line_id)
-        if not 0 < gb_amount <= LARGEST_REFUEL_GB:
-            raise ToolError(
-                "this amount of data cannot be added", got=gb_amount, expected=f"up to {LARGEST_REFUEL_GB} GB"
-            )
+        if not 0 < gb_amount <= MAX_REFUEL_GB:
+            raise ToolError("this amount of data cannot be added", got=gb_amount, expected=f"up to {MAX_REFUEL_GB} GB")
         price = round(gb_amount * self._row("plans", line["plan_id"])["refuel_price_per_gb"], 2)
         line = self.database.edit("lines", line_id)
         line["data_refueled_gb"] = round(float(line["data_refueled_gb"] + gb_amount), 3)

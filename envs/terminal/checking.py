@@ -22,8 +22,8 @@ from .kinds import Check
 from .places import LOGS, TESTS, Places, hidden_folder
 from .task_folder import FolderTask
 
-MOST_BYTES = 256 * 1024
-LONGEST_REWARD = 64 * 1024
+MAX_BYTES = 256 * 1024
+MAX_REWARD_BYTES = 64 * 1024
 RUN_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 _RESULT = re.compile(r"^(PASSED|FAILED|ERROR|XPASS|XFAIL|SKIPPED)\b", re.MULTILINE)
@@ -54,7 +54,7 @@ async def _problem(sandbox: Sandbox, check: Check) -> str:
 
 async def _content(sandbox: Sandbox, path: str) -> str | None:
     try:
-        return _plain((await sandbox.read(path, most=MOST_BYTES)).decode(errors="replace"))
+        return _plain((await sandbox.read(path, most=MAX_BYTES)).decode(errors="replace"))
     except SandboxFileError:
         return None
 
@@ -159,7 +159,7 @@ async def _rewards(sandbox: Sandbox, folder: str, task: FolderTask) -> dict[str,
 
 async def _read_text(sandbox: Sandbox, path: str) -> str | None:
     try:
-        return (await sandbox.read(path, most=LONGEST_REWARD)).decode(errors="replace").strip("\ufeff\0 \t\r\n")
+        return (await sandbox.read(path, most=MAX_REWARD_BYTES)).decode(errors="replace").strip("\ufeff\0 \t\r\n")
     except SandboxFileError:
         return None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agentrl.errors import UsageError
 
-from ..programs.shell import MOST_COMMAND
+from ..programs.shell import MAX_COMMAND
 from .dockerfile import filled_variables
 from .places import SOLUTION, Places
 from .task_folder import FolderTask
@@ -81,7 +81,7 @@ def _join_commands(pieces: list[str]) -> list[str]:
     """Join commands while they are short enough for one command."""
     found: list[str] = []
     for piece in pieces:
-        if found and len(found[-1]) + len(piece) <= MOST_COMMAND:
+        if found and len(found[-1]) + len(piece) <= MAX_COMMAND:
             found[-1] += piece
         else:
             found.append(piece)
@@ -90,10 +90,10 @@ def _join_commands(pieces: list[str]) -> list[str]:
 
 def _short(commands: list[str], task: FolderTask) -> list[str]:
     longest = max(map(len, commands))
-    if longest > MOST_COMMAND:
+    if longest > MAX_COMMAND:
         raise UsageError(
             f"the solution of task {task.name} is too long for a command",
             got=f"{longest:,} characters",
-            expected=f"files of at most {MOST_COMMAND:,} characters",
+            expected=f"files of at most {MAX_COMMAND:,} characters",
         )
     return commands

@@ -21,11 +21,11 @@ from agentrl.message import Content, ImagePart, TextPart
 from agentrl.task import seed_tasks
 
 from .chromium import SHARED, Page, chromium_program
-from .pages import READ, SMALLEST, Element, PageKind, PageTask, make_page
+from .pages import MIN_SIZE, READ, Element, PageKind, PageTask, make_page
 
 WIDTH, HEIGHT = 336, 252
 """Pixels of a page: 12 x 9 tokens of Qwen2.5-VL."""
-LARGEST = 4096
+MAX_SIZE = 4096
 MAX_STEPS = 12
 _PAIR = re.compile(r"(?<![\d.-])(\d{1,5})\s*,\s*(\d{1,5})(?![\d.])")
 _CLOSED = "The page is closed."
@@ -70,8 +70,8 @@ class WebClicks(gymnasium.Env[Content, str]):
     ) -> None:
         self.kinds = choose_all(PageKind, kinds, "kind of page")
         self.form = observation_form(observation, of="web_clicks")
-        if not (SMALLEST[0] <= width <= LARGEST and SMALLEST[1] <= height <= LARGEST):
-            expected = f"{SMALLEST[0]} x {SMALLEST[1]} to {LARGEST} x {LARGEST}"
+        if not (MIN_SIZE[0] <= width <= MAX_SIZE and MIN_SIZE[1] <= height <= MAX_SIZE):
+            expected = f"{MIN_SIZE[0]} x {MIN_SIZE[1]} to {MAX_SIZE} x {MAX_SIZE}"
             raise UsageError("the size of web_clicks' page is not valid", got=f"{width} x {height}", expected=expected)
         chromium_program()
         self.width, self.height, self.max_steps = width, height, max_steps

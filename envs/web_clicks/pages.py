@@ -26,7 +26,7 @@ SHAPES = {
 }
 SUBMIT = "Submit"
 CLOSE = "Close"
-SMALLEST = (280, 210)
+MIN_SIZE = (280, 210)
 """Width and height of the smallest page, in pixels."""
 READ = """JSON.stringify({pressed: window.pressed, elements: [...document.querySelectorAll('[data-role]')].map(e => {
   const r = e.getBoundingClientRect(), x = Math.round(r.x + r.width / 2), y = Math.round(r.y + r.height / 2);
@@ -153,7 +153,7 @@ def make_page(kind: PageKind, seed: int, width: int, height: int) -> PageTask:
     Args:
         kind: Kind of the task.
         seed: Decides names and positions.
-        width: Width in pixels, at least that of `SMALLEST`.
+        width: Width in pixels, at least that of `MIN_SIZE`.
         height: Height in pixels.
     """
     canvas = _Canvas(random.Random(f"web_clicks/{kind}/{seed}"), width, height)

@@ -22,7 +22,7 @@ from .records import Annotation, Product
 PRODUCTS = "items_shuffle*.json"
 SYNTHETIC = "items_ins_v2*.json"
 HUMAN = "items_human_ins.json"
-LONGEST_ASIN = 10
+MAX_ASIN_CHARS = 10
 DEFAULT_PRICE = 100.0
 """Price in dollars of products without one."""
 DEFAULT_ATTRIBUTE = "DUMMY_ATTR"
@@ -93,14 +93,14 @@ def products_of(
     """Yield the products of the files' rows; annotations are by product id.
 
     Raises:
-        UsageError: a row or an annotation does not have WebShop's form.
+        UsageError: a row or an annotation does not have WebShop's format.
     """
     seen: set[str] = set()
     for row in rows:
         asin = row.get("asin")
         if not isinstance(asin, str):
             raise UsageError("a product of WebShop's files has no id", got=repr(dict(row))[:80], expected="a text asin")
-        if asin == "nan" or len(asin) > LONGEST_ASIN or asin in seen:
+        if asin == "nan" or len(asin) > MAX_ASIN_CHARS or asin in seen:
             continue
         seen.add(asin)
         try:

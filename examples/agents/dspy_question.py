@@ -6,8 +6,8 @@ agent:
     command: "python examples/agents/dspy_question.py"
     variables: {LITELLM_LOCAL_MODEL_COST_MAP: "True"}
 
-Without `cache=False`, DSPy would repeat the answers of an earlier episode. An answer that is not in DSPy's form is the
-policy's error. By default DSPy would ask once more, with a JSON schema; the option `forms: free` allows that.
+Without `cache=False`, DSPy would repeat the answers of an earlier episode. An answer that is not in DSPy's format is
+the policy's error. By default, DSPy would ask once more with a JSON schema, which the option `forms: free` allows.
 """
 
 import sys

@@ -99,7 +99,7 @@ def test_the_expectation_is_a_share_of_the_gradient(weights, name):
 
 
 @pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - UNBIASED - set(PROPORTIONAL)))
-def test_the_expectation_of_other_estimators_has_another_direction(weights, name):
+def test_the_expected_gradient_of_other_estimators_has_another_direction(weights, name):
     found = expected_gradient(estimator(name), weights)
     assert float(cosine_similarity(found, exact_gradient(weights), dim=0)) < 1 - 1e-9
 

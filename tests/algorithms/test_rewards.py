@@ -45,7 +45,7 @@ def test_shaping_by_hand(name, options, returns, turns):
     assert found.turn_reward.tolist() == pytest.approx(turns)
 
 
-def test_repaired_calls_are_penalised_and_get_no_bonus_for_the_form():
+def test_repaired_calls_are_penalised_and_get_no_format_bonus():
     repaired = dataclasses.replace(REWARDS, turn_repaired=torch.tensor([False, True, False]))
     found = lookup(Kind.SHAPING, "repaired")(repaired, penalty=-0.1)
     assert found.turn_reward.tolist() == pytest.approx([0.0, 1.9, -3.0])

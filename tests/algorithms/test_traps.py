@@ -12,7 +12,7 @@ from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.algorithms.types import EpisodeBatch, Estimate, LossInput
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.registry import Kind, lookup, names
-from agentrl.reward import LEAST_DIFFERENCE, rewards_differ
+from agentrl.reward import MIN_DIFFERENCE, rewards_differ
 
 
 def loss_input(distances, advantages, *, sequence=None, mu=0.0):
@@ -399,7 +399,7 @@ def test_a_part_of_the_step_that_cancels_is_no_negative_return():
 
 
 def test_maxrl_takes_a_mean_of_rounding_errors_for_none():
-    returns = torch.tensor([-1.0, -1.0, -1.0, 2.9], dtype=torch.float64) * LEAST_DIFFERENCE
+    returns = torch.tensor([-1.0, -1.0, -1.0, 2.9], dtype=torch.float64) * MIN_DIFFERENCE
     assert not lookup(Kind.ADVANTAGE, "maxrl")(episodes(returns=returns, group=torch.zeros(4, dtype=torch.int64))).any()
 
 

@@ -74,7 +74,7 @@ def test_a_tool_parser_for_a_loop_without_tools_is_an_error(tiny_run):
 
 
 @pytest.mark.parametrize("loop", ["react_text", "agentrl.agent_loops.react_text:ReactText"])
-def test_a_template_that_rewrites_history_is_found_for_any_loop_that_goes_on(tiny_run, loop):
+def test_a_template_that_rewrites_history_is_detected_for_every_loop_with_follow_ups(tiny_run, loop):
     renderer = Renderer(build_tokenizer("qwen3"), enable_thinking=True)
     said: list[str] = []
     agent = f"loop: '{loop}', max_tokens: 256"
@@ -161,7 +161,7 @@ async def test_an_environment_that_ends_the_program_when_it_is_made_is_named(tin
         tiny_run()
 
 
-async def test_a_step_that_hangs_while_a_model_is_prepared_is_told_and_soon_given_up(tiny_run, monkeypatch):
+async def test_a_step_that_hangs_while_a_model_is_prepared_is_reported_and_abandoned(tiny_run, monkeypatch):
     import letters
 
     steps, told = itertools.count(), []
@@ -269,7 +269,7 @@ def test_a_resumed_run_does_not_become_another_one(tiny_run, override):
         "trainer.learning_rate=1e-3",
     ],
 )
-def test_a_resumed_run_may_become_longer_faster_or_better_watched(tiny_run, override):
+def test_a_resumed_run_may_change_length_speed_and_trackers(tiny_run, override):
     run = tiny_run()
     resumed = resume_run(run.folder.path, [override])
     assert [change.key for change in resumed.changes] == [override.split("=")[0]]
@@ -356,7 +356,7 @@ def test_reading_an_empty_store(tmp_path):
 
 
 @pytest.mark.parametrize(("engine", "seconds"), [("local", 70), ("vllm", 75)])
-async def test_an_episode_waits_longer_where_servers_may_have_to_come_back(engine, seconds):
+async def test_episodes_wait_longer_for_answers_of_servers_that_may_restart(engine, seconds):
     words = ["engine.timeout_s=70", *(["engine.start_timeout_s=5"] if engine == "vllm" else [])]
     config = load_config("quickstart", [f"engine={engine}", *words])
     pool = build_env_pool(config, spec=resolve_environment(config.environment.name))
@@ -406,7 +406,7 @@ async def test_an_external_program_without_a_demonstration_has_a_vocabulary_of_b
         make_agent_loop("external", {"command": ["program"]}).demonstrate("a")
 
 
-def test_tokens_of_a_service_s_model_are_known_where_its_folder_is_here(tmp_path):
+def test_special_tokens_of_a_services_model_are_known_if_its_folder_is_local(tmp_path):
     tokenizer = build_tokenizer("qwen2.5")
     tokenizer.add_special_tokens({"additional_special_tokens": ["@@JUDGE@@"]})
     tokenizer.save_pretrained(tmp_path / "judge")

@@ -17,7 +17,7 @@ warnings.simplefilter("ignore")
 LIMIT_S, LONGER_S = 0.3, 2.0
 """Processor seconds that a parser may take for one output, at first and when it is repeated: some search with patterns
 that take exponential time, and others import modules for their first outputs."""
-MOST_REPEATED = 5
+MAX_REPEATED = 5
 """Outputs of a family that are repeated in vain; later ones are not repeated."""
 
 
@@ -107,7 +107,7 @@ def read_all(parse, texts):
     found, repeated_in_vain = [], 0
     for text in texts:
         answer = guarded(parse, text, LIMIT_S)
-        if answer.get("raised") == "TooLong" and repeated_in_vain < MOST_REPEATED:
+        if answer.get("raised") == "TooLong" and repeated_in_vain < MAX_REPEATED:
             answer = guarded(parse, text, LONGER_S)
             repeated_in_vain += answer.get("raised") == "TooLong"
         found.append(answer)

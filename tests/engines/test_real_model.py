@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 NAME = "smollm2-135m-instruct"
 DIFFERENCE = 5e-4
 """Most that log-probabilities of two computations in float32 differ by, here."""
-FEWEST_TOKENS = 300
+MIN_TOKENS = 300
 """Fewest sampled tokens to compare; what 16 games sample, about 1,000, depends on the processor."""
 GUESSES = (
     "agent.loop=react_text",
@@ -103,7 +103,7 @@ def _check_exact(model, trajectories) -> int:
 
 @pytest.mark.capability("local", "evaluation")
 def test_what_the_local_engine_samples_is_transformers(model, tmp_path):
-    assert _check_exact(model, _play(tmp_path, *GUESSES)) >= FEWEST_TOKENS
+    assert _check_exact(model, _play(tmp_path, *GUESSES)) >= MIN_TOKENS
 
 
 @BOTH
@@ -111,7 +111,7 @@ def test_what_the_local_engine_samples_is_transformers(model, tmp_path):
 def test_what_servers_sample_is_transformers(engine, url, model, tmp_path, monkeypatch):
     monkeypatch.setenv(KEY, "secret")
     server = f"engine={{type: {engine}, servers: [{url}], api_key_variable: {KEY}}}"
-    assert _check_exact(model, _play(tmp_path / "long", *GUESSES, server)) >= FEWEST_TOKENS
+    assert _check_exact(model, _play(tmp_path / "long", *GUESSES, server)) >= MIN_TOKENS
     stopped = _play(tmp_path / "short", *GUESSES, *STOPPED, server)
     answers = [
         sequence.ids_list()[t.start : t.end] for e in stopped for sequence in e.sequences for t in sequence.turns

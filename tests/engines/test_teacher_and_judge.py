@@ -16,8 +16,8 @@ from agentrl.errors import EngineError, Outcome, UsageError
 from agentrl.message import user
 from agentrl.remote.chat import ChatService, ServiceSettings
 from agentrl.rollout.judges.client import JudgeClient
-from agentrl.rollout.judges.forms import FieldsForm, RankingForm, VerdictField
 from agentrl.rollout.judges.scorers import make_judge
+from agentrl.rollout.judges.verdicts import FieldsFormat, RankingFormat, VerdictField
 from agentrl.serving.launch.resources import reserve_port
 from agentrl.serving.teacher import TeacherServers
 from agentrl.task import Task
@@ -151,33 +151,35 @@ async def test_a_judge_scores_and_one_that_talks_nonsense_or_is_gone_gives_no_re
         reservation.release()
 
 
-FORMS = [
-    FieldsForm(
+FORMATS = [
+    FieldsFormat(
         [
             VerdictField(name="reason", kind="string", longest=20),
             VerdictField(name="score", kind="number", low=0, high=10),
         ]
     ),
-    FieldsForm([VerdictField(name="score", kind="integer", low=1, high=5), VerdictField(name="done", kind="boolean")]),
-    FieldsForm([VerdictField(name="better", kind="string", choices=("1", "2", "tie"))]),
-    RankingForm(4, VerdictField(name="reason", kind="string", longest=20)),
+    FieldsFormat(
+        [VerdictField(name="score", kind="integer", low=1, high=5), VerdictField(name="done", kind="boolean")]
+    ),
+    FieldsFormat([VerdictField(name="better", kind="string", choices=("1", "2", "tie"))]),
+    RankingFormat(4, VerdictField(name="reason", kind="string", longest=20)),
 ]
 
 
 @pytest.mark.parametrize("engine", ["vllm"])
-async def test_a_server_takes_the_schemas_of_all_forms_and_decodes_nothing_else(engine, serve, url, model_folder):
-    """The model's weights are random, so that what it writes is of the form only because of the schema.
+async def test_servers_decode_only_answers_that_match_the_schema(engine, serve, url, model_folder):
+    """The model has random weights, so only the schema can give its answers this format.
 
-    Such a model may go on with white space, which JSON allows, until its tokens end.
+    Such a model may write white space, which JSON allows, until it runs out of tokens.
     """
     await serve(model_folder)
     _, service = judge_at(url)
     params = SamplingParams(temperature=0.0, max_tokens=48)
     try:
-        for form in FORMS:
-            answer = await service.chat([user("Judge.")], (), params, "guided", json_schema=form.schema)
+        for answer_format in FORMATS:
+            answer = await service.chat([user("Judge.")], (), params, "guided", json_schema=answer_format.schema)
             written = "".join(answer.message.text.split())
-            first = f'{{"{next(iter(form.schema["properties"]))}":'
+            first = f'{{"{next(iter(answer_format.schema["properties"]))}":'
             assert written.startswith(first[: len(written)])
         free = await service.chat([user("Judge.")], (), params, "free")
         assert not free.message.text.strip().startswith("{")

@@ -14,7 +14,7 @@ from agentrl.envs.retail.environment import RetailDesk
 from agentrl.envs.retail.expert import RetailExpert
 from agentrl.envs.retail.phrases import HANDED_OVER, OUT_OF_TIME, STOP
 from agentrl.envs.retail.requests import Persona, RequestKind
-from agentrl.envs.retail.role_customer import AGAIN, LONGEST_HEARD, NOT_YET, agent_words, customer_words
+from agentrl.envs.retail.role_customer import AGAIN, MAX_UTTERANCE_CHARS, NOT_YET, agent_words, customer_words
 from agentrl.envs.retail.spec import SPEC
 from agentrl.envs.retail.tasks import Case, case_of
 
@@ -179,7 +179,7 @@ def test_words_of_both_sides_are_cleaned() -> None:
     ):
         assert customer_words(said) == heard
     assert agent_words(" ") == "(says nothing)"
-    assert agent_words("x" * 9999) == f"{'x' * LONGEST_HEARD} […]"
+    assert agent_words("x" * 9999) == f"{'x' * MAX_UTTERANCE_CHARS} […]"
 
 
 def test_options() -> None:

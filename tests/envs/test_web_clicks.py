@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from agentrl.envs.web_clicks.chromium import NAMES, SHARED
 from agentrl.envs.web_clicks.environment import HEIGHT, WIDTH, WebClicks
-from agentrl.envs.web_clicks.pages import SMALLEST, PageKind, make_page
+from agentrl.envs.web_clicks.pages import MIN_SIZE, PageKind, make_page
 from PIL import Image
 
 from agentrl.env.lookup import resolve_environment
@@ -36,7 +36,7 @@ def browser() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", PageKind)
-@pytest.mark.parametrize("size", [(WIDTH, HEIGHT), SMALLEST])
+@pytest.mark.parametrize("size", [(WIDTH, HEIGHT), MIN_SIZE])
 def test_pages_are_made_from_seeds_and_fit_their_size(kind: PageKind, size: tuple[int, int]) -> None:
     documents = set()
     for seed in range(60):

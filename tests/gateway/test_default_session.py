@@ -57,7 +57,7 @@ async def test_it_is_kept_while_requests_never_cease(traffic, tmp_path):
 
 @pytest.mark.parametrize("tools", [[], [{"type": "function", "function": {"name": "look", "description": "Look."}}]])
 async def test_its_conversations_go_on_where_they_began(traffic, tmp_path, monkeypatch, tools):
-    monkeypatch.setattr(live_traffic, "MOST_ANSWERS", 2)
+    monkeypatch.setattr(live_traffic, "MAX_ANSWERS", 2)
     live = traffic()
 
     async def answer(*words):
@@ -79,7 +79,7 @@ async def test_its_conversations_go_on_where_they_began(traffic, tmp_path, monke
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_stored_reply_and_a_retry_are_found_in_earlier_sessions(traffic, monkeypatch, dialect):
-    monkeypatch.setattr(live_traffic, "MOST_ANSWERS", 1)
+    monkeypatch.setattr(live_traffic, "MAX_ANSWERS", 1)
     live = traffic()
     route, write, *_ = DIALECTS[dialect]
     body = write([{"role": "user", "text": "one"}], False) | ({"store": True} if dialect == "responses" else {})
@@ -93,7 +93,7 @@ async def test_a_stored_reply_and_a_retry_are_found_in_earlier_sessions(traffic,
 
 
 async def test_a_named_session_stays_one(traffic, tmp_path, monkeypatch):
-    monkeypatch.setattr(live_traffic, "MOST_ANSWERS", 2)
+    monkeypatch.setattr(live_traffic, "MAX_ANSWERS", 2)
     live = traffic()
     async with live:
         for number in range(5):

@@ -141,7 +141,7 @@ async def test_a_program_inherits_the_language_and_no_secrets(run_loop, program,
 
 
 async def test_the_end_of_a_long_output_is_kept(run_loop, program, monkeypatch):
-    monkeypatch.setattr("agentrl.agent_loops.external_programs.LONGEST_LOG", 9)
+    monkeypatch.setattr("agentrl.agent_loops.external_programs.MAX_LOG_CHARS", 9)
     command = program('ask("hm")\nprint("abcdefghij")\nprint("xyz", file=sys.stderr)')
     trajectory, _ = await run_loop(External(command=command), "42")
     assert trajectory.log == "ghij\nxyz\n"

@@ -1,13 +1,13 @@
 """A program that cannot work is detected in its first attempts, and its own error message is shown."""
 
 import pytest
-from agentrl.agent_loops.external import MOST_ALIKE, External, FirstAttempts
+from agentrl.agent_loops.external import MAX_IDENTICAL_FAILURES, External, FirstAttempts
 
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.terminal import status_words
 from agentrl.rollout.waits import WaitTracker
-from agentrl.runs.record import MOST_SHOWN, EpisodeRecorder
+from agentrl.runs.record import MAX_SHOWN, EpisodeRecorder
 from agentrl.trajectory import Trajectory
 
 BROKEN = """
@@ -22,10 +22,10 @@ async def attempts(run_loop, loop, number):
 
 async def test_a_program_that_fails_alike_each_time_ends_the_run(run_loop, program):
     loop = External(command=program(BROKEN))
-    failed = await attempts(run_loop, loop, MOST_ALIKE - 1)
+    failed = await attempts(run_loop, loop, MAX_IDENTICAL_FAILURES - 1)
     assert {trajectory.outcome for trajectory in failed} == {Outcome.ENVIRONMENT_ERROR}
     assert all("No module named 'no_such_package'" in trajectory.error for trajectory in failed)
-    with pytest.raises(UsageError, match=rf"failed in all of its {MOST_ALIKE} attempts") as ended:
+    with pytest.raises(UsageError, match=rf"failed in all of its {MAX_IDENTICAL_FAILURES} attempts") as ended:
         await run_loop(loop, "42")
     assert "the program ended with 1" in str(ended.value)
     assert str(ended.value).count("no_such_package") >= 1
@@ -33,7 +33,7 @@ async def test_a_program_that_fails_alike_each_time_ends_the_run(run_loop, progr
 
 async def test_a_program_that_never_asks_ends_the_run_with_what_to_do(run_loop, program):
     loop = External(command=program('print("42")'))
-    await attempts(run_loop, loop, MOST_ALIKE - 1)
+    await attempts(run_loop, loop, MAX_IDENTICAL_FAILURES - 1)
     with pytest.raises(UsageError, match=r"never got an answer.*OPENAI_BASE_URL"):
         await run_loop(loop, "42")
 
@@ -53,20 +53,20 @@ FIRST = """
 @pytest.mark.slow
 async def test_a_program_that_has_worked_once_ends_nothing(run_loop, program, tmp_path):
     loop = External(command=program(FIRST.format(folder=tmp_path)))
-    played = await attempts(run_loop, loop, MOST_ALIKE + 2)
+    played = await attempts(run_loop, loop, MAX_IDENTICAL_FAILURES + 2)
     assert [trajectory.outcome for trajectory in played[:2]] == [Outcome.FINISHED, Outcome.ENVIRONMENT_ERROR]
 
 
 def test_what_the_policy_makes_a_program_do_is_not_the_programs_failure():
     gone = EnvironmentFailure("no answer", got="gone")
     first, never_worked = FirstAttempts(), FirstAttempts()
-    for _ in range(MOST_ALIKE - 1):
+    for _ in range(MAX_IDENTICAL_FAILURES - 1):
         first.fail(gone)
         never_worked.fail(gone)
     first.succeed()
-    for _ in range(MOST_ALIKE):
+    for _ in range(MAX_IDENTICAL_FAILURES):
         first.fail(gone)
-    with pytest.raises(UsageError, match=f"all of its {MOST_ALIKE} attempts"):
+    with pytest.raises(UsageError, match=f"all of its {MAX_IDENTICAL_FAILURES} attempts"):
         never_worked.fail(gone)
 
 
@@ -83,12 +83,12 @@ def test_what_the_policy_makes_a_program_do_is_not_the_programs_failure():
 def test_attempts_fail_alike_whatever_numbers_and_folders_they_name(words, is_alike):
     def fail():
         first = FirstAttempts()
-        for number in range(3 * MOST_ALIKE):
+        for number in range(3 * MAX_IDENTICAL_FAILURES):
             told = words.format(number) if isinstance(words, str) else words[number % 2]
             first.fail(EnvironmentFailure("no answer", got=told))
 
     if is_alike:
-        with pytest.raises(UsageError, match=f"all of its {MOST_ALIKE} attempts"):
+        with pytest.raises(UsageError, match=f"all of its {MAX_IDENTICAL_FAILURES} attempts"):
             fail()
     else:
         fail()
@@ -160,7 +160,7 @@ def test_a_run_says_how_many_attempts_failed_and_why():
 def test_a_run_shows_a_few_kinds_of_failures_only():
     watcher = Messages()
     recorder = EpisodeRecorder(Nowhere(), RunStatus(), watcher, WaitTracker())
-    for number in range(4 * MOST_SHOWN):
+    for number in range(4 * MAX_SHOWN):
         recorder.on_start(ended(number, None))
         recorder.on_end(ended(number, Outcome.ENGINE_ERROR, "x" * number))
-    assert len(watcher.said) == MOST_SHOWN
+    assert len(watcher.said) == MAX_SHOWN

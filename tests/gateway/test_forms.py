@@ -202,7 +202,7 @@ async def test_an_engine_without_grammars_is_asked_until_a_tool_is_called(played
 
 async def test_a_policy_that_misses_the_form_is_told_apart_from_a_gateway_that_cannot(played):
     async def play(gateway, session):
-        with pytest.raises(openai.BadRequestError, match="no answer of the model has the requested form") as refused:
+        with pytest.raises(openai.BadRequestError, match="no answer of the model has the requested format") as refused:
             await chat(gateway, session, response_format={"type": "json_object"})
         assert (refused.value.param, refused.value.code) == ("response_format", "form_missed")
         assert session.refusal is None

@@ -16,7 +16,7 @@ from agentrl.engine import SamplingParams
 from agentrl.evaluation.live_traffic import LiveTraffic
 from agentrl.message import user
 from agentrl.rollout.policies import ChatEpisodePolicy, EngineEpisodePolicy
-from agentrl.serving.http import Refused
+from agentrl.serving.http import ServerStatusError
 from agentrl.serving.openai import OpenAIEngine
 from agentrl.serving.scripted import ScriptedEngine
 
@@ -83,17 +83,17 @@ PASSING = {408: 503, 409: 503, 425: 503, 429: 429, 500: 503, 502: 503, 503: 503,
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("status", "told"), (PERMANENT | PASSING).items())
-async def test_only_errors_that_may_pass_are_tried_again(status, told, stream):
+async def test_only_transient_errors_are_retried(status, told, stream):
     said = {"error": {"message": "the reason of the service"}}
     async with (
         upstream(status, said) as (url, _),
         in_front_of(url) as gateway,
         openai.AsyncOpenAI(base_url=f"{gateway}/v1", api_key="x", max_retries=0) as client,
     ):
-        with pytest.raises(openai.APIStatusError, match="the reason of the service") as refused:
+        with pytest.raises(openai.APIStatusError, match="the reason of the service") as failure:
             await client.chat.completions.create(**QUESTION, stream=stream)
-    assert refused.value.status_code == told
-    headers = refused.value.response.headers
+    assert failure.value.status_code == told
+    headers = failure.value.response.headers
     expected = {"retry-after": "2"} if status in PASSING else {"x-should-retry": "false"}
     assert {name: headers[name] for name in ("retry-after", "x-should-retry") if name in headers} == expected
 
@@ -101,7 +101,7 @@ async def test_only_errors_that_may_pass_are_tried_again(status, told, stream):
 @pytest.mark.parametrize(("status", "told"), [(400, 400), (404, 404), (429, 429), (500, 503)])
 async def test_an_inference_servers_refusal_keeps_its_status(behind, status, told):
     def refuse(request):
-        raise Refused("http://127.0.0.1:1/generate", status, "the reason of the server")
+        raise ServerStatusError("http://127.0.0.1:1/generate", status, "the reason of the server")
 
     live, _ = behind(refuse)
     async with live:

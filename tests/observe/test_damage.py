@@ -132,7 +132,7 @@ def says_the_same(data, whole):
 
 
 @pytest.mark.parametrize("name", ["state", "manifest.json"])
-def test_a_checkpoint_with_any_damage_is_passed_over_on_the_screen(tmp_path, name):
+def test_a_damaged_checkpoint_is_skipped_with_a_warning_on_the_screen(tmp_path, name):
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
     for step in (1, 2):
         checkpoints.save(step, lambda inside: (inside / "state").write_bytes(bytes(40)))

@@ -30,7 +30,7 @@ def test_where_nothing_can_be_written_is_known_before(tmp_path, name):
 @pytest.mark.parametrize(
     ("flags", "reason"), [(os.ST_RDONLY, "Read-only file system"), (0, "Permission denied")], ids=["disk", "folder"]
 )
-def test_why_nothing_can_be_written_is_told_in_the_system_s_words(tmp_path, monkeypatch, flags, reason):
+def test_write_errors_contain_the_systems_reason(tmp_path, monkeypatch, flags, reason):
     monkeypatch.setattr(os, "access", lambda *_: False)
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flags))
     with pytest.raises(UsageError, match=f"cannot write .*: got {reason}, expected a writable folder"):

@@ -21,7 +21,7 @@ def test_non_finite_numbers_are_null(tmp_path):
     assert read_metrics(tmp_path / "m.jsonl") == [{"step": 1, "a": None, "b": None}]
 
 
-def test_steps_after_a_checkpoint_are_forgotten_and_written_again(tmp_path):
+def test_steps_after_a_checkpoint_are_removed_and_written_again(tmp_path):
     metrics = MetricsFile(tmp_path / "m.jsonl")
     metrics.append_step(1, {"a": 1})
     position = metrics.position

@@ -61,7 +61,7 @@ def test_one_process_works_in_a_run_at_a_time(tmp_path):
         pass
 
 
-def test_a_locked_folder_is_refused_and_blocked_calls_inside_are_no_lock(tmp_path):
+def test_a_locked_folder_is_rejected_and_blocked_calls_inside_do_not_lock_it(tmp_path):
     refused = pytest.raises(UsageError, match=f"evaluation {tmp_path} is in use")
     with lock_folder(tmp_path, "evaluation"), refused, lock_folder(tmp_path, "evaluation"):
         raise AssertionError("both work in it")

@@ -77,7 +77,7 @@ def registered():
 
 
 @pytest.mark.parametrize(("kind", "error"), [("broken", "RuntimeError: service is down"), ("exiting", "SystemExit: 3")])
-def test_a_tracker_that_fails_says_so_once_on_the_screen_and_the_run_goes_on(tmp_path, caplog, registered, kind, error):
+def test_a_failing_tracker_is_reported_once_and_the_run_continues(tmp_path, caplog, registered, kind, error):
     said = []
     with caplog.at_level(logging.WARNING), logging_to(tmp_path / "agentrl.log", said.append):
         trackers = Trackers([kind], folder=tmp_path, name="run", config={})

@@ -330,7 +330,7 @@ def test_rows_are_filtered_sorted_and_paged(tmp_path: Path) -> None:
             index.select(order="id")  # type: ignore[arg-type]
 
 
-def test_unknown_success_and_missing_rewards_are_told_apart_from_failures(tmp_path: Path) -> None:
+def test_unknown_success_and_missing_rewards_are_distinguished_from_failures(tmp_path: Path) -> None:
     known: list[tuple[bool | None, float | None, str | None]] = [
         (True, 1.0, "hard"),
         (False, 0.0, None),

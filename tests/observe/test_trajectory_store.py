@@ -154,7 +154,7 @@ def test_a_turn_costs_little(tmp_path):
     assert min(seconds[100:]) < 2e-3
 
 
-def test_what_a_killed_run_wrote_after_its_checkpoint_is_set_aside(tmp_path):
+def test_records_of_a_killed_run_after_its_checkpoint_are_set_aside(tmp_path):
     store = TrajectoryStore(tmp_path, step=1)
     kept, lost, later = (new_trajectory(i) for i in range(3))
     for episode in (kept, lost):

@@ -22,7 +22,7 @@ from agentrl.remote.listening import LOCAL_NAMES, is_own_host, own_names
 from agentrl.remote.server.sandboxes import SANDBOX_METHODS, SandboxServer, ServedSandbox
 from agentrl.remote.server.server import ServerSettings
 from agentrl.remote.server.session import error_answer
-from agentrl.remote.wire import LARGEST_CALL, Refusal
+from agentrl.remote.wire import MAX_CALL_BYTES, Refusal
 from agentrl.sandbox import Limits, SandboxSpec
 from agentrl.sandbox.http import largest_request
 
@@ -141,7 +141,7 @@ def test_an_endless_body_is_refused_when_it_is_too_long(url: str) -> None:
         connection.settimeout(0.001)
         answer = b""
         while not answer:
-            assert sent < 4 * LARGEST_CALL, "the server reads on"
+            assert sent < 4 * MAX_CALL_BYTES, "the server reads on"
             try:
                 answer = connection.recv(100)
             except TimeoutError:
@@ -153,7 +153,7 @@ def test_an_endless_body_is_refused_when_it_is_too_long(url: str) -> None:
 
 
 def test_a_bomb_is_refused_by_what_comes_out_of_it(url: str) -> None:
-    data = gzip.compress(b" " * (8 * LARGEST_CALL))
+    data = gzip.compress(b" " * (8 * MAX_CALL_BYTES))
     lines = JSON, b"Content-Encoding: gzip\r\n", b"Content-Length: %d\r\n" % len(data)
     assert status(say(url, head("POST", f"{SESSION}/step", *lines) + data)) == 413
 
@@ -233,7 +233,7 @@ def test_half_requests_and_slow_bodies_are_closed(serve: Any, monkeypatch: pytes
 
 def test_a_body_that_drips_is_closed_in_time(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "BODY_S", 0.4)
-    monkeypatch.setattr(listening, "SLOWEST", 5 * LARGEST_CALL)  # 0.6 s in all
+    monkeypatch.setattr(listening, "SLOWEST", 5 * MAX_CALL_BYTES)  # 0.6 s in all
     with connect(serve(STAIRS).url) as connection:
         connection.sendall(head("PUT", SESSION, JSON, b"Content-Length: 1000\r\n"))
         answer = b""
@@ -250,7 +250,7 @@ def test_a_broken_chunk_after_the_headers_is_not_waited_for_as_long_as_a_large_b
 ) -> None:
     monkeypatch.setattr(listening, "BODY_S", 0.2)
     with connect(serve(STAIRS).url) as connection:
-        connection.settimeout(LARGEST_CALL / listening.SLOWEST - 2)
+        connection.settimeout(MAX_CALL_BYTES / listening.SLOWEST - 2)
         connection.sendall(head("PUT", SESSION, JSON, b"Transfer-Encoding: chunked\r\n"))
         time.sleep(0.05)
         connection.sendall(b"xyz\r\n")

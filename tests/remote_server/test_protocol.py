@@ -12,7 +12,7 @@ import pytest
 from served_worlds import STAIRS, Stairs
 
 from agentrl.errors import UsageError
-from agentrl.remote.wire import LARGEST_REQUEST
+from agentrl.remote.wire import MAX_REQUEST_BYTES
 from agentrl.tool import Tool
 
 SESSION = "/v1/sessions/client-0001"
@@ -175,7 +175,7 @@ def test_requests_that_are_not_understood_are_refused(client: Client) -> None:
     assert "'start' of the query is '-1'" in refused("GET", "/v1/tasks/train?start=-1")
     assert "unknown split 'fall', expected one of train, valid, test" in refused("GET", "/v1/tasks/fall")
     assert "the test split is not here" in refused("GET", "/v1/tasks/test")
-    assert "Too Large" in refused("POST", f"{SESSION}/step", b" " * (LARGEST_REQUEST + 1))
+    assert "Too Large" in refused("POST", f"{SESSION}/step", b" " * (MAX_REQUEST_BYTES + 1))
 
 
 def test_sessions_are_limited_and_opening_one_again_changes_nothing(serve: Any) -> None:

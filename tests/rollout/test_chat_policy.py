@@ -104,7 +104,7 @@ async def test_the_token_budget_goes_by_the_services_count(make_runner, play, wo
     assert len(trajectory.turns) == 1
 
 
-async def test_half_a_pair_of_surrogates_in_an_answer_is_a_question_mark_to_the_environment(make_runner, play, worlds):
+async def test_a_lone_surrogate_in_an_answer_becomes_a_question_mark_for_the_environment(make_runner, play, worlds):
     heard = []
 
     class Corridor(worlds.Corridor):

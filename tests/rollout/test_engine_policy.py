@@ -45,7 +45,7 @@ def spy(renderer):
     return make
 
 
-async def test_what_is_sent_is_the_ledgers_prefix_and_what_is_sampled_is_kept(make_runner, play, worlds, spy):
+async def test_requests_are_prefixes_of_the_ledger_and_sampled_tokens_are_kept(make_runner, play, worlds, spy):
     engine = spy()
     trajectory = await play(make_runner(worlds.Corridor, engine=engine))
     (sequence,) = trajectory.sequences

@@ -300,7 +300,7 @@ async def test_a_pool_closes_its_workers_although_its_tools_cannot_be_closed(mak
 
 
 @pytest.mark.parametrize("isolation", BLOCKING)
-async def test_a_hanging_step_meets_its_deadline_and_the_worker_is_replaced(make_pool, worlds, isolation):
+async def test_a_hanging_step_misses_its_deadline_and_the_worker_is_replaced(make_pool, worlds, isolation):
     pool = make_pool(
         worlds.Faulty, isolation, workers=1, step_timeout_s=1.0 if isolation is Isolation.PROCESS else 0.05
     )
@@ -390,7 +390,7 @@ async def test_what_cannot_be_sent_is_said(make_pool, worlds):
             pass
 
 
-async def test_an_environment_that_was_not_asked_anything_is_lent_again(make_pool, worlds):
+async def test_an_unused_environment_is_reused(make_pool, worlds):
     made = []
     pool = make_pool(lambda: made.append(worlds.Faulty()) or made[-1], Isolation.THREAD, workers=1)
     for name in ("a", "b"):
@@ -411,7 +411,7 @@ async def test_a_terminated_worker_ends_at_once(make_pool, worlds):
         await play_one_step(pool, faulty("terminate"))
 
 
-async def test_what_an_environment_prints_and_reads_does_not_disturb_its_worker(make_pool, worlds):
+async def test_environments_that_print_or_read_do_not_disturb_their_worker(make_pool, worlds):
     pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1)
     assert (await play_one_step(pool, faulty("talk"))).result.done
 
@@ -559,7 +559,7 @@ async def test_an_observation_of_any_length_is_cut_or_refused(make_runner, play,
 
 
 def test_a_reply_of_a_worker_process_is_bounded(monkeypatch):
-    monkeypatch.setattr(env_processes, "LARGEST_REPLY", 1000)
+    monkeypatch.setattr(env_processes, "MAX_REPLY_BYTES", 1000)
     for size, fits in ((900, True), (1000, False)):
         sent = io.BytesIO()
         env_processes._reply(sent, (True, bytes(size)))
@@ -577,7 +577,7 @@ def test_a_worker_serves_the_process_that_started_it_only():
     assert served == [0, 1]
 
 
-async def test_files_in_the_current_folder_hide_no_packages_from_a_worker(make_pool, worlds, monkeypatch, tmp_path):
+async def test_files_in_the_current_folder_do_not_shadow_packages_in_a_worker(make_pool, worlds, monkeypatch, tmp_path):
     for name in ("vllm", "sglang", "aiohttp", "gymnasium", "asyncio"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('hidden')")
     monkeypatch.chdir(tmp_path)

@@ -42,7 +42,7 @@ class Odd(gymnasium.Env):
 @pytest.mark.parametrize(
     ("returned", "got"), [(None, "cannot unpack non-iterable NoneType"), (("", 1.0, True, {}), "expected 5, got 4")]
 )
-async def test_a_wrong_return_that_a_wrapper_unpacks_first_is_told_as_one_of_step(returned, got):
+async def test_a_wrong_return_that_a_wrapper_unpacks_first_is_reported_as_one_of_step(returned, got):
     adapter = EnvAdapter(lambda: gymnasium.wrappers.TimeLimit(Odd(returned), max_episode_steps=3), {})
     await adapter.reset(0, {})
     with pytest.raises(WrongReturn) as caught:

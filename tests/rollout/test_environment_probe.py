@@ -114,13 +114,13 @@ def config_of(world: type, *words: str) -> Config:
     return load_config(None, [f"environment={name_of(world)}", "model.path=scratch", deadline, *words])
 
 
-def test_an_environment_is_made_with_its_options_asked_and_closed() -> None:
+def test_an_environment_is_made_with_its_options_queried_and_closed() -> None:
     assert probe_environment(spec_of(World), {"colour": "red"}, lambda env: optional_part(env, "colour")) == "red"
     assert World.closed == 1
 
 
 @pytest.mark.parametrize("world", [HangingConstructor, HangingTools])
-def test_an_environment_that_never_answers_is_named_with_the_deadline(world: type) -> None:
+def test_an_environment_that_never_answers_is_reported_with_the_deadline(world: type) -> None:
     with pytest.raises(EnvironmentTimeout) as raised:
         probe_environment(spec_of(world), {}, lambda env: optional_part(env, "tools"), deadline_s=DEADLINE_S)
     assert f"environment {name_of(world)} hangs before its first reset: got no answer in 0.05 s" in str(raised.value)
@@ -141,7 +141,7 @@ def test_an_environment_that_cannot_be_closed_still_answers(
     assert name_of(world) in line
 
 
-def test_an_error_of_the_question_is_the_environments_and_it_is_closed() -> None:
+def test_an_error_of_the_query_is_an_environment_failure_and_the_environment_is_closed() -> None:
     with pytest.raises(EnvironmentFailure, match="KeyError: 'no such part'"):
         probe_environment(spec_of(World), {}, lambda env: {}["no such part"])
     assert World.closed == 1

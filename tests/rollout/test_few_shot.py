@@ -25,7 +25,7 @@ def test_examples_stand_between_the_system_message_and_the_task():
     assert with_examples([user("2 + 3")], ()) == [user("2 + 3")]
 
 
-def test_what_the_last_example_led_to_begins_the_message_of_the_task():
+def test_the_observation_after_the_last_example_precedes_the_task():
     examples = [user("1 + 1"), Message(role="assistant", content="2"), user("Right.")]
     found = with_examples([system("Add."), user("2 + 3")], examples)
     assert [message.text for message in found[1:]] == ["1 + 1", "2", f"Right.\n\n{NEXT}\n2 + 3"]

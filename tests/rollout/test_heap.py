@@ -73,7 +73,7 @@ def test_what_survives_a_full_collection_is_visited_once():
 
 
 @pytest.mark.slow
-def test_garbage_among_excluded_objects_is_collected_once_they_have_doubled(monkeypatch):
+def test_garbage_among_frozen_objects_is_collected_when_they_have_doubled(monkeypatch):
     with settled_heap(WaitTracker()):
         kept = [Node() for _ in range(1000)]
         gc.collect()
@@ -97,7 +97,7 @@ def test_the_collectors_settings_come_back():
 
 def test_objects_are_collected_before_they_are_many(monkeypatch):
     """Each turn replaces the objects of the turn before, so Python itself begins no collection."""
-    monkeypatch.setattr(heap, "MOST_OBJECTS", 2000)
+    monkeypatch.setattr(heap, "MAX_OBJECTS", 2000)
     tracker = WaitTracker()
     turns = [[Observation() for _ in range(4)] for _ in range(5000)]
     with settled_heap(tracker):

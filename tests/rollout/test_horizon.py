@@ -64,7 +64,7 @@ def test_a_step_without_the_environment_is_no_step():
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 8), max_size=60))
-def test_it_never_shrinks_nor_leaves_its_stages_and_can_be_saved_anywhere(successes):
+def test_a_horizon_never_shrinks_or_leaves_its_stages_and_can_be_saved_at_any_step(successes):
     horizon, last = by_success(), 0
     for count in successes:
         turns = horizon.turns("a", 0)

@@ -6,7 +6,7 @@ from agentrl.rollout.journal_file import JournalWriter, read_journal
 ANSWER = {"kind": "answer", "token_ids": [1], "logprobs": [-1.0], "versions": [0]}
 
 
-def test_what_a_torn_record_left_is_removed_so_that_others_can_follow(tmp_path):
+def test_the_rest_of_a_torn_record_is_removed_before_new_records(tmp_path):
     writer = JournalWriter(tmp_path)
     writer.begin("a.jsonl", {"kind": "start", "id": "4-t/1.0"})
     writer.append("a.jsonl", ANSWER)
@@ -21,7 +21,7 @@ def test_what_a_torn_record_left_is_removed_so_that_others_can_follow(tmp_path):
 
 
 def test_the_size_of_a_journal_is_that_of_its_last_beginning(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal_file, "LARGEST_JOURNAL", 500)
+    monkeypatch.setattr(journal_file, "MAX_JOURNAL_BYTES", 500)
     writer, sizes = JournalWriter(tmp_path), []
     for _ in range(3):
         writer.begin("a.jsonl", {"kind": "start", "id": "4-t/1.0"})

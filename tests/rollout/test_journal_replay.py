@@ -159,7 +159,7 @@ async def test_a_branch_in_flight_goes_on_from_its_last_turn(make_process):
     assert (after.outcome, after.branches_from) == (Outcome.FINISHED, before.branches_from)
 
 
-async def test_a_root_in_flight_goes_on_and_its_branches_have_its_states(make_process):
+async def test_a_root_in_flight_continues_and_its_branches_get_its_states(make_process):
     first, _, _ = await play_root(make_process, kill_at=4)
     second, root, record = await play_root(make_process, killed=first)
     assert second.told == [CONTINUED.format(4)]
@@ -186,7 +186,7 @@ async def test_loops_that_list_actions_read_them_again(play_twice, world):
         (Stuck, "their environment could not be restored"),
     ],
 )
-async def test_an_environment_that_differs_makes_the_episode_start_again(play_twice, world, reason):
+async def test_an_episode_restarts_if_its_environment_differs(play_twice, world, reason):
     _, before, second, after = await play_twice(world, 3)
     assert second.told == [RESTARTED.format(reason)]
     assert second.requests == list(range(LENGTH)), "everything is sampled again"
@@ -334,14 +334,14 @@ async def test_a_damaged_journal_is_named(play_twice):
 
 
 async def test_a_large_journal_is_given_up(play_twice, monkeypatch):
-    monkeypatch.setattr(journal_file, "LARGEST_JOURNAL", 100)
+    monkeypatch.setattr(journal_file, "MAX_JOURNAL_BYTES", 100)
     _, _, second, after = await play_twice(Walk, 3)
     assert second.told == [RESTARTED.format("their journals became too large")]
     assert after.outcome is Outcome.FINISHED
 
 
 async def test_large_states_are_not_recorded_but_replayed(play_twice, monkeypatch):
-    monkeypatch.setattr(journal_replay, "LARGEST_STATE", 10)
+    monkeypatch.setattr(journal_replay, "MAX_STATE_CHARS", 10)
     monkeypatch.setattr(Kept, "look", Walk.look)
     _, _, second, _ = await play_twice(Kept, 3)
     assert second.told == [CONTINUED.format(3)]
@@ -548,7 +548,7 @@ async def test_turns_of_named_adapters_are_not_recorded(parts, tmp_path):
 
 
 async def test_a_disk_that_is_too_slow_ends_the_journals(parts, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(journal_file, "MOST_QUEUED", 3)
+    monkeypatch.setattr(journal_file, "MAX_QUEUED", 3)
     monkeypatch.setattr(journal_file, "FLUSH_S", 1000)
     process = Process(tmp_path / "inflight", Walk, parts)
     assert (await process.play()).outcome is Outcome.FINISHED

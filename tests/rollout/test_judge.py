@@ -98,7 +98,7 @@ async def test_an_answer_without_a_score_is_asked_again(unreadable):
     assert "N from 0 to 10" in seen[1]["messages"][-1]["content"]
 
 
-async def test_a_judge_without_a_score_fails_as_machinery_and_gives_no_reward():
+async def test_a_judge_without_a_score_is_an_infrastructure_failure_without_a_reward():
     async with judge_of("I would rather not.", attempts=2) as (judge, seen):
         with pytest.raises(EngineError, match=r"gave no score for g/0\.0: got 'I would rather not\.'"):
             await judge.score(episode(), TASK)

@@ -9,7 +9,7 @@ from support.judge_service import judge_service
 
 from agentrl.errors import BudgetSpent, EngineError, UsageError
 from agentrl.observe.files import read_json_lines
-from agentrl.rollout.judges.forms import VerdictForm
+from agentrl.rollout.judges.verdicts import VerdictFormat
 
 SEVEN = "Score: 7"
 
@@ -28,7 +28,7 @@ async def test_an_equal_question_is_paid_for_once(tmp_path):
     assert (counters.judge_requests, counters.judge_cached, counters.judge_tokens) == (2, 2, 220)
 
 
-async def test_concurrent_equal_questions_share_a_request_even_if_the_first_asker_goes():
+async def test_concurrent_equal_questions_share_a_request_even_if_the_first_caller_is_cancelled():
     with judge_service(seven, delay_s=0.2) as service:
         async with judge_at(service) as (judge, _):
             asking = [asyncio.create_task(judge.score(episode("north"), TASK)) for _ in range(5)]
@@ -73,7 +73,7 @@ async def test_another_model_or_temperature_is_another_question(tmp_path):
     assert len(service.bodies) == 4
 
 
-class Count(VerdictForm):
+class Count(VerdictFormat):
     """Any number, under a schema that the question does not show."""
 
     instructions = ""
@@ -129,7 +129,7 @@ async def test_a_spent_budget_is_an_error_in_this_process_and_in_the_next(tmp_pa
     assert len(service.bodies) == 2
 
 
-async def test_requests_in_flight_count_and_failed_ones_do_not():
+async def test_requests_in_flight_count_towards_the_budget_but_rejected_ones_do_not():
     with judge_service(seven, delay_s=0.1) as service:
         async with judge_at(service, budget={"max_requests": 3}) as (judge, _):
             work = [judge.score(episode(f"go {i}", member=i), TASK) for i in range(10)]
@@ -139,12 +139,12 @@ async def test_requests_in_flight_count_and_failed_ones_do_not():
     answers = iter([400, SEVEN])
     with judge_service(lambda question, body: next(answers)) as service:
         async with judge_at(service, budget={"max_requests": 1}) as (judge, _):
-            with pytest.raises(EngineError, match="refused"):
+            with pytest.raises(EngineError, match="returned an error"):
                 await judge.score(episode("north"), TASK)
             assert (await judge.score(episode("north"), TASK)).reward == 0.7
 
 
-async def test_a_request_that_is_withdrawn_after_it_was_sent_counts_in_this_process_and_in_the_next(tmp_path):
+async def test_a_cancelled_request_counts_in_this_process_and_the_next(tmp_path):
     file = tmp_path / "judge.jsonl"
     with judge_service(seven, delay_s=0.2) as service:
         async with judge_at(service, file=file, budget={"max_requests": 1}) as (judge, _):
@@ -158,7 +158,7 @@ async def test_a_request_that_is_withdrawn_after_it_was_sent_counts_in_this_proc
     assert len(service.bodies) == 1
     (record,) = read_json_lines(file)
     assert (record["readable"], record["answer"]) == (False, "")
-    assert (record["prompt_tokens"], record["answer_tokens"]) == (0, 0), "nobody knows what it cost"
+    assert (record["prompt_tokens"], record["answer_tokens"]) == (0, 0), "its cost is unknown"
 
 
 async def test_a_service_that_counts_no_tokens_cannot_have_a_budget_of_them():
@@ -178,7 +178,7 @@ async def test_no_more_requests_run_at_once_than_are_allowed_and_waiting_costs_n
 WITHOUT = {"budget": {"max_requests": 3, "when_spent": "environment"}, "environment_weight": 2.0}
 
 
-async def test_a_run_may_go_on_with_the_environments_reward_and_groups_stay_of_one_kind(caplog):
+async def test_after_the_budget_a_group_has_either_verdicts_or_environment_rewards(caplog):
     with judge_service(seven) as service:
         async with judge_at(service, **WITHOUT) as (judge, counters):
             one = [await judge.score(t, TASK) for t in group_of("a", "b", group="one")]

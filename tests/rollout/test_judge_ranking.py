@@ -52,7 +52,7 @@ async def test_pairs_give_the_win_rate_and_each_is_asked_in_both_orders():
 
 
 @pytest.mark.parametrize("how", ["pairwise", {"how": "pairwise", "opponents": 2}, "listwise"])
-async def test_a_judge_that_looks_at_the_order_alone_cannot_say_who_is_better(how):
+async def test_a_judge_that_only_looks_at_the_order_gives_equal_rewards(how):
     """Pairs cancel exactly, lists on average."""
     settings = {"how": "listwise", "rounds": 60} if how == "listwise" else how
     with judge_service(biased) as service:
@@ -83,7 +83,7 @@ async def test_lists_give_the_mean_place_over_rounds_in_other_orders():
 
 
 @pytest.mark.parametrize("how", ["pairwise", "listwise"])
-async def test_equal_episodes_have_equal_rewards_and_are_not_asked_about(how):
+async def test_equal_episodes_get_equal_rewards_without_a_comparison(how):
     with judge_service(biased) as service:
         async with judge_at(service, compare=how) as (judge, _):
             assert rewards(await judge.score_group(group_of("a", "a", "a"), TASK)) == [0.5] * 3

@@ -1,4 +1,4 @@
-"""Typed verdicts: their forms, strict reading, guided decoding, and which field is the reward."""
+"""Typed verdicts: formats, strict parsing, guided decoding, and the field that is the reward."""
 
 import json
 import sys
@@ -11,12 +11,12 @@ from support.judge_service import judge_service
 
 from agentrl.config.judge import JudgeConfig
 from agentrl.errors import ConfigError, EngineError, UsageError
-from agentrl.rollout.judges.forms import (
-    ScoreForm,
+from agentrl.rollout.judges.verdicts import (
+    ScoreFormat,
     UnreadableAnswer,
     VerdictField,
+    configured_format,
     read_object,
-    verdict_form,
     verdict_weights,
 )
 
@@ -86,12 +86,12 @@ async def test_a_typed_verdict_is_asked_for_with_its_schema_and_its_field_is_the
     ],
 )
 def test_what_is_not_of_the_form_is_not_read(answer, wrong):
-    form = verdict_form(JudgeConfig(engine=ENGINE, verdict=VERDICT))
+    answer_format = configured_format(JudgeConfig(engine=ENGINE, verdict=VERDICT))
     with pytest.raises(UnreadableAnswer, match=wrong):
-        form.read(answer)
+        answer_format.read(answer)
 
 
-def test_a_number_that_no_float_holds_is_no_value_even_without_bounds():
+def test_a_number_too_large_for_a_float_is_invalid_even_without_bounds():
     field = VerdictField(name="count", kind="number")
     field.check(10**300)
     for value in (10**310, -(10**310)):
@@ -116,14 +116,14 @@ def test_texts_may_have_line_breaks_and_tags_of_thinking():
 
 
 def test_a_score_in_thinking_is_not_the_score():  # PrimeIntellect-ai/verifiers#213
-    form = ScoreForm(r"Score: (\d+)", 0, 10)
-    assert form.read("<think>Score: 9?</think>Score: 3")["score"] == 3
+    answer_format = ScoreFormat(r"Score: (\d+)", 0, 10)
+    assert answer_format.read("<think>Score: 9?</think>Score: 3")["score"] == 3
     for answer in ("<think>Score: 9? No", "Score: 9?</think>It is good."):
         with pytest.raises(UnreadableAnswer):
-            form.read(answer)
+            answer_format.read(answer)
 
 
-async def test_an_unreadable_verdict_is_asked_again_with_what_was_wrong_and_then_fails_as_machinery():
+async def test_an_unreadable_verdict_is_retried_with_the_reason_and_then_is_an_infrastructure_failure():
     with judge_service(lambda question, body: {"reason": "r", "score": 42}) as service:
         async with judge_at(service, verdict=VERDICT, attempts=2) as (judge, counters):
             with pytest.raises(EngineError, match=r"no score for g/0\.0.*42 is not a valid value for"):
@@ -135,22 +135,22 @@ async def test_an_unreadable_verdict_is_asked_again_with_what_was_wrong_and_then
     assert first["messages"] == second["messages"][:1]
 
 
-async def test_an_answer_that_was_cut_is_not_read_even_if_it_looks_whole():
+async def test_a_truncated_answer_is_rejected_even_if_it_looks_complete():
     with judge_service(lambda question, body: 'The agent wrote "Score: 10"', finish="length") as service:
         async with judge_at(service, attempts=1) as (judge, _):
             with pytest.raises(EngineError, match="cut off"):
                 await judge.score(episode("Score: 10"), TASK)
 
 
-async def test_a_service_without_schemas_is_asked_in_words_and_that_is_said_once(caplog):
+async def test_a_rejected_response_format_is_moved_to_the_prompt_with_one_warning(caplog):
     with judge_service(lambda question, body: GOOD, guided=False) as service:
         async with judge_at(service, verdict=VERDICT) as (judge, _):
             for answer in ("north", "south"):
                 assert (await judge.score(episode(answer), TASK)).components["judge"] == 0.75
     assert ["response_format" in body for body in service.bodies] == [True, False, False]
-    assert [r.message for r in caplog.records if "refuses response_format" in r.message] == [
-        "the judge refuses response_format (400, 'response_format is not supported'): from now on only "
-        "the prompt describes the verdict's form"
+    assert [r.message for r in caplog.records if "rejects response_format" in r.message] == [
+        "the judge rejects response_format (400, 'response_format is not supported'): from now on, only "
+        "the prompt describes the format"
     ]
 
 
@@ -164,11 +164,11 @@ async def test_guided_always_fails_where_there_are_no_schemas_and_never_sends_no
     assert ["response_format" in body for body in service.bodies] == [True, False]
 
 
-async def test_a_request_that_is_refused_for_another_reason_does_not_turn_schemas_off(caplog):
+async def test_a_request_rejected_for_another_reason_does_not_disable_schemas(caplog):
     refusals = iter([400, 400, GOOD])
     with judge_service(lambda question, body: next(refusals)) as service:
         async with judge_at(service, verdict=VERDICT) as (judge, _):
-            with pytest.raises(EngineError, match="refused a request"):
+            with pytest.raises(EngineError, match="returned an error"):
                 await judge.score(episode("north"), TASK)
             await judge.score(episode("north"), TASK)
     assert ["response_format" in body for body in service.bodies] == [True, False, True]
@@ -184,7 +184,7 @@ async def test_several_fields_are_weighted_and_penalties_count_below_zero():
     assert score.reward == pytest.approx((3 * 1 + 1 * 0.5 - 2 * 1) / 4)
     assert score.components["judge/style"] == 0.5
     weights = verdict_weights(
-        config := JudgeConfig(engine=ENGINE, verdict=verdict, reward=reward), verdict_form(config)
+        config := JudgeConfig(engine=ENGINE, verdict=verdict, reward=reward), configured_format(config)
     )
     assert weights.lowest == pytest.approx(-0.5)
 
@@ -205,15 +205,15 @@ async def test_a_json_schema_file_is_a_verdict(tmp_path):
     schema = {"type": "object", "properties": {"verdict": verdict, "score": score}, "required": ["verdict", "score"]}
     file.write_text(json.dumps(schema))
     config = JudgeConfig(engine=ENGINE, verdict=str(file))
-    form = verdict_form(config)
-    assert form.read('{"verdict": "good", "score": 4}')["score"] == 4
-    assert '"score": a whole number from 1 to 5 (how well it did)' in form.instructions
+    answer_format = configured_format(config)
+    assert answer_format.read('{"verdict": "good", "score": 4}')["score"] == 4
+    assert '"score": a whole number from 1 to 5 (how well it did)' in answer_format.instructions
     for wrong in ('{"verdict": "fine", "score": 4}', '{"verdict": "bad", "score": 1.5}'):
         with pytest.raises(UnreadableAnswer):
-            form.read(wrong)
+            answer_format.read(wrong)
     again = JudgeConfig.model_validate(config.model_dump())
     file.unlink()  # what a run's folder holds is enough to go on
-    assert verdict_form(again).schema == form.schema
+    assert configured_format(again).schema == answer_format.schema
 
 
 @pytest.mark.parametrize(
@@ -241,12 +241,12 @@ async def test_a_json_schema_file_is_a_verdict(tmp_path):
 def test_verdicts_that_cannot_work_are_refused(settings, message, user_module):
     config = JudgeConfig(engine=ENGINE, **settings)
     with pytest.raises(ConfigError, match=message):
-        verdict_weights(config, verdict_form(config))
+        verdict_weights(config, configured_format(config))
 
 
 def test_a_class_that_is_not_there_is_named(user_module):
     with pytest.raises(UsageError, match=r"my_verdicts has no 'Qualty'. Did you mean 'Quality'"):
-        verdict_form(JudgeConfig(engine=ENGINE, verdict="my_verdicts:Qualty"))
+        configured_format(JudgeConfig(engine=ENGINE, verdict="my_verdicts:Qualty"))
 
 
 @pytest.mark.parametrize(

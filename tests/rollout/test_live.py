@@ -224,7 +224,7 @@ async def test_sessions_without_feedback_expire(serve, tmp_path):
     assert group.end is GroupEnd.EXPIRED
 
 
-async def test_feedback_after_the_staleness_bound_says_so_and_never_ends_the_run(serve):
+async def test_stale_feedback_is_rejected_with_the_reason_and_never_ends_the_run(serve):
     scheduler = await serve(max_staleness=1, batch=1)
     for number in range(25):  # more than the stale batches in a row that end a run on its own tasks
         await chat(scheduler, f"s{number}")
@@ -253,7 +253,7 @@ async def test_rewarded_sessions_that_wait_too_long_are_dropped_and_counted(serv
     waiting.cancel()
 
 
-async def test_a_new_session_takes_the_place_of_the_one_that_was_idle_for_longest(serve):
+async def test_a_new_session_replaces_the_one_idle_for_longest(serve):
     scheduler = await serve(most=2)
     for name in ("a", "b", "c"):
         await chat(scheduler, name)
@@ -298,7 +298,7 @@ async def test_a_killed_run_keeps_every_rewarded_session(serve, tmp_path):
     assert (await reward(again, "open"))[0] == 200
 
 
-async def test_sessions_of_weights_that_a_kill_has_lost_are_trained_as_the_checkpoints(serve):
+async def test_sessions_of_lost_weights_are_trained_as_those_of_the_checkpoint(serve):
     scheduler = await serve(version=5, max_staleness=3)
     await chat(scheduler, "a")
     await reward(scheduler, "a")

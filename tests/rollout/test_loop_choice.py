@@ -70,7 +70,7 @@ def test_shots_of_the_user_stand_beside_the_found_loop(model: Path) -> None:
     assert (config.agent.loop, config.agent.few_shot_turns) == ("react_text", 0)
 
 
-def test_a_result_is_of_its_model_files_template_environment_and_options(model: Path) -> None:
+def test_recommendations_are_keyed_by_model_files_template_environment_and_options(model: Path) -> None:
     save_recommendation(config_of(model), FOUND)
     assert find_recommendation(config_of(model)) == FOUND
     assert find_recommendation(config_of(model, env="countdown")) is None

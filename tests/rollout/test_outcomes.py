@@ -222,7 +222,7 @@ def ponder() -> str:
     return "Well."
 
 
-async def test_a_state_is_told_anew_after_a_tool_of_the_environment_and_unknown_after_another(
+async def test_the_state_key_is_read_again_after_an_environment_tool_and_unknown_after_another_tool(
     make_runner, play, worlds
 ):
     answers = [call("climb"), call("climb", steps=3), call("ponder"), call("climb")]

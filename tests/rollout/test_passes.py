@@ -37,7 +37,7 @@ async def test_episodes_start_in_several_passes_with_the_same_result(make, monke
     assert await playing == expected
 
 
-async def test_a_batch_is_measured_in_several_passes_and_a_cancelled_one_is_not_taken(make, monkeypatch):
+async def test_a_large_batch_is_measured_in_several_passes_and_kept_if_cancelled(make, monkeypatch):
     monkeypatch.setattr(scheduler_module, "GROUPS_PER_PASS", 1)
     scheduler, whole = make(), make()
     expected = await whole.next_batch()

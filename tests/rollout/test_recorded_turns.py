@@ -127,7 +127,7 @@ async def test_all_turns_can_be_repeated_without_the_engine(make_runner, make_en
     assert second.sequences[0].ids_list() == first.sequences[0].ids_list()
 
 
-async def test_an_environment_that_says_something_else_is_named_with_the_difference(make_runner, play, monkeypatch):
+async def test_an_error_names_the_environment_and_the_first_difference_of_the_prompts(make_runner, play, monkeypatch):
     runner = make_runner(Counted, "forward")
     first = await play(runner)
     monkeypatch.setattr(Counted, "word", "not at")
@@ -170,7 +170,7 @@ class Unwritable(Counted):
         raise AssertionError("nothing was taken")
 
 
-async def test_snapshots_that_are_not_json_are_tried_once_and_actions_taken_again(make_runner, play, caplog):
+async def test_after_one_snapshot_that_is_not_json_actions_are_repeated_instead(make_runner, play, caplog):
     runner, snapshots = make_runner(Unwritable, "forward"), SnapshotSupport()
     for member in (0, 2):
         record = EpisodeRecords(snapshots)
@@ -189,7 +189,7 @@ class Listing(Saved):
         return ["forward", f"back to {self.place - 1}"]
 
 
-async def test_the_first_continuation_of_a_stored_episode_spares_the_others_its_steps(make_runner, play):
+async def test_only_the_first_continuation_of_a_stored_episode_repeats_its_steps(make_runner, play):
     options = {**PLAIN, "list_actions": True}
     runner = make_runner(Listing, "forward", "back", "forward", "forward", "forward", options=options)
     stored, record = await play(runner), EpisodeRecords()
@@ -201,7 +201,7 @@ async def test_the_first_continuation_of_a_stored_episode_spares_the_others_its_
     assert [tokens(second, turn) for turn in range(3)] == [tokens(first, turn) for turn in range(3)]
 
 
-async def test_turns_that_are_not_there_or_not_sampled_cannot_be_repeated(make_runner, play):
+async def test_missing_or_unsampled_turns_cannot_be_repeated(make_runner, play):
     first = await play(make_runner(Corridor, "forward"))
     assert repeatable_turns(first) == 3
     with pytest.raises(UsageError, match="cannot be continued from turn 4") as raised:

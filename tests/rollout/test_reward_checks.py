@@ -99,7 +99,7 @@ def wrong_order(task, trajectory):
         ("exakt", "unknown reward"),
     ],
 )
-def test_what_is_no_reward_function_is_refused_before_anything_runs(entry, words):
+def test_objects_that_are_not_reward_functions_are_rejected_before_the_run(entry, words):
     with pytest.raises((UsageError, UnknownNameError), match=words):
         find_reward(AgentConfig(reward=entry), ThreadWorker())
 

@@ -84,7 +84,7 @@ async def test_functions_for_other_libraries_run_unchanged(named, function, text
     ],
     ids=lambda function: function.__name__,
 )
-async def test_any_parameter_that_one_library_alone_has_names_that_library(named, function):
+async def test_a_parameter_of_only_one_library_identifies_the_library(named, function):
     named(theirs=function)
     check_columns(AgentConfig(reward="theirs"), lambda: [TASK])
     assert (await scored("theirs")).reward == 1.0
@@ -228,7 +228,7 @@ async def test_a_function_for_batches_of_verl_gets_lists_of_one(named):
     assert seen["extra_infos"] == [{"index": 3, "num_turns": 4, "rollout_reward_scores": {}}]
 
 
-async def test_a_function_for_verl_gets_the_type_and_no_facts_where_columns_are_null(named):
+async def test_a_function_for_verl_gets_the_task_type_and_empty_info_for_null_columns(named):
     seen = {}
 
     def compute_score(data_source, solution_str, ground_truth, extra_info):
@@ -406,7 +406,7 @@ async def test_the_parser_of_a_function_for_verifiers_can_be_named(named):
         find_reward(AgentConfig(reward={"name": "shouted", "parser": f"{__name__}:PARSE"}), ThreadWorker())
 
 
-async def test_the_answer_of_an_example_in_the_prompt_is_not_the_policys(named):
+async def test_an_answer_among_the_prompts_examples_is_not_the_policys(named):
     seen = {}
 
     def keeping(prompts, completions, **columns):

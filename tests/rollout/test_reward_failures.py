@@ -125,7 +125,7 @@ async def test_a_scorer_that_fails_is_named_with_its_file_and_line(make_runner, 
         raise EnvironmentFailure(rest)
 
 
-def test_a_function_whose_file_holds_something_else_has_a_place_all_the_same(tmp_path):
+def test_a_function_has_a_location_even_if_its_file_was_edited(tmp_path):
     file = tmp_path / "cell.md"
     file.write_text("(((\n")
     defined = {}

@@ -23,7 +23,7 @@ async def test_a_function_is_the_reward_and_a_component(named):
     assert await scored("exact") == Score(reward=1.0, components={"exact": 1.0})
 
 
-async def test_several_functions_are_added_with_their_weights_and_kept_without_them(named):
+async def test_rewards_are_summed_with_weights_and_recorded_without_them(named):
     named(exact=exact, slow=slow_length)
     score = await scored(["exact", {"name": "slow", "weight": -0.5, "most": 32}, {"name": "environment", "weight": 2}])
     assert score.reward == 1.0 - 0.5 * 0.5 + 2 * 0.25
@@ -82,7 +82,7 @@ async def test_a_function_may_say_that_it_does_not_apply_if_it_declares_so(named
     assert await scored(["sometimes", "exact"]) == Score(reward=1.0, components={"exact": 1.0})
 
 
-async def test_blocking_functions_run_one_after_the_other_beside_the_event_loop(named):
+async def test_blocking_functions_run_one_at_a_time_in_a_thread(named):
     threads, running = set(), itertools.count()
 
     def counting(trajectory, task):

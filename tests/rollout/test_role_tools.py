@@ -128,14 +128,16 @@ async def test_each_call_is_a_sequence_and_both_count_once_in_the_role(played):
         ([ASK, *[call("look", where="hall")] * 2, FORWARD], "scout gave no final answer in 2 turns"),
     ],
 )
-async def test_what_is_no_answer_comes_back_as_an_error_and_the_caller_goes_on(played, renderer, said, message):
+async def test_an_invalid_answer_of_a_called_role_is_returned_to_the_caller_as_an_error(
+    played, renderer, said, message
+):
     trajectory = await played(*said, roles=[scout(max_turns=2)])
     assert trajectory.outcome is Outcome.FINISHED
     assert f"Error: {message}" in text_of(renderer, trajectory, "assistant")[0]
     assert trajectory.metrics["tool/scout/errors"] == 1
 
 
-async def test_a_conversation_of_the_role_that_grows_too_long_ends_the_call_alone(played, renderer):
+async def test_a_called_role_whose_conversation_is_full_ends_only_the_call(played, renderer):
     roles = [scout(max_turns=40, system_prompt="You look. " * 60)]
     trajectory = await played(ASK, *[call("look", where="hall " * 30)] * 8, FORWARD, roles=roles, max_tokens=1000)
     assert "became too long" in text_of(renderer, trajectory, "assistant")[0]
@@ -148,7 +150,7 @@ async def test_the_turns_of_the_episode_count_those_of_called_roles(played):
     assert len(trajectory.turns) == 6
 
 
-async def test_a_called_role_that_does_not_train_leaves_the_caller_s_tools_and_rewards_alone(played, renderer):
+async def test_an_untrained_called_role_leaves_the_callers_tools_and_rewards_unchanged(played, renderer):
     both = f"{ASK}\n{call('look', where='hall')}"
     trajectory = await played(both, "It is empty.", FORWARD, roles=[scout(trained=False)])
     assert "unknown tool 'look'" in text_of(renderer, trajectory, "assistant")[0]

@@ -221,7 +221,7 @@ class Saying(ChatPolicy):
         self.seen.append("close")
 
 
-async def test_a_service_that_speaks_for_a_role_starts_with_its_first_answer_and_never_trains(pair, play):
+async def test_a_role_played_by_a_service_starts_it_at_the_first_answer_and_never_trains(pair, play):
     service = Saying("Go on.")
     setup = RoleSetup(role=AgentRole(name="planner", trained=False), policy=RolePolicy(service, SamplingParams()))
     runner = pair("forward", roles=[setup])
@@ -251,7 +251,7 @@ async def test_a_reward_of_one_role_counts_for_it_alone(pair, play):
     assert trajectory.metrics["reward_of/planner"] == 0.75
 
 
-async def test_a_reward_of_a_role_counts_for_its_latest_turn_or_for_the_one_that_is_named(pair, play):
+async def test_a_roles_reward_counts_for_its_latest_turn_or_the_given_one(pair, play):
     latest = await play(pair("Go.", "forward", loop=Rewarding(role="worker")))
     assert [turn.own_reward for turn in latest.turns] == [0.0, 0.25, 0.25, 0.25]
     named = await play(pair("Go.", "forward", loop=Rewarding(role="worker", turn=1)))

@@ -12,7 +12,7 @@ from agentrl.errors import EnvironmentFailure, Outcome, TrainingError, UsageErro
 from agentrl.observe.trajectory_store import GroupEnd
 from agentrl.rollout.group_metrics import environment_metrics
 from agentrl.rollout.groups import Group
-from agentrl.rollout.scheduler import LEAST_FAILED_GROUPS, MAX_WASTED_BATCHES
+from agentrl.rollout.scheduler import MAX_WASTED_BATCHES, MIN_FAILED_GROUPS
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.task import SeedTasks, TaskCursor
 from agentrl.trajectory import Trajectory
@@ -134,7 +134,7 @@ async def test_groups_of_one_are_replaced_where_members_are_compared(make):
         return (Outcome.ENGINE_ERROR, None) if member and int(task_id[6:]) % 2 else (Outcome.FINISHED, 1.0)
 
     player = Player(decide)
-    groups = await make(player, batch=10, least_members=2).next_batch()
+    groups = await make(player, batch=10, min_members=2).next_batch()
     assert all(len(group.trainable) == 2 for group in groups)
     assert player.counters.groups_failed > 0
 
@@ -142,10 +142,10 @@ async def test_groups_of_one_are_replaced_where_members_are_compared(make):
 async def test_nothing_but_groups_of_one_stops_a_run_that_compares(make):
     player = Player(lambda task_id, member: (Outcome.ENGINE_ERROR, None) if member else (Outcome.FINISHED, 1.0))
     with pytest.raises(TrainingError, match=r"fewer than 2 episodes to train on: got engine_error in .*/1\.0"):
-        await make(player, least_members=2).next_batch()
+        await make(player, min_members=2).next_batch()
 
 
-@pytest.mark.parametrize(("batch", "failures"), [(1, LEAST_FAILED_GROUPS), (6, 6)])
+@pytest.mark.parametrize(("batch", "failures"), [(1, MIN_FAILED_GROUPS), (6, 6)])
 async def test_nothing_but_failures_stops_the_run(make, batch, failures):
     scheduler = make(Player(lambda task_id, member: (Outcome.ENVIRONMENT_ERROR, None)), batch=batch)
     with pytest.raises(TrainingError, match=f"{failures} groups in a row have no episode to train on"):
@@ -394,11 +394,11 @@ async def test_unscored_episodes_do_not_train(make):
     (group,) = await make(unscored, batch=1).next_batch()
     assert (len(group.trainable), group.outcome().episodes) == (1, 1)
     with pytest.raises(TrainingError, match=r"fewer than 2 episodes to train on: got finished in .*/1\.0: no reward"):
-        await make(unscored, least_members=2).next_batch()
+        await make(unscored, min_members=2).next_batch()
     nobody = Player(lambda task_id, member: (Outcome.FINISHED, None))
     with pytest.raises(TrainingError, match="no episode to train on"):
         await make(nobody).next_batch()
-    assert nobody.counters.groups_failed >= LEAST_FAILED_GROUPS
+    assert nobody.counters.groups_failed >= MIN_FAILED_GROUPS
 
 
 async def test_a_group_without_a_score_of_an_extra_rollout_fails(make):
@@ -410,17 +410,17 @@ async def test_a_group_without_a_score_of_an_extra_rollout_fails(make):
     assert player.counters.groups_failed == 2
 
 
-async def test_failures_and_filtered_groups_must_be_in_a_row_to_end_a_run(make):
+async def test_only_consecutive_failed_or_filtered_groups_end_a_run(make):
     """Three failures, a good group, three failures, … never end it; nor do filtered groups between good ones."""
     results = {0: (Outcome.FINISHED, 1.0)}
     failing = Player(lambda task_id, member: (Outcome.ENGINE_ERROR, None))
     failing.decide = lambda task_id, member: results.get(
-        failing.count.setdefault(task_id, len(failing.count)) % LEAST_FAILED_GROUPS, (Outcome.ENGINE_ERROR, None)
+        failing.count.setdefault(task_id, len(failing.count)) % MIN_FAILED_GROUPS, (Outcome.ENGINE_ERROR, None)
     )
     failing.count = {}
     scheduler = make(failing, batch=4, max_concurrent=1, group_size=1)
     assert len(await scheduler.next_batch()) == 4
-    assert failing.counters.groups_failed == 3 * (LEAST_FAILED_GROUPS - 1)
+    assert failing.counters.groups_failed == 3 * (MIN_FAILED_GROUPS - 1)
 
     seen = []
     wasteful = make(
@@ -463,7 +463,7 @@ async def test_it_is_told_what_became_of_each_group(make):
         return (Outcome.ENGINE_ERROR, None) if failed else (Outcome.FINISHED, float(member * (kind == 1)))
 
     player = Player(decide)
-    scheduler = make(player, batch=2, max_staleness=2, keep=rewards_differ_in, least_members=2)
+    scheduler = make(player, batch=2, max_staleness=2, keep=rewards_differ_in, min_members=2)
     for version in range(1, 4):
         for group in await scheduler.next_batch():
             scheduler.record_end(group, GroupEnd.TRAINED)
@@ -525,7 +525,7 @@ def ranked_player():
     return player
 
 
-async def test_a_group_that_is_compared_is_scored_once_all_of_it_has_ended(make):
+async def test_a_compared_group_is_scored_when_all_its_episodes_have_ended(make):
     player = ranked_player()
     scheduler = make(player, group_size=3, batch=2)
     groups = await scheduler.next_batch()
@@ -546,7 +546,7 @@ async def test_groups_that_are_being_scored_take_no_places(make):
     assert positions(await waiting) == [0, 1, 2, 3]
 
 
-async def test_a_group_that_was_being_scored_when_the_run_was_saved_is_scored_by_the_next_one(make):
+async def test_a_group_saved_during_its_scoring_is_scored_after_a_resume(make):
     player = ranked_player()
     player.scoring = asyncio.Event()
     scheduler = make(player, group_size=3, batch=2)

@@ -194,8 +194,8 @@ async def test_a_stored_expert_shows_the_best_valid_episodes_of_a_task():
 
 
 @pytest.mark.parametrize(("value", "told"), [(lambda: 1, "cannot be sent"), (b"x" * 300, "has 3"), ((1, 2), None)])
-def test_what_a_worker_cannot_send_is_a_failure_of_its_environment(monkeypatch, value, told):
-    monkeypatch.setattr(env_processes, "LARGEST_REPLY", 250)
+def test_a_result_that_a_worker_cannot_send_is_an_environment_failure(monkeypatch, value, told):
+    monkeypatch.setattr(env_processes, "MAX_REPLY_BYTES", 250)
     sent = BytesIO()
     env_processes._reply(sent, (True, value))
     is_result, reply = pickle.loads(sent.getvalue()[env_processes.HEADER.size :])

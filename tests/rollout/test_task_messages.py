@@ -93,7 +93,7 @@ async def test_histories_that_are_rewritten_keep_the_messages(
     )
 
 
-async def test_a_loop_whose_conversations_are_written_elsewhere_reads_one_text(
+async def test_loops_that_open_their_own_conversations_get_tasks_as_one_text(
     make_runner: Any, worlds: Any, renderer: Renderer
 ) -> None:
     seen = []
@@ -128,7 +128,7 @@ def test_messages_of_a_task_survive_the_wire() -> None:
         ("qwen3", "forward", ""),
     ],
 )
-async def test_an_answer_whose_thinking_the_prompt_opened_is_whole_for_scorers(
+async def test_scorers_get_the_thinking_marker_that_the_prompt_opened(
     make_runner: Any, worlds: Any, family: str, said: str, opening: str
 ) -> None:
     renderer = Renderer(build_tokenizer(family))

@@ -107,7 +107,7 @@ async def test_a_sandbox_that_nobody_needs_is_not_started(make_runner, play, wor
 
 
 @pytest.mark.parametrize("where", ["start", "exec"])
-async def test_a_sandbox_that_fails_is_tried_again_and_never_text_or_reward(
+async def test_a_failing_sandbox_is_retried_and_never_becomes_text_or_reward(
     make_runner, play, worlds, box, monkeypatch, where
 ):
     monkeypatch.setattr(Box, "fails_at", where)

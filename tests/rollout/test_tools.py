@@ -152,7 +152,7 @@ async def test_one_failure_of_the_machinery_stops_the_other_calls(make_runner, p
     assert stopped == ["wait"]
 
 
-async def test_a_pure_tool_is_asked_once_for_the_same_arguments_in_all_episodes(make_runner, play, worlds):
+async def test_a_pure_tool_is_called_once_for_the_same_arguments_in_all_episodes(make_runner, play, worlds):
     asked = []
 
     @agentrl.tool(pure=True, inline=True)
@@ -314,7 +314,7 @@ async def test_a_reward_that_is_not_finite_is_a_failure_and_no_text(make_runner,
     assert (trajectory.outcome, trajectory.reward) == (Outcome.ENVIRONMENT_ERROR, None)
 
 
-async def test_a_result_may_end_the_episode_and_nothing_is_called_after_it(make_runner, play, worlds):
+async def test_no_call_is_made_after_a_result_that_ends_the_episode(make_runner, play, worlds):
     called = []
 
     @agentrl.tool(inline=True)
@@ -500,7 +500,7 @@ class Remembering(Scorer):
         return Score(reward=trajectory.environment_reward)
 
 
-async def test_a_scorer_reads_what_was_said_as_messages_and_not_as_tokens(make_runner, play, worlds):
+async def test_a_scorer_gets_the_original_messages_not_decoded_tokens(make_runner, play, worlds):
     scorer = Remembering()
     words = [f"Doubling. {call('double', number=1)}", call("act", action="forward")]
     limits = EpisodeLimits(max_turns=3)
@@ -534,7 +534,7 @@ async def test_a_failing_toolset_is_no_reward(make_runner, play, worlds):
 
 @pytest.mark.parametrize("isolation", [Isolation.INLINE, Isolation.PROCESS])
 @pytest.mark.slow
-async def test_rewards_of_an_environments_own_tools_arrive_from_elsewhere(make_runner, play, worlds, isolation):
+async def test_rewards_of_remote_environment_tools_reach_the_trajectory(make_runner, play, worlds, isolation):
     limits = EpisodeLimits(max_turns=1)
     fields = {"loop": "tool_calling", "isolation": isolation, "workers": 1, "limits": limits}
     trajectory = await play(make_runner(worlds.Tipping, call("tip", amount=2), **fields))

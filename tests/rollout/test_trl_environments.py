@@ -124,7 +124,7 @@ async def test_the_return_of_an_episode_is_the_reward_at_its_end(run, texts):
     assert texts(trajectory)[:2] == ["Hello World!", "Hello"]
 
 
-async def test_the_text_of_an_exception_is_the_answer_of_the_tool_and_counts_as_no_failure(run, texts):
+async def test_an_exception_for_the_model_becomes_the_tools_answer_and_is_not_a_failure(run, texts):
     answers = (call("guess", guess="[stone]"), *[call("guess", guess="[crane]")] * 2, "Solved.")
     trajectory = await run(WordleEnv, *answers)
     assert texts(trajectory) == ["Wrong.", "Right.", "Error: Game over."]

@@ -154,7 +154,7 @@ def test_seconds_are_summed_by_kind(clock):
     assert waits.seconds == {WaitKind.TOOL: 6}
 
 
-async def test_an_engine_in_lockstep_waits_for_all_who_are_at_work_and_for_nobody_who_asks_it():
+async def test_a_lockstep_engine_waits_for_working_episodes_but_not_for_those_that_wait_for_it():
     waits = WaitTracker()
     step, tool = (waits.on(kind, who, "x") for kind, who in ((WaitKind.ENVIRONMENT, "a"), (WaitKind.TOOL, "b")))
     place, question = (waits.on(kind, who, "x") for kind, who in ((WaitKind.CAPACITY, "c"), (WaitKind.ENGINE, "b")))

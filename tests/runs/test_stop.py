@@ -159,7 +159,7 @@ with end_despite_foreign_code():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems keep the handler")
 @pytest.mark.slow
-def test_two_interruptions_end_a_program_in_which_python_runs_no_code() -> None:
+def test_two_interruptions_end_a_program_that_holds_the_interpreter_lock() -> None:
     with subprocess.Popen([sys.executable, "-c", LOCKED], stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == b"blocked\n"
@@ -226,7 +226,7 @@ main()
 
 
 @pytest.mark.slow
-def test_a_finished_program_waits_for_no_foreign_object_or_child_and_leaves_none() -> None:
+def test_a_finished_program_exits_without_waiting_for_objects_or_children() -> None:
     program = subprocess.run([sys.executable, "-c", LEFT_OVER], capture_output=True, text=True, timeout=240)
     assert program.returncode == 0, program.stderr
     assert "Usage: agentrl" in program.stdout
@@ -307,7 +307,7 @@ run_until_stopped(work())
 
 @pytest.mark.parametrize("site", ["coroutine", "waiting coroutine", "thread", "environment"])
 @pytest.mark.slow
-def test_a_copy_of_the_process_that_foreign_code_forks_does_not_go_on_as_a_second_run(site: str) -> None:
+def test_a_forked_copy_of_the_process_does_not_continue_the_run(site: str) -> None:
     program = subprocess.run([sys.executable, "-c", FORKING, site], capture_output=True, text=True, timeout=240)
     assert (program.returncode, program.stdout) == (0, "went on\n")
     assert program.stderr.count("the copy ends here") == 1, program.stderr

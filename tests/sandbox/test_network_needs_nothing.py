@@ -169,7 +169,7 @@ def test_a_plain_request_is_written_anew():
 
 
 def _reader(data):
-    reader = asyncio.StreamReader(limit=proxy.LARGEST_HEAD)
+    reader = asyncio.StreamReader(limit=proxy.MAX_HEAD_BYTES)
     reader.feed_data(data)
     return reader
 

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from agentrl.engine import ServerLost
 from agentrl.errors import EngineError, UsageError
-from agentrl.serving.http import HttpSession, Refused
+from agentrl.serving.http import HttpSession, ServerStatusError
 
 
 @asynccontextmanager
@@ -100,7 +100,7 @@ async def test_hundreds_of_requests_are_open_at_once():
 )
 async def test_an_error_status_is_refused_with_what_the_server_says(body, said):
     async with serving(answering(body, 400)) as session:
-        with pytest.raises(Refused, match="refused a request: got 400") as found:
+        with pytest.raises(ServerStatusError, match="returned an error: got 400") as found:
             await session.post("/x", {}, deadline_s=10)
     assert (found.value.status, found.value.message) == (400, said)
     assert not isinstance(found.value, ServerLost)

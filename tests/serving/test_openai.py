@@ -143,7 +143,7 @@ async def test_trouble_that_stays_is_an_engine_error_that_says_it():
     [
         ((401, {"error": {"message": "bad key"}}), UsageError, r"refuses the key.*bad key.*OPENAI_API_KEY"),
         ((404, {"error": {"message": "no model m"}}), UsageError, r"does not know model 'm'.*no model m"),
-        ((400, {"error": "too long"}), EngineError, r"refused a request: got 400, 'too long'"),
+        ((400, {"error": "too long"}), EngineError, r"returned an error: got 400, 'too long'"),
         ((200, "<html>Welcome</html>"), EngineError, r"not valid JSON: got '<html>Welcome"),
         ((200, {"choices": []}), EngineError, "not a chat completion"),
     ],

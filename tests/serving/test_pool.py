@@ -20,7 +20,7 @@ FAST = {
     "check_every_s": 0.01,
     "health_timeout_s": 0.2,
     "retry_s": 0.01,
-    "longest_retry_s": 0.02,
+    "max_retry_s": 0.02,
     "control_timeout_s": 30,
     "breaker_open_s": 0.05,
 }
@@ -416,7 +416,7 @@ async def test_a_new_process_at_the_same_address_does_not_pass_for_the_old_one(p
 
 
 async def test_a_cancelled_caller_frees_its_place(pool_of, request_of):
-    pool, servers = pool_of(1, concurrency=1, most_concurrency=1)
+    pool, servers = pool_of(1, concurrency=1, max_concurrency=1)
     tasks = await in_flight(pool, servers, long_requests(request_of, 2))
     assert (pool.metrics().running, pool.metrics().waiting) == (1, 1)
     tasks[0].cancel()
@@ -507,7 +507,7 @@ def test_the_time_of_a_request_that_runs_counts(request_of):
 
 def test_the_settings_of_a_run():
     settings = PoolSettings.from_config(VLLMEngineConfig(max_num_seqs=24, health_timeout_s=3))
-    assert (settings.concurrency, settings.most_concurrency) == (24, 48)
+    assert (settings.concurrency, settings.max_concurrency) == (24, 48)
     assert (settings.health_timeout_s, settings.connect_timeout_s) == (3, 600)
 
 

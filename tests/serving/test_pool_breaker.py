@@ -1,6 +1,6 @@
 import pytest
 
-from agentrl.serving.pool.member import LONGEST_FACTOR, BreakerState, CircuitBreaker
+from agentrl.serving.pool.member import MAX_REST_FACTOR, BreakerState, CircuitBreaker
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_each_failed_trial_doubles_the_rest_up_to_a_limit(breaker, clock):
         rests.append((clock.now - opened) / 5)
         fail(breaker, 1)
     assert rests == [1, 2, 4, 8, 16, 16, 16]
-    assert max(rests) == LONGEST_FACTOR
+    assert max(rests) == MAX_REST_FACTOR
 
 
 def test_late_answers_do_not_end_or_prolong_the_rest(breaker, clock):

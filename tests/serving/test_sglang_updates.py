@@ -7,7 +7,7 @@ from aiohttp import web
 
 from agentrl.engine import TensorLayout, UpdateGroup
 from agentrl.errors import EngineError
-from agentrl.serving.http import HttpSession, Refused
+from agentrl.serving.http import HttpSession, ServerStatusError
 from agentrl.serving.sglang.server import SGLangUpdates
 
 LAYOUTS = [
@@ -124,7 +124,7 @@ async def test_a_broadcast_is_announced_run_by_run(has_sessions):
 async def test_a_failure_leaves_no_session_behind():
     async with updating(True) as (fake, updates):
         fake.refusals = [None, "Failed to update parameter online"]
-        with pytest.raises(Refused, match="Failed to update"):
+        with pytest.raises(ServerStatusError, match="Failed to update"):
             await updates.from_tensors([first, second], 7)
         assert not fake.is_open
         await updates.from_tensors([first], 8)

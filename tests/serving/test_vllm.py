@@ -288,7 +288,7 @@ async def test_an_error_of_a_server_that_has_failed_loses_it(request_of):
     fake = FakeVLLM()
     async with serving(fake) as server:
         fake.answers["/inference/v1/generate"] = web.Response(status=500, text="EngineCore encountered an issue")
-        with pytest.raises(EngineError, match="refused a request: got 500") as found:
+        with pytest.raises(EngineError, match="returned an error: got 500") as found:
             await server.generate(request_of([1], "a"))
         assert not isinstance(found.value, ServerLost)
         fake.healthy = False

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from agentrl.engine import SharedTensors, TensorLayout, UpdateGroup
 from agentrl.errors import EngineError
-from agentrl.serving.http import HttpSession, Refused
+from agentrl.serving.http import HttpSession, ServerStatusError
 from agentrl.serving.vllm.command import WORKER_PATH
 from agentrl.serving.vllm.server import EXCHANGE, VLLMUpdates
 from agentrl.serving.vllm.wire import ADAPTER, decode_checksums
@@ -122,7 +122,7 @@ async def test_a_failure_leaves_no_update_behind_and_publishes_nothing(updating)
 
     async with updating() as (fake, updates):
         fake.fails = True
-        with pytest.raises(Refused):
+        with pytest.raises(ServerStatusError):
             await updates.from_broadcast(LAYOUTS, broadcast, 8)
         fake.fails = False
         assert not any(path == "/update_weight_version" for path, _ in fake.calls)

@@ -39,7 +39,7 @@ _FAMILIES: dict[str, _Make] = {
 }
 FAMILIES = tuple(_FAMILIES)
 """Names that the functions here know; both families have the structure of Qwen2.5-VL's tokenizer here."""
-LONGEST_SIDE = 6
+MAX_SIDE = 6
 """Tokens of the largest square image that is not made smaller."""
 
 
@@ -52,7 +52,7 @@ def vision_processor(family: str, tokenizer: PreTrainedTokenizerFast) -> ImagePr
     """The image processor of a family, for images of few tokens."""
     patch = _FAMILIES[family][2]
     token = (2 * patch) ** 2
-    size = {"shortest_edge": token, "longest_edge": LONGEST_SIDE**2 * token}
+    size = {"shortest_edge": token, "longest_edge": MAX_SIDE**2 * token}
     processor = Qwen2VLImageProcessorPil(size=size, patch_size=patch)
     return ImageProcessor(processor, pad_id=int(tokenizer.convert_tokens_to_ids("<|image_pad|>")))
 

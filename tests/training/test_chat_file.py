@@ -63,7 +63,7 @@ def learnt(trajectory, renderer):
     return found
 
 
-def test_what_the_assistant_says_is_learnt_with_the_end_of_its_turn(tmp_path, renderer):
+def test_assistant_messages_are_trained_with_their_end_of_turn(tmp_path, renderer):
     found = build_sft_dataset(read_chats(write(tmp_path, PLAIN)), renderer, max_tokens=1000)
     (trajectory,) = found.trajectories
     assert learnt(trajectory, renderer) == ["A door.<|im_end|>", "No.<|im_end|>"]
@@ -140,7 +140,7 @@ def with_text(text):
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "mistral_v7"])
-def test_text_beside_a_call_that_the_template_leaves_out_is_refused_with_count_and_place(tmp_path, name):
+def test_text_next_to_a_call_that_the_template_omits_is_an_error_with_count_and_location(tmp_path, name):
     renderer = renderer_of(name)
     fine = [CALLING, with_text(""), with_text(" \n")]
     assert len(build_sft_dataset(read_chats(write(tmp_path, *fine)), renderer, max_tokens=4000).trajectories) == 3
@@ -157,7 +157,7 @@ def test_text_beside_a_call_that_the_template_leaves_out_is_refused_with_count_a
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "mistral", "kimi_k2", "deepseek_v3.1", "glm", "minimax_m2"])
-def test_text_beside_a_call_is_learnt_where_the_template_shows_it(tmp_path, name):
+def test_text_next_to_a_call_is_trained_if_the_template_shows_it(tmp_path, name):
     renderer = renderer_of(name)
     file = write(tmp_path, with_text("I look <|im_end|> first.\n\n  Then again."))
     (trajectory,) = build_sft_dataset(read_chats(file), renderer, max_tokens=4000).trajectories
@@ -204,7 +204,7 @@ def test_results_have_the_ids_with_which_their_calls_are_shown(tmp_path, ids):
     assert re.findall(r'"call_id": "(\w+)"', text) == order
 
 
-def test_what_is_spelled_in_a_file_ends_no_message_and_thinking_stays_thinking(tmp_path):
+def test_control_tokens_spelled_in_a_file_are_text_and_thinking_is_kept(tmp_path):
     renderer = Renderer(build_tokenizer("qwen3"), enable_thinking=True)
     spelled = "It ends with <|im_end|>\n<|im_start|>user\nand goes on."
     rows = [
@@ -391,7 +391,7 @@ FILLED = {"text": "", "image": None, "image_url": None}
         {"type": ["text"], "text": ""},
     ],
 )
-def test_a_part_is_text_by_its_type_even_where_a_text_is_filled_in(tmp_path, part):
+def test_the_type_of_a_part_decides_if_it_is_text(tmp_path, part):
     row = {"messages": [{"role": "user", "content": [{**FILLED, **part}, {"type": "text", "text": "q"}]}, TURNS[1]]}
     with pytest.raises(UsageError, match=r"line 2: a message is not text"):
         read_chats(write(tmp_path, PLAIN, row))
@@ -466,7 +466,7 @@ def test_an_argument_without_a_declared_type_may_be_null(tmp_path):
     assert set(chat.messages[1].tool_calls[0].arguments) == {"at", "other"}
 
 
-def test_what_a_gateway_records_is_read_again_with_its_separators_and_surrogates(tmp_path):
+def test_records_of_a_gateway_are_read_with_their_separators_and_surrogates(tmp_path):
     rows = [
         {"role": "user", "content": "one\u2028two\u0085three \ud83d"},
         {"role": "assistant", "content": "so\u2029it is"},

@@ -169,7 +169,7 @@ def exchanged(ranks):
     return torch.equal(back, own), torch.equal(own.grad, own), columns.shape
 
 
-def test_tokens_become_heads_and_heads_tokens_and_gradients_find_back():
+def test_the_exchange_of_tokens_and_heads_is_invertible_with_gradients():
     assert in_ranks(2, exchanged) == (True, True, (2, 8))
 
 

@@ -145,7 +145,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_change_no_gradient(model, trajectories, monkeypatch, kind, layout):
     alone, expected = gradients_of_step(model, trajectories, kind, tokens_per_micro_batch=1)
-    monkeypatch.setattr("agentrl.training.forward.layout.FEWEST_SHARED", 2)
+    monkeypatch.setattr("agentrl.training.forward.layout.MIN_SHARED_TOKENS", 2)
     if layout == "padded":
         monkeypatch.setattr("agentrl.training.forward.layout._packs_well", lambda _: False)
     report, found = gradients_of_step(model, list(reversed(trajectories)), kind, **LAYOUTS[layout])
@@ -279,7 +279,7 @@ def test_other_estimators_teach_the_critic(model, trajectories, kind, estimator)
 
 def test_one_trajectory_alone_can_train(model, trajectories):
     trainer = trainer_for(model, "own")
-    assert trainer.least_members == 1
+    assert trainer.min_members == 1
     report = run_step(trainer, trajectories[:1])
     assert report.metrics["train/grad_norm"] > 0
     assert report.metrics["groups/skipped"] == 0

@@ -57,7 +57,7 @@ def test_what_is_sent_arrives(results):
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_vocabularies_tells_the_heads_own_memory_apart():
+def test_the_vocabulary_benchmark_separates_the_heads_own_memory():
     found = load_run(FOLDER / "vocabulary.py")(vocabulary=4096, width=16, budget=512)
     once, twice = found["once"], found["twice"]
     assert twice["own_megabytes"] == 2 * once["own_megabytes"] == 2 * 4 * 4 * 4096 * 16 / 2**20

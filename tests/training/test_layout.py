@@ -12,7 +12,7 @@ from agentrl.config.config import TrainerConfig
 from agentrl.errors import UsageError
 from agentrl.training.compile import checkpoint_activations
 from agentrl.training.forward.layout import (
-    FEWEST_SHARED,
+    MIN_SHARED_TOKENS,
     PADDED,
     Layout,
     choose_layout,
@@ -137,7 +137,7 @@ def test_known_families_are_packed(family):
     model = tiny_model(family)
     windows = family in ("gemma2", "gemma3", "mistral")  # a dense mask would cost more than padding
     assert choose_layout(model, TrainerConfig(tokens_per_micro_batch=99)) == Layout(budget=99, packed=not windows)
-    assert choose_layout(model, SHARED).share == FEWEST_SHARED
+    assert choose_layout(model, SHARED).share == MIN_SHARED_TOKENS
     assert model.config._attn_implementation == ATTENTION
 
 

@@ -18,8 +18,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import UsageError
-from agentrl.models.load import load_model
-from agentrl.models.logits import check_logits
+from agentrl.models.load import check_logits, load_model
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 

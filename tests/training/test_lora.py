@@ -186,7 +186,7 @@ def test_merged_weights_have_the_names_of_the_base_and_compute_the_same(lora):
 
 
 @pytest.mark.parametrize("lora", SAVED.values(), ids=SAVED)
-def test_what_is_saved_is_small_and_read_back_by_agentrl_and_peft(tmp_path, lora):
+def test_saved_adapters_are_small_and_load_in_agentrl_and_peft(tmp_path, lora):
     base, folder = tmp_path / "base", tmp_path / "adapter"
     tiny_model().save_pretrained(base)
     model = moved(adapted(lora, base))

@@ -145,8 +145,8 @@ def test_an_environment_without_a_trainable_episode_is_left_out(make_model, traj
 
 def test_groups_are_compared_if_one_algorithm_does(make_model):
     plain = {"maze": AlgorithmConfig(advantage="reinforce"), "search": AlgorithmConfig(advantage="reinforce")}
-    assert mixed(make_model).least_members == 2
-    assert mixed(make_model, algorithms=plain).least_members == 1
+    assert mixed(make_model).min_members == 2
+    assert mixed(make_model, algorithms=plain).min_members == 1
 
 
 def test_a_resumed_trainer_goes_on_with_the_same_numbers(make_model, trajectories, tmp_path):

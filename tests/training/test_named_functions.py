@@ -100,7 +100,7 @@ def test_what_is_wrong_is_told_under_its_name(model, trajectories, settings, wor
 @pytest.mark.parametrize(
     ("name", "words"), [("takes_nothing", "got takes_nothing()"), ("NUMBER", "is not a function: got int")]
 )
-def test_what_cannot_be_called_is_refused_before_anything_is_played(model, part, name, words):
+def test_objects_that_cannot_be_called_are_rejected_before_the_run(model, part, name, words):
     with pytest.raises(ConfigError) as caught:
         Trainer(model, AlgorithmConfig(**{part: f"{HERE}:{name}"}), TrainerConfig(), seed=0, max_tokens=100)
     assert words in str(caught.value)

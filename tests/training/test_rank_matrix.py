@@ -18,7 +18,7 @@ from agentrl.errors import Outcome
 from agentrl.models.load import load_model
 from agentrl.training.batch import StepExtras
 from agentrl.training.distributed.fsdp import load_sharded, whole
-from agentrl.training.forward.layout import FEWEST_SHARED, Layout
+from agentrl.training.forward.layout import MIN_SHARED_TOKENS, Layout
 from agentrl.training.forward.sequences import scored_sequence
 from agentrl.training.optimizer import Update
 from agentrl.training.trainer import Trainer
@@ -170,7 +170,7 @@ def budgets(trajectories):
     found = {}
     for name, (packed, shares) in LAYOUTS.items():
         for budget in (*range(40, 80), 400):
-            layout = Layout(packed=packed, share=FEWEST_SHARED * shares, budget=budget)
+            layout = Layout(packed=packed, share=MIN_SHARED_TOKENS * shares, budget=budget)
             found.setdefault((name, len(layout.micro_batches(sequences))), budget)
     return found
 

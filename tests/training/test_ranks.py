@@ -261,7 +261,7 @@ def test_ranks_compute_what_one_computes(alone, path, module_trajectories, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "tensors"), [("shared critic", 2), ("process reward", 24)])
-def test_ranks_train_the_critic_that_one_trains_and_go_on_with_it(
+def test_several_ranks_train_and_resume_the_same_critic_as_one(
     alone, path, module_trajectories, tmp_path, name, tensors
 ):
     one = alone(name)

@@ -151,7 +151,7 @@ def needed(kind, name):
 
 @pytest.mark.capability("{kind} {name}", "distributed")
 @pytest.mark.parametrize(("kind", "name"), [part for part in PARTS if needed(*part) <= set(MODELS)])
-def test_two_ranks_find_the_gradients_of_one_with_every_estimator_and_loss(paths, module_trajectories, kind, name):
+def test_two_ranks_compute_the_gradients_of_one_with_every_estimator_and_loss(paths, module_trajectories, kind, name):
     correction = {"mode": "off"} if kind == "loss" and weighs_behaviour.of(lookup(Kind.LOSS, name)) else {}
     algorithm = {kind: name, "correction": correction, "entropy_coef": 0.0}
     changes = {"algorithm": algorithm, "trainer": {MODELS[part]: {} for part in needed(kind, name)}}

@@ -30,7 +30,7 @@ def weights(model):
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def test_each_round_is_played_against_the_policy_that_ended_the_last_one(model, trajectories):
+def test_each_round_plays_against_the_final_policy_of_the_previous_one(model, trajectories):
     """At the start of a round log pi / pi_ref is 0, so that the loss is the mean over sequences of (R - 1/2)^2."""
     trainer = trainer_for(model)
     sequences = sum(len(t.sequences) for t in trajectories)

@@ -69,7 +69,7 @@ def test_each_role_has_a_return_and_a_baseline_of_its_own():
         assert advantage == pytest.approx(half, rel=1e-5)
 
 
-def test_what_counts_for_all_falls_on_each_role_at_the_time_it_came():
+def test_shared_rewards_count_for_each_role_at_the_time_they_were_given():
     played = episode(
         0,
         ("planner", 0.0, 0.0),

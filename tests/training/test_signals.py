@@ -124,7 +124,7 @@ def test_the_greedy_return_is_shaped_like_the_others(model, plain, greedy_of):
     assert_same(found, expected)
 
 
-def test_a_group_without_its_greedy_rollout_is_no_group_with_return_0(model, plain, greedy_of):
+def test_a_missing_greedy_rollout_is_an_error_not_a_return_of_0(model, plain, greedy_of):
     trainer = trainer_for(model, AlgorithmConfig(advantage="remax"))
     with pytest.raises(TrainingError, match=r"group b has no greedy rollout with a reward.*1 of 2 groups"):
         trainer.step(plain, temperature=1.0, pad_id=0, extras=StepExtras(greedy=greedy_of({"a": 1.0})))
@@ -180,7 +180,7 @@ def test_nobody_knows_how_far_an_expert_is_from_a_teacher(model, plain):
     torch.testing.assert_close(shaped.token_reward[:own], expected)
 
 
-def test_what_a_teacher_behind_servers_says_is_read_as_if_it_were_here(model, plain):
+def test_a_served_teacher_gives_the_values_of_a_local_one(model, plain):
     teacher = teacher_of(model)
     settings = {"advantage": "reinforce", "loss": "distill", "correction": OFF}
     local = AlgorithmConfig(**settings, teacher={"path": "any"})
@@ -291,7 +291,7 @@ def test_where_no_expert_has_shown_anything_luffy_is_ppo(model, plain):
     assert_same(found, expected)
 
 
-def test_what_an_expert_wrote_is_no_mismatch_of_trainer_and_engine(model, plain):
+def test_an_experts_tokens_do_not_count_as_a_mismatch_of_trainer_and_engine(model, plain):
     exact = compute_logprobs(trainer_for(model, AlgorithmConfig()), [plain[0].sequences[0]])
     own = copy.deepcopy(plain[0])
     sequence = own.sequences[0]

@@ -55,7 +55,7 @@ def trainer_for(model, config=None, *, reference=None, **settings):
 def test_groups_of_one_are_refused_where_members_are_compared(model):
     with pytest.raises(ConfigError, match=r"got algorithm\.group_size 1, expected at least 2"):
         trainer_for(model, algorithm(group_size=1))
-    assert trainer_for(model, algorithm(group_size=1, advantage="reinforce")).least_members == 1
+    assert trainer_for(model, algorithm(group_size=1, advantage="reinforce")).min_members == 1
 
 
 def run_step(trainer, trajectories, temperature=1.0):
@@ -535,7 +535,7 @@ def _without_time(metrics):
 @pytest.mark.parametrize(("budget", "checkpointing"), [(10_000, False), (10_000, True), (45, False)])
 def test_shared_prefixes_change_no_gradient(model, make_trajectory, monkeypatch, budget, checkpointing):
     """The members of a group have sampled the same until some of them stopped; one of them has a branch."""
-    monkeypatch.setattr("agentrl.training.forward.layout.FEWEST_SHARED", 2)
+    monkeypatch.setattr("agentrl.training.forward.layout.MIN_SHARED_TOKENS", 2)
     trajectories = [
         make_trajectory(random.Random(group), group, member, turns=member + 1, reward=float(member))
         for group in ("a", "b")

@@ -105,7 +105,7 @@ def whole_logprobs(model, ids):
     return np.array([np.nan, *logp[torch.arange(len(ids) - 1), tokens[1:]].tolist()], np.float32)
 
 
-def test_the_teachers_values_add_up_to_what_its_model_says_of_the_texts(policy, reader, models_of):
+def test_the_teachers_values_sum_to_its_log_probabilities_of_the_texts(policy, reader, models_of):
     model, teacher = models_of
     trajectories = [play(policy, ANSWERS, "a"), play(policy, ANSWERS[::-1], "b")]
     translations = translations_of(trajectories, policy, reader)
@@ -142,7 +142,7 @@ def test_the_teachers_values_add_up_to_what_its_model_says_of_the_texts(policy, 
         step(served, trajectories, translations=dict.fromkeys("x"))
 
 
-def test_a_teacher_with_the_policys_tokenizer_says_the_same_with_and_without_translation(policy, models_of):
+def test_translation_does_not_change_a_teacher_with_the_policys_tokenizer(policy, models_of):
     model, _ = models_of
     teacher = tiny_model(vocab_size=440, seed=7)
     trajectories = [play(policy, ANSWERS, "a"), play(policy, ANSWERS[::-1], "b")]

@@ -15,7 +15,7 @@ from agentrl.training.diagnostics.repeated_update import repeat_update
 from agentrl.training.diagnostics.watch import (
     CALM,
     FIRST_STEPS,
-    LEAST_HISTORY,
+    MIN_HISTORY,
     Alarms,
     read_dump,
 )
@@ -215,7 +215,7 @@ LOUD = {
 def test_a_cause_is_said_once_and_counted_at_every_step(cause):
     change, words = LOUD[cause]
     alarms = Alarms(NumericsConfig())
-    for _ in range(max(FIRST_STEPS, LEAST_HISTORY)):
+    for _ in range(max(FIRST_STEPS, MIN_HISTORY)):
         assert alarms.judge(QUIET).warnings == ()
     twin = Alarms(NumericsConfig())
     twin.restore(alarms.state())

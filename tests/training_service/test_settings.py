@@ -21,7 +21,7 @@ from agentrl.training_service.futures import FetchedResult, Future, Futures
 from agentrl.training_service.requests import Sampling
 from agentrl.training_service.runs import LOSSES, AdamStep, BaseWeights, RunSettings, TrainingRun, check_pass
 from agentrl.training_service.samplers import Samplers
-from agentrl.training_service.sessions import MOST_PENDING, MOST_WAITING_BYTES, Busy, ServedRun, WaitingRequest
+from agentrl.training_service.sessions import MAX_PENDING, MAX_WAITING_BYTES, Busy, ServedRun, WaitingRequest
 from agentrl.training_service.store import CheckpointInfo, CheckpointStore
 from agentrl.training_service.wire import Datum, PassRequest, read_pass
 
@@ -192,7 +192,7 @@ def test_results_are_kept_as_long_as_they_may_be_needed(monkeypatch: pytest.Monk
 
 
 def test_above_the_limit_fetched_results_go_first_and_the_oldest_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(futures, "MOST_BYTES", 10)
+    monkeypatch.setattr(futures, "MAX_BYTES", 10)
     kept = Futures()
     for number, (name, fetched) in enumerate((("a", False), ("b", True), ("c", True), ("d", False))):
         future = kept.add(name, b"")
@@ -200,7 +200,7 @@ def test_above_the_limit_fetched_results_go_first_and_the_oldest_of_them(monkeyp
         future.is_fetched, future.since = fetched, futures.time.monotonic() + number / 100
     kept.sweep()
     assert sorted(kept._by_id) == ["a", "d"]
-    monkeypatch.setattr(futures, "MOST_BYTES", 7)
+    monkeypatch.setattr(futures, "MAX_BYTES", 7)
     kept.sweep()
     assert sorted(kept._by_id) == ["d"]
 
@@ -313,10 +313,10 @@ def test_a_number_is_used_once_and_not_far_ahead_and_only_the_next_may_be_large(
     for used in (4, 7, 8):
         with pytest.raises(UsageError, match=f"sent before: got seq_id {used}, expected 5 or more"):
             run.check(used, 1, 0)
-    for new in (5, 6, 9, 4 + MOST_PENDING):
-        run.check(new, 1, MOST_WAITING_BYTES - 1)
+    for new in (5, 6, 9, 4 + MAX_PENDING):
+        run.check(new, 1, MAX_WAITING_BYTES - 1)
     with pytest.raises(UsageError, match="too many requests are waiting"):
-        run.check(5 + MOST_PENDING, 1, 0)
+        run.check(5 + MAX_PENDING, 1, 0)
     with pytest.raises(Busy, match="too large"):
-        run.check(6, 2, MOST_WAITING_BYTES - 1)
-    run.check(5, 2, MOST_WAITING_BYTES - 1)
+        run.check(6, 2, MAX_WAITING_BYTES - 1)
+    run.check(5, 2, MAX_WAITING_BYTES - 1)

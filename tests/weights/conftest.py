@@ -14,9 +14,7 @@ from agentrl.training.weights import ModelWeights
 from agentrl.weights import FolderTransport, Probe, RemoteSync, write_served_model
 
 VOCABULARY = 300
-SETTINGS = PoolSettings(
-    check_every_s=0.01, health_timeout_s=0.2, retry_s=0.01, longest_retry_s=0.02, control_timeout_s=30
-)
+SETTINGS = PoolSettings(check_every_s=0.01, health_timeout_s=0.2, retry_s=0.01, max_retry_s=0.02, control_timeout_s=30)
 
 
 class Trainer:

@@ -11,12 +11,12 @@ and writes the files.
 """
 
 from agentrl.builders.ray.actors import ActorEnvironment, GpuReservation, PlacedActor, RankActors, set_variables
-from agentrl.builders.ray.connection import MOST_CALLS, RAY, Cluster, ClusterPlace, connect, gloo_variables
+from agentrl.builders.ray.connection import MAX_CALLS, RAY, Cluster, ClusterPlace, connect, gloo_variables
 from agentrl.builders.ray.engines import ActorServer, LocalEngineActor, ServerActor, answer_of
 from agentrl.builders.ray.environments import EnvironmentActor, EnvironmentNode, NodeWorkers
 
 __all__ = [
-    "MOST_CALLS",
+    "MAX_CALLS",
     "RAY",
     "ActorEnvironment",
     "ActorServer",

@@ -1,6 +1,6 @@
 """Ray actors: their environment, their start, and the trainer's ranks as actors.
 
-Before its work, an actor sets up module paths, variables and its log, and checks that it sees the shared files.
+An actor first sets up its module path, environment variables and log, and checks that it sees the shared files.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ RANK_CALLS = 2
 """Concurrent calls of a rank: `RankActor.serve` and pings."""
 RANK_PING_EVERY_S = 5.0
 RANK_SILENCE_S = 60.0
-"""Seconds for a rank to answer a ping before it counts as lost: its process may be stopped."""
+"""Timeout of pings of a rank; a rank that does not answer counts as lost, because its process may be suspended."""
 
 
 class Ping(NamedTuple):
@@ -182,7 +182,7 @@ class RankActor(NodeActor):
         leave()
 
     def ping(self) -> None:
-        """Return at once, also during `serve`, which shows that the actor's process runs."""
+        """Return at once, even during `serve`; proves that the actor's process runs."""
 
 
 class RankActors(StartedRanks):
@@ -256,7 +256,7 @@ class RankActors(StartedRanks):
         return self._cluster.loss(self._place(rank), what, cause, kind=kind, hint=hint)
 
     def _silence(self) -> TrainingError | None:
-        """Ping the ranks; return the error for one whose process is stopped: no answer for `RANK_SILENCE_S`."""
+        """Ping the ranks; return the error for a suspended rank, which has not answered for `RANK_SILENCE_S`."""
         for rank, actor in list(self._actors.items()):
             now, ping = time.monotonic(), self._pings.get(rank)
             if ping is None or self._cluster.ray.wait([ping.answer], timeout=0)[0]:

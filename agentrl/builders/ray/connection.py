@@ -30,8 +30,8 @@ LISTENS_S = 10.0
 """Timeout of the first connection to a Ray cluster."""
 FROM_OUTSIDE = "ray://"
 OWN_WAYS = {"kill_child_processes_on_worker_exit": False}
-"""Ray settings: the guard of a server must survive its actor, as it ends the server's process tree."""
-MOST_CALLS = 10_000
+"""Ray settings: a server's guard must outlive its actor, because it ends the server's process tree."""
+MAX_CALLS = 10_000
 """Maximum concurrent calls to an actor with an engine; the pool's own limits are lower."""
 
 
@@ -137,13 +137,13 @@ class Cluster:
             self.places[bundle.name] = ClusterPlace(bundle=bundle, index=index, node=found, group=group)
 
     def _bundle_node(self, group: Any, index: int) -> ClusterNode | None:
-        """Return the node of a bundle; ``None`` while Ray moves it from a lost node."""
+        """Return the node of a bundle; ``None`` while Ray reschedules a bundle of a lost node."""
         table = RAY.load("ray.util").placement_group_table(group)
         nodes = {node.id: node for node in self._nodes()}
         return nodes.get(table["bundles_to_node_id"].get(index)) if table["state"] == "CREATED" else None
 
     def find_place(self, place: ClusterPlace) -> ClusterPlace:
-        """Wait until the resources of a place are reserved again, as Ray moves them from a lost node to another one.
+        """Wait until Ray has rescheduled a place from a lost node.
 
         Raises:
             UsageError: no node has had the resources in time.
@@ -265,7 +265,7 @@ def connect(section: ClusterConfig, *, cpus: float) -> Cluster:
 
 
 def _check_listener(address: str) -> None:
-    """Check the address quickly, as Ray would retry for minutes.
+    """Probe the address first, because Ray would retry for minutes.
 
     Raises:
         OSError: no process listens at the address.
@@ -313,6 +313,6 @@ def interface_of(address: str) -> str | None:
 
 
 def gloo_variables(address: str) -> dict[str, str]:
-    """Return the variables that make gloo use an address of this machine; without them it uses the loopback."""
+    """Return the variables that bind gloo to an address of this machine instead of the loopback interface."""
     name = interface_of(address)
     return {} if name is None else {GLOO_INTERFACE: name}

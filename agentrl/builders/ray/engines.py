@@ -35,16 +35,16 @@ from agentrl.weights import GroupMember
 T = TypeVar("T")
 
 ACTOR_CALL_S = 60.0
-"""Deadline of calls that a running actor answers at once; its process may be stopped, or its node lost."""
+"""Timeout of calls that a healthy actor answers at once."""
 JOIN_S = 300.0
-"""Deadline of joining a process group, as of the other ranks."""
+"""Timeout of joining a process group; the same as for ranks."""
 
 
 class EngineHost(NodeActor):
     """Base class of actors with an engine."""
 
     async def ping(self) -> None:
-        """Return at once, which shows that the actor's process runs."""
+        """Return at once; proves that the actor's process runs."""
 
 
 class ServerActor(EngineHost):
@@ -141,7 +141,7 @@ class LocalEngineActor(EngineHost):
         """Use the received weights.
 
         Args:
-            version: Version in the pool. The engine has its own count, which starts again after a restart.
+            version: Version in the pool. The engine counts separately, from 0 after a restart.
         """
         weights, self._received = self._received, {}
         self._stamps[self.engine.version + 1] = version

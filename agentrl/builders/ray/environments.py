@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 
 NODE_CHECK_EVERY_S = 2.0
 NODE_PING_S = 30.0
-"""Seconds for an actor to answer a ping before it is replaced: its process may be stopped."""
+"""Timeout of pings; an actor that does not answer is replaced, because its process may be suspended."""
 NODE_RETRY_S = 1.0
 """Seconds before the first attempt to replace an actor is repeated; doubled after every failed attempt."""
-LONGEST_NODE_RETRY_S = 30.0
+MAX_NODE_RETRY_S = 30.0
 NODE_CLOSE_S = 10.0
 """Seconds before an actor that does not end its environments is killed, which ends them."""
 
@@ -65,7 +65,7 @@ class EnvironmentActor(NodeActor):
         self._numbers = itertools.count()
 
     async def ping(self) -> None:
-        """Return at once, which shows that the actor's process runs."""
+        """Return at once; proves that the actor's process runs."""
 
     async def start(self) -> str:
         """Start the server of sandboxes, and return its address; empty without one."""
@@ -127,7 +127,7 @@ class EnvironmentNode:
         self, cluster: Cluster, actor: PlacedActor, shared: Mapping[str, str], say: Callable[[str], None]
     ) -> None:
         self.generation = 0
-        """Number of replacements; environments of earlier generations are gone."""
+        """Number of times that the actor was replaced; environments of earlier generations are lost."""
         self.alive: set[int] = set()
         """Numbers of the environments whose processes run."""
         self.sandbox_url = ""
@@ -204,7 +204,7 @@ class EnvironmentNode:
         raise EnvironmentFailure(f"{what} failed", got=f"{self.name}, its environment worker, was lost")
 
     async def refresh(self) -> None:
-        """Read which environments are alive, after a call has failed."""
+        """Refresh the set of live environments after a failed call."""
         generation = self.generation
         with suppress(AgentRLError):
             alive = await self.ask("alive", what=f"reading the environments of {self.name}")
@@ -239,7 +239,7 @@ class EnvironmentNode:
             except AgentRLError as failure:
                 self._say(f"{place.name} could not be started again: {failure}")
                 await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, LONGEST_NODE_RETRY_S)
+                wait_s = min(2 * wait_s, MAX_NODE_RETRY_S)
         self._say(f"{place.name} is on {self._actor.place.node} now")
 
     async def close(self) -> None:

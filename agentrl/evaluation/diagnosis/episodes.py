@@ -23,18 +23,18 @@ from dataclasses import replace
 from agentrl.errors import Outcome, SourceLocation, with_location
 from agentrl.evaluation.diagnosis.finding import ConfigChange, Finding
 from agentrl.evaluation.diagnosis.policy import has_risen
-from agentrl.evaluation.diagnosis.summary import LEAST, WHOLE, EpisodeCounts, RunSummary
+from agentrl.evaluation.diagnosis.summary import MIN_EVENTS, WHOLE, EpisodeCounts, RunSummary
 from agentrl.observe.idle_steps import learns_nothing, share_that_differs
 
 MANY = 0.2
 """Minimum share of episodes, of answers, or of steps without learning for reporting a problem."""
 SINGLE_TURN = "single_turn"
 """Loop that ends an episode after one answer."""
-MOST = 0.5
+MAJORITY = 0.5
 """Share of unusable answers among the whole ones, up to which the cut explains those that were cut."""
 CERTAIN = 4.0
 """Minimum difference of two means, in standard errors, that counts as significant."""
-MOST_GROUPS = 0.8
+ALIKE_SHARE = 0.8
 """Minimum share of groups without a difference."""
 IDLE_STEPS = 3
 """Number of consecutive steps without learning before a running run warns."""
@@ -73,20 +73,22 @@ def answers_cut(run: RunSummary) -> Iterator[Finding]:
 
 
 def unusable_answers(run: RunSummary) -> Iterator[Finding]:
-    """Find a policy that does not keep to the form of answers."""
+    """Find a policy that does not keep to the answer format."""
     episodes = run.episodes
     if not episodes.turns or (share := min(1.0, episodes.unusable / episodes.turns)) < MANY:
         return
     remark = f", most often: {episodes.remarks.most_common(1)[0][0]}" if episodes.remarks else ""
     answers = [f"{text!r} ({times} times in a sample)" for text, times in run.frequent_answers()]
     whole, whole_unusable = episodes.turns - episodes.cut, episodes.unusable - episodes.cut_unusable
-    is_of_the_cut = (episodes.cut_unusable > 0 and whole_unusable < MOST * whole) or whole < LEAST <= episodes.cut
+    is_of_the_cut = (
+        episodes.cut_unusable > 0 and whole_unusable < MAJORITY * whole
+    ) or whole < MIN_EVENTS <= episodes.cut
     yield Finding(
         kind="unusable_answers",
         sentence=f"{episodes.unusable} of {episodes.turns} answers could not be used as actions{remark}",
-        advice="see what the policy is told: agentrl env prompt "
+        advice="check what the policy reads: agentrl env prompt "
         f"{run.setting('environment.name') or 'NAME'}; check agent.loop and agent.options, show examples "
-        "(agent.few_shot_turns), try a warm start (agentrl sft), or a model that follows the form",
+        "(agent.few_shot_turns), try a warm start (agentrl sft), or a model that keeps to the format",
         evidence=tuple(f"frequent answer: {answer}" for answer in answers),
         example=run.example("unusable"),
         count=episodes.unusable,
@@ -100,7 +102,7 @@ def unusable_answers(run: RunSummary) -> Iterator[Finding]:
 
 def _has_no_room(run: RunSummary) -> bool:
     """Return True if the tokens of most episodes end in their first turn, so that no answer has room."""
-    return MOST * run.episodes.episodes <= run.episodes.first_turn_cuts > 0
+    return MAJORITY * run.episodes.episodes <= run.episodes.first_turn_cuts > 0
 
 
 _BUDGETS = {
@@ -175,7 +177,7 @@ def _unplayed_findings(run: RunSummary) -> frozenset[str]:
 def reward_against_success(run: RunSummary) -> Iterator[Finding]:
     """Compare the rewards of solved episodes with those of others."""
     solved, failed = run.episodes.by_success[True], run.episodes.by_success[False]
-    if min(solved.count, failed.count) < LEAST or solved.mean >= failed.mean:
+    if min(solved.count, failed.count) < MIN_EVENTS or solved.mean >= failed.mean:
         return
     if failed.mean - solved.mean < CERTAIN * math.sqrt(solved.error + failed.error):
         return
@@ -197,7 +199,7 @@ def judge_always_agrees(run: RunSummary) -> Iterator[Finding]:
     scores, episodes = run.episodes.rewards.get(JUDGE), run.episodes
     if run.setting("agent.judge") is None or scores is None or not scores.is_constant:
         return
-    if episodes.episodes < LEAST or len(episodes.different) < 2:
+    if episodes.episodes < MIN_EVENTS or len(episodes.different) < 2:
         return
     compares = run.setting("agent.judge.compare") is not None
     what = "found all episodes of each group equally good" if compares else f"gave the same score, {scores.high:g}"
@@ -219,7 +221,7 @@ def judge_always_agrees(run: RunSummary) -> Iterator[Finding]:
 def constant_reward(run: RunSummary) -> Iterator[Finding]:
     """Find a reward that does not depend on what the policy does."""
     episodes, whole = run.episodes, run.episodes.rewards.get(WHOLE)
-    if whole is None or not whole.is_constant or episodes.episodes < LEAST or len(episodes.different) < 2:
+    if whole is None or not whole.is_constant or episodes.episodes < MIN_EVENTS or len(episodes.different) < 2:
         return
     if not run.definitions and not (0 < episodes.solved < episodes.judged) and (episodes.solved or whole.high == 0):
         return  # all tasks of an environment are solved, or all failed: see `never_rewarded`
@@ -252,7 +254,7 @@ def never_rewarded(run: RunSummary) -> Iterator[Finding]:
     episodes, whole = run.episodes, run.episodes.rewards.get(WHOLE)
     if run.definitions or whole is None or not whole.is_constant or whole.high != 0 or episodes.solved:
         return
-    if episodes.episodes < LEAST or run.setting("agent.judge") is not None:
+    if episodes.episodes < MIN_EVENTS or run.setting("agent.judge") is not None:
         return
     name = run.setting("environment.name") or "NAME"
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in episodes.outcomes.most_common())
@@ -287,7 +289,7 @@ def nothing_varies(run: RunSummary) -> Iterator[Finding]:
     if is_current or idle >= MANY * steps:
         what = f"in the last {in_a_row} steps" if in_a_row >= max(IDLE_STEPS, idle) else f"in {idle} of {steps} steps"
         sentence = f"nothing is being learned: {what} all episodes of a task had the same return, so no episode was "
-    elif trained >= LEAST and equal >= MOST_GROUPS * trained and not (run.is_solved or compares_otherwise):
+    elif trained >= MIN_EVENTS and equal >= ALIKE_SHARE * trained and not (run.is_solved or compares_otherwise):
         sentence = (
             f"little is learned: in {equal:.0f} of {trained:.0f} groups all episodes had the same return, so none was "
         )
@@ -333,7 +335,7 @@ def explain_equal_returns(episodes: EpisodeCounts) -> tuple[str, str]:
     if (share := episodes.unusable_share) >= 0.5:
         return (
             f"{result}, and {share:.0%} of the answers could not be used as actions",
-            "try a warm start (agentrl sft) or a model that follows the format, and check agent.loop and "
+            "try a warm start (agentrl sft) or a model that keeps to the format, and check agent.loop and "
             "agent.max_answer_tokens",
         )
     if whole is not None and not whole.is_constant:

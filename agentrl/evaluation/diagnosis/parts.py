@@ -17,7 +17,7 @@ from statistics import fmean
 
 from agentrl.errors import Outcome
 from agentrl.evaluation.diagnosis.finding import Finding
-from agentrl.evaluation.diagnosis.summary import LEAST, LONGEST_TEXT, RunSummary, metric, series
+from agentrl.evaluation.diagnosis.summary import MAX_TEXT_CHARS, MIN_EVENTS, RunSummary, metric, series
 from agentrl.observe.incidents import Incident
 from agentrl.observe.metrics import BIAS_PREFIX, MARGIN_ERRORS, MARGIN_SUFFIX, TIMING_PREFIX
 
@@ -50,7 +50,7 @@ def code_failures(run: RunSummary) -> Iterator[Finding]:
 def _failure(run: RunSummary, one: Incident, of: int) -> Finding:
     share, is_tool = one.count / of, one.kind == "tool"
     where = "" if one.file is None else f" ({one.file} line {one.line})"
-    cause = " ".join(one.cause[:LONGEST_TEXT].split())
+    cause = " ".join(one.cause[:MAX_TEXT_CHARS].split())
     if is_tool:
         unit, effect = "calls", f"the policy reads only that it failed{'' if share == 1 else ' in these calls'}"
     elif one.kind == Outcome.REWARD_ERROR:
@@ -74,7 +74,7 @@ def tool_reports_errors(run: RunSummary) -> Iterator[Finding]:
     """Find tools that do not raise, but return an error to the policy in most calls."""
     raising = {one.subject for one in run.incidents.found.values() if one.kind == "tool"}
     for name, use in run.episodes.tools.items():
-        if name in raising or use.calls < LEAST or (share := use.errors / use.calls) < MOST:
+        if name in raising or use.calls < MIN_EVENTS or (share := use.errors / use.calls) < MOST:
             continue
         effect = "the policy reads only errors" if use.errors == use.calls else "the policy reads mostly errors"
         yield Finding(
@@ -97,7 +97,7 @@ def tool_slow(run: RunSummary) -> Iterator[Finding]:
         return
     name, use = max(tools.items(), key=lambda item: item[1].seconds)
     share = use.seconds / whole
-    if use.calls < LEAST or share < SLOW_SHARE or (each := use.seconds / use.calls) < SLOW_CALL_S:
+    if use.calls < MIN_EVENTS or share < SLOW_SHARE or (each := use.seconds / use.calls) < SLOW_CALL_S:
         return
     yield Finding(
         kind="tool_slow",

@@ -30,9 +30,9 @@ from agentrl.observe.idle_steps import share_that_differs
 BACK = 5
 """Number of earlier steps to compare the newest one with."""
 RISE, FALL, COLLAPSE = 3.0, 1 / 3, 0.1
-LEAST_CHANGE = 0.5
+MIN_CHANGE = 0.5
 """Minimum change of the entropy, in nats; small entropies change by large factors without a problem."""
-ALIKE, LEAST_ALIKE = 0.5, 3
+ALIKE, MIN_ALIKE_GROUPS = 0.5, 3
 """Minimum share and number of groups with identical members."""
 SPIKE = 20.0
 EARLY_NORMS = (2, 8)
@@ -100,7 +100,7 @@ def entropy_rises(run: RunSummary) -> Iterator[Finding]:
     if len(values) < 2:
         return
     now, lowest = values[-1], min(values[:-1])
-    if now < RISE * lowest or now - lowest < LEAST_CHANGE:
+    if now < RISE * lowest or now - lowest < MIN_CHANGE:
         return
     back = _steps_since(values, lowest)
     times = f"{now / lowest:.1f}-fold" if lowest > 0 else "from 0"
@@ -127,7 +127,7 @@ def entropy_falls(run: RunSummary) -> Iterator[Finding]:
         highest, back = (fmean(first) if len(lines) > 2 * WINDOW and first else 0.0), len(lines) - 1
         if now > COLLAPSE * highest:
             return
-    if highest - now < LEAST_CHANGE:
+    if highest - now < MIN_CHANGE:
         return
     if _success_rose_since(lines, back) or has_risen(lines, "success/mean"):
         return
@@ -166,7 +166,7 @@ def members_alike(run: RunSummary) -> Iterator[Finding]:
     if share is None or share < ALIKE or (success is not None and success >= SOLVED):
         return
     groups = metric(now, "groups/trained")
-    if groups is not None and share * groups < LEAST_ALIKE:
+    if groups is not None and share * groups < MIN_ALIKE_GROUPS:
         return
     temperature = run.setting("sampling.temperature")
     is_greedy = temperature is not None and temperature < 0.7

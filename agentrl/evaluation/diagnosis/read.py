@@ -35,11 +35,11 @@ from agentrl.observe.run_status import Liveness, read_status
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.trajectory import Trajectory
 
-MOST_EPISODES = 2000
-"""Maximum number of episodes that are read, unless there are more than `MOST_STEPS` steps."""
-MOST_STEPS = 200
+MAX_EPISODES = 2000
+"""Maximum number of episodes that are read, unless there are more than `MAX_STEPS` steps."""
+MAX_STEPS = 200
 """Maximum number of steps whose episodes are read."""
-LEAST_PER_STEP = 16
+MIN_PER_STEP = 16
 INCIDENTS_FILE = "incidents.json"
 """File in the folder of a run or an evaluation with counts of failures."""
 _ERROR = re.compile(r"\b(?:\w+Error|Exception|CRITICAL|Segmentation fault|out of memory)\b", re.IGNORECASE)
@@ -195,8 +195,8 @@ def _read_episodes(store: Path, notes: list[str]) -> dict[int, list[Trajectory]]
     ended = EpisodeFilter(is_infrastructure=False)
     with TrajectoryIndex(store) as index:
         steps, count = index.steps(ended), index.count(ended)
-        chosen = steps if count <= MOST_EPISODES else _spread(steps)
-        most = None if count <= MOST_EPISODES else max(LEAST_PER_STEP, MOST_EPISODES // len(chosen))
+        chosen = steps if count <= MAX_EPISODES else _spread(steps)
+        most = None if count <= MAX_EPISODES else max(MIN_PER_STEP, MAX_EPISODES // len(chosen))
         for step in chosen:
             where = EpisodeFilter(is_infrastructure=False, first_step=step, last_step=step)
             for row in index.select(where, limit=most):
@@ -211,10 +211,10 @@ def _read_episodes(store: Path, notes: list[str]) -> dict[int, list[Trajectory]]
 
 
 def _spread(steps: Sequence[int]) -> list[int]:
-    """Return at most `MOST_STEPS` steps: evenly spread ones, with the first and the last."""
-    if len(steps) <= MOST_STEPS:
+    """Return at most `MAX_STEPS` steps: evenly spread ones, with the first and the last."""
+    if len(steps) <= MAX_STEPS:
         return list(steps)
-    return sorted({steps[round(i * (len(steps) - 1) / (MOST_STEPS - 1))] for i in range(MOST_STEPS)})
+    return sorted({steps[round(i * (len(steps) - 1) / (MAX_STEPS - 1))] for i in range(MAX_STEPS)})
 
 
 def _state_of(run: RunDirectory, *, is_complete: bool) -> Liveness:

@@ -24,13 +24,13 @@ WHOLE = ""
 """Name of an episode's whole reward among its components."""
 SOLVED = 0.95
 """Success rate from which a policy counts as finished: its episodes no longer need to differ."""
-LEAST = 8
+MIN_EVENTS = 8
 """Minimum number of episodes for statements about all of them."""
-LONGEST_TEXT = 200
+MAX_TEXT_CHARS = 200
 """Maximum number of characters of an error or an answer that are kept."""
 ANSWERS_PER_STEP = 32
 """Maximum number of unusable answers of a step whose text is counted."""
-MOST_ANSWERS = 400
+MAX_ANSWERS = 400
 """Maximum number of distinct unusable answers that are counted."""
 
 
@@ -175,9 +175,9 @@ class EpisodeCounts:
         self.cut_unusable += sum(turn.stop_reason == StopReason.LENGTH and not turn.valid for turn in turns)
         self.first_turn_cuts += trajectory.outcome is Outcome.TRUNCATED_TOKENS and len(turns) <= 1
         if trajectory.outcome is Outcome.POLICY_ERROR and trajectory.error:
-            self.remarks[trajectory.error[:LONGEST_TEXT]] += 1
+            self.remarks[trajectory.error[:MAX_TEXT_CHARS]] += 1
         self._add_rewards(trajectory)
-        if len(self.different) < LEAST:
+        if len(self.different) < MIN_EVENTS:
             self.different.add(hash((sampled_bytes(trajectory), repr(trajectory.transcript))))
         failing = self._add_tools(trajectory)
         engine = sum(t.timings.queue + t.timings.prefill + t.timings.decode for t in turns)
@@ -216,7 +216,7 @@ class EpisodeCounts:
             if added == most:
                 break
             added += 1
-            if answer in self.bad_answers or len(self.bad_answers) < MOST_ANSWERS:
+            if answer in self.bad_answers or len(self.bad_answers) < MAX_ANSWERS:
                 self.bad_answers[answer] += 1
         return added
 
@@ -243,8 +243,8 @@ def _unusable_answers(trajectory: Trajectory) -> Iterator[Answer]:
 
 def _answer_of(turn: Turn, ids: Sequence[int], texts: Mapping[int, str]) -> Answer:
     if turn.end > turn.start:
-        return tuple(ids[turn.start : min(turn.end, turn.start + LONGEST_TEXT)])
-    return texts.get(turn.index, "")[:LONGEST_TEXT]
+        return tuple(ids[turn.start : min(turn.end, turn.start + MAX_TEXT_CHARS)])
+    return texts.get(turn.index, "")[:MAX_TEXT_CHARS]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -309,7 +309,7 @@ class RunSummary:
             if isinstance(answer, str):
                 found.append((answer, times))
             elif self.decode is not None:
-                found.append((self.decode(answer)[:LONGEST_TEXT], times))
+                found.append((self.decode(answer)[:MAX_TEXT_CHARS], times))
         return found
 
     def example(self, kind: str = WHOLE) -> ExampleEpisode | None:

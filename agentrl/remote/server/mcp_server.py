@@ -27,7 +27,7 @@ from agentrl.remote.listening import BODY_S, IDLE_CONNECTION_S, SLOWEST, is_own_
 from agentrl.remote.server.episodes import EpisodeHost, ServedEpisode, TaskChoice, first_text
 from agentrl.remote.server.server import ServerSettings
 from agentrl.remote.server.session import Clock, Leases
-from agentrl.remote.wire import LARGEST_CALL, Refusal, to_json, write_content
+from agentrl.remote.wire import MAX_CALL_BYTES, Refusal, to_json, write_content
 from agentrl.tool import Tool
 
 MCP = Extra(name="mcp", module="mcp")
@@ -111,7 +111,7 @@ class MCPServer:
         security = MCP.load("mcp.server.transport_security").TransportSecuritySettings
         application = self._make_server(has_sessions=True).streamable_http_app(
             streamable_http_path=PATH,
-            max_request_body_size=LARGEST_CALL,
+            max_request_body_size=MAX_CALL_BYTES,
             session_idle_timeout=self.settings.lease_s,
             max_sessions=self.settings.max_sessions,
             transport_security=security(enable_dns_rebinding_protection=False),  # `_guard` does it
@@ -335,15 +335,15 @@ def _connections_with_a_deadline() -> Any:
 async def _receive_body(receive: Receive) -> Receive:
     """Read a request's body within the deadlines of `agentrl.remote.listening`; return what a later reader receives.
 
-    What follows the first `LARGEST_CALL` bytes is left to the application, which refuses it.
+    What follows the first `MAX_CALL_BYTES` bytes is left to the application, which refuses it.
 
     Raises:
         TimeoutError: the body is late.
     """
     loop, size, read = asyncio.get_running_loop(), 0, list[dict[str, Any]]()
-    last = loop.time() + BODY_S + LARGEST_CALL / SLOWEST
+    last = loop.time() + BODY_S + MAX_CALL_BYTES / SLOWEST
     async with asyncio.timeout(BODY_S) as limit:
-        while size <= LARGEST_CALL and (not read or read[-1].get("more_body")):
+        while size <= MAX_CALL_BYTES and (not read or read[-1].get("more_body")):
             read.append(await receive())
             size += len(read[-1].get("body", b""))
             limit.reschedule(min(last, loop.time() + BODY_S))

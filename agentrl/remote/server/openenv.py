@@ -30,14 +30,23 @@ from agentrl.remote.listening import DEEPEST, Listener, guard, is_deep, read_bod
 from agentrl.remote.server.episodes import EpisodeHost, ServedEpisode, TaskChoice, first_text
 from agentrl.remote.server.server import ServerSettings, error_answers, respond
 from agentrl.remote.server.session import Clock, Leases
-from agentrl.remote.wire import HEALTH, LARGEST_CALL, Refusal, RefusalKind, field, to_json, whole_number, write_content
+from agentrl.remote.wire import (
+    HEALTH,
+    MAX_CALL_BYTES,
+    Refusal,
+    RefusalKind,
+    field,
+    to_json,
+    whole_number,
+    write_content,
+)
 from agentrl.task import Task
 from agentrl.tool import Tool
 from agentrl.tool.schema import WrongArguments
 
-MOST_WAITING = 16
+MAX_WAITING = 16
 """Messages of a connection that may wait for the one that is carried out."""
-MOST_TASKS = 10_000
+MAX_TASKS = 10_000
 """Tasks in one answer."""
 _CHOICES = ("split", "index", "seed", "episode_id")
 """Fields that a reset may set; the id of an episode is that of its session."""
@@ -132,7 +141,7 @@ class OpenEnvServer:
 
     async def _tasks(self, request: web.Request) -> web.Response:
         self._check_name(request)
-        _, body = await read_body(request, LARGEST_CALL)
+        _, body = await read_body(request, MAX_CALL_BYTES)
         split, method = field(body, "split", str), request.match_info["method"]
         size = len(self._host.tasks.source(split))
         if method == "num_tasks":
@@ -143,9 +152,9 @@ class OpenEnvServer:
             first, end = body.get("start"), body.get("stop")
             first = 0 if first is None else whole_number(body, "start", least=0, most=size)
             chosen = range(first, size if end is None else whole_number(body, "stop", least=0, most=size))
-        if len(chosen) > MOST_TASKS:
+        if len(chosen) > MAX_TASKS:
             hint = "request a part of them with task_range"
-            raise UsageError("too many tasks for one response", got=len(chosen), expected=MOST_TASKS, hint=hint)
+            raise UsageError("too many tasks for one response", got=len(chosen), expected=MAX_TASKS, hint=hint)
         find = self._host.tasks.find
         found = [write_shown_task(await find(TaskChoice(split=split, index=i), default=0), i) for i in chosen]
         return respond({"task": found[0]} if method == "task" else {"tasks": found, "env_name": self._host.spec.name})
@@ -166,7 +175,7 @@ class OpenEnvServer:
 
     async def _connect(self, request: web.Request) -> web.WebSocketResponse:
         """Serve a connection until it is closed."""
-        socket = web.WebSocketResponse(max_msg_size=LARGEST_CALL)
+        socket = web.WebSocketResponse(max_msg_size=MAX_CALL_BYTES)
         await socket.prepare(request)
         with contextlib.suppress(ConnectionError):  # the client is gone
             try:
@@ -269,7 +278,7 @@ class OpenEnvServer:
     async def _answer_rpc(self, request: web.Request) -> web.Response:
         """Answer a JSON-RPC request over HTTP."""
         try:
-            _, body = await read_body(request, LARGEST_CALL)
+            _, body = await read_body(request, MAX_CALL_BYTES)
         except Refusal as error:
             return respond(write_rpc_error(None, "parse", str(error)))
         return respond(await self._rpc(body, None))
@@ -317,7 +326,7 @@ class OpenEnvServer:
 @asynccontextmanager
 async def _messages(socket: web.WebSocketResponse) -> AsyncIterator[asyncio.Queue[str | None]]:
     """Receive a connection's messages in the background, so that pings are answered at once; ``None`` is its end."""
-    queue: asyncio.Queue[str | None] = asyncio.Queue(MOST_WAITING)
+    queue: asyncio.Queue[str | None] = asyncio.Queue(MAX_WAITING)
 
     async def receive() -> None:
         async for message in socket:

@@ -22,8 +22,8 @@ from agentrl.remote.server.session import Clock, Leases, ServerReply, error_answ
 from agentrl.remote.wire import HEALTH, Body, Refusal, RefusalKind, field, to_json, whole_number
 from agentrl.sandbox import Command, Limits, Sandbox, SandboxProcess, SandboxSpec, open_sandbox
 from agentrl.sandbox.http import (
-    LARGEST_CALL,
-    LARGEST_REQUEST,
+    MAX_CALL_BYTES,
+    MAX_REQUEST_BYTES,
     PROTOCOL,
     SANDBOXES,
     VERSION,
@@ -174,7 +174,7 @@ async def _spawn(served: ServedSandbox, body: Body) -> dict[str, Any]:
 
 
 async def _read(served: ServedSandbox, body: Body) -> dict[str, Any]:
-    most = whole_number(body, "most", least=1, most=LARGEST_REQUEST)
+    most = whole_number(body, "most", least=1, most=MAX_REQUEST_BYTES)
     return {"data": write_bytes(await served.sandbox.read(field(body, "path", str), most=most))}
 
 
@@ -296,7 +296,7 @@ class SandboxServer:
         """Open a sandbox with the name that the client chose, or return the open one."""
         name = request.match_info["name"]
         self.sandboxes.check_name(name)
-        spec = self._narrow_spec((await read_body(request, LARGEST_CALL))[1])
+        spec = self._narrow_spec((await read_body(request, MAX_CALL_BYTES))[1])
         served = await self.sandboxes.open(name, lambda: self._begin(spec))
         return respond({"folder": served.sandbox.folder})
 

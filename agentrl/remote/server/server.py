@@ -22,7 +22,7 @@ from agentrl.remote.server.session import Clock, Leases, ServerReply, Session, e
 from agentrl.remote.wire import (
     HEALTH,
     INFO,
-    LARGEST_CALL,
+    MAX_CALL_BYTES,
     PROTOCOL,
     SESSIONS,
     TASKS,
@@ -98,7 +98,10 @@ class _Routes:
         """Open a session with the name that the client chose."""
         name = request.match_info["session"]
         self.sessions.check_name(name)
-        wanted, served = (await read_body(request, LARGEST_CALL))[1].get("fingerprint"), self.description["fingerprint"]
+        wanted, served = (
+            (await read_body(request, MAX_CALL_BYTES))[1].get("fingerprint"),
+            self.description["fingerprint"],
+        )
         if wanted not in (None, served):
             raise UsageError(
                 f"the served environment {self.description['spec']['name']}, its options or its version have changed",

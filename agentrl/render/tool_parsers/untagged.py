@@ -37,7 +37,7 @@ NO_ARGUMENTS = "no arguments"
 
 SERVED = frozenset({UNCLOSED_TAG, LISTED, PARAMETERS})
 """Deviations that the parsers of inference servers accept; the tool itself then checks the arguments, as there."""
-MOST_ATTEMPTS = 32
+MAX_ATTEMPTS = 32
 """Maximum number of places in an answer that are tried; each may require reading the rest of the answer."""
 _TAG_NAMES = "tool_call|tool_calls|tools|tool|function_call|function_calls|functions"
 _MARK = re.compile(rf"(?P<tag><(?:{_TAG_NAMES})>)|(?P<fence>```[\w-]*)|</(?:{_TAG_NAMES}|function)>|[;,]")
@@ -66,7 +66,7 @@ _INTRODUCES = re.compile(
     re.IGNORECASE,
 )
 _BYTE_ORDER_MARK = "\ufeff"
-_LONGEST_SENTENCE = 200
+_MAX_SENTENCE_CHARS = 200
 _OPENED_FENCE = re.compile(r"```[\w-]*\s*\Z")
 
 
@@ -134,7 +134,7 @@ def is_nothing(arguments: Any) -> bool:
 
 def introduces_example(before: str) -> bool:
     """Return True if the text directly before a call introduces it as an example or an alternative."""
-    before = _OPENED_FENCE.sub("", before[-_LONGEST_SENTENCE:].rstrip()).rstrip()
+    before = _OPENED_FENCE.sub("", before[-_MAX_SENTENCE_CHARS:].rstrip()).rstrip()
     return _INTRODUCES.search(before.rpartition("\n")[2]) is not None
 
 
@@ -223,7 +223,7 @@ def _find_region(text: str, *, is_whole: bool, inline: bool) -> _Region | None:
         match _read_region(text, start, is_whole=is_whole):
             case _ParseFailure(at, was_read):
                 failed, attempts = at, attempts + was_read
-                if attempts == MOST_ATTEMPTS:
+                if attempts == MAX_ATTEMPTS:
                     return None
             case region:
                 return region

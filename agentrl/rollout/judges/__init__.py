@@ -1,8 +1,8 @@
 """Judges: language models that score episodes, fill in rubrics, or rank the episodes of a group.
 
-transcripts ─► question + form ─► client (cache, budget, service) ─► verdict ─► reward
+transcripts ─► question + answer format ─► client (cache, budget, service) ─► verdict ─► reward
 
-The forms of questions, with their default prompts, are in `agentrl.config.judge`.
+`agentrl.config.judge` has the types of questions and their default prompts.
 """
 
 from agentrl.rollout.judges.client import JudgeClient, build_judge, judge_metrics, judge_service_settings

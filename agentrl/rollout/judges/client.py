@@ -4,8 +4,8 @@
                                                                  ▲                         │
                                                                  └──── ask again ◄─────────┘
 
-Every answer costs money, so each is written to the file at once, readable or not. A resumed run reads its cache and its
-costs from that file.
+Every answer costs money, so each is written to the file at once, even if it cannot be parsed. A resumed run reads its
+cache and its costs from that file.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from agentrl.errors import BudgetSpent, EngineError, UsageError
 from agentrl.message import Message, user
 from agentrl.observe.files import JsonLinesWriter, read_json_lines
 from agentrl.observe.metrics import TIMING_PREFIX
-from agentrl.remote.chat import ChatService, ServiceRefusal, ServiceSettings
-from agentrl.rollout.judges.forms import UnreadableAnswer, VerdictForm
+from agentrl.remote.chat import ChatService, ServiceSettings, ServiceStatusError
+from agentrl.rollout.judges.verdicts import UnreadableAnswer, VerdictFormat
 from agentrl.rollout.waits import RolloutCounters, episode_counters
 
 NO_SCHEMA = (400, 415, 422, 501)
-"""HTTP statuses of services that refuse a ``response_format``."""
+"""HTTP statuses with which services reject a ``response_format``."""
 MILLION = 1e6
 CUT = "Your answer was cut off at its end. Write a shorter answer."
 
@@ -99,40 +99,40 @@ class JudgeClient:
             return f"a cost of {self._cost:g} of {budget.max_cost:g}"
         return None
 
-    async def ask(self, question: str, form: VerdictForm, name: str) -> Mapping[str, Any]:
+    async def ask(self, question: str, answer_format: VerdictFormat, name: str) -> Mapping[str, Any]:
         """Ask the judge, and return the fields of a readable answer.
 
         Args:
-            question: Question without the form of its answer.
-            form: Form of the answer.
+            question: Question without the instructions of the answer's format.
+            answer_format: Required format of the answer.
             name: Name of the judged episode or group, for messages.
 
         Raises:
-            EngineError: no answer had the form in the allowed number of attempts, or the service did not answer.
+            EngineError: no answer could be parsed in the allowed number of attempts, or the service did not answer.
             BudgetSpent: the answer is not cached, and the budget is used up.
             UsageError: the service refuses the key or the model, or reports no tokens although the budget needs them.
         """
-        whole = "\n\n".join(filter(None, (question, form.instructions)))
-        key = self._key(whole, form)
-        if (known := self._find_verdict(key, form)) is not None:
+        whole = "\n\n".join(filter(None, (question, answer_format.instructions)))
+        key = self._key(whole, answer_format)
+        if (known := self._find_verdict(key, answer_format)) is not None:
             self.counters.judge_cached += 1
             return known
         if self._settings.cache == "off":
-            return form.read(await self._readable(whole, form, key, name))
+            return answer_format.read(await self._readable(whole, answer_format, key, name))
         request = self._running.get(key)
         if request is None:
-            request = self._running[key] = asyncio.create_task(self._readable(whole, form, key, name))
+            request = self._running[key] = asyncio.create_task(self._readable(whole, answer_format, key, name))
             request.add_done_callback(lambda done: self._remove_request(key, done))
         else:
             self.counters.judge_cached += 1
-        return form.read(await asyncio.shield(request))
+        return answer_format.read(await asyncio.shield(request))
 
-    def _find_verdict(self, key: str, form: VerdictForm) -> Mapping[str, Any] | None:
+    def _find_verdict(self, key: str, answer_format: VerdictFormat) -> Mapping[str, Any] | None:
         """Return a cached verdict, unless its pydantic model has become stricter since."""
         if (answer := self._known.get(key)) is None:
             return None
         try:
-            return form.read(answer)
+            return answer_format.read(answer)
         except UnreadableAnswer:
             return None
 
@@ -141,23 +141,23 @@ class JudgeClient:
         if not task.cancelled():
             task.exception()  # all callers may have been cancelled
 
-    def _key(self, question: str, form: VerdictForm) -> str:
+    def _key(self, question: str, answer_format: VerdictFormat) -> str:
         settings = self._settings
         inputs = {
             "model": settings.engine.model,
             "temperature": settings.temperature,
             "max_tokens": settings.max_tokens,
             "question": question,
-            "schema": form.schema,
+            "schema": answer_format.schema,
         }
         return hashlib.sha256(json.dumps(inputs, sort_keys=False).encode()).hexdigest()
 
-    async def _readable(self, question: str, form: VerdictForm, key: str, name: str) -> str:
-        """Ask until an answer has the form, and return its text."""
+    async def _readable(self, question: str, answer_format: VerdictFormat, key: str, name: str) -> str:
+        """Repeat the question until an answer can be parsed, and return its text."""
         messages: list[Message] = [user(question)]
         for attempt in range(self._settings.attempts):
-            answer = await self._request(messages, form, f"{name}/judge-{attempt}")
-            wrong = _find_fault(answer, form)
+            answer = await self._request(messages, answer_format, f"{name}/judge-{attempt}")
+            wrong = _find_fault(answer, answer_format)
             self._note(answer, key, is_readable=wrong is None)
             if wrong is None:
                 return answer.message.text
@@ -165,11 +165,11 @@ class JudgeClient:
         raise EngineError(
             f"the judge gave no score for {name}",
             got=repr(answer.message.text[-200:]),
-            expected=f"an answer that can be read ({wrong})",
+            expected=f"an answer that can be parsed ({wrong})",
             hint="raise agent.judge.max_tokens if the answer is cut off, or change the prompt",
         )
 
-    async def _request(self, messages: list[Message], form: VerdictForm, request_id: str) -> ChatAnswer:
+    async def _request(self, messages: list[Message], answer_format: VerdictFormat, request_id: str) -> ChatAnswer:
         """Send one request to the service if the budget allows it."""
         async with self._places:
             if (spent := self.spent) is not None:
@@ -181,7 +181,7 @@ class JudgeClient:
             self._requests += 1  # requests in flight count, so that the limit holds
             began = time.perf_counter()
             try:
-                answer = await self._send(messages, form, request_id)
+                answer = await self._send(messages, answer_format, request_id)
             except asyncio.CancelledError:
                 self._note_withdrawn(request_id)
                 raise
@@ -191,23 +191,23 @@ class JudgeClient:
             self.counters.judge_seconds += time.perf_counter() - began
             return answer
 
-    async def _send(self, messages: list[Message], form: VerdictForm, request_id: str) -> ChatAnswer:
-        """Send a request with the JSON schema, or without it once the service has refused one."""
-        settings, schema = self._settings, form.schema if self._is_guided else None
+    async def _send(self, messages: list[Message], answer_format: VerdictFormat, request_id: str) -> ChatAnswer:
+        """Send a request with the JSON schema, or without it after the service has rejected one."""
+        settings, schema = self._settings, answer_format.schema if self._is_guided else None
         params = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens)
         try:
             return await self._service.chat(messages, (), params, request_id, json_schema=schema)
-        except ServiceRefusal as refusal:
-            if schema is None or settings.guided == "always" or refusal.status not in NO_SCHEMA:
+        except ServiceStatusError as error:
+            if schema is None or settings.guided == "always" or error.status not in NO_SCHEMA:
                 raise
             answer = await self._service.chat(messages, (), params, request_id)  # raises for any other reason
             if self._is_guided:
                 self._is_guided = False
                 _log.warning(
-                    "the judge refuses response_format (%s): from now on only the prompt describes the verdict's form",
-                    refusal.got,
+                    "the judge rejects response_format (%s): from now on, only the prompt describes the format",
+                    error.got,
                 )
-            return answer
+        return answer
 
     def _note(self, answer: ChatAnswer, key: str, *, is_readable: bool) -> None:
         """Record an answer and its cost."""
@@ -230,7 +230,7 @@ class JudgeClient:
         self._append(key, answer.message.text, answer.prompt_tokens, answer.answer_tokens, is_readable=is_readable)
 
     def _note_withdrawn(self, request_id: str) -> None:
-        """Record a request that was withdrawn before its answer: the service may have received it and may bill it."""
+        """Record a request that was cancelled before its answer: the service may have received it, and may bill it."""
         self._append(request_id, "", 0, 0, is_readable=False)
 
     def _append(self, key: str, answer: str, prompt_tokens: int, answer_tokens: int, *, is_readable: bool) -> None:
@@ -263,12 +263,12 @@ class JudgeClient:
             self._file.close()
 
 
-def _find_fault(answer: ChatAnswer, form: VerdictForm) -> str | None:
+def _find_fault(answer: ChatAnswer, answer_format: VerdictFormat) -> str | None:
     """Describe why an answer cannot be read; ``None`` for a readable answer."""
     if answer.stop_reason is StopReason.LENGTH:
         return CUT
     try:
-        form.read(answer.message.text)
+        answer_format.read(answer.message.text)
     except UnreadableAnswer as why:
         return str(why)
     return None

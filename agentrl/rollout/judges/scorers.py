@@ -33,24 +33,24 @@ from agentrl.errors import BudgetSpent, ConfigError, EngineError, UsageError
 from agentrl.message import broken_up
 from agentrl.reward import GroupScorer, Score, Scorer
 from agentrl.rollout.judges.client import JudgeClient
-from agentrl.rollout.judges.forms import (
-    FieldsForm,
+from agentrl.rollout.judges.transcripts import Decode, TranscriptPiece, marked_transcript, pieces_of, require_tokens
+from agentrl.rollout.judges.verdicts import (
+    FieldsFormat,
     FieldWeights,
-    RankingForm,
-    ScoreForm,
+    RankingFormat,
+    ScoreFormat,
     VerdictField,
-    VerdictForm,
+    VerdictFormat,
+    configured_format,
     reason_field,
-    verdict_form,
     verdict_weights,
 )
-from agentrl.rollout.judges.transcripts import Decode, TranscriptPiece, marked_transcript, pieces_of, require_tokens
 from agentrl.rollout.tools import gather_in_order
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
-MOST_GROUPS = 10_000
-"""Maximum number of groups in the memory of `BudgetFallback`, far more than run at a time."""
+MAX_GROUPS = 10_000
+"""Maximum number of groups that `BudgetFallback` remembers, far more than are in flight at a time."""
 
 _log = logging.getLogger(__name__)
 _ITEMS = TypeAdapter(list[RubricItem])
@@ -71,7 +71,7 @@ def make_judge(
     """Make the scorer of an ``agent.judge`` section; `break_up` breaks up the control tokens of the judge's model.
 
     Raises:
-        ConfigError: the prompt is not a template, or the verdict does not describe a form.
+        ConfigError: the prompt is not a template, or the verdict does not describe a format.
     """
     if settings.compare is not None:
         return RankingJudge(client, settings, decode, break_up)
@@ -80,9 +80,9 @@ def make_judge(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeRequest:
-    """Request to a judge about one episode: the forms of its answers, one question each, and the fields' weights."""
+    """Request to a judge about one episode: one question per answer format, and the fields' weights."""
 
-    forms: Sequence[VerdictForm]
+    formats: Sequence[VerdictFormat]
     weights: FieldWeights
 
 
@@ -115,7 +115,9 @@ class Judge(Scorer):
     async def _parts(self, trajectory: Trajectory, task: Task, request: JudgeRequest) -> dict[str, float]:
         """Ask the judge, and return the values of the scored fields, between 0 and 1."""
         question = self._question.about(trajectory, task, list(pieces_of(trajectory, self._decode)))
-        answers = await gather_in_order([self._client.ask(question, form, trajectory.id) for form in request.forms])
+        answers = await gather_in_order(
+            [self._client.ask(question, answer_format, trajectory.id) for answer_format in request.formats]
+        )
         return request.weights.parts({name: value for answer in answers for name, value in answer.items()})
 
 
@@ -179,7 +181,7 @@ def _total(judged: float, trajectory: Trajectory, settings: JudgeConfig, parts: 
 
 
 class BudgetFallback:
-    """Rule for the episodes that get only the environment's reward once the budget is spent.
+    """Rule for which episodes get the environment's reward only, once the budget is spent.
 
     Rewards of a group are compared, so a group has verdicts for all of its episodes or for none. An episode without a
     verdict in a group that already has verdicts gets no reward and does not train.
@@ -190,13 +192,13 @@ class BudgetFallback:
         self._judged: dict[str, bool] = {}
 
     def begins_without(self, group_id: str) -> bool:
-        """Return True if the episodes of the group get no verdicts."""
+        """Return True if the group does without verdicts."""
         if group_id not in self._judged and self._client.continues_without:
             self._note(group_id, is_judged=False)
         return self._judged.get(group_id) is False
 
     def note_judged(self, group_id: str) -> bool:
-        """Note that an episode has a verdict; return False if its group uses no verdicts."""
+        """Record that an episode has a verdict; return False if its group does without verdicts."""
         return self._judged[group_id] if group_id in self._judged else self._note(group_id, is_judged=True)
 
     def after_spending(self, trajectory: Trajectory, spent: BudgetSpent) -> Score:
@@ -225,7 +227,7 @@ class BudgetFallback:
                 group_id,
             )
         self._judged[group_id] = is_judged
-        if len(self._judged) > MOST_GROUPS:
+        if len(self._judged) > MAX_GROUPS:
             del self._judged[next(iter(self._judged))]
         return is_judged
 
@@ -288,11 +290,13 @@ class Question:
 def _fixed_request(settings: JudgeConfig) -> JudgeRequest:
     """Return the requests that are equal for all episodes."""
     if settings.verdict is None:
-        form = ScoreForm(settings.pattern, settings.low, settings.high)
+        answer_format = ScoreFormat(settings.pattern, settings.low, settings.high)
         score = VerdictField(name="score", kind="number", low=settings.low, high=settings.high)
-        return JudgeRequest(forms=[form], weights=FieldWeights(fields={"score": score}, weights={"score": 1.0}))
-    typed = verdict_form(settings)
-    return JudgeRequest(forms=[typed], weights=verdict_weights(settings, typed))
+        return JudgeRequest(
+            formats=[answer_format], weights=FieldWeights(fields={"score": score}, weights={"score": 1.0})
+        )
+    typed = configured_format(settings)
+    return JudgeRequest(formats=[typed], weights=verdict_weights(settings, typed))
 
 
 def _rubric_request(settings: JudgeConfig, task: Task) -> JudgeRequest:
@@ -304,7 +308,7 @@ def _rubric_request(settings: JudgeConfig, task: Task) -> JudgeRequest:
     groups = [list(fields.values())] if settings.rubric_requests == "together" else [[f] for f in fields.values()]
     weights = {item.name: item.weight for item in items}
     return JudgeRequest(
-        forms=[FieldsForm([*first, *group]) for group in groups],
+        formats=[FieldsFormat([*first, *group]) for group in groups],
         weights=FieldWeights(
             fields=fields, weights=weights, gates=frozenset(item.name for item in items if item.required)
         ),
@@ -410,10 +414,10 @@ async def _result(comparison: GroupQuestion, first: Attempt, second: Attempt) ->
     better = VerdictField(
         name="better", kind="string", choices=tuple(RESULT), meaning="the number of the better attempt"
     )
-    form = FieldsForm([*reason, better])
+    answer_format = FieldsFormat([*reason, better])
     orders = ((first, second), (second, first))
     answers = await gather_in_order(
-        [comparison.client.ask(comparison.question(order), form, comparison.name) for order in orders]
+        [comparison.client.ask(comparison.question(order), answer_format, comparison.name) for order in orders]
     )
     forward, backward = (RESULT[answer["better"]] for answer in answers)
     counters = comparison.client.counters
@@ -488,6 +492,6 @@ async def _ranking(comparison: GroupQuestion, attempts: Sequence[Attempt], numbe
     shuffled = list(attempts)
     random.Random(f"round/{number}/{comparison.name}").shuffle(shuffled)
     count = len(shuffled)
-    form = RankingForm(count, comparison.reason)
-    answer = await comparison.client.ask(comparison.question(shuffled), form, comparison.name)
+    answer_format = RankingFormat(count, comparison.reason)
+    answer = await comparison.client.ask(comparison.question(shuffled), answer_format, comparison.name)
     return {shuffled[label - 1]: (count - place) / (count - 1) for place, label in enumerate(answer["ranking"], 1)}

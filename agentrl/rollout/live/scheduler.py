@@ -1,7 +1,7 @@
 """Scheduler of groups that clients start: each session of live traffic is a group of one episode.
 
-Clients decide when episodes start, so there is no admission by staleness: serving continues independently of the
-trainer. A batch has the oldest rewarded sessions that are not too stale. Every session's end is a line of
+Clients start episodes at any time, so staleness does not limit admission, and serving does not wait for the trainer. A
+batch has the oldest rewarded sessions that are not too stale. Every session's end is a line of
 ``sessions.jsonl``, written before the client receives the answer to its feedback.
 """
 
@@ -21,7 +21,7 @@ from agentrl.observe.trajectory_store import GroupEnd
 from agentrl.rollout.finished_episodes import RecoveredEpisodes, group_position
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
-from agentrl.rollout.live.sessions import MOST_ENDED, LiveSessions, SessionEnd
+from agentrl.rollout.live.sessions import MAX_ENDED, LiveSessions, SessionEnd
 from agentrl.rollout.scheduler import GroupScheduler
 
 SESSIONS = "sessions.jsonl"
@@ -55,7 +55,7 @@ class LiveScheduler(GroupScheduler):
             UsageError: the port is taken, or a key is missing.
         """
         ended, self._stored_ends = self._stored_ends, {}
-        await self._sessions.start(self._begin_session, most_open=self.max_concurrent, ended=ended)
+        await self._sessions.start(self._begin_session, max_open=self.max_concurrent, ended=ended)
 
     def _start_groups(self) -> None:
         """Do nothing: clients start groups."""
@@ -106,7 +106,7 @@ class LiveScheduler(GroupScheduler):
         self._log.append(record)
 
     def _note_stale(self, age: int) -> None:
-        """Count a session that is too stale. Clients cause this, so it does not end the run."""
+        """Count a stale session; unlike in other runs, many in a row do not end the run, because clients cause them."""
         self._counters.groups_stale += 1
 
     def _drop_stale(self) -> None:
@@ -224,6 +224,6 @@ def _read_ends(file: Path) -> dict[str, SessionEnd]:
         name = record["session"]
         found.pop(name, None)
         found[name] = SessionEnd(record["end"])
-        if len(found) > MOST_ENDED:
+        if len(found) > MAX_ENDED:
             del found[next(iter(found))]
     return found

@@ -35,13 +35,13 @@ from agentrl.gateway import (
 from agentrl.task import SeedTasks
 
 NAME = re.compile(r"[\w.:@+-]{1,128}")
-MOST_ENDED = 100_000
+MAX_ENDED = 100_000
 """Number of ended sessions whose names are remembered."""
 STOPPING = "the run is stopping: send the request again later"
 
 
 class SessionEnd(enum.StrEnum):
-    """Way in which a session ended."""
+    """Reason for the end of a session."""
 
     REWARDED = "rewarded"
     STALE = "stale"
@@ -49,7 +49,7 @@ class SessionEnd(enum.StrEnum):
     EXPIRED = "expired"
     """No request and no feedback for too long."""
     FAILED = "failed"
-    """Nothing to train on: it has no trained answer, or its episode failed."""
+    """Without training data: no trained answer, or a failed episode."""
 
 
 REFUSED: Mapping[SessionEnd, tuple[int, str, str]] = {
@@ -163,7 +163,7 @@ class LiveSessions(AgentLoop):
         self._begin: Callable[[str], None] | None = None
         self._open: dict[str, OpenSession] = {}
         self._ended: dict[str, SessionEnd] = {}
-        self._most_open = 0
+        self._max_open = 0
         self._is_stopping = False
         self.counts = SessionCounts()
 
@@ -200,12 +200,12 @@ class LiveSessions(AgentLoop):
             found.append(None if variable is None else os.environ[variable])
         return found[0], found[1]
 
-    async def start(self, begin: Callable[[str], None], *, most_open: int, ended: Mapping[str, SessionEnd]) -> None:
+    async def start(self, begin: Callable[[str], None], *, max_open: int, ended: Mapping[str, SessionEnd]) -> None:
         """Start to listen.
 
         Args:
             begin: Starts the episode of a session; its task has the session's name as its id.
-            most_open: Maximum number of open sessions; the one that was idle for longest makes room for a new one.
+            max_open: Maximum number of open sessions; the one that was idle for longest makes room for a new one.
             ended: Sessions that ended before this process started.
 
         Raises:
@@ -213,7 +213,7 @@ class LiveSessions(AgentLoop):
         """
         self.check_keys()
         key, feedback_key = self._keys()
-        self._begin, self._most_open, self._ended = begin, most_open, dict(ended)
+        self._begin, self._max_open, self._ended = begin, max_open, dict(ended)
         gateway = Gateway(
             host=self._host,
             port=self._port,
@@ -281,7 +281,7 @@ class LiveSessions(AgentLoop):
 
     def _remember(self, name: str, end: SessionEnd) -> None:
         self._ended[name] = end
-        while len(self._ended) > MOST_ENDED:
+        while len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
 
     async def _session_of(self, name: str | None, verify: Verify) -> list[GatewaySession]:
@@ -312,9 +312,9 @@ class LiveSessions(AgentLoop):
     def _open_session(self, name: str) -> None:
         if self._is_stopping or self._begin is None:
             raise Unavailable(STOPPING)
-        if len(self._open) >= self._most_open:
+        if len(self._open) >= self._max_open:
             self._expire_one()
-            if len([one for one in self._open.values() if not one.feedback.done()]) >= self._most_open:
+            if len([one for one in self._open.values() if not one.feedback.done()]) >= self._max_open:
                 raise Unavailable(
                     f"{len(self._open)} sessions are open, the maximum (rollout.max_concurrent): try again later"
                 )
@@ -387,7 +387,7 @@ class LiveSessions(AgentLoop):
 
 
 async def _first_done(ended: asyncio.Future[SessionEnd]) -> SessionEnd | None:
-    """Wait for the end of a session; ``None`` if the run ended first."""
+    """Wait until a session ends; return ``None`` if the run ends first."""
     await asyncio.wait({ended})
     return None if ended.cancelled() else ended.result()
 

@@ -16,9 +16,9 @@ from agentrl.errors import EngineError, EnvironmentFailure, UsageError
 from agentrl.message import Content, Message, system, user
 
 ATTEMPTS = 3
-"""Maximum number of empty answers in a row."""
+"""Maximum number of consecutive empty answers."""
 MAX_IN_A_ROW = 16
-"""Maximum number of answers of these roles between two turns of the agent."""
+"""Maximum number of answers of these roles between two consecutive turns of the agent."""
 INSTRUCTIONS = "instructions"
 _OPTIONS = TurnOptions(trained=False, for_environment=True)
 
@@ -63,7 +63,7 @@ class EnvironmentRoles:
         self._instructions = dict(given)
 
     def note_agent_turn(self) -> None:
-        """Reset the count of answers in a row: the agent has acted."""
+        """Reset the count of consecutive answers, because the agent has acted."""
         self._in_a_row = 0
 
     async def respond(self, name: str, observation: Content) -> str:

@@ -53,7 +53,7 @@ class RoleEpisode(RuntimeEpisode):
         self._role_policies = roles.policies
         self._environment_roles = EnvironmentRoles(self.spec.name, roles.environment, self._open_for_environment)
         self._role_error: EpisodeEnd | AgentRLError | None = None
-        """Exception that kept a role of the environment from answering."""
+        """Exception raised while a role of the environment was answering."""
 
     async def _reset_environment(self) -> Content:
         observation = await super()._reset_environment()

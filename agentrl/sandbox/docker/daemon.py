@@ -23,7 +23,7 @@ DAEMON_TIMEOUT_S = 60.0
 _PLAIN = ("unix://", "tcp://", "http://")
 _PROGRESS_EVERY_S = 5.0
 _REMOVALS = 600
-_MOST_CONTENT = 2**30
+_MAX_CONTENT = 2**30
 
 
 class Daemon:
@@ -102,10 +102,10 @@ class Daemon:
             try:
                 for piece in api.get_archive(identity, image.folder)[0]:
                     content += piece
-                    if len(content) > _MOST_CONTENT:
+                    if len(content) > _MAX_CONTENT:
                         raise UsageError(
                             f"the folder {image.folder} of an image is too large",
-                            expected=f"at most {_MOST_CONTENT // 2**20} MiB",
+                            expected=f"at most {_MAX_CONTENT // 2**20} MiB",
                             hint="choose another folder, which may be empty: options.folder=/work",
                         )
             except EXTRA.load().errors.NotFound:

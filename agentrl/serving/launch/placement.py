@@ -255,7 +255,7 @@ def gpu_rows(config: Config, count: int) -> list[EstimateRow]:
 
 
 def _sharing(config: Config) -> str:
-    """Describe how trainer and servers share GPU memory, or which setting to change."""
+    """Describe how trainer and servers share GPU memory, or the setting to change."""
     engine = config.engine
     if isinstance(engine, ServerEngineConfig) and engine.sleep:
         return "engine.sleep: servers release their memory during training"

@@ -32,13 +32,13 @@ from agentrl.serving.launch.resources import (
 
 READ_BYTES = 65_536
 """Bytes that are read from the end of a log."""
-LONGEST_LINE = 300
+MAX_LINE_CHARS = 300
 """Maximum characters shown of a line."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 THIS_MACHINE = "127.0.0.1"
 """Address of servers that are reachable from this machine only."""
 SAFE_PATH = "PYTHONSAFEPATH"
-"""Variable that stops Python from importing from the current folder, so that a ``vllm.py`` there is harmless."""
+"""Variable that keeps Python from importing from the current folder, so that a ``vllm.py`` there is harmless."""
 RETURN_ROUTES = "--enable-return-routed-experts"
 """Option that makes vLLM and SGLang report the routed experts of tokens."""
 SERVER_GRACE_S = 5.0
@@ -69,7 +69,7 @@ def last_lines(log: Path, count: int, *, start: int = 0) -> list[str]:
     except FileNotFoundError:
         return []
     lines = [_ESCAPES.sub("", line.rstrip("\r").rpartition("\r")[2]).rstrip() for line in text.split("\n")]
-    return [line[:LONGEST_LINE] for line in lines if line][-count:]
+    return [line[:MAX_LINE_CHARS] for line in lines if line][-count:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +245,7 @@ def _start_guard(command: LaunchCommand, output: int, grace_s: float) -> subproc
 
 
 def _instruct(guard: subprocess.Popen[bytes], instruction: bytes) -> None:
-    """Send the guard its only instruction, if none was sent and the guard is running."""
+    """Send the guard the instruction to end the server, unless it was sent before or the guard has exited."""
     assert guard.stdin is not None
     if not guard.stdin.closed:
         with contextlib.suppress(BrokenPipeError), guard.stdin:

@@ -154,7 +154,7 @@ class PoolRequest:
         return QueuedRequest(session_id=self.request.session_id, tokens=tokens)
 
     async def wait(self) -> None:
-        """Wait until the attempt has a server, or the request is aborted, or the pool fails."""
+        """Wait until the attempt has a server, the request is aborted, or the pool fails."""
         if not self.is_aborted:
             await self._placed
 
@@ -164,7 +164,7 @@ class PoolRequest:
             self._placed.set_result(None)
 
     def abort(self) -> None:
-        """Stop waiting, so that the caller gets the answer sampled so far."""
+        """Stop waiting; the caller gets the answer sampled so far."""
         self.is_aborted = True
         self.mark_placed()
 

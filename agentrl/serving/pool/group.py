@@ -25,7 +25,7 @@ from agentrl.errors.deadlines import async_boundary
 from agentrl.serving.pool.member import Member, MemberState, PoolSettings, end, first_of
 
 BUSY_LOOP_S = 0.1
-"""Delay after which a missed deadline is attributed to a busy event loop; the check is then repeated."""
+"""Delay of the event loop from which a missed deadline is attributed to the loop, and the check is repeated."""
 MAX_CHECKS = 3
 LOST_REPORT_S = 30.0
 """Seconds between messages about a lost server."""
@@ -40,7 +40,7 @@ Deliver: TypeAlias = Callable[[Mapping[str, Any] | None, int], Awaitable[object]
 CLEANING_S = 15.0
 """Seconds that an abandoned call may take to clean up before its server is recovered."""
 WAIT_REPORT_S = 10.0
-"""Seconds between two messages about a wait."""
+"""Interval in seconds between two messages about a wait."""
 
 
 class ServerMonitor:
@@ -111,7 +111,7 @@ class ServerMonitor:
             member.concurrency.read(reading, in_flight=member.in_flight)
 
     async def _clear_suspicion(self, member: Member) -> None:
-        """Let a suspect that answers serve again, unless it is a new process with other weights."""
+        """Return a suspect server that answers to service, unless it is a new process with other weights."""
         version = await member.server.weight_version()
         if self._group.changing.locked() or member.state is not MemberState.SUSPECT:
             return
@@ -165,7 +165,7 @@ class ServerMonitor:
                 return
             except AgentRLError as error:
                 self._group.say(f"server {member.server.url} could not be recovered: {error}")
-                wait_s = min(2 * wait_s, self._settings.longest_retry_s)
+                wait_s = min(2 * wait_s, self._settings.max_retry_s)
             await asyncio.sleep(wait_s)
 
     def _give_up(self, member: Member, after: str) -> None:
@@ -280,7 +280,7 @@ class PoolGroup:
 
     @asynccontextmanager
     async def _saying(self, what: str, deadline_s: float) -> AsyncIterator[None]:
-        """Report at intervals that the block is still waiting."""
+        """Report periodically that the block is still waiting."""
 
         async def say() -> None:
             waited_s = 0.0

@@ -12,8 +12,8 @@ from typing import Any, Self
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.engine import InferenceServer, ServerLoad
 
-LONGEST_FACTOR = 16
-"""Maximum factor by which repeated failed trials lengthen a server's rest."""
+MAX_REST_FACTOR = 16
+"""Maximum factor by which repeated failed trials lengthen the time that a breaker stays open."""
 ROOMY = 0.8
 """Share of cache use below which more requests fit."""
 PATIENCE = 2
@@ -70,7 +70,7 @@ class CircuitBreaker:
             return None
         self._failures += 1
         if state is BreakerState.HALF_OPEN:
-            self._factor = min(2 * self._factor, LONGEST_FACTOR)
+            self._factor = min(2 * self._factor, MAX_REST_FACTOR)
         elif self._failures < self._most_failures:
             return None
         self._opened = self._clock()
@@ -136,7 +136,7 @@ class PoolSettings:
 
     concurrency: int = 64
     """Initial limit on a server's concurrent requests, adapted to its load."""
-    most_concurrency: int = 1024
+    max_concurrency: int = 1024
     """Maximum of that limit."""
     connect_timeout_s: float = 600.0
     """Seconds before a server's first answer."""
@@ -148,7 +148,7 @@ class PoolSettings:
     """Seconds between checks of a server."""
     retry_s: float = 1.0
     """Seconds before the first attempt to recover a lost server is repeated; doubled after every failed attempt."""
-    longest_retry_s: float = 30.0
+    max_retry_s: float = 30.0
     lost_timeout_s: float = 300.0
     """Seconds after which a lost server is removed, if it cannot be restarted and does not return."""
     attempts: int = 5
@@ -156,16 +156,16 @@ class PoolSettings:
     resubmissions: int = 8
     """Maximum number of times that a request may lose its server before it fails."""
     breaker_failures: int = 5
-    """Consecutive failed answers after which a server rests."""
+    """Number of consecutive failed answers that open a server's circuit breaker."""
     breaker_open_s: float = 5.0
-    """Seconds of that rest."""
+    """Seconds for which the circuit breaker first stays open."""
 
     @classmethod
     def from_config(cls, config: ServerEngineConfig) -> Self:
         """Return a run's settings: each server's initial limit is the number of requests that it samples at once."""
         return cls(
             concurrency=config.max_num_seqs,
-            most_concurrency=QUEUE_FACTOR * config.max_num_seqs,
+            max_concurrency=QUEUE_FACTOR * config.max_num_seqs,
             connect_timeout_s=config.start_timeout_s,
             health_timeout_s=config.health_timeout_s,
             lost_timeout_s=config.lost_timeout_s,
@@ -253,7 +253,7 @@ class Member:
             index=index,
             server=server,
             breaker=CircuitBreaker(failures=settings.breaker_failures, open_s=settings.breaker_open_s, clock=clock),
-            concurrency=AdaptiveConcurrency(limit=settings.concurrency, most=settings.most_concurrency),
+            concurrency=AdaptiveConcurrency(limit=settings.concurrency, most=settings.max_concurrency),
         )
 
     @property

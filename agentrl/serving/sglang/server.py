@@ -28,7 +28,7 @@ from agentrl.engine import (
 )
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.first_token import generate_with_first_token
-from agentrl.serving.http import CLEANUP_S, HttpSession, Refused, decode_version
+from agentrl.serving.http import CLEANUP_S, HttpSession, ServerStatusError, decode_version
 from agentrl.serving.launch import LaunchCommand
 from agentrl.serving.launch.process import SAFE_PATH, THIS_MACHINE
 from agentrl.serving.request import check_request
@@ -181,7 +181,7 @@ class SGLangUpdates:
             return
         try:
             await self._post(BEGIN, {})
-        except Refused:  # a trainer that died left a session open
+        except ServerStatusError:  # a trainer that died left a session open
             await self._post(END, {})
             await self._post(BEGIN, {})
         try:
@@ -316,8 +316,8 @@ class SGLangServer(SGLangUpdates, InferenceServer):
         check_answers(self.url, plain, sharpened, version)
         try:
             answer = str(await http.post("/generate", VOCABULARY_PROBE, deadline_s=limit_s))
-        except Refused as refused:
-            answer = refused.message
+        except ServerStatusError as failure:
+            answer = failure.message
         self._has_sessions, self._workers = BEGIN in openapi["paths"], int(info.get("tp_size") or 1)
         return Capabilities(
             max_context=decode_context(info),
@@ -364,9 +364,9 @@ class SGLangServer(SGLangUpdates, InferenceServer):
             )
             try:
                 answer = await self._ask(call, body)
-            except Refused as refused:
-                if refused.status == 400 and request.params.structure is not None:
-                    raise UsageError(f"{self.url} rejects a structured request", got=refused.message) from refused
+            except ServerStatusError as failure:
+                if failure.status == 400 and request.params.structure is not None:
+                    raise UsageError(f"{self.url} rejects a structured request", got=failure.message) from failure
                 raise
             call.is_sent = False
             stops = request.params.stop_token_ids, request.params.stop
@@ -468,9 +468,9 @@ class SGLangServer(SGLangUpdates, InferenceServer):
     async def _update(self, update: Callable[[], Awaitable[None]]) -> None:
         try:
             await update()
-        except Refused as refused:
-            if not needs_flush(refused.message):
-                raise EngineError(f"{self.url} rejected the weights", got=refused.message) from refused
+        except ServerStatusError as failure:
+            if not needs_flush(failure.message):
+                raise EngineError(f"{self.url} rejected the weights", got=failure.message) from failure
             # the weights are new, but the cache and the reported version are old: retry
             await self.pause()
             await update()

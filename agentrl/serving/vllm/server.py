@@ -27,7 +27,7 @@ from agentrl.engine import (
 )
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.first_token import generate_with_first_token
-from agentrl.serving.http import CLEANUP_S, HttpSession, Refused, decode_version, decoding
+from agentrl.serving.http import CLEANUP_S, HttpSession, ServerStatusError, decode_version, decoding
 from agentrl.serving.request import check_request
 from agentrl.serving.vllm.command import RECEIVER
 from agentrl.serving.vllm.wire import (
@@ -60,7 +60,7 @@ GENERATE = "/inference/v1/generate"
 PAUSE = "/pause?mode=keep&clear_cache=false"
 ABORT = "/inference/v1/abort_requests"
 FIRST_ABORT_WAIT_S = 0.05
-LONGEST_ABORT_WAIT_S = 1.0
+MAX_ABORT_WAIT_S = 1.0
 
 
 class VLLMUpdates:
@@ -112,7 +112,7 @@ class VLLMUpdates:
         """Open an update around the block and publish its version; it is closed after a failure, too."""
         try:
             await self._post("/start_weight_update")
-        except Refused:  # a trainer that died left an update open
+        except ServerStatusError:  # a trainer that died left an update open
             await self._post("/finish_weight_update", {})
             await self._post("/start_weight_update")
         try:
@@ -223,13 +223,13 @@ async def _probe_top_1_logprob(http: HttpSession, deadline_s: float) -> float:
         return float(choice["logprobs"]["content"][0]["logprob"])
 
 
-async def _reason(http: HttpSession, refused: Refused, deadline_s: float) -> EngineError | UsageError:
-    """Return the error for a missing route: an old version, a missing flag, or `refused` itself."""
-    if refused.status == 403:
+async def _reason(http: HttpSession, failure: ServerStatusError, deadline_s: float) -> EngineError | UsageError:
+    """Explain an error status: an old version of vLLM, a missing flag, or else `failure` itself."""
+    if failure.status == 403:
         hint = "start it with --enable-scale-out, or let agentrl launch it"
-        return UsageError(f"{http.url} does not accept token ids", got=refused.message, hint=hint)
-    if refused.status != 404:
-        return refused
+        return UsageError(f"{http.url} does not accept token ids", got=failure.message, hint=hint)
+    if failure.status != 404:
+        return failure
     version = await _version(http, deadline_s)
     if _numbers(version) < _numbers(OLDEST):
         return _too_old(version)
@@ -240,7 +240,7 @@ async def _reason(http: HttpSession, refused: Refused, deadline_s: float) -> Eng
 async def _version(http: HttpSession, deadline_s: float) -> str:
     try:
         return str((await http.get("/version", deadline_s=deadline_s))["version"])
-    except (Refused, KeyError, TypeError) as error:
+    except (ServerStatusError, KeyError, TypeError) as error:
         raise UsageError(f"{http.url} is not a vLLM server", got=f"no version at {http.url}/version") from error
 
 
@@ -291,8 +291,8 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             info = await http.get("/server_info?config_format=json", deadline_s=deadline_s)
             await _check_awake(http, deadline_s)
             logprob = await _probe_top_1_logprob(http, deadline_s)
-        except Refused as refused:
-            raise await _reason(http, refused, deadline_s) from refused
+        except ServerStatusError as failure:
+            raise await _reason(http, failure, deadline_s) from failure
         convention, settings = convention_of(info), info["vllm_config"]
         _check_updates(http.url, settings, config)
         with decoding(f"{http.url} does not report its maximum context", models):
@@ -335,8 +335,8 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         began = time.perf_counter()
         try:
             answer = await self._ask(request, body)
-        except Refused as refused:
-            raise await self._meaning(refused) from refused
+        except ServerStatusError as failure:
+            raise await self._meaning(failure) from failure
         finally:
             del self._running[request.request_id]
             running.over.set()
@@ -363,15 +363,17 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         await self._http.stream(GENERATE, body, take, deadline_s=timeout_s, late=EngineError)
         return join_events(events)
 
-    async def _meaning(self, refused: Refused) -> EngineError | UsageError:
-        """Return the error for an error status. vLLM answers 500 if its engine has failed and it is about to exit."""
-        if refused.status in (400, 422):
+    async def _meaning(self, failure: ServerStatusError) -> EngineError | UsageError:
+        """Return the engine error for an error status. vLLM answers 500 if its engine has failed and it is about to
+        exit.
+        """
+        if failure.status in (400, 422):
             return UsageError(
-                f"vLLM at {self.url} cannot serve a request", got=f"{refused.status}, {refused.message!r}"
+                f"vLLM at {self.url} cannot serve a request", got=f"{failure.status}, {failure.message!r}"
             )
-        if refused.status >= 500 and not await self.is_healthy(deadline_s=self._config.health_timeout_s):
-            return ServerLost(f"{self.url} has failed", got=f"{refused.status}, {refused.message!r}")
-        return refused
+        if failure.status >= 500 and not await self.is_healthy(deadline_s=self._config.health_timeout_s):
+            return ServerLost(f"{self.url} has failed", got=f"{failure.status}, {failure.message!r}")
+        return failure
 
     async def abort(self, request_id: str) -> bool:
         """End a request early, and wait until it has ended; returns False if it is not running.
@@ -390,7 +392,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
                 try:
                     await asyncio.wait_for(running.over.wait(), wait_s)
                 except TimeoutError:
-                    wait_s = min(2 * wait_s, LONGEST_ABORT_WAIT_S)
+                    wait_s = min(2 * wait_s, MAX_ABORT_WAIT_S)
         return True
 
     async def pause(self) -> None:

@@ -13,7 +13,7 @@ from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import step_files
 from agentrl.testing.chaos.plan import PlannedFault, Target
 
-LONGEST_END = 4000
+MAX_CUT_BYTES = 4000
 """Maximum number of bytes that are cut off from a file of records."""
 
 
@@ -83,7 +83,7 @@ def _sample(rng: random.Random, size: int) -> list[int]:
 
 def _cut_end(file: Path, rng: random.Random, damage: Damage) -> str:
     data = file.read_bytes()
-    keep = max(0, len(data) - rng.randrange(1, LONGEST_END))
+    keep = max(0, len(data) - rng.randrange(1, MAX_CUT_BYTES))
     for line in data[data.rfind(b"\n", 0, keep) + 1 :].splitlines():
         damage.add_line(line, _step(file))
     file.write_bytes(data[:keep])

@@ -34,7 +34,7 @@ from agentrl.observe.run_folder import RunDirectory
 from agentrl.sandbox.orphan_guard import marked_processes
 from agentrl.testing.chaos.check import check_run
 from agentrl.testing.chaos.damage import Damage, damage_files
-from agentrl.testing.chaos.plan import FILES, MOST_EVENTS, PlannedFault, Target, plan_faults
+from agentrl.testing.chaos.plan import FILES, MAX_EVENTS, PlannedFault, Target, plan_faults
 from agentrl.testing.chaos.processes import MARK, PAUSE_S, find_processes, kill_left, send, wait_until
 from agentrl.testing.chaos.result import CampaignResult, FaultRecord
 from agentrl.testing.chaos.scenarios import COMMON, LIMITS, WORKER_PROCESSES, Scenario
@@ -50,7 +50,7 @@ LEFT_OUTPUT_S = 5.0
 """Seconds for the last output of a process that has ended; others may hold its pipe open."""
 LAST_STEPS = 2
 """Steps of a run after its last fault."""
-MOST_RESUMES = 3
+MAX_RESUMES = 3
 """Number of times that a run may end with an error, without progress, before it counts as one that cannot resume."""
 _PROGRESS = re.compile(
     r"step \d+/|run /|saved /|measure it|read it|report: |resume with|\w+, step \d+|kept \d+|[\d,]+ steps of "
@@ -88,7 +88,7 @@ class CampaignSettings:
     """Model instead of a small one with random weights."""
     patience: Patience = field(default_factory=Patience)
     per_run: int = PER_RUN
-    most_events: int = MOST_EVENTS
+    most_events: int = MAX_EVENTS
     """Maximum number of events of the environments between two faults."""
     program: Sequence[str] = (sys.executable, "-m", "agentrl.testing.chaos.program")
     """Program that takes an inbox, a ledger and the words of a command."""
@@ -196,14 +196,14 @@ class DisturbedRun:
             f"{self._settings.seed}/{self.name}", self._scenario.ways, most_events=self._settings.most_events
         )
         injected = failures = 0
-        while injected < count and failures <= MOST_RESUMES:
+        while injected < count and failures <= MAX_RESUMES:
             fault, before = next(plan), self._signature()
             if self._reach(fault):
                 failures = 0
                 injected += self._inject(fault)
             elif self._signature() == before:
                 failures += 1
-        if failures > MOST_RESUMES:
+        if failures > MAX_RESUMES:
             self._result.unclear.append(f"{self.name}: it cannot be resumed: {self._first_message()}")
         self._settle()
         if self._finish():
@@ -429,7 +429,7 @@ class DisturbedRun:
 
     def _finish(self) -> bool:
         """Resume the run for its last steps; return False if it cannot be finished."""
-        for _ in range(MOST_RESUMES):
+        for _ in range(MAX_RESUMES):
             saved = {checkpoint.step for checkpoint in Checkpoints(self.run.checkpoints, keep=1).present()}
             self._start(f"trainer.steps={max(self._steps() | saved, default=0) + LAST_STEPS}")
             process = self._process

@@ -64,7 +64,7 @@ WAYS: dict[Target, tuple[str, ...]] = {
 """Faults of each target. Those of files happen after SIGKILL, before the run is resumed."""
 SERVED_ANSWERS = ("lost", "late", "failed", "truncated", *["a garbled field"] * 6)
 """Faults of an engine server's answers: a garbled field is any field of its JSON."""
-MOST_EVENTS = 300
+MAX_EVENTS = 300
 """Maximum number of events in the ledger between two faults: about eight steps of the kit's own runs."""
 FILES = (Target.STORE, Target.METRICS, Target.CHECKPOINT)
 
@@ -84,7 +84,7 @@ class PlannedFault:
 
 
 def plan_faults(
-    seed: str, ways: Mapping[Target, Sequence[str]], *, most_events: int = MOST_EVENTS
+    seed: str, ways: Mapping[Target, Sequence[str]], *, most_events: int = MAX_EVENTS
 ) -> Iterator[PlannedFault]:
     """Yield an endless sequence of faults; targets are equally frequent, and so are the faults of a target.
 

@@ -51,7 +51,7 @@ GENERATE = ("/inference/v1/generate", "/generate")
 OUTAGE_S = 5.0
 """Seconds for which connections are refused or frozen."""
 DELAYED_REPLY_S = 3.0
-LARGEST_BODY = 1 << 30
+MAX_BODY_BYTES = 1 << 30
 HOP_HEADERS = {"content-length", "transfer-encoding", "connection", "host", "content-encoding"}
 WRONG_VALUES: tuple[Any, ...] = (None, "text", 10**7, [], {})
 """Replacements of a value, none of which is a valid token id, log-probability or version."""
@@ -189,7 +189,7 @@ class FaultyProxy:
 
     async def _start(self) -> str:
         self._session = aiohttp.ClientSession(auto_decompress=True)
-        application = web.Application(client_max_size=LARGEST_BODY)
+        application = web.Application(client_max_size=MAX_BODY_BYTES)
         application.router.add_route("*", "/{path:.*}", self._forward)
         self._runner = web.AppRunner(application, access_log=None)
         await self._runner.setup()

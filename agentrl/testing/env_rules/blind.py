@@ -28,14 +28,14 @@ NOTHING, SUBMIT, FIRST_LISTED, ONE_ACTION, SEQUENCE = KINDS = (
     "one action",
     "fixed sequence",
 )
-MOST_ACTIONS, MOST_SEQUENCES = 8, 12
+MAX_ACTIONS, MAX_SEQUENCES = 8, 12
 """Maximum numbers of candidates."""
 SHARE = 0.25
 """Maximum success of blind play relative to the expert's, if the spec states no score of blind play."""
 UNLIKELY = 1e-3
 """Probability of a number of successes below which blind play reaches more than it should."""
 ROUNDED = 0.05
-FEWEST_TASKS = 4
+MIN_TASKS = 4
 _SHOWN_ACTIONS = 6
 
 
@@ -97,7 +97,7 @@ def blind_play_solves_little(subject: Subject) -> CheckFinding:
         return CheckFinding(f"mean return of blind play: {detail}", figures)
     detail = f"success of blind play on {len(verdicts)} tasks: {detail}"
     likely = _chance_of_more(sum(map(bool, verdicts)), len(verdicts), _max_success(subject)) >= UNLIKELY
-    if len(verdicts) >= FEWEST_TASKS and not likely:
+    if len(verdicts) >= MIN_TASKS and not likely:
         raise RuleWarned(f"{detail}; {_reference(subject)}")
     return CheckFinding(detail, figures | {"success": top.score(subject)})
 
@@ -157,10 +157,10 @@ def _candidates(subject: Subject) -> Iterator[BlindPolicy]:
     with suppress(RuleSkipped):
         experts = subject.expert_episodes
     taken = Counter(action for episode in (*experts, *subject.random_episodes) for action in episode.actions)
-    frequent = [action for action, _ in taken.most_common(MOST_ACTIONS)]
+    frequent = [action for action, _ in taken.most_common(MAX_ACTIONS)]
     for action in frequent:
         yield BlindPolicy(kind=ONE_ACTION, actions=[action])
-    for task, episode in list(zip(subject.tasks, experts, strict=False))[:MOST_SEQUENCES]:
+    for task, episode in list(zip(subject.tasks, experts, strict=False))[:MAX_SEQUENCES]:
         if episode.actions:
             more = [action for action in frequent if action not in episode.actions]
             yield BlindPolicy(kind=SEQUENCE, actions=[*episode.actions, *more], own_task=task.id)

@@ -61,7 +61,7 @@ def await_resources(before: OpenResources) -> OpenResources:
     return now
 
 
-FEWEST_EPISODES = 32
+MIN_EPISODES = 32
 """Minimum number of episodes; with fewer, one-time allocations look like a leak."""
 SLACK_BYTES = 4096
 """Growth that does not count as a leak: tables grow in steps."""
@@ -123,7 +123,7 @@ def keeps_memory_constant(subject: Subject) -> CheckFinding:
             _round(session, scripts)
         readings = [_read()]
         rounds = _rounds_in_time(session, scripts, subject)
-        if (episodes := 2 * rounds * len(scripts)) < FEWEST_EPISODES:
+        if (episodes := 2 * rounds * len(scripts)) < MIN_EPISODES:
             raise RuleSkipped(f"only {episodes} episodes in the available time")
         readings.append(_read())
         for _ in range(1 + _DOUBTS):

@@ -42,7 +42,7 @@ IMPLAUSIBLE = 1e-5
 LITTLE = 0.1
 """Maximum return of play without a solution, relative to the expert's return."""
 SHUFFLES = 200
-FEWEST_COMPARED = 4
+MIN_COMPARED_TASKS = 4
 """Minimum number of tasks for a comparison of lazy play with random play; fewer may differ by chance."""
 DEVIATIONS = 2.5
 """Minimum difference of the mean returns of two policies, in standard errors."""
@@ -50,7 +50,7 @@ NONSENSE = "zx qv"
 EVERYTHING = 100
 """Number of integers in an answer with all numbers, from 0 on."""
 _GIVING_UP = re.compile(r"submit|finish|done|end|stop|quit|give|answer|transfer|escalate", re.IGNORECASE)
-_LONGEST_ANSWER = 8000
+_MAX_ANSWER_CHARS = 8000
 _WORD = re.compile(r"[a-z0-9_]+")
 _SUCCESS = "All tests passed. reward 1"
 _PROGRAM = f"```python\nimport sys\nprint({_SUCCESS!r})\nsys.exit(0)\n```"
@@ -294,7 +294,7 @@ def _compare(subject: Subject, policy_of: Callable[[Task], Policy]) -> CheckFind
     detail = f"mean return {earned:g}, of random play {chance:g}"
     if earned > chance:
         gains = [one.total - other.total for one, other in zip(lazy, honest, strict=True)]
-        if len(gains) >= FEWEST_COMPARED and earned - chance > DEVIATIONS * _standard_error(gains):
+        if len(gains) >= MIN_COMPARED_TASKS and earned - chance > DEVIATIONS * _standard_error(gains):
             raise RuleFailed(detail)
         with suppress(RuleSkipped):
             worth = _mean(subject.expert_episodes[: len(lazy)])
@@ -348,7 +348,7 @@ def _saying_everything() -> Policy:
         if tools:
             return call_action(tools.pop(), {})
         texts = [*map(str, range(EVERYTHING)), *(session.call("admissible_actions") or ()), *seen]
-        return "\n".join(texts)[:_LONGEST_ANSWER]
+        return "\n".join(texts)[:_MAX_ANSWER_CHARS]
 
     return choose
 

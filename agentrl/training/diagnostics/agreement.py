@@ -35,7 +35,7 @@ def measure_agreement(
         sequences: Sequences with the engine's log-probabilities.
         temperature: Sampling temperature.
         pad_id: Any id of the vocabulary.
-        most_tokens: Number of sampled tokens after which no further sequence is compared.
+        most_tokens: Number of compared tokens after which the comparison stops.
 
     Returns:
         The differences, or ``None`` if no token was sampled.

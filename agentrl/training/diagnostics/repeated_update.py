@@ -1,4 +1,4 @@
-"""Repetition of a skipped update: losses of micro-batches, the first module that is not finite, gradient norms."""
+"""Replay of a skipped update: losses of micro-batches, the first module with non-finite values, gradient norms."""
 
 from __future__ import annotations
 

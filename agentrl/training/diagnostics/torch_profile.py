@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-MOST_OPERATIONS = 15
+MAX_OPERATIONS = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,4 +46,4 @@ class TorchProfile:
             )
             for event in self._profile.key_averages()
         ]
-        return sorted(found, key=lambda one: -max(one.self_ms, one.device_ms))[:MOST_OPERATIONS]
+        return sorted(found, key=lambda one: -max(one.self_ms, one.device_ms))[:MAX_OPERATIONS]

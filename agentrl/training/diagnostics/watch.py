@@ -1,7 +1,7 @@
-"""Numerical safety of training: skip updates that are not finite, and raise alarms for unusual metrics.
+"""Numerical safety of training: updates with non-finite gradients are skipped, and unusual metrics raise alarms.
 
-Each cause of an alarm is reported once, and again only after it has been absent for a while. A skipped update is dumped
-to a file, from which it can be repeated.
+Each cause of an alarm is reported once, and again only after some steps within the limit. A skipped update is dumped to
+a file, from which it can be repeated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CALM = 10
 """Number of steps within the limit before a cause is reported again."""
 FIRST_STEPS = 5
 """Number of first steps whose mean entropy is the baseline for later steps."""
-HISTORY, LEAST_HISTORY = 32, 8
+HISTORY, MIN_HISTORY = 32, 8
 """Maximum and minimum number of steps whose median gradient norm is the baseline."""
 LIMITED = {
     "mismatch": (
@@ -107,7 +107,7 @@ class Alarms:
                     "the entropy is also low if the policy has solved its task",
                 ),
             )
-        usual = median(self._norms) if len(self._norms) >= LEAST_HISTORY else 0.0
+        usual = median(self._norms) if len(self._norms) >= MIN_HISTORY else 0.0
         if norm > config.grad_norm_ratio * usual > 0:
             yield (
                 "grad_norm",
@@ -271,7 +271,7 @@ NAMED_PARAMETERS = 5
 
 
 class NumericsWatch:
-    """Watch over the updates of one trainer; every rank has one, and all make the same decisions."""
+    """Monitor of one trainer's updates; each rank has one, and all ranks make the same decisions."""
 
     def __init__(self, config: NumericsConfig, ranks: Ranks, generator: torch.Generator) -> None:
         self._config, self._ranks, self._generator = config, ranks, generator

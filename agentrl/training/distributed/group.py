@@ -1,4 +1,4 @@
-"""The ranks of a trainer: their arrangement, collectives, and the calls that rank 0 makes on the others."""
+"""The ranks of a trainer: process groups, collectives, and the calls that rank 0 broadcasts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from agentrl.training.distributed.context_parallel import ContextGroup
 T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT_S = 600.0
-"""Seconds before a collective fails; all ranks do the same work, so none should be late for long."""
+"""Timeout of collectives in seconds; all ranks do equal work, so none should lag behind for long."""
 PATIENCE = timedelta(days=365)
-"""Time that a rank waits for the next call: rollouts may take long, and the death of rank 0 is noticed at once."""
+"""Timeout of waiting for the next call. It is long, because rollouts are, and a dead rank 0 is noticed anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class Ranks:
         return self._broadcast(None)
 
     def shutdown(self) -> None:
-        """Tell the other ranks that no call will follow."""
+        """Let the other ranks leave `next_call` for good."""
         with self._calling:
             self._broadcast(None)
 
@@ -229,7 +229,7 @@ class Ranks:
         return [item for items in found for item in items]
 
     def fill_missing(self, values: torch.Tensor) -> torch.Tensor:
-        """Combine values that each rank knows only in part, with NaN elsewhere; the result is equal on all ranks."""
+        """Merge values of which each rank knows a part and has NaN elsewhere; all ranks get the result."""
         if not self.is_distributed:
             return values
         known = torch.where(values.isnan(), -math.inf, values)

@@ -1,6 +1,6 @@
-"""The processes of ranks 1, 2, …: start, watch, and stop.
+"""Launcher of the processes of ranks 1, 2, …, which also watches and stops them.
 
-A rank ends on request, when this process ends, or when this process kills it.
+A rank exits after `shutdown`, when this process exits, or when it is killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agentrl.training.distributed.group import Ranks, join, leave
 
 RANK_START_S = 300.0
 HUNG_COLLECTIVE_S = 30.0
-"""Seconds after the loss of a rank before this process is killed, if it still hangs in a collective."""
+"""Seconds after the loss of a rank until this process exits by force, if it still hangs in a collective."""
 RANK_POLL_S = 0.05
 RANK_STOPPED_S = 10.0
 """Seconds after which a rank whose process a signal has stopped counts as lost."""
@@ -133,7 +133,7 @@ class StartedRanks(ABC):
                 return
 
     def expect_end(self) -> None:
-        """Ignore ends of ranks from now on."""
+        """Stop treating a rank's exit as a loss."""
         self._closing.set()
 
 
@@ -145,7 +145,7 @@ def join_store(host: str, port: int, *, rank: int, count: int) -> Ranks:
 
 
 def _there(rank: int) -> str:
-    """Return the key that a rank sets in the store when it has started."""
+    """Return the store's key that a rank sets after its start."""
     return f"rank-{rank}"
 
 
@@ -187,7 +187,7 @@ class RankProcesses(StartedRanks):
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._starts: dict[int, int] = {}
         self._stopped: dict[int, float] = {}
-        """Times at which stopped ranks were first seen."""
+        """Times at which ranks were first seen stopped."""
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="ranks")
         """Thread that starts the ranks and outlives them: the kernel kills the ranks when it ends."""
 

@@ -30,10 +30,10 @@ from agentrl.training.forward.sequences import (
 )
 from agentrl.training.forward.tree_attention import ATTENTION, AttentionTree, PaddedAttention, has_flash
 
-FEWEST_SHARED = 16
-"""Minimum number of additional shared tokens for which a node of the prefix trie pays off."""
+MIN_SHARED_TOKENS = 16
+"""Minimum number of additional shared tokens that justify a node of the prefix trie."""
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Maximum difference of hidden states, relative to their norm, that is explained by the order of rounding."""
+"""Maximum relative difference of hidden states that rounding in another order explains."""
 _TRIED_TOKENS = 8
 
 
@@ -46,7 +46,7 @@ class Layout:
     logits_megabytes: int = LOGITS_MEGABYTES
     """Memory of the logits that exist at once, in MiB."""
     packed: bool = False
-    """True to concatenate sequences in one row instead of padding them."""
+    """True to concatenate sequences in one row instead of padding them to equal length."""
     share: int = 0
     """Minimum length of a common prefix that is computed once in a packed row; 0 disables sharing."""
     context: ContextGroup | None = None
@@ -54,7 +54,7 @@ class Layout:
     replay: RouterReplay | None = None
     """Replay of the engine's routed experts, for sequences that have them."""
     longest_together: int | None = None
-    """Length above which a sequence has its own micro-batch, where its rotary positions would change the others'."""
+    """Length above which a sequence gets its own micro-batch, because it would change the others' rotary positions."""
 
     def micro_batches(self, sequences: Sequence[ScoredSequence]) -> list[list[int]]:
         """Group sequences into micro-batches; return their indices."""
@@ -203,7 +203,7 @@ def choose_layout(model: PreTrainedModel, config: TrainerConfig, ranks: Ranks | 
     return Layout(
         budget=config.tokens_per_micro_batch,
         packed=packed,
-        share=FEWEST_SHARED if packed and config.share_prefixes else 0,
+        share=MIN_SHARED_TOKENS if packed and config.share_prefixes else 0,
         context=ranks.context,
         longest_together=fixed_length(model.config),
     )

@@ -22,7 +22,7 @@ from agentrl.training.forward.sequences import ScoredSequence
 
 LOGIT_BYTES = 4
 """Bytes of a logit while log-probabilities are computed (float32)."""
-LARGEST_ID = 1 << 24
+MAX_EXACT_ID = 1 << 24
 """Maximum token id that ranks can exchange as float32, which cannot represent all larger integers."""
 
 

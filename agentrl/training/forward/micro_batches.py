@@ -30,7 +30,7 @@ class MicroBatch:
     """Number of tokens that go through the model, including padding."""
     cost: int
     counts: bool = True
-    """True if its loss counts; otherwise the micro-batch only keeps this rank in step with the other ranks."""
+    """True if its loss counts; False for a filler that lets this rank take part in the other ranks' collectives."""
 
 
 def make_micro_batches(
@@ -72,7 +72,7 @@ def share_out(costs: Sequence[int], lanes: int) -> list[list[int]]:
 
 
 def rank_share(work: Sequence[MicroBatch], *, rank: int, ranks: int) -> list[MicroBatch]:
-    """Return one rank's micro-batches: first those that need gradients, then the others, each by decreasing cost.
+    """Return one rank's micro-batches: those that need gradients first, and by decreasing cost within each kind.
 
     Every rank gets the same number of each kind. Micro-batches are split to make the numbers even; if none can be
     split, the cheapest is computed again without counting.

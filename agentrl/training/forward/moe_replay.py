@@ -31,7 +31,7 @@ ROUTES = "routes"
 """Name of the model's argument with routes; hooks remove it before a layer runs."""
 UNKNOWN = -1
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
-"""Maximum difference of gates that is explained by the order of rounding."""
+"""Maximum difference of gates that rounding in another order explains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class ReplayCount:
     """Differences between free and replayed routing in forward passes."""
 
     differing: list[Tensor] = field(default_factory=list)
-    """Mask of tokens for which the router would have chosen other experts, per layer: bool [tokens with routes]."""
+    """Mask, per layer, of tokens for which the free router would choose other experts: bool [tokens with routes]."""
 
 
 class RouterReplay:

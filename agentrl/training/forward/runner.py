@@ -25,7 +25,7 @@ from agentrl.models.threads import ThreadWorkers, check_lanes
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import add_up_gradients, reshard, within_forward
 from agentrl.training.forward.layout import PADDED, Layout, choose_layout, with_replay
-from agentrl.training.forward.logprobs import LARGEST_ID, TeacherLogprobs, TokenScores, score, top_token_scores
+from agentrl.training.forward.logprobs import MAX_EXACT_ID, TeacherLogprobs, TokenScores, score, top_token_scores
 from agentrl.training.forward.micro_batches import MicroBatch, make_micro_batches, pad_to_ranks, rank_share, share_out
 from agentrl.training.forward.sequences import ScoredSequence
 
@@ -69,7 +69,7 @@ class SumsByName:
 
 
 Loss = Callable[[list[int], SumsByName], torch.Tensor]
-"""Function that returns the loss of a micro-batch, given its sequences' numbers, and adds measurements to the sums."""
+"""Function from the numbers of a micro-batch's sequences to its loss; it adds measurements to the given sums."""
 
 
 class PassHook(Protocol):
@@ -181,11 +181,11 @@ class ModelRunner:
         if top_k is None:
             return TeacherLogprobs(logp=self.logprobs(sequences, temperature=temperature, pad_id=pad_id).logp)
         layout, vocabulary = self.passes.layout, self.model.get_output_embeddings().weight.shape[0]
-        if not top_k <= vocabulary <= LARGEST_ID or layout.context is not None:
+        if not top_k <= vocabulary <= MAX_EXACT_ID or layout.context is not None:
             raise UsageError(
                 f"the {top_k} most probable tokens cannot be computed",
                 got=f"a vocabulary of {vocabulary:,} tokens" + ("" if layout.context is None else ", and shared rows"),
-                expected=f"a vocabulary of {top_k} to {LARGEST_ID:,} tokens, and trainer.context_parallel=1",
+                expected=f"a vocabulary of {top_k} to {MAX_EXACT_ID:,} tokens, and trainer.context_parallel=1",
             )
 
         def compute(part: Sequence[ScoredSequence]) -> torch.Tensor:
@@ -292,7 +292,7 @@ class ModelRunner:
     def run(
         self, work: Sequence[MicroBatch], loss: Loss, *, head_parameters: Sequence[nn.Parameter] = ()
     ) -> PassResult:
-        """Run micro-batches that the caller has made; see `forward_backward`."""
+        """Run the given micro-batches; see `forward_backward`."""
         passes, tally, total = self.passes, SumsByName(), 0.0
         work = pad_to_ranks(work, passes.ranks.dp_size)
         own = rank_share(work, rank=passes.ranks.dp_rank, ranks=passes.ranks.dp_size)

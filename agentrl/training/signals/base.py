@@ -40,7 +40,7 @@ class SignalUpdates(Protocol):
     """True if the loss is part of the policy's, so that both share one forward and backward pass (`JoinedUpdates`)."""
 
     def accumulate(self, part: list[int]) -> None:
-        """Add the gradient of one update, over the sequences `part`, or prepare to join the policy's pass."""
+        """Add the gradient of one update over the sequences `part`; a joined loss only prepares the policy's pass."""
 
     def update(self) -> None:
         """Apply the gradients of the last `accumulate`."""

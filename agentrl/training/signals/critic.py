@@ -30,7 +30,7 @@ from agentrl.training.signals.base import SignalSetup, TokenSignal, check_vocabu
 class Critic(TokenSignal):
     """Critic that estimates the values of sampled tokens.
 
-    The head is whole on every rank and has its own optimizer, as does the trunk if it is not the policy.
+    The head is not sharded and has its own optimizer; so has the trunk, unless it is the policy.
     """
 
     name = "critic"

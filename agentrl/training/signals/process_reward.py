@@ -149,7 +149,7 @@ def _start(
 
 
 UNDECIDED = math.log(2) - 1e-5
-"""Loss from which an episode counts as misjudged: that of a logit of 0, with a margin for rounding."""
+"""Loss above which an episode counts as misclassified: that of a logit of 0, less a margin for rounding."""
 
 
 class _ProcessRewardStep:

@@ -191,7 +191,7 @@ def reads_expert(algorithm: AlgorithmConfig) -> bool:
 class ScoreNorm(TokenSignal):
     """Squared norm of the gradient of log pi by the logits at each token, in one forward pass of the policy.
 
-    It says how much a token's gradient varies, for an estimator with optimal baselines.
+    It measures the variance of a token's gradient, for an estimator with optimal baselines.
     """
 
     name = "score_norm"
@@ -309,7 +309,7 @@ class _ObservationStep:
         self._tally.merge(self._policy.forward_backward(sequences, loss).tally)
 
     def update(self) -> None:
-        """Drop gradients that the policy's update has not applied, as after `trainer.max_kl`."""
+        """Clear gradients that the policy did not apply, for example after `trainer.max_kl`."""
         self._policy.model.zero_grad(set_to_none=True)
 
     def leave_out(self) -> None:

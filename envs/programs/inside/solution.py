@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from .values import NotPlainData, decode, encode
 
-LONGEST = 256 * 1024
+MAX_LINE_BYTES = 256 * 1024
 """Maximum bytes of an answer."""
 TOLD = 400
 """Maximum characters of an error message in an answer."""
@@ -78,7 +78,7 @@ def _message(error: BaseException) -> str:
 def line_of(answer: dict[str, Any]) -> bytes:
     """Return an answer as a line; one that is too long becomes an error."""
     line = json.dumps(answer).encode()
-    if len(line) > LONGEST:
+    if len(line) > MAX_LINE_BYTES:
         line = json.dumps(
             {"raised": NotPlainData.__name__, "said": "the value is too large", "id": answer["id"]}
         ).encode()

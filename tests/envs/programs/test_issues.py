@@ -1,4 +1,4 @@
-"""Issues of repositories from rows in SWE-bench's form."""
+"""Issues of repositories from rows in SWE-bench's format."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ async def test_a_right_solution_gets_more_time_while_the_machine_is_slow(
         return await execute(self, command, **options)
 
     monkeypatch.setattr(PlainSandbox, "exec", slow)
-    monkeypatch.setattr(pipes, "LONGEST_RUN_S", longest_s)
+    monkeypatch.setattr(pipes, "MAX_RUN_S", longest_s)
     waiting = RIGHT.replace("return", "b == 9 and __import__('time').sleep(1.7)\n    return")
     judged = await verdict(waiting, cases=CASES, seconds=0.6)
     assert judged.is_right is right, judged.problems
@@ -143,7 +143,7 @@ async def test_a_judgement_ends_if_the_sandbox_cannot_be_checked(monkeypatch: py
 @pytest.mark.slow
 async def test_a_blocked_event_loop_is_not_the_solutions_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipes, "TICK_S", 0.02)
-    monkeypatch.setattr(pipes, "LONGEST_RUN_S", 0.0)  # no more time for a slow machine
+    monkeypatch.setattr(pipes, "MAX_RUN_S", 0.0)  # no more time for a slow machine
     judging = asyncio.create_task(verdict(RIGHT, cases=CASES * 6, seconds=0.8))
     while not judging.done():
         time.sleep(0.1)  # noqa: ASYNC251 - as a step of the local engine blocks

@@ -141,7 +141,7 @@ ANSWERS: list[tuple[Kind, str, bool | None]] = [
     (Kind.INDUCTION, block("python", "import os\nos._exit(0)"), False),
     (Kind.INDUCTION, "a + a", None),
 ]
-"""Answers, and whether they are right; ``None`` for one without the required form."""
+"""Answers, and whether they are right; ``None`` for one without the required format."""
 
 
 @pytest.mark.parametrize(("kind", "answer", "expected"), ANSWERS)

@@ -65,7 +65,7 @@ PLANTED = {
     "nothing varies within groups": ("nothing_varies", [world("ByTask")], ()),
     "turns run out": ("truncated_turns", ["agent.max_turns=1"], ()),
     "context runs out": ("truncated_tokens", ["agent.max_tokens=22"], ()),
-    "wrong form of answers": ("unusable_answers", WRONG_FORM, ()),
+    "wrong format of answers": ("unusable_answers", WRONG_FORM, ()),
     "a tool always fails": ("tool_failed", [f"agent={SEARCHING % 'broken'}"], ()),
     "a tool is slow": ("tool_slow", [f"agent={SEARCHING % 'slow'}"], ()),
     "most calls of a tool are refused": ("tool_failed", [f"agent={SEARCHING % 'refusing'}"], MORE),

@@ -7,7 +7,7 @@ import pytest
 from agentrl.cli.diagnose import diagnosis_text
 from agentrl.config import load_config
 from agentrl.errors import TrainingError, UsageError
-from agentrl.evaluation.diagnosis.read import MOST_STEPS, _spread
+from agentrl.evaluation.diagnosis.read import MAX_STEPS, _spread
 from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.evaluation.session import make_request, run_evaluation
 from agentrl.observe.progress import RunWatcher
@@ -116,5 +116,5 @@ def test_folders_that_are_no_runs(tmp_path):
 def test_a_long_run_is_read_in_steps_that_are_spread_evenly():
     assert _spread(range(1, 11)) == list(range(1, 11))
     chosen = _spread(range(1, 10_001))
-    assert len(chosen) == MOST_STEPS
+    assert len(chosen) == MAX_STEPS
     assert (chosen[0], chosen[-1]) == (1, 10_000)

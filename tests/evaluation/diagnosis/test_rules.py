@@ -22,7 +22,7 @@ from agentrl.evaluation.diagnosis.finding import Finding, finding_lines, rank, t
 from agentrl.evaluation.diagnosis.parts import code_failures
 from agentrl.evaluation.diagnosis.summary import EpisodeCounts, RunSummary
 from agentrl.evaluation.diagnosis.watch import Reminder, RunDiagnosis
-from agentrl.observe.incidents import MOST, Incidents
+from agentrl.observe.incidents import MAX_DISTINCT, Incidents
 
 RULE = {"reward function rule": SourceLocation("/home/me/rewards.py", 7)}
 ENVIRONMENT: dict[str, SourceLocation | None] = {}
@@ -137,10 +137,10 @@ def test_few_episodes_of_one_kind_prove_nothing_against_a_reward():
 
 def test_messages_that_differ_every_time_do_not_fill_the_memory():
     incidents = Incidents(attempts=1)
-    for number in range(2 * MOST):
+    for number in range(2 * MAX_DISTINCT):
         incidents.count_call("lookup", f"Error{number}: x")
-    assert len(incidents.found) == MOST
-    assert incidents.calls["lookup"] == 2 * MOST
+    assert len(incidents.found) == MAX_DISTINCT
+    assert incidents.calls["lookup"] == 2 * MAX_DISTINCT
 
 
 def test_counts_of_two_parts_of_the_same_work_add_up():
@@ -327,7 +327,7 @@ def test_a_warning_names_the_root_cause_and_not_what_it_explains():
 
 
 def test_episodes_without_room_for_an_answer_explain_their_unusable_answers():
-    """Otherwise the advice is about the form of answers that had no place."""
+    """Otherwise the advice is about the format of answers that had no place."""
     full = evidence_of(*(episode(outcome=Outcome.TRUNCATED_TOKENS, turns=1, invalid=1) for _ in range(4)))
     config = load_config(None, ["environment.name=guess_number", "agent.max_tokens=300"])
     run = RunSummary(episodes=full, config=config)

@@ -14,7 +14,7 @@ import agentrl_vllm_receiver  # type: ignore[import-not-found]  # noqa: F401
 from agentrl_vllm_adapter import AdapterExchange  # type: ignore[import-not-found]
 from vllm.v1.sample.sampler import Sampler
 
-_LEAST_TEMPERATURE = 1e-5
+_MIN_TEMPERATURE = 1e-5
 """Temperature below which vLLM is greedy and log-probabilities are those of temperature 1."""
 _sample = Sampler.sample
 
@@ -39,7 +39,7 @@ def sample_with_pre_truncation_logprobs(
 def _scale(logits: Any, temperature: Any) -> Any:
     if temperature is None:
         return logits
-    return logits / temperature.masked_fill(temperature < _LEAST_TEMPERATURE, 1.0).unsqueeze(1)
+    return logits / temperature.masked_fill(temperature < _MIN_TEMPERATURE, 1.0).unsqueeze(1)
 
 
 Sampler.sample = sample_with_pre_truncation_logprobs

@@ -1,7 +1,7 @@
-"""Forms of answers, JSON of a schema or tool calls: structural tags for engines that enforce them, and checks.
+"""Structured output (JSON of a schema, or forced tool calls): structural tags for engines, and checks of answers.
 
-A structural tag of xgrammar constrains what follows the thinking. Without one, the policy samples freely until an
-answer passes the check: the accepted answer is a sample from the policy's distribution, conditioned on the form.
+A structural tag of xgrammar constrains the text after the thinking. Without one, answers are sampled freely until one
+passes the check, so that the accepted answer is a sample from the policy conditioned on the format.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ CALLS = {
 }
 """Texts before and after the arguments of a call, by the name of the parser."""
 ATTEMPTS = 8
-"""Maximum number of answers sampled for a form; at temperature 0 only one, because all would be equal."""
+"""Maximum number of answers sampled until one has the format; 1 at temperature 0, because all would be equal."""
 SCHEMAS = Extra(name="schemas", module="jsonschema")
-FormCheck: TypeAlias = Callable[[Answer], str | None]
-"""Function that describes how an answer misses its form, or returns ``None`` if it has the form."""
+StructureCheck: TypeAlias = Callable[[Answer], str | None]
+"""Function that describes how an answer violates its format, or returns ``None``."""
 
 
 def structure_of(
     form: AnswerForm, tools: Sequence[ToolSchema], *, parser: str | None, thinking: ThinkingMarks | None, header: str
 ) -> str:
-    """Return the structural tag of a form as JSON.
+    """Return the structural tag of an answer's required format, as JSON.
 
     `parser` is the registry name of the parser for the model's calls. `header`, the template's text before an answer,
     may open the thinking.
@@ -67,8 +67,8 @@ def _thought(thinking: ThinkingMarks, header: str) -> dict[str, Any]:
     return {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": rest.lstrip()}
 
 
-def make_form_check(form: AnswerForm) -> FormCheck:
-    """Return the check of a form.
+def make_structure_check(form: AnswerForm) -> StructureCheck:
+    """Return the check of an answer's required format.
 
     Raises:
         UnsupportedOption: its schema is not valid, or cannot be checked without the extra ``schemas``.

@@ -1,7 +1,7 @@
-"""Forms of a judge's answers: instructions, the JSON schema for guided decoding, and a strict reader.
+"""Formats of a judge's answers: instructions, the JSON schema for guided decoding, and a strict parser.
 
-An answer is read as a whole. If it does not have the form, the reader raises `UnreadableAnswer`, and the judge is asked
-again with the error's text.
+The whole answer is parsed. If it does not have the format, the parser raises `UnreadableAnswer`, and the judge is asked
+again with the text of this error.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _KNOWN = frozenset({"type", "minimum", "maximum", "maxLength", "enum", "title", 
 
 
 class UnreadableAnswer(Exception):
-    """Unreadable answer; the message tells the judge why."""
+    """Answer that cannot be parsed; the message tells the judge why."""
 
 
-class VerdictForm(ABC):
-    """Form that an answer must have."""
+class VerdictFormat(ABC):
+    """Required format of an answer."""
 
     instructions: str
-    """Text that follows the question; may be empty."""
+    """Instructions appended to the question; may be empty."""
     schema: Mapping[str, Any] | None
     """JSON schema of the answer; ``None`` for free text."""
 
     @abstractmethod
     def read(self, answer: str) -> Mapping[str, Any]:
-        """Return the fields of an answer; raise `UnreadableAnswer` if it does not have the form."""
+        """Parse an answer into its fields; raise `UnreadableAnswer` if it does not have the format."""
 
 
-class ScoreForm(VerdictForm):
+class ScoreFormat(VerdictFormat):
     """Free text with a score; the last match of a pattern is the score."""
 
     schema = None
@@ -141,7 +141,7 @@ def _range_words(low: float, high: float) -> str:
     return f" of at least {low:g}" if math.isfinite(low) else f" of at most {high:g}" if math.isfinite(high) else ""
 
 
-class FieldsForm(VerdictForm):
+class FieldsFormat(VerdictFormat):
     """JSON object with exactly these fields, in this order."""
 
     def __init__(self, fields: Sequence[VerdictField], *, meaning: str = "") -> None:
@@ -167,7 +167,7 @@ class FieldsForm(VerdictForm):
         return found
 
 
-class ModelForm(VerdictForm):
+class PydanticFormat(VerdictFormat):
     """JSON object that a pydantic model accepts, including its validators."""
 
     def __init__(self, model: type[BaseModel]) -> None:
@@ -201,7 +201,7 @@ def reason_field(config: JudgeConfig) -> VerdictField | None:
     return VerdictField(name="reason", kind="string", longest=longest, meaning="why, before you decide")
 
 
-class RankingForm(VerdictForm):
+class RankingFormat(VerdictFormat):
     """JSON object with a ranking of all attempts, the best one first."""
 
     def __init__(self, count: int, reason: VerdictField | None) -> None:
@@ -233,7 +233,7 @@ class RankingForm(VerdictForm):
 
 
 def read_object(answer: str) -> dict[str, Any]:
-    """Read an answer that is one JSON object; thinking before it and a Markdown fence around it are allowed.
+    """Parse an answer that is one JSON object; thinking before it and a Markdown fence around it are allowed.
 
     Raises:
         UnreadableAnswer: it is something else, has a duplicate key, or has a number that is not finite.
@@ -304,30 +304,30 @@ class FieldWeights:
         return math.fsum(weight * parts[name] for name, weight in self.weights.items()) / self._positive
 
 
-def verdict_form(config: JudgeConfig) -> FieldsForm | ModelForm:
-    """Return the form of ``agent.judge.verdict``.
+def configured_format(config: JudgeConfig) -> FieldsFormat | PydanticFormat:
+    """Return the format that ``agent.judge.verdict`` describes.
 
     Raises:
-        ConfigError: it does not describe a readable form.
+        ConfigError: it does not describe a format that can be parsed.
         UsageError: the class does not exist.
     """
     verdict = config.verdict
     if isinstance(verdict, str):
-        return ModelForm(_model(verdict))
+        return PydanticFormat(_model(verdict))
     if not verdict:
         raise ConfigError("agent.judge.verdict has no fields", got=verdict, expected=EXAMPLE)
     if isinstance(verdict.get("properties"), dict):
-        return FieldsForm(_fields_of_schema(verdict, strict=True))
-    return FieldsForm([_field(name, words) for name, words in verdict.items()])
+        return FieldsFormat(_fields_of_schema(verdict, strict=True))
+    return FieldsFormat([_field(name, words) for name, words in verdict.items()])
 
 
-def verdict_weights(config: JudgeConfig, form: FieldsForm | ModelForm) -> FieldWeights:
+def verdict_weights(config: JudgeConfig, answer_format: FieldsFormat | PydanticFormat) -> FieldWeights:
     """Return the weights of a verdict's fields in the reward.
 
     Raises:
         ConfigError: ``agent.judge.reward`` does not name a field that is a boolean or a number between bounds.
     """
-    scored = [field.name for field in form.fields.values() if field.is_scored]
+    scored = [field.name for field in answer_format.fields.values() if field.is_scored]
     given = config.reward
     if given is None:
         if len(scored) != 1:
@@ -343,7 +343,9 @@ def verdict_weights(config: JudgeConfig, form: FieldsForm | ModelForm) -> FieldW
         if name not in scored:
             raise ConfigError(
                 f"agent.judge.reward names {name!r}",
-                got="a field without bounds" if name in form.fields else "a name that is not a field of the verdict",
+                got="a field without bounds"
+                if name in answer_format.fields
+                else "a name that is not a field of the verdict",
                 expected=f"one of {', '.join(scored)}" if scored else "a number between bounds, such as number 0..10",
                 hint=did_you_mean(name, scored),
             )
@@ -355,7 +357,7 @@ def verdict_weights(config: JudgeConfig, form: FieldsForm | ModelForm) -> FieldW
         raise ConfigError(
             "agent.judge.reward has no weight above 0", got=weights, expected="at least one weight above 0"
         )
-    return FieldWeights(fields=form.fields, weights=weights)
+    return FieldWeights(fields=answer_format.fields, weights=weights)
 
 
 def _field(name: str, words: Any) -> VerdictField:

@@ -1,6 +1,6 @@
-"""Rewards for the form of answers (tags, the parts of an agent's turns), and those of published systems.
+"""Rewards for the format of answers (tags, the parts of an agent's turns), and rewards of published systems.
 
-The latter join whether a task is solved (`is_solved`) with the form of the answer, which may be an action on a screen.
+The latter combine the correctness of an answer (`is_solved`) with its format. An answer may be an action on a screen.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def has_tags(text: str, tags: Sequence[str]) -> bool:
 
 
 def think_answer_format(trajectory: Trajectory, task: Task, *, tags: Sequence[str] = ("think", "answer")) -> float:
-    """Return 1 if the last turn has the form ``<think>…</think> <answer>…</answer>``, else 0 (DeepSeek-R1's format).
+    """Return 1 if the last turn has the format ``<think>…</think> <answer>…</answer>``, else 0 (DeepSeek-R1's format).
 
     DeepSeek-R1, arXiv 2501.12948, section 2.2.2.
     """
@@ -146,9 +146,9 @@ def tinyzero(trajectory: Trajectory, task: Task, *, form: FiniteFloat = 0.1) -> 
 
 
 def code_r1(trajectory: Trajectory, task: Task, *, form: FiniteFloat = 0.1) -> float:
-    """Return 1 + `form` for a right program, `form` for a wrong one, and -1 - `form` without the right form (Code-R1).
+    """Return 1 + `form` for a right program, `form` for a wrong one, and -1 - `form` in a wrong format (Code-R1).
 
-    The form is ``<think>…</think> <answer>…</answer>`` with a fenced block of code in the answer.
+    The format is ``<think>…</think> <answer>…</answer>`` with a fenced block of code in the answer.
     """
     last = trajectory.completions[-1] if trajectory.completions else ""
     if not has_tags(last, ("think", "answer")) or (tagged_answer(last) or "").count("```") < 2:
@@ -157,10 +157,10 @@ def code_r1(trajectory: Trajectory, task: Task, *, form: FiniteFloat = 0.1) -> f
 
 
 def search_r1(trajectory: Trajectory, task: Task, *, structure: FiniteFloat = 0.2, final: FiniteFloat = 0.1) -> float:
-    """Return the reward of Search-R1 v0.3, which scores exact match and form (arXiv 2505.15117).
+    """Return the reward of Search-R1 v0.3, which scores exact match and format (arXiv 2505.15117).
 
     ===============  =============================  ====================
-    answer           form of all turns is right     form is wrong
+    answer           all turns in the format        otherwise
     ===============  =============================  ====================
     right            1                              1 - `structure`
     wrong            `structure`                    `final`
@@ -176,7 +176,7 @@ def search_r1(trajectory: Trajectory, task: Task, *, structure: FiniteFloat = 0.
 
 
 def deepresearcher(trajectory: Trajectory, task: Task) -> float:
-    """Return -1 if a turn has the wrong form, else the F1 of the answer's words (DeepResearcher, arXiv 2504.03160)."""
+    """Return -1 if a turn has a wrong format, else the F1 of the answer's words (DeepResearcher, arXiv 2504.03160)."""
     if not is_agent_form(trajectory.completions, actions=("tool_call",)):
         return -1.0
     return word_f1(given_answer(trajectory), golden_answers(task))
@@ -189,9 +189,9 @@ def gui_r1(
     accuracy: Annotated[float, Field(ge=0, le=1)] = 0.8,
     near: PositiveFloat = 140.0,
 ) -> float:
-    """Return `accuracy` for the right action on a screen, and the rest of 1 for the right form (GUI-R1).
+    """Return `accuracy` for the right action on a screen, and the rest of 1 for the right format (GUI-R1).
 
-    GUI-R1, arXiv 2504.10458. The last answer has the form ``<think>…</think><answer>[{'action': 'click', 'point':
+    GUI-R1, arXiv 2504.10458. The last answer has the format ``<think>…</think><answer>[{'action': 'click', 'point':
     [123, 300], 'input_text': ''}]</answer>``. The ground truth is an object, or its JSON text, with ``action``,
     ``gt_bbox`` and ``input_text``. A click is right within a box of four numbers, or less than `near` pixels from a
     point of two; the texts of other actions must share half of their words.
@@ -254,7 +254,7 @@ def _numbers(value: Any, count: int) -> Sequence[float]:
 
 
 def vision_sr1(trajectory: Trajectory, task: Task, *, form: FiniteFloat = 0.1) -> float:
-    r"""Return (1 - `form`) for a right answer, `form` for its form, and 1 if its own description is enough.
+    r"""Return (1 - `form`) for a right answer, `form` for its format, and 1 if its own description is enough.
 
     Vision-SR1, arXiv 2508.19652: the first answer has a description, thinking and ``\boxed{…}``. The second one, which
     the loop ``self_described`` asks for, reads the description instead of the image.
