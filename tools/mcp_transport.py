@@ -1,22 +1,32 @@
 """Messages of MCP servers: those that break the protocol in common ways are mended before the `mcp` package reads them.
 
-The package refuses a whole list of tools because of one tool, and loses messages that its JSON parser refuses, so that
-their calls never end. Many servers are written without a package that would check what they send.
+The package refuses a whole list of tools because of one tool, and loses messages that its JSON parser refuses, and
+errors without a code: their calls never end, or end with an error that does not tell what the server said. Many servers
+are written without a package that would check what they send.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from agentrl.message import encodable_json
+from agentrl.tool.results import as_text
 
 from .mcp_arguments import EXTRA, LIST_KEYWORDS, MAP_KEYWORDS, SINGLE_KEYWORDS
 from .mcp_results import first_problem
+
+INTERNAL_ERROR = -32603
+"""JSON-RPC's code of an error that has no valid code."""
+NOT_FOUND = 404
+"""HTTP status of a session that the server does not have."""
+_ENCODING = ("content-encoding", "content-length", "transfer-encoding")
+"""Headers of a body that has been decoded."""
 
 _VALUES = ("default", "const")
 """Keywords of JSON Schema whose value may be null."""
@@ -60,18 +70,101 @@ def _mend(message: Any) -> Any:
 
 
 def _read_again(error: Exception) -> Any:
-    """Return the message of a line with lone surrogates; the error if it cannot be read without them either."""
+    """Return the message of a line that the package could not read; the error if it cannot be mended."""
     invalid = EXTRA.load("pydantic").ValidationError
     if not isinstance(error, invalid):
         return error
-    line = error.errors()[0]["input"]
-    if not isinstance(line, str):
-        return error
+    line = error.errors()[0]["input"]  # a line that is not JSON, or the object that is not a message
+    raw = line.encode() if isinstance(line, str) else json.dumps(line).encode()
     try:
-        message = EXTRA.load("mcp.types").jsonrpc_message_adapter.validate_json(encodable_json(line.encode()))
+        message = EXTRA.load("mcp.types").jsonrpc_message_adapter.validate_json(mended_message(raw))
     except invalid:
         return error
     return EXTRA.load("mcp.shared.message").SessionMessage(message)
+
+
+def mended_message(raw: bytes) -> bytes:
+    """Mend the JSON of a message: texts cut within a surrogate pair, and errors without a valid code and message.
+
+    Other bytes are returned as they are.
+    """
+    raw = encodable_json(raw) if b"\\u" in raw else raw
+    try:
+        message = json.loads(raw)
+    except (ValueError, RecursionError):
+        return raw
+    is_error = isinstance(message, dict) and "id" in message and message.get("error") is not None
+    if not is_error or _is_error(message["error"]):
+        return raw
+    own = {key: value for key, value in message.items() if key in ("jsonrpc", "id")}
+    return json.dumps({"jsonrpc": "2.0", **own, "error": _mended_error(message["error"])}).encode()
+
+
+def _is_error(error: Any) -> bool:
+    """Return True if an error has the form of JSON-RPC."""
+    return isinstance(error, dict) and type(error.get("code")) is int and isinstance(error.get("message"), str)
+
+
+def _mended_error(error: Any) -> dict[str, Any]:
+    """Return an error with a code and a message: its own if they are valid, else all that it says."""
+    code, message = (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, error)
+    if isinstance(code, str) and code.removeprefix("-").isdecimal():
+        code = int(code)
+    if not isinstance(message, str) or not message:
+        message = as_text(error)
+    data = error.get("data") if isinstance(error, dict) else None
+    return {"code": code if type(code) is int else INTERNAL_ERROR, "message": message, "data": data}
+
+
+def http_client(errors: Any, **options: Any) -> Any:
+    """Make an HTTP client that mends messages, and writes the latest answer that is an HTTP error to `errors`."""
+    httpx = EXTRA.load("httpx2")
+
+    class Events(httpx.AsyncByteStream):  # type: ignore[misc, name-defined]
+        """A stream of events with mended messages."""
+
+        def __init__(self, response: Any) -> None:
+            self._response = response
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            rest = b""
+            async for piece in self._response.aiter_bytes():
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    yield _mended_line(line) + b"\n"
+            yield rest
+
+        async def aclose(self) -> None:
+            await self._response.aclose()
+
+    class Client(httpx.AsyncClient):  # type: ignore[misc, name-defined]
+        """A client that mends what the server sends."""
+
+        async def send(self, request: Any, **options: Any) -> Any:
+            response = await super().send(request, **options)
+            kind = response.headers.get("content-type", "").lower()
+            is_error = response.status_code >= 400
+            if response.is_redirect or not (is_error or kind.startswith(("application/json", "text/event-stream"))):
+                return response
+            headers = [one for one in response.headers.multi_items() if one[0].lower() not in _ENCODING]
+            mended = {"status_code": response.status_code, "headers": headers, "request": request}
+            if kind.startswith("text/event-stream"):
+                return httpx.Response(**mended, stream=Events(response))
+            body = await response.aread()
+            await response.aclose()
+            if is_error and request.method == "POST":  # servers may refuse to open a stream by GET
+                errors.seek(0)
+                errors.truncate()
+                errors.write(f"HTTP {response.status_code} {response.reason_phrase}: {response.text.strip()}")
+                errors.flush()
+            return httpx.Response(**mended, content=body if response.status_code == NOT_FOUND else mended_message(body))
+
+    return Client(**options)
+
+
+def _mended_line(line: bytes) -> bytes:
+    """Mend the message in a line of a stream of events."""
+    return b"data: " + mended_message(line[5:].strip()) if line.startswith(b"data:") else line
 
 
 def _readable_tools(tools: list[Any]) -> list[Any]:

@@ -15,6 +15,15 @@ RESULTS = {
     "latin_1": {"content": [{"type": "text", "text": "caf\udce9"}]},
     "null_flag": {"content": [{"type": "text", "text": "3 rows"}], "isError": None},
 }
+ERRORS = {
+    "no_code": {"message": "the shelf is locked", "data": {"by": "Ann"}},
+    "text_code": {"code": "-32602", "message": "no such plant"},
+    "own_code": {"code": "E_LOCKED", "message": "the shelf is locked"},
+    "only_text": "the shelf is full",
+    "no_message": {"code": -32602, "detail": "no such plant"},
+    "null_message": {"code": -32602, "message": None},
+}
+"""Errors of calls, in forms that JSON-RPC does not allow."""
 PLACE = {"place": {"type": "string"}}
 SCHEMAS = {
     "nothing": {},
@@ -27,7 +36,7 @@ SCHEMAS = {
     "text": {"type": "string"},
 }
 """Schemas of tools that the protocol does not allow."""
-TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in RESULTS]
+TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in (*RESULTS, *ERRORS)]
 ODD_TOOLS = [
     *({"name": name, "inputSchema": schema} for name, schema in SCHEMAS.items()),
     {"name": "missing", "description": None},
@@ -50,6 +59,8 @@ def answer(method: str, parameters: dict) -> dict:
     if method == "tools/list":
         return {"result": {"tools": ODD_TOOLS if "--odd" in sys.argv else TOOLS}}
     if method == "tools/call":
+        if parameters["name"] in ERRORS:
+            return {"error": ERRORS[parameters["name"]]}
         said = {"content": [{"type": "text", "text": json.dumps(parameters["arguments"])}]}
         return {"result": RESULTS.get(parameters["name"], said)}
     return {"error": {"code": -32601, "message": f"no method {method}"}}
