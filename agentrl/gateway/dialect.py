@@ -206,6 +206,11 @@ class Dialect(ABC):
     keep_alive: bytes = b": waiting\n\n"
     """Bytes that a stream sends while nothing is sampled: clients assume that a silent server is dead."""
 
+    @property
+    def route(self) -> str:
+        """The path without the vendor's version."""
+        return self.path.removeprefix("/v1")
+
     @abstractmethod
     def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:
         """Read a request.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrl.agent_loop import ANY_OBJECT, AnswerForm
@@ -75,3 +75,50 @@ def forced_call(kind: Any, name: Any, tools: Sequence[ToolSchema], path: str) ->
     if name not in offered:
         raise BadRequest(f"{path}: unknown tool {shorten(name)}: expected one of {', '.join(offered)}", field=path)
     return AnswerForm(calls=(name,))
+
+
+def allowed_calls(
+    value: Mapping[str, Any],
+    path: str,
+    tools: Sequence[ToolSchema],
+    function_of: Callable[[Mapping[str, Any], str], Mapping[str, Any]],
+) -> AnswerForm | None:
+    """Return the form of an answer that may call only some of the tools; ``None`` if it may call all of them.
+
+    All tools stay in the prompt, as in OpenAI's API.
+
+    Args:
+        value: ``{"mode": "auto" | "required", "tools": [{"type": "function", …}, …]}``.
+        path: Path of the field.
+        tools: The offered tools.
+        function_of: Returns the object with the name of an allowed tool, which has a path.
+    """
+    mode, names = take(value, "mode", str, path), []
+    if mode not in ("auto", "required"):
+        raise BadRequest(f"{path}.mode must be auto or required: got {shorten(mode)}", field=f"{path}.mode")
+    for index, tool in enumerate(take(value, "tools", list, path)):
+        where = f"{path}.tools.{index}"
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise BadRequest(f"{where}.type must be function", field=f"{where}.type", code="unsupported")
+        name = take(function_of(tool, where), "name", str, where)
+        forced_call("function", name, tools, where)
+        names.append(name)
+    if not names:
+        raise BadRequest(f"{path}.tools must name at least one tool; to forbid calls, send none", field=f"{path}.tools")
+    if mode == "auto" and {tool["function"]["name"] for tool in tools} == set(names):
+        return None
+    return AnswerForm(calls=tuple(dict.fromkeys(names)), or_text=mode == "auto")
+
+
+def required_form(forced: AnswerForm | None, schema: AnswerForm | None, path: str) -> AnswerForm | None:
+    """Return the form of an answer from the choice of tools and from the schema of its text, whose field is `path`.
+
+    A forced call leaves no text to which the schema could apply.
+    """
+    if forced is not None and forced.or_text and schema is not None:
+        raise BadRequest(
+            f"{path} is not supported together with an allowed_tools choice of mode auto",
+            field=path,
+            code="unsupported",
+        )
+    return forced or schema

@@ -40,7 +40,7 @@ from agentrl.gateway.fields import (
     take,
     take_optional,
 )
-from agentrl.gateway.forms import forced_call, schema_form, tool_schema
+from agentrl.gateway.forms import allowed_calls, forced_call, required_form, schema_form, tool_schema
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, system
 
 LABELS = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
@@ -81,7 +81,7 @@ class Responses(OpenAIDialect):
         _check_settings(body)
         tools, forced = _tools(body)
         text = take_optional(body, "text", dict, {})
-        form = forced or schema_form(take_optional(text, "format", dict, {}, "text"), "text.format")
+        schema = schema_form(take_optional(text, "format", dict, {}, "text"), "text.format")
         history = _history(body, stored)
         instructions = take_optional(body, "instructions", str, "")
         sampling = settings(body, SAMPLING)
@@ -93,7 +93,7 @@ class Responses(OpenAIDialect):
             max_tokens=positive_int(body, "max_output_tokens"),
             stream=take_optional(body, "stream", bool, False),
             settings=sampling | _efforts(body),
-            form=form,
+            form=required_form(forced, schema, "text.format"),
             form_field="tool_choice" if forced else "text.format",
             single_call=not take_optional(body, PARALLEL, bool, True),
             logprobs=LOGPROBS in take_optional(body, "include", list, []),
@@ -223,7 +223,7 @@ def _efforts(body: Mapping[str, Any]) -> dict[str, float | str]:
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | None]:
-    """Return the tools of a request, even if it forbids calls, and the form of a forced call."""
+    """Return the tools of a request, even if it forbids calls, and the form of a forced or restricted call."""
     tools = []
     for path, tool in _objects(take_optional(body, "tools", list, []), "tools"):
         if tool.get("type") != "function":
@@ -232,6 +232,8 @@ def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | 
         _check_callers(tool, path)
         tools.append(tool_schema(tool, path))
     choice = body.get("tool_choice") or "auto"
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        return tools, allowed_calls(choice, "tool_choice", tools, lambda tool, _: tool)
     named = choice if isinstance(choice, dict) and choice.get("type") == "function" else None
     kind, name = (choice, None) if named is None else ("function", named.get("name"))
     return tools, forced_call(kind, name, tools, "tool_choice")

@@ -77,7 +77,7 @@ REFUSED = [
     ("tools.0.defer_loading", {"tools": [{**WEATHER, "defer_loading": True}]}),
     ("tool_choice", {"tool_choice": "required"}),
     ("tool_choice", {"tool_choice": {"type": "function", "name": "weather"}}),
-    ("tool_choice", {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}),
+    ("tool_choice.tools", {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}),
     ("tool_choice", {"tools": [WEATHER], "tool_choice": 3}),
     ("parallel_tool_calls", {"tools": [WEATHER], "parallel_tool_calls": "no"}),
     ("max_output_tokens", {"max_output_tokens": 0}),
