@@ -314,7 +314,7 @@ class _TurnReader:
             elif kind == "tool_use":
                 call_id, name = take(block, "id", str, where), take(block, "name", str, where)
                 self._names[call_id] = name
-                read = arguments(take(block, "input", dict, where), f"{where}.input")
+                read = arguments(block.get("input"), f"{where}.input")
                 calls.append(ToolCall(name=name, arguments=read, id=call_id))
             elif kind != "redacted_thinking":
                 raise BadRequest(

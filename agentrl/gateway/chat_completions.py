@@ -36,7 +36,7 @@ from agentrl.gateway.fields import (
     take,
     take_optional,
 )
-from agentrl.gateway.forms import allowed_calls, forced_call, required_form, schema_form, tool_schema
+from agentrl.gateway.forms import allowed_calls, chosen_tool, forced_call, required_form, schema_form, tool_schema
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall
 
 FINISH: Mapping[Finish, str] = {"stop": "stop", "stop_text": "stop", "length": "length", "tool_calls": "tool_calls"}
@@ -185,13 +185,11 @@ def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | 
         if not isinstance(tool, dict) or tool.get("type") != "function":
             raise BadRequest(f"{path}.type must be 'function'", field=f"{path}.type", code="unsupported")
         tools.append(tool_schema(take(tool, "function", dict, path), f"{path}.function"))
-    choice = body.get("tool_choice") or "auto"
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+    kind, name = chosen_tool(body.get("tool_choice"))
+    if kind == "allowed_tools":
         path = "tool_choice.allowed_tools"
-        allowed = take(choice, "allowed_tools", dict, "tool_choice")
+        allowed = take(body["tool_choice"], "allowed_tools", dict, "tool_choice")
         return tools, allowed_calls(allowed, path, tools, lambda tool, where: take(tool, "function", dict, where))
-    named = choice.get("function") if isinstance(choice, dict) else None
-    kind, name = ("function", named.get("name")) if isinstance(named, dict) else (choice, None)
     return [] if kind == "none" else tools, forced_call(kind, name, tools, "tool_choice")
 
 

@@ -25,8 +25,8 @@ def schema_form(value: Mapping[str, Any], path: str, *, within: str | None = Non
     kind = take_optional(value, "type", str, "text", path)
     if kind == "text":
         return None
-    if kind == "json_object":
-        return AnswerForm(schema=ANY_OBJECT)
+    if kind == "json_object":  # with a schema as in llama.cpp
+        return AnswerForm(schema=take_optional(value, "schema", dict, ANY_OBJECT, path) or ANY_OBJECT)
     if kind != "json_schema":
         raise BadRequest(
             f"{path}.type must be text, json_object or json_schema: got {shorten(kind)}",
@@ -49,6 +49,21 @@ def tool_schema(row: Mapping[str, Any], path: str, *, parameters: str = "paramet
         "parameters": take_optional(row, parameters, dict, {**ANY_OBJECT, "properties": {}}, path),
     }
     return {"type": "function", "function": function}
+
+
+def chosen_tool(choice: Any) -> tuple[Any, Any]:
+    """Return the kind of a ``tool_choice``, and the name of the tool that it forces, in either of OpenAI's notations.
+
+    >>> chosen_tool({"type": "function", "function": {"name": "add"}}), chosen_tool({"type": "function", "name": "add"})
+    (('function', 'add'), ('function', 'add'))
+    >>> chosen_tool(None), chosen_tool("required"), chosen_tool({"type": "auto"})
+    (('auto', None), ('required', None), ('auto', None))
+    """
+    if not isinstance(choice, dict) or not choice:
+        return choice or "auto", None
+    function = choice.get("function")
+    named = function if isinstance(function, dict) else choice
+    return choice.get("type", "function"), named.get("name")
 
 
 def forced_call(kind: Any, name: Any, tools: Sequence[ToolSchema], path: str) -> AnswerForm | None:

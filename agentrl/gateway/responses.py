@@ -40,7 +40,7 @@ from agentrl.gateway.fields import (
     take,
     take_optional,
 )
-from agentrl.gateway.forms import allowed_calls, forced_call, required_form, schema_form, tool_schema
+from agentrl.gateway.forms import allowed_calls, chosen_tool, forced_call, required_form, schema_form, tool_schema
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, system
 
 LABELS = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
@@ -89,7 +89,7 @@ class Responses(OpenAIDialect):
         return ChatRequest(
             model=take(body, "model", str),
             messages=[system(instructions), *history] if instructions else history,
-            tools=[] if body.get("tool_choice") == "none" else tools,
+            tools=[] if chosen_tool(body.get("tool_choice"))[0] == "none" else tools,
             max_tokens=positive_int(body, "max_output_tokens"),
             stream=take_optional(body, "stream", bool, False),
             settings=sampling | _efforts(body),
@@ -231,11 +231,9 @@ def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | 
         refuse_unknown(tool, (*TOOL_FIELDS, *CALLER_FIELDS), path)
         _check_callers(tool, path)
         tools.append(tool_schema(tool, path))
-    choice = body.get("tool_choice") or "auto"
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        return tools, allowed_calls(choice, "tool_choice", tools, lambda tool, _: tool)
-    named = choice if isinstance(choice, dict) and choice.get("type") == "function" else None
-    kind, name = (choice, None) if named is None else ("function", named.get("name"))
+    kind, name = chosen_tool(body.get("tool_choice"))
+    if kind == "allowed_tools":
+        return tools, allowed_calls(body["tool_choice"], "tool_choice", tools, lambda tool, _: tool)
     return tools, forced_call(kind, name, tools, "tool_choice")
 
 
