@@ -131,9 +131,6 @@ def required_form(forced: AnswerForm | None, schema: AnswerForm | None, path: st
     A forced call leaves no text to which the schema could apply.
     """
     if forced is not None and forced.or_text and schema is not None:
-        raise BadRequest(
-            f"{path} is not supported together with an allowed_tools choice of mode auto",
-            field=path,
-            code="unsupported",
-        )
+        text = f"{path} is not supported here together with allowed_tools of mode auto"
+        raise BadRequest(text, field=path, code="unsupported")
     return forced or schema
