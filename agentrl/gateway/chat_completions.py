@@ -183,7 +183,8 @@ def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | 
     for index, tool in enumerate(take_optional(body, "tools", list, [])):
         path = f"tools.{index}"
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise BadRequest(f"{path}.type must be 'function'", field=f"{path}.type", code="unsupported")
+            text = f"{path}.type must be function (of /v1/responses also custom)"
+            raise BadRequest(text, field=f"{path}.type", code="unsupported")
         tools.append(tool_schema(take(tool, "function", dict, path), f"{path}.function"))
     kind, name = chosen_tool(body.get("tool_choice"))
     if kind == "allowed_tools":

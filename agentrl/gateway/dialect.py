@@ -25,6 +25,8 @@ Part: TypeAlias = tuple[Literal["reasoning", "text"], str]
 """A piece of an answer while it is sampled."""
 Event: TypeAlias = tuple[str | None, Json | str]
 """A server-sent event: its name or ``None``, and its data as JSON or as text (``[DONE]``)."""
+TEXT_ARGUMENT = "input"
+"""The only argument of a tool that takes a text."""
 OPENAI_ERRORS: Mapping[int, str] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -81,6 +83,8 @@ class ChatRequest:
     """True if an answer may contain at most one tool call."""
     logprobs: bool = False
     """True if the client wants the log-probabilities of the sampled tokens."""
+    text_tools: Sequence[str] = ()
+    """Names of tools whose only argument is the text `TEXT_ARGUMENT`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Values that the dialect needs to write the reply. With ``store``, the session stores ``history`` and the answer
     under the reply's id."""

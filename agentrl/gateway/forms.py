@@ -12,6 +12,8 @@ from agentrl.gateway.fields import take, take_optional
 
 FORCING = ("required", "any")
 """The vendors' values of ``tool_choice`` that force a call of any tool."""
+NAMING = ("function", "custom", "tool")
+"""The vendors' types of ``tool_choice`` that name a tool."""
 
 
 def schema_form(value: Mapping[str, Any], path: str, *, within: str | None = None) -> AnswerForm | None:
@@ -70,7 +72,7 @@ def forced_call(kind: Any, name: Any, tools: Sequence[ToolSchema], path: str) ->
     """Return the form of an answer that must call a tool; ``None`` if the policy decides.
 
     Args:
-        kind: ``auto``, ``none``, one of `FORCING` for any tool, or ``function`` or ``tool`` for the tool `name`.
+        kind: ``auto``, ``none``, one of `FORCING` for any tool, or one of `NAMING` for the tool `name`.
         name: Name of the forced tool.
         tools: The offered tools.
         path: Path of the field.
@@ -85,7 +87,7 @@ def forced_call(kind: Any, name: Any, tools: Sequence[ToolSchema], path: str) ->
         raise BadRequest(f"{path}: a call cannot be forced because no tool is offered", field=path)
     if kind in FORCING:
         return AnswerForm(calls=offered)
-    if kind not in ("function", "tool"):
+    if kind not in NAMING:
         raise BadRequest(f"{path} is not supported here: got {shorten(kind)}", field=path, code="unsupported")
     if name not in offered:
         raise BadRequest(f"{path}: unknown tool {shorten(name)}: expected one of {', '.join(offered)}", field=path)
@@ -113,8 +115,8 @@ def allowed_calls(
         raise BadRequest(f"{path}.mode must be auto or required: got {shorten(mode)}", field=f"{path}.mode")
     for index, tool in enumerate(take(value, "tools", list, path)):
         where = f"{path}.tools.{index}"
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise BadRequest(f"{where}.type must be function", field=f"{where}.type", code="unsupported")
+        if not isinstance(tool, dict) or tool.get("type") not in ("function", "custom"):
+            raise BadRequest(f"{where}.type must be function or custom", field=f"{where}.type", code="unsupported")
         name = take(function_of(tool, where), "name", str, where)
         forced_call("function", name, tools, where)
         names.append(name)
