@@ -1,13 +1,14 @@
 """Messages of MCP servers: those that break the protocol in common ways are mended before the `mcp` package reads them.
 
-The package refuses a whole list of tools because of one tool, and loses messages that its JSON parser refuses, and
-errors without a code: their calls never end, or end with an error that does not tell what the server said. Many servers
-are written without a package that would check what they send.
+The package refuses a whole list of tools because of one tool, and loses messages that its JSON parser refuses, errors
+without a code, and answers without an id: their calls never end, or end with an error that does not tell what the
+server said. Many servers are written without a package that would check what they send.
 """
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import json
 import logging
@@ -41,20 +42,58 @@ async def mended(transport: AbstractAsyncContextManager[Any]) -> AsyncIterator[A
     """Open a transport of the `mcp` package, and mend the messages that the server sends."""
     async with transport as (read, write):
         sending, receiving = EXTRA.load("anyio").create_memory_object_stream(0)
-        forwarding = asyncio.create_task(_forward(read, sending))
+        requests = _Requests(write)
+        forwarding = asyncio.create_task(_forward(read, sending, requests))
         try:
             with receiving:
-                yield receiving, write
+                yield receiving, requests
         finally:
             forwarding.cancel()
             await asyncio.wait({forwarding})
 
 
-async def _forward(read: Any, sending: Any) -> None:
+class _Requests:
+    """A stream of messages to the server that knows which requests wait for their answer."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.waiting: set[Any] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def __aenter__(self) -> _Requests:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stream.__aexit__(*error)
+
+    async def send(self, message: Any) -> None:
+        """Send a message."""
+        sent = message.message
+        if hasattr(sent, "method") and hasattr(sent, "id"):
+            self.waiting.add(sent.id)
+        elif getattr(sent, "method", None) == "notifications/cancelled":
+            self.waiting.discard((sent.params or {}).get("requestId"))
+        await self._stream.send(message)
+
+    def complete(self, message: Any) -> None:
+        """Note an answer; an error that names no request answers the only one that waits."""
+        if hasattr(message, "error") and message.id is None and len(self.waiting) == 1:
+            (message.id,) = self.waiting
+        if not hasattr(message, "method"):
+            self.waiting = {one for one in self.waiting if str(one) != str(message.id)}  # some answer with a text
+
+
+async def _forward(read: Any, sending: Any, requests: _Requests) -> None:
     anyio = EXTRA.load("anyio")
     with sending, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         async for message in read:
-            await sending.send(_mend(message))
+            readable = _mend(message)
+            if not isinstance(readable, Exception):
+                requests.complete(readable.message)
+            await sending.send(readable)
 
 
 def _mend(message: Any) -> Any:
@@ -74,8 +113,9 @@ def _read_again(error: Exception) -> Any:
     invalid = EXTRA.load("pydantic").ValidationError
     if not isinstance(error, invalid):
         return error
-    line = error.errors()[0]["input"]  # a line that is not JSON, or the object that is not a message
-    raw = line.encode() if isinstance(line, str) else json.dumps(line).encode()
+    inputs = [one["input"] for one in error.errors()]
+    whole = next((one for one in inputs if isinstance(one, dict)), None)  # it lacks a method, as all answers do
+    raw = str(inputs[0]).encode() if whole is None else json.dumps(whole).encode()
     try:
         message = EXTRA.load("mcp.types").jsonrpc_message_adapter.validate_json(mended_message(raw))
     except invalid:
@@ -83,31 +123,34 @@ def _read_again(error: Exception) -> Any:
     return EXTRA.load("mcp.shared.message").SessionMessage(message)
 
 
-def mended_message(raw: bytes) -> bytes:
-    """Mend the JSON of a message: texts cut within a surrogate pair, and errors without a valid code and message.
+def mended_message(raw: bytes, request_id: Any = None) -> bytes:
+    """Mend the JSON of a message: a byte order mark, texts cut within a pair, and answers that break the protocol.
 
-    Other bytes are returned as they are.
+    An answer without a version gets one, without an id that of its request, and without a result the error that it has
+    none; an error gets a code and a message. Other bytes are returned as they are.
     """
+    raw = raw.removeprefix(codecs.BOM_UTF8)
     raw = encodable_json(raw) if b"\\u" in raw else raw
     try:
         message = json.loads(raw)
     except (ValueError, RecursionError):
         return raw
-    is_error = isinstance(message, dict) and "id" in message and message.get("error") is not None
-    if not is_error or _is_error(message["error"]):
+    if not isinstance(message, dict) or "method" in message or not {"id", "jsonrpc"} & message.keys():
         return raw
-    own = {key: value for key, value in message.items() if key in ("jsonrpc", "id")}
-    return json.dumps({"jsonrpc": "2.0", **own, "error": _mended_error(message["error"])}).encode()
-
-
-def _is_error(error: Any) -> bool:
-    """Return True if an error has the form of JSON-RPC."""
-    return isinstance(error, dict) and type(error.get("code")) is int and isinstance(error.get("message"), str)
+    name = message.get("id")
+    answer = {**message, "jsonrpc": "2.0", "id": request_id if name is None else name}
+    if answer.get("error") is not None or answer.get("result") is None:
+        answer = {key: value for key, value in answer.items() if key != "result"}
+        error = answer.get("error")
+        answer["error"] = _mended_error("the server answered without a result" if error is None else error)
+    return raw if answer == message else json.dumps(answer).encode()
 
 
 def _mended_error(error: Any) -> dict[str, Any]:
     """Return an error with a code and a message: its own if they are valid, else all that it says."""
     code, message = (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, error)
+    if type(code) is int and isinstance(message, str):
+        return dict(error)
     if isinstance(code, str) and code.removeprefix("-").isdecimal():
         code = int(code)
     if not isinstance(message, str) or not message:
@@ -123,15 +166,16 @@ def http_client(errors: Any, **options: Any) -> Any:
     class Events(httpx.AsyncByteStream):  # type: ignore[misc, name-defined]
         """A stream of events with mended messages."""
 
-        def __init__(self, response: Any) -> None:
+        def __init__(self, response: Any, request_id: Any) -> None:
             self._response = response
+            self._request_id = request_id
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             rest = b""
             async for piece in self._response.aiter_bytes():
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
-                    yield _mended_line(line) + b"\n"
+                    yield _mended_line(line, self._request_id) + b"\n"
             yield rest
 
         async def aclose(self) -> None:
@@ -148,8 +192,9 @@ def http_client(errors: Any, **options: Any) -> Any:
                 return response
             headers = [one for one in response.headers.multi_items() if one[0].lower() not in _ENCODING]
             mended = {"status_code": response.status_code, "headers": headers, "request": request}
+            request_id = _id_of(request.content) if request.method == "POST" else None
             if kind.startswith("text/event-stream"):
-                return httpx.Response(**mended, stream=Events(response))
+                return httpx.Response(**mended, stream=Events(response, request_id))
             body = await response.aread()
             await response.aclose()
             if is_error and request.method == "POST":  # servers may refuse to open a stream by GET
@@ -162,9 +207,15 @@ def http_client(errors: Any, **options: Any) -> Any:
     return Client(**options)
 
 
-def _mended_line(line: bytes) -> bytes:
+def _mended_line(line: bytes, request_id: Any) -> bytes:
     """Mend the message in a line of a stream of events."""
-    return b"data: " + mended_message(line[5:].strip()) if line.startswith(b"data:") else line
+    return b"data: " + mended_message(line[5:].strip(), request_id) if line.startswith(b"data:") else line
+
+
+def _id_of(request: bytes) -> Any:
+    """Return the id of a request; ``None`` for other messages."""
+    message = json.loads(request)
+    return message.get("id") if isinstance(message, dict) and "method" in message else None
 
 
 def _readable_tools(tools: list[Any]) -> list[Any]:

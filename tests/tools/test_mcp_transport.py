@@ -33,7 +33,7 @@ async def texts(toolset, calls):
     """Call tools with arguments; what the policy reads."""
     tools = {tool.name: tool for tool in await toolset.tools()}
     try:
-        async with tool_session(timeout_s=60.0) as session:
+        async with tool_session(timeout_s=10.0) as session:
             called = [await session.carry_out(ToolCall(name=name, arguments=said), tools) for name, said in calls]
             return [one.result.text for one in called]
     finally:
@@ -75,6 +75,23 @@ SAID = {
 """What the policy reads of errors in forms that JSON-RPC does not allow."""
 
 
+ANSWERED = {
+    "no_version": "3 rows",  # ARBuilder#2
+    "null_id": "Error: the shelf is locked",  # helidon-mcp#65, java-sdk#506
+    "no_id": "Error: the shelf is locked",  # tower-mcp#802
+    "nothing": "Error: the server answered without a result",  # helidon-mcp#152
+    "null_result": "Error: the server answered without a result",
+    "null_error": "3 rows",
+    "both": "Error: the shelf is locked",
+}
+"""What the policy reads of answers whose other fields break the protocol."""
+
+
+@pytest.mark.parametrize("flags", [[], ["--text-ids"]])
+async def test_answers_that_break_the_protocol_arrive_at_once(flags):
+    assert await texts(server(*flags), [(name, {}) for name in ANSWERED]) == list(ANSWERED.values())
+
+
 async def test_errors_in_other_forms_than_the_protocols_arrive_at_once():
     expected = [*map("Error: {}".format, SAID.values()), "3 rows"]
     assert await texts(server(), [(name, {}) for name in (*SAID, "fine")]) == expected
@@ -89,6 +106,7 @@ async def over_http(reply):
         if "id" not in asked:
             return web.Response(status=202)
         answered = {"jsonrpc": "2.0", "id": asked["id"], **answer(asked["method"], asked.get("params") or {})}
+        answered = {key: value for key, value in answered.items() if value is not ...}
         if asked["method"] != "tools/call":
             return web.json_response(answered, headers={"mcp-session-id": "1"})
         return reply(answered, asked["params"]["name"])
@@ -123,6 +141,7 @@ async def test_errors_in_other_forms_arrive_over_http_too(reply):
     expected = [*map("Error: {}".format, SAID.values()), "fern \ufffd"]
     async with over_http(reply) as toolset:
         assert await texts(toolset, [(name, {}) for name in (*SAID, "cut_pair")]) == expected
+        assert await texts(toolset, [(name, {}) for name in ANSWERED]) == list(ANSWERED.values())
 
 
 @pytest.mark.parametrize("status", [401, 404, 500])
@@ -143,6 +162,8 @@ async def test_what_a_server_says_with_an_http_error_is_told(status):
         (b'{"jsonrpc":"2.0","id":1,"result":{"error":{"message":"x"}}}', None),
         (b'{"jsonrpc":"2.0","id":1,"error":null,"result":{}}', None),
         (b'{"error":"no token"}', None),
+        (b'{"jsonrpc":"2.0","id":1,"method":"roots/list"}', None),
+        (b'\xef\xbb\xbf{"jsonrpc":"2.0","id":1,"error":{"message":"x"}}', (-32603, "x")),
         (b'{"jsonrpc":"2.0","id":1,"error":{"code":true,"message":"x"},"result":null}', (-32603, "x")),
         (b'{"id":1,"error":{"code":1.5,"message":""}}', (-32603, '{"code": 1.5, "message": ""}')),
         (b'{"jsonrpc":"2.0","id":1,"error":[]}', (-32603, "[]")),
