@@ -209,7 +209,11 @@ def http_client(errors: Any, **options: Any) -> Any:
 
 def _mended_line(line: bytes, request_id: Any) -> bytes:
     """Mend the message in a line of a stream of events."""
-    return b"data: " + mended_message(line[5:].strip(), request_id) if line.startswith(b"data:") else line
+    if not line.startswith(b"data:"):
+        return line
+    data = line[5:].strip()
+    mended_data = mended_message(data, request_id)
+    return line if mended_data == data else b"data: " + mended_data
 
 
 def _id_of(request: bytes) -> Any:
