@@ -161,6 +161,7 @@ class StreamingReply:
 
     def end(self, reply: Reply) -> None:
         """Stream the rest of the reply and end it."""
+        self.head = replace(self.head, prompt_tokens=reply.prompt_tokens, cached_tokens=reply.cached_tokens)
         self._add("reasoning", reply.answer.reasoning or "")
         self._add("text", reply.answer.text)
         self._reply = reply

@@ -20,6 +20,8 @@ NOT_SERVED: Mapping[str, str] = {
 BASE_URL = "The base URL ends with /v1 in OpenAI's packages, and before it in Anthropic's"
 ANTHROPIC_VERSION = "anthropic-version"
 """Header that Anthropic's clients send with each request."""
+NO_WEBSOCKET = 426
+"""Status after which Codex goes on without WebSockets; after others it first tries again, for minutes."""
 
 
 def dialect_of(request: web.Request, dialects: Sequence[Dialect]) -> Dialect:
@@ -35,6 +37,9 @@ async def refuse_route(request: web.Request, dialects: Sequence[Dialect]) -> web
     if not methods:
         return refuse_path(request, dialects)
     expected = " or ".join(methods)
+    if request.headers.get("Upgrade", "").lower() == "websocket":
+        text = f"there are no WebSockets here: send {expected} {request.path}"
+        return _refusal(request, dialects, NO_WEBSOCKET, text, "unsupported", {"Upgrade": "HTTP/1.1"})
     text = f"{request.path} does not accept {request.method}: expected {expected}"
     if "Access-Control-Request-Method" in request.headers:
         text = f"a web page cannot send requests to this gateway: send {expected} {request.path} from a program"

@@ -297,6 +297,36 @@ async def test_every_chunk_names_its_finish_reason_and_the_last_has_nothing_else
     await played(play, answer)
 
 
+@pytest.mark.parametrize("answer", ["it is so", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'])
+@pytest.mark.parametrize("choice", [{"type": "auto"}, {"type": "any"}])
+async def test_a_stream_begins_with_the_tokens_of_the_prompt(played, choice, answer):
+    # CLIProxyAPI#1700, Antigravity-Manager#2028, free-claude-code#43: Claude Code shows them, and fails without them
+    async def play(gateway, session):
+        tool = {"name": "add", "input_schema": TOOL}
+        body = {"model": "p", "max_tokens": 90, "messages": [USER], "tools": [tool], "tool_choice": choice}
+        headers = {"Authorization": f"Bearer {session.key}"}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(gateway.url + ANTHROPIC.path, json=body | {"stream": True}, headers=headers) as got,
+        ):
+            blocks = [
+                dict(line.split(": ", 1) for line in block.splitlines()) for block in (await got.text()).split("\n\n")
+            ]
+        events = [json.loads(block["data"]) for block in blocks if block]
+        assert [block["event"] for block in blocks if block] == [event["type"] for event in events]
+        usages = [event["message"]["usage"] for event in events if event["type"] == "message_start"]
+        usages += [event["usage"] for event in events if event["type"] == "message_delta"]
+        begin, end = [usage["input_tokens"] + usage["cache_read_input_tokens"] for usage in usages]
+        assert 0 < begin == end
+
+    answers = (
+        [answer]
+        if choice["type"] == "auto"
+        else [answer, '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>']
+    )
+    await played(play, *answers, trains=False)
+
+
 def test_a_result_may_follow_a_call_that_the_client_did_not_send():
     # crewAI#1620
     read = chat({"role": "tool", "tool_call_id": "1", "name": "add", "content": [{"type": "text", "text": "3"}]})

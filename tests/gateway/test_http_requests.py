@@ -165,6 +165,19 @@ async def test_methods_that_a_route_does_not_take_are_answered_with_those_that_i
     await played(play, "it is so")
 
 
+async def test_a_websocket_is_refused_with_the_status_that_codex_expects(played):
+    # openai/codex#43353, llxprt-code#3047: after 426 Codex posts its request at once, after others it connects again
+    async def play(gateway, session):
+        headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+        status, _, refusal = await fetch(
+            gateway, "/v1/responses", key=session.key, method="GET", data=None, headers=headers
+        )
+        assert (status, "there are no WebSockets here" in refusal["error"]["message"]) == (426, True)
+        await fetch(gateway, CHAT, key=session.key)
+
+    await played(play, "it is so")
+
+
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
 async def test_a_base_url_answers_the_probes_of_agents(played, method):
     # headroom#2032, CLIProxyAPI#5905: Claude Code takes a base URL that answers 404 or 405 for a dead server
