@@ -89,6 +89,9 @@ class AnthropicMessages(Dialect):
         """Read a request; this dialect does not use `stored`."""
         if not is_given(body, "max_tokens"):
             raise BadRequest("max_tokens is missing", field="max_tokens")
+        if body["max_tokens"] == 0:
+            text = "max_tokens of 0: the engine caches prompts by itself, and no request warms its cache up"
+            raise BadRequest(text, field="max_tokens", code="unsupported", is_offer=True)
         return self.read_count(body)
 
     def read_count(self, body: Mapping[str, Any]) -> ChatRequest:

@@ -250,7 +250,7 @@ class _MessageReader:
         row, thoughts = _without_thoughts(row, path)
         return Message(
             role="assistant",
-            content=_content_or_none(row, path),
+            content=_content_or_none(row, path) or take_optional(row, "refusal", str, "", path),
             tool_calls=tuple(calls),
             reasoning=next((take(row, name, str, path) for name in names if is_given(row, name)), thoughts),
             name=participant(row, path),

@@ -388,7 +388,7 @@ class _Items:
         if call_id not in self._names:
             where = f"{path}.call_id"
             raise BadRequest(f"{where}: no earlier call has the id {shorten(call_id)}", field=where)
-        content = _content(item.get("output"), f"{path}.output")
+        content = _content(item["output"], f"{path}.output") if is_given(item, "output") else ""
         self._append(Message(role="tool", content=content, tool_call_id=call_id, name=self._names[call_id]))
 
     def _append(self, message: Message) -> None:

@@ -107,6 +107,8 @@ def test_messages_with_more_keys_mean_the_same(row):
             Message(role="assistant", content="two"),
         ),
         ({"content": ""}, Message(role="assistant", content="")),  # autogen#1521
+        ({"content": None, "refusal": "No."}, Message(role="assistant", content="No.")),
+        ({"content": "two", "refusal": None}, Message(role="assistant", content="two")),
         # langchainjs#11049, openwiki#231, SREGym#787: libraries send thinking back as parts of the answer
         (
             {"content": [{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": "two"}]},
@@ -272,6 +274,23 @@ def test_items_of_several_turns_are_read_in_the_forms_of_codex_and_of_the_shorth
         ("assistant", "three", 0),
         ("assistant", "Done.", 0),
     ]
+
+
+@pytest.mark.parametrize("output", [{}, {"output": None}, {"output": []}, {"output": ""}])
+def test_a_function_that_returns_nothing_has_an_empty_output(output):
+    call = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
+    assert respond(call, {"type": "function_call_output", "call_id": "c1", **output}).messages[-1].content == ""
+
+
+async def test_a_request_that_only_warms_the_cache_does_not_fail_the_episode(played):
+    async def play(gateway, session):
+        body = {"model": "p", "max_tokens": 0, "messages": [USER]}
+        status, refusal = await post(gateway.url + ANTHROPIC.path, session.key, body)
+        assert (status, "the engine caches prompts by itself" in refusal["error"]["message"]) == (400, True)
+        assert session.refusal is None
+        assert (await post(gateway.url + ANTHROPIC.path, session.key, body | {"max_tokens": 9}))[0] == 200
+
+    await played(play, "it is so")
 
 
 @pytest.mark.parametrize("answer", ["it is so", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'])

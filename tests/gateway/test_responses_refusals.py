@@ -52,7 +52,7 @@ REFUSED = [
     # vllm#55974: an item that the SDK's types allow; vllm#55495: arguments that another server cut
     ("input.0.type", {"input": [{"type": "mcp_call", "id": "m", "name": "f", "arguments": "{}", "server_label": "s"}]}),
     ("input.0.arguments", {"input": [{**call_item("a"), "arguments": '{"cmd": "timeout 7'}]}),
-    ("input.1.output", {"input": [call_item("a"), result_item("a", None)]}),
+    ("input.1.output", {"input": [call_item("a"), result_item("a", 3)]}),
     ("input.0.call_id", {"input": [result_item("lost")]}),
     ("input.0.call_id", {"input": [{**call_item("a"), "call_id": None}]}),
     ("input.0.name", {"input": [{**call_item("a"), "name": None}]}),
