@@ -72,7 +72,8 @@ THINKING_SETTINGS = ("reasoning", "thinking", "enable_thinking", "include_reason
 """Other services' fields that switch the thinking on or off; the run decides."""
 TEMPLATE_SETTINGS = ("enable_thinking", "thinking", "preserve_thinking", "clear_thinking", "reasoning_effort")
 """Variables of chat templates in ``chat_template_kwargs`` that do the same."""
-OTHER_SERVICES = (*THINKING_SETTINGS, "top_k", "min_p", "repetition_penalty")
+TOKENS = ("return_token_ids", "return_prompt_token_ids", "prompt_logprobs")
+OTHER_SERVICES = (*THINKING_SETTINGS, *TOKENS, "top_k", "min_p", "repetition_penalty")
 """Fields of other services that clients send to each server."""
 THOUGHTS = ("reasoning", "thinking", "reasoning_content")
 """Types of parts of an answer that hold its thinking."""
@@ -100,6 +101,7 @@ class ChatCompletions(OpenAIDialect):
         if body.get("repetition_penalty") != 1:
             refuse(body, ("repetition_penalty",), sampling_why)
         refuse(body, ("audio", "prediction", "web_search_options", "moderation"), "the policy has no such feature")
+        refuse(body, TOKENS, "the run records the tokens itself")
         if body.get("modalities") not in (None, ["text"]):
             raise BadRequest("modalities must be ['text']", field="modalities", code="unsupported")
         tools, forced = _tools(body)

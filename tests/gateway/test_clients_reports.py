@@ -69,6 +69,7 @@ async def test_settings_without_an_effect_are_named_once_in_the_log(played, capl
         ({"repetition_penalty": 1.5}, "repetition_penalty"),  # SkyRL#1885
         ({"truncate_prompt_tokens": 1792}, "truncate_prompt_tokens"),  # vllm#6890
         ({"guided_choice": ["a", "b"]}, "guided_choice"),  # vllm#4597
+        ({"return_token_ids": True}, "return_token_ids"),  # agent-lightning#262, strands-agents/harness-sdk#1375
         ({"max_tokens": 0}, "max_tokens"),  # EleutherAI/lm-evaluation-harness#1903
         ({"max_tokens": -1, "stream": True}, "max_tokens"),  # BerriAI/litellm#18689
         ({"messages": [{**USER, "name": "the user"}]}, "messages.0.name"),  # autogen#3017
