@@ -76,6 +76,8 @@ class AnswerForm:
     """Tools; the answer must be a call of exactly one of them, without other content."""
     or_calls: bool = False
     """True if the answer may call tools instead of matching the schema."""
+    or_text: bool = False
+    """True if the answer may be text instead of a call; calls of other tools than `calls` are not allowed."""
 
     def __post_init__(self) -> None:
         if (self.schema is None) == (not self.calls):

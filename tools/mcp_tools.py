@@ -18,7 +18,7 @@ from agentrl.tool.schema import WrongArguments
 from .mcp_arguments import EXTRA, LONGEST_PROBLEM, Checker, InputSchema
 from .mcp_results import NOTHING, result_value
 from .mcp_session import MCP_START_S, MCPConnection, Session
-from .mcp_transport import mended
+from .mcp_transport import http_client, mended
 
 LONGEST_CALL_S = 3600.0
 """Maximum seconds without data from a server over HTTP; a call's own deadline is shorter."""
@@ -146,8 +146,8 @@ class MCPTools(Toolset):
         http, httpx = EXTRA.load("mcp.client.streamable_http"), EXTRA.load("httpx2")
         patience = httpx.Timeout(MCP_START_S, read=LONGEST_CALL_S)
         async with (
-            httpx.AsyncClient(headers=self._headers, timeout=patience) as http_client,
-            mcp.Client(mended(http.streamable_http_client(self._url, http_client=http_client))) as client,
+            http_client(errors, headers=self._headers, timeout=patience) as requests,
+            mcp.Client(mended(http.streamable_http_client(self._url, http_client=requests))) as client,
         ):
             yield client
 

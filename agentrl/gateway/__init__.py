@@ -9,6 +9,7 @@ whose base URL is fixed uses the key. A session that has ended returns an error 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import hmac
 import json
 import logging
@@ -31,6 +32,7 @@ from agentrl.gateway.pending import NO_SIDE_CALLS, PendingRequest, UntrainedRequ
 from agentrl.gateway.refusals import TOO_DEEP, SessionOver, Unavailable
 from agentrl.gateway.responses import Responses, reply_referred_to
 from agentrl.gateway.session import GatewaySession
+from agentrl.gateway.unknown_routes import dialect_of, refuse_path, refuse_route
 from agentrl.message import encodable_json, text_of
 from agentrl.remote.listening import (
     DEEPEST,
@@ -55,6 +57,12 @@ RETRY_AFTER_S = 2
 RETRY_COUNT = "x-stainless-retry-count"
 MODEL = "policy"
 """Name of the model in the list of models."""
+VERSIONS = ("/v1", "/openai/v1", "/openai", "/openai/deployments/{deployment:.+}")
+"""Beginnings of routes: the vendors', and those of OpenAI's clients for Azure."""
+CODINGS = ("", "identity", "gzip", "deflate", "br", "zstd")
+"""Content encodings of the requests that arrive here decoded; the server refuses those that it cannot decode."""
+KEY_HEADERS = ("x-api-key", "api-key")
+"""Headers with a client's key, besides ``Authorization: Bearer KEY``."""
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 LINE_BREAKS = {mark.encode(): rb"\u%04x" % ord(mark) for mark in "\x85\u2028\u2029"}
 """Characters at which some clients split lines, as JSON escapes; events end only at line feeds."""
@@ -176,10 +184,13 @@ class Gateway:
         application = web.Application(client_max_size=LARGEST_BODY, middlewares=middlewares)
         for prefix in ("", "/s/{session}"):
             for dialect in DIALECTS:
-                application.router.add_post(prefix + dialect.path, self._answering(dialect))
+                for version in VERSIONS:
+                    application.router.add_post(prefix + version + dialect.route, self._answering(dialect))
             application.router.add_post(prefix + "/v1/messages/count_tokens", self._count_tokens)
             application.router.add_get(prefix + "/v1/models", self._models)
             application.router.add_get(prefix + "/v1/models/{model:.+}", self._models)
+            for path in {prefix, prefix + "/", prefix + "/api/hello"} - {""}:  # Claude Code probes its base URL
+                application.router.add_get(path, _health)
         if self._feedback is not None:
             for path in ("/s/{session}/feedback", "/s/{session}/v1/feedback"):  # the base addresses of both vendors
                 application.router.add_post(path, self._take_feedback)
@@ -238,7 +249,11 @@ class Gateway:
         name = request.match_info.get("session")
         if name is None:
             if by_key is None:
-                raise BadRequest("the key does not belong to a running episode", status=401, code="invalid_api_key")
+                raise BadRequest(
+                    f"the key does not belong to a running episode{_key_hint(request)}",
+                    status=401,
+                    code="invalid_api_key",
+                )
             return [by_key]
         session = self._sessions.get(name)
         if session is None:
@@ -256,7 +271,9 @@ class Gateway:
         if key is None:
             self._refuse_foreign_page(request)
         elif not hmac.compare_digest(_bytes(_key_of(request)), _bytes(key)):
-            raise BadRequest("the key is not this gateway's key", status=401, code="invalid_api_key")
+            raise BadRequest(
+                f"the key is not this gateway's key{_key_hint(request)}", status=401, code="invalid_api_key"
+            )
 
     def _refuse_foreign_page(self, request: web.Request) -> None:
         """Refuse requests from pages of other web sites; only browsers send ``Origin``.
@@ -292,7 +309,7 @@ class Gateway:
             else:
                 self._check_client(request, self._key)  # a list of models opens no session
         except BadRequest as error:
-            return _refusal(DIALECTS[0], error)
+            return _refusal(dialect_of(request, DIALECTS), error)
         if (name := request.match_info.get("model")) is not None:
             return _json(_model(name))
         return _json(
@@ -347,16 +364,23 @@ def _bytes(key: str) -> bytes:
 def _admit_only(session: GatewaySession) -> Middleware:
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.match_info.get("session") != session.id:
-            return _not_found(request)
+            return refuse_path(request, DIALECTS)
         return await handler(request)
 
     return check
 
 
 def _key_of(request: web.Request) -> str:
-    """Return the key that a client sends in either vendor's header."""
+    """Return the key that a client sends in a vendor's header."""
     scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
-    return bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+    if scheme.lower() == "bearer":
+        return bearer.strip()
+    return next((request.headers[name] for name in KEY_HEADERS if name in request.headers), "")
+
+
+def _key_hint(request: web.Request) -> str:
+    """Tell a client that sends no key in a header that is read which headers are."""
+    return "" if _key_of(request) else ": send it as Authorization: Bearer KEY, x-api-key or api-key"
 
 
 def _is_retry(request: web.Request) -> bool:
@@ -365,6 +389,12 @@ def _is_retry(request: web.Request) -> bool:
 
 
 async def _read(request: web.Request) -> tuple[Mapping[str, Any], bytes]:
+    if (coding := request.headers.get("Content-Encoding", "").strip().lower()) not in CODINGS:
+        raise BadRequest(
+            f"Content-Encoding {shorten(coding)} is not read here: expected gzip, deflate or none",
+            status=415,
+            code="unsupported",
+        )
     raw = await read_bytes_of(request, LARGEST_BODY)
     try:
         body = await off_loop(len(raw), _parse, raw)
@@ -374,11 +404,14 @@ async def _read(request: web.Request) -> tuple[Mapping[str, Any], bytes]:
         raise BadRequest("the request must be a JSON object", code="invalid_json")
     if raw.count(b"[") + raw.count(b"{") > DEEPEST and await off_loop(len(raw), is_deep, body):
         raise BadRequest(f"the request has more than {DEEPEST} levels of lists and objects", code="invalid_json")
+    if (deployment := request.match_info.get("deployment")) is not None:
+        body.setdefault("model", deployment)
     return body, raw
 
 
 def _parse(raw: bytes) -> Any:
-    """Parse a request; agents in JavaScript may cut texts within a pair of surrogates."""
+    """Parse a request; agents in JavaScript may cut texts within a pair of surrogates, and PowerShell writes a mark."""
+    raw = raw.removeprefix(codecs.BOM_UTF8)
     try:
         return orjson.loads(raw)
     except ValueError:
@@ -484,20 +517,7 @@ async def _health(_request: web.Request) -> web.Response:
 
 
 async def _unknown(request: web.Request) -> web.Response:
-    found = [(await resource.resolve(request))[1] for resource in request.app.router.resources()]
-    methods = sorted(set().union(*found) - {"*", "HEAD"})
-    if not methods:
-        return _not_found(request)
-    text = f"{request.path} does not accept {request.method}: expected {' or '.join(methods)}"
-    return _json(DIALECTS[0].error(405, text, code="method_not_allowed"), status=405)
-
-
-def _not_found(request: web.Request) -> web.Response:
-    routes = ", ".join(dialect.path for dialect in DIALECTS)
-    text = f"unknown route {request.method} {request.path}: expected POST to one of {routes}"
-    if request.path.endswith(tuple(dialect.path.removeprefix("/v1") for dialect in DIALECTS)):
-        text += ". The base URL ends with /v1 in OpenAI's packages, and before it in Anthropic's"
-    return _json(DIALECTS[0].error(404, text, code="not_found"), status=404)
+    return await refuse_route(request, DIALECTS)
 
 
 async def session_of_history(

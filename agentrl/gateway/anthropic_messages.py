@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrl.agent_loop import AnswerForm
+from agentrl.errors import shorten
 from agentrl.gateway.dialect import (
     BadRequest,
     ChatRequest,
@@ -88,6 +89,9 @@ class AnthropicMessages(Dialect):
         """Read a request; this dialect does not use `stored`."""
         if not is_given(body, "max_tokens"):
             raise BadRequest("max_tokens is missing", field="max_tokens")
+        if body["max_tokens"] == 0:
+            text = "max_tokens of 0: the engine caches prompts by itself, and no request warms its cache up"
+            raise BadRequest(text, field="max_tokens", code="unsupported", is_offer=True)
         return self.read_count(body)
 
     def read_count(self, body: Mapping[str, Any]) -> ChatRequest:
@@ -246,7 +250,7 @@ def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | 
             raise BadRequest(f"{where} must be an object", field=where)
         if tool.get("type") not in (None, "custom"):
             raise BadRequest(
-                f"{where}.type: only tools that the client runs are supported: got {tool['type']!r}",
+                f"{where}.type must be custom: tools are described by a name and input_schema: got {tool['type']!r}",
                 field=f"{where}.type",
                 code="unsupported",
             )
@@ -313,7 +317,7 @@ class _TurnReader:
             elif kind == "tool_use":
                 call_id, name = take(block, "id", str, where), take(block, "name", str, where)
                 self._names[call_id] = name
-                read = arguments(take(block, "input", dict, where), f"{where}.input")
+                read = arguments(block.get("input"), f"{where}.input")
                 calls.append(ToolCall(name=name, arguments=read, id=call_id))
             elif kind != "redacted_thinking":
                 raise BadRequest(
@@ -339,21 +343,55 @@ def _block_list(turn: Mapping[str, Any], path: str) -> list[tuple[str, Mapping[s
 
 
 def _content(blocks: Sequence[tuple[str, Mapping[str, Any]]]) -> Content:
-    parts = [_part(block, where) for where, block in blocks]
+    parts = [part for where, block in blocks for part in _parts(block, where)]
     if all(isinstance(part, TextPart) for part in parts):
         return "\n".join(part.text for part in parts if isinstance(part, TextPart) and part.text)
     return tuple(parts)
 
 
-def _part(block: Mapping[str, Any], path: str) -> ContentPart:
+def _parts(block: Mapping[str, Any], path: str) -> Sequence[ContentPart]:
     kind = block.get("type")
     if kind == "text":
-        return TextPart(text=take(block, "text", str, path))
+        return [TextPart(text=take(block, "text", str, path))]
     if kind == "image":
         source, where = take(block, "source", dict, path), f"{path}.source"
         if source.get("type") != "base64":
             raise BadRequest(
                 f"{where}.type must be base64: URLs are not fetched", field=f"{where}.type", code="unsupported"
             )
-        return image(take(source, "data", str, where), take(source, "media_type", str, where), f"{where}.data")
-    raise BadRequest(f"{path}.type must be text or image: got {kind!r}", field=f"{path}.type", code="unsupported")
+        return [image(take(source, "data", str, where), take(source, "media_type", str, where), f"{where}.data")]
+    if kind == "document":
+        return [*_labels(block, ("title", "context"), path), *_document(take(block, "source", dict, path), path)]
+    if kind == "search_result":
+        found = [part for where, one in _block_list(block, path) for part in _parts(one, where)]
+        return [*_labels(block, ("title", "source"), path), *found]
+    if kind == "tool_reference":  # the tool itself is among the request's tools
+        return [TextPart(text=f"Tool: {take(block, 'tool_name', str, path)}")]
+    expected = "text, image, document, search_result or tool_reference"
+    raise BadRequest(f"{path}.type must be {expected}: got {kind!r}", field=f"{path}.type", code="unsupported")
+
+
+def _labels(block: Mapping[str, Any], names: Sequence[str], path: str) -> Sequence[TextPart]:
+    """Return the texts that describe a document or a search result; citations of it cannot be requested."""
+    if take_optional(take_optional(block, "citations", dict, {}, path), "enabled", bool, False, f"{path}.citations"):
+        raise BadRequest(
+            f"{path}.citations is not supported here: the policy does not cite",
+            field=f"{path}.citations",
+            code="unsupported",
+        )
+    return [TextPart(text=text) for name in names if (text := take_optional(block, name, str, "", path))]
+
+
+def _document(source: Mapping[str, Any], path: str) -> Sequence[ContentPart]:
+    """Return the parts of a document that is text, or a list of blocks."""
+    where, kind = f"{path}.source", source.get("type")
+    if kind == "text":
+        return [TextPart(text=take(source, "data", str, where))]
+    if kind == "content":
+        return [part for place, one in _block_list(source, where) for part in _parts(one, place)]
+    why = {
+        "base64": f"the policy cannot read {shorten(source.get('media_type'))}: send the document's text",
+        "url": "URLs are not fetched",
+        "file": "files are not stored here: send the document's text",
+    }.get(str(kind), f"got {shorten(kind)}")
+    raise BadRequest(f"{where}.type must be text or content: {why}", field=f"{where}.type", code="unsupported")

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from agentrl.agent_loop import AnswerForm
+from agentrl.errors import shorten
 from agentrl.gateway.dialect import (
     BadRequest,
     ChatRequest,
@@ -35,7 +36,7 @@ from agentrl.gateway.fields import (
     take,
     take_optional,
 )
-from agentrl.gateway.forms import forced_call, schema_form, tool_schema
+from agentrl.gateway.forms import allowed_calls, chosen_tool, forced_call, required_form, schema_form, tool_schema
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall
 
 FINISH: Mapping[Finish, str] = {"stop": "stop", "stop_text": "stop", "length": "length", "tool_calls": "tool_calls"}
@@ -67,9 +68,20 @@ READ = (
     *("functions", "function_call", "logprobs", "top_logprobs", "logit_bias", "presence_penalty", "frequency_penalty"),
     *("seed", "modalities", "audio", "prediction", "web_search_options", "moderation"),
 )
+THINKING_SETTINGS = ("reasoning", "thinking", "enable_thinking", "include_reasoning", "chat_template_kwargs")
+"""Other services' fields that switch the thinking on or off; the run decides."""
+TEMPLATE_SETTINGS = ("enable_thinking", "thinking", "preserve_thinking", "clear_thinking", "reasoning_effort")
+"""Variables of chat templates in ``chat_template_kwargs`` that do the same."""
+TOKENS = ("return_token_ids", "return_prompt_token_ids", "prompt_logprobs")
+OTHER_SERVICES = (*THINKING_SETTINGS, *TOKENS, "top_k", "min_p", "repetition_penalty")
+"""Fields of other services that clients send to each server."""
+THOUGHTS = ("reasoning", "thinking", "reasoning_content")
+"""Types of parts of an answer that hold its thinking."""
 PARALLEL = "parallel_tool_calls"
 SAMPLING = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0)}
 """Sampling settings of both OpenAI dialects, with their bounds."""
+OTHER_SAMPLING = {"top_k": (-1.0, 1_000_000.0), "min_p": (0.0, 1.0)}
+"""Sampling settings of inference servers, with their bounds."""
 
 
 class ChatCompletions(OpenAIDialect):
@@ -80,18 +92,21 @@ class ChatCompletions(OpenAIDialect):
 
     def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:
         """Read a request; this dialect does not use `stored`."""
-        refuse_unknown(body, (*READ, *IGNORED))
+        refuse_unknown(body, (*READ, *IGNORED, *OTHER_SERVICES))
         refuse(body, ("functions", "function_call"), "use tools and tool_choice")
         check_top_logprobs(body)
         sampling_why = "the run sets the sampling of its policy"
-        refuse(body, ("logit_bias", "presence_penalty", "frequency_penalty"), sampling_why)
+        penalties = ("presence_penalty", "frequency_penalty")
+        refuse(body, ("logit_bias", *penalties), sampling_why)
+        if body.get("repetition_penalty") != 1:
+            refuse(body, ("repetition_penalty",), sampling_why)
         refuse(body, ("audio", "prediction", "web_search_options", "moderation"), "the policy has no such feature")
+        refuse(body, TOKENS, "the run records the tokens itself")
         if body.get("modalities") not in (None, ["text"]):
             raise BadRequest("modalities must be ['text']", field="modalities", code="unsupported")
         tools, forced = _tools(body)
-        form = forced or schema_form(
-            take_optional(body, "response_format", dict, {}), "response_format", within="json_schema"
-        )
+        wanted = take_optional(body, "response_format", dict, {})
+        schema = schema_form(wanted, "response_format", within="json_schema")
         limits = [limit for name in ("max_completion_tokens", "max_tokens") if (limit := positive_int(body, name))]
         count = positive_int(body, "n") or 1
         if count > MOST_ANSWERS:
@@ -105,8 +120,9 @@ class ChatCompletions(OpenAIDialect):
             stop=stop_texts(body.get("stop"), "stop"),
             count=count,
             stream=take_optional(body, "stream", bool, False),
-            settings=settings(body, SAMPLING, ("reasoning_effort", "verbosity")),
-            form=form,
+            settings=settings(body, {**SAMPLING, **OTHER_SAMPLING}, ("reasoning_effort", "verbosity"))
+            | _thinking(body),
+            form=required_form(forced, schema, "response_format"),
             form_field="tool_choice" if forced else "response_format",
             single_call=not take_optional(body, PARALLEL, bool, True),
             logprobs=take_optional(body, "logprobs", bool, False),
@@ -164,17 +180,26 @@ class ChatCompletions(OpenAIDialect):
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | None]:
-    """Return the offered tools (none if the request forbids calls) and the form of a forced call."""
+    """Return the offered tools (none if the request forbids calls) and the form of a forced or restricted call."""
     tools = []
     for index, tool in enumerate(take_optional(body, "tools", list, [])):
         path = f"tools.{index}"
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise BadRequest(f"{path}.type must be 'function'", field=f"{path}.type", code="unsupported")
+            text = f"{path}.type must be function (of /v1/responses also custom)"
+            raise BadRequest(text, field=f"{path}.type", code="unsupported")
         tools.append(tool_schema(take(tool, "function", dict, path), f"{path}.function"))
-    choice = body.get("tool_choice") or "auto"
-    named = choice.get("function") if isinstance(choice, dict) else None
-    kind, name = ("function", named.get("name")) if isinstance(named, dict) else (choice, None)
+    kind, name = chosen_tool(body.get("tool_choice"))
+    if kind == "allowed_tools":
+        path = "tool_choice.allowed_tools"
+        allowed = take(body["tool_choice"], "allowed_tools", dict, "tool_choice")
+        return tools, allowed_calls(allowed, path, tools, lambda tool, where: take(tool, "function", dict, where))
     return [] if kind == "none" else tools, forced_call(kind, name, tools, "tool_choice")
+
+
+def _thinking(body: Mapping[str, Any]) -> dict[str, float | str]:
+    """Return the client's settings for thinking in the forms of other services."""
+    refuse_unknown(take_optional(body, "chat_template_kwargs", dict, {}), TEMPLATE_SETTINGS, "chat_template_kwargs")
+    return {name: json.dumps(body[name]) for name in THINKING_SETTINGS if is_given(body, name)}
 
 
 def _logprobs(request: ChatRequest, answer: ReplyAnswer) -> Json | None:
@@ -224,13 +249,39 @@ class _MessageReader:
             read = arguments(function.get("arguments"), f"{where}.function.arguments")
             calls.append(ToolCall(name=name, arguments=read, id=call_id))
         names = ("reasoning_content", "reasoning")
+        row, thoughts = _without_thoughts(row, path)
         return Message(
             role="assistant",
-            content=_content_or_none(row, path),
+            content=_content_or_none(row, path) or take_optional(row, "refusal", str, "", path),
             tool_calls=tuple(calls),
-            reasoning=next((take(row, name, str, path) for name in names if is_given(row, name)), None),
+            reasoning=next((take(row, name, str, path) for name in names if is_given(row, name)), thoughts),
             name=participant(row, path),
         )
+
+
+def _without_thoughts(row: Mapping[str, Any], path: str) -> tuple[Mapping[str, Any], str | None]:
+    """Return an answer without the parts that hold its thinking, and the thinking.
+
+    Libraries that keep answers of several vendors in one form write such parts.
+    """
+    content, thoughts, rest = row.get("content"), [], []
+    for index, part in enumerate(content if isinstance(content, list) else []):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in THOUGHTS:
+            thoughts.append(_thought(part, kind, f"{path}.content.{index}"))
+        else:
+            rest.append(part)
+    return ({**row, "content": rest}, "\n\n".join(filter(None, thoughts)) or None) if thoughts else (row, None)
+
+
+def _thought(part: Mapping[str, Any], kind: str, path: str) -> str:
+    """Return the thinking of a part: under its own name, as its text, or as a summary."""
+    value = part.get(kind, part.get("text", part.get("summary")))
+    texts = value if isinstance(value, list) else [value]
+    texts = [one.get("text") if isinstance(one, dict) else one for one in texts if one is not None]
+    if not all(isinstance(text, str) for text in texts):
+        raise BadRequest(f"{path}.{kind} must be text: got {shorten(value)}", field=f"{path}.{kind}")
+    return "\n\n".join(texts)
 
 
 def _content_or_none(row: Mapping[str, Any], path: str) -> Content:
@@ -251,14 +302,19 @@ def _content(row: Mapping[str, Any], path: str) -> Content:
 
 
 def _part(part: Any, path: str) -> ContentPart:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "text":
+    """Read a part of a message; parts of the Responses API mean the same."""
+    if not isinstance(part, dict):
+        raise BadRequest(f"{path} must be an object: got {shorten(part)}", field=path)
+    kind = part.get("type")
+    if kind in ("text", "input_text", "output_text"):
         return TextPart(text=take(part, "text", str, path))
     if kind == "refusal":
         return TextPart(text=take(part, "refusal", str, path))
-    if kind == "image_url":
-        url = take(take(part, "image_url", dict, path), "url", str, f"{path}.image_url")
-        return image_of_url(url, f"{path}.image_url.url")
+    if kind in ("image_url", "input_image"):
+        url, where = part.get("image_url"), f"{path}.image_url"
+        if isinstance(url, str):
+            return image_of_url(url, where)
+        return image_of_url(take(take(part, "image_url", dict, path), "url", str, where), f"{where}.url")
     raise BadRequest(f"{path}.type must be text or image_url: got {kind!r}", field=f"{path}.type", code="unsupported")
 
 

@@ -25,6 +25,8 @@ Part: TypeAlias = tuple[Literal["reasoning", "text"], str]
 """A piece of an answer while it is sampled."""
 Event: TypeAlias = tuple[str | None, Json | str]
 """A server-sent event: its name or ``None``, and its data as JSON or as text (``[DONE]``)."""
+TEXT_ARGUMENT = "input"
+"""The only argument of a tool that takes a text."""
 OPENAI_ERRORS: Mapping[int, str] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -81,6 +83,8 @@ class ChatRequest:
     """True if an answer may contain at most one tool call."""
     logprobs: bool = False
     """True if the client wants the log-probabilities of the sampled tokens."""
+    text_tools: Sequence[str] = ()
+    """Names of tools whose only argument is the text `TEXT_ARGUMENT`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Values that the dialect needs to write the reply. With ``store``, the session stores ``history`` and the answer
     under the reply's id."""
@@ -157,6 +161,7 @@ class StreamingReply:
 
     def end(self, reply: Reply) -> None:
         """Stream the rest of the reply and end it."""
+        self.head = replace(self.head, prompt_tokens=reply.prompt_tokens, cached_tokens=reply.cached_tokens)
         self._add("reasoning", reply.answer.reasoning or "")
         self._add("text", reply.answer.text)
         self._reply = reply
@@ -205,6 +210,11 @@ class Dialect(ABC):
     """Route of requests, relative to the session's base URL."""
     keep_alive: bytes = b": waiting\n\n"
     """Bytes that a stream sends while nothing is sampled: clients assume that a silent server is dead."""
+
+    @property
+    def route(self) -> str:
+        """The path without the vendor's version."""
+        return self.path.removeprefix("/v1")
 
     @abstractmethod
     def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:

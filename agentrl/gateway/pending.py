@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from agentrl.agent_loop import Answer, AnswerSoFar
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.errors.foreign import run_in_own_thread
-from agentrl.gateway.dialect import ChatRequest, Reply, ReplyAnswer, StreamingReply
+from agentrl.gateway.dialect import TEXT_ARGUMENT, ChatRequest, Reply, ReplyAnswer, StreamingReply
 from agentrl.gateway.history import LARGEST_FLOAT, Chain
 from agentrl.remote.listening import DEEPEST, is_deep
 
@@ -98,16 +98,22 @@ def cut_at(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
     return text[:at], end
 
 
-def without_unwritable_calls(answer: Answer) -> Answer:
-    """Return an answer whose calls can be sent back as JSON.
+def without_unwritable_calls(answer: Answer, text_tools: Sequence[str] = ()) -> Answer:
+    """Return an answer whose calls can be sent back as JSON or, of the tools `text_tools`, as text.
 
-    Calls become text if their arguments are nested too deeply, or contain numbers that JSON parsers take for infinity.
+    Calls become text if their arguments are nested too deeply, contain numbers that JSON parsers take for infinity, or
+    are not the one text of a tool in `text_tools`.
     """
     arguments = [dict(call.arguments) for call in answer.message.tool_calls]
+    texts = [call for call in answer.message.tool_calls if call.name in text_tools]
     if any(map(is_deep, arguments)):
         problem = f"the arguments of a call have more than {DEEPEST} levels of lists and objects"
     elif any(map(_has_huge_number, arguments)):
         problem = "the arguments of a call contain a number that is too large"
+    elif any(
+        set(call.arguments) != {TEXT_ARGUMENT} or not isinstance(call.arguments[TEXT_ARGUMENT], str) for call in texts
+    ):
+        problem = f"the tool takes one text, {TEXT_ARGUMENT}"
     else:
         return answer
     message = replace(answer.message, content=text_with_calls(answer), tool_calls=())

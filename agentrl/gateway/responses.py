@@ -15,6 +15,7 @@ from typing import Any
 from agentrl.agent_loop import AnswerForm
 from agentrl.errors import shorten
 from agentrl.gateway.chat_completions import PARALLEL, SAMPLING
+from agentrl.gateway.custom_tools import CUSTOM_FIELDS, call_events, call_item, custom_call, custom_tool_schema
 from agentrl.gateway.dialect import (
     BadRequest,
     ChatRequest,
@@ -32,7 +33,6 @@ from agentrl.gateway.fields import (
     check_top_logprobs,
     image_of_url,
     is_given,
-    pieces,
     positive_int,
     refuse,
     refuse_unknown,
@@ -40,7 +40,7 @@ from agentrl.gateway.fields import (
     take,
     take_optional,
 )
-from agentrl.gateway.forms import forced_call, schema_form, tool_schema
+from agentrl.gateway.forms import allowed_calls, chosen_tool, forced_call, required_form, schema_form, tool_schema
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, system
 
 LABELS = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
@@ -81,7 +81,7 @@ class Responses(OpenAIDialect):
         _check_settings(body)
         tools, forced = _tools(body)
         text = take_optional(body, "text", dict, {})
-        form = forced or schema_form(take_optional(text, "format", dict, {}, "text"), "text.format")
+        schema = schema_form(take_optional(text, "format", dict, {}, "text"), "text.format")
         history = _history(body, stored)
         instructions = take_optional(body, "instructions", str, "")
         sampling = settings(body, SAMPLING)
@@ -89,14 +89,15 @@ class Responses(OpenAIDialect):
         return ChatRequest(
             model=take(body, "model", str),
             messages=[system(instructions), *history] if instructions else history,
-            tools=[] if body.get("tool_choice") == "none" else tools,
+            tools=[] if chosen_tool(body.get("tool_choice"))[0] == "none" else tools,
             max_tokens=positive_int(body, "max_output_tokens"),
             stream=take_optional(body, "stream", bool, False),
             settings=sampling | _efforts(body),
-            form=form,
+            form=required_form(forced, schema, "text.format"),
             form_field="tool_choice" if forced else "text.format",
             single_call=not take_optional(body, PARALLEL, bool, True),
             logprobs=LOGPROBS in take_optional(body, "include", list, []),
+            text_tools=[tool["name"] for tool in take_optional(body, "tools", list, []) if tool["type"] == "custom"],
             extra={
                 "store": store,
                 "history": history,
@@ -116,7 +117,7 @@ class Responses(OpenAIDialect):
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "model": reply.model,
-            "output": _output(reply, status),
+            "output": _output(request, reply, status),
             **request.extra["echo"],
             "usage": _usage(reply),
         }
@@ -223,17 +224,18 @@ def _efforts(body: Mapping[str, Any]) -> dict[str, float | str]:
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | None]:
-    """Return the tools of a request, even if it forbids calls, and the form of a forced call."""
+    """Return the tools of a request, even if it forbids calls, and the form of a forced or restricted call."""
     tools = []
     for path, tool in _objects(take_optional(body, "tools", list, []), "tools"):
-        if tool.get("type") != "function":
-            raise _unsupported_error(f"{path}.type", tool.get("type"), "only function tools are supported")
-        refuse_unknown(tool, (*TOOL_FIELDS, *CALLER_FIELDS), path)
+        if tool.get("type") not in ("function", "custom"):
+            raise _unsupported_error(f"{path}.type", tool.get("type"), "expected function or custom")
+        is_custom = tool["type"] == "custom"
+        refuse_unknown(tool, (*(CUSTOM_FIELDS if is_custom else TOOL_FIELDS), *CALLER_FIELDS), path)
         _check_callers(tool, path)
-        tools.append(tool_schema(tool, path))
-    choice = body.get("tool_choice") or "auto"
-    named = choice if isinstance(choice, dict) and choice.get("type") == "function" else None
-    kind, name = (choice, None) if named is None else ("function", named.get("name"))
+        tools.append(custom_tool_schema(tool, path) if is_custom else tool_schema(tool, path))
+    kind, name = chosen_tool(body.get("tool_choice"))
+    if kind == "allowed_tools":
+        return tools, allowed_calls(body["tool_choice"], "tool_choice", tools, lambda tool, _: tool)
     return tools, forced_call(kind, name, tools, "tool_choice")
 
 
@@ -259,7 +261,10 @@ def _echo(body: Mapping[str, Any], tools: Sequence[ToolSchema]) -> Json:
         "metadata": take_optional(body, "metadata", dict, {}),
         "parallel_tool_calls": take_optional(body, "parallel_tool_calls", bool, True),
         "tool_choice": body.get("tool_choice") or "auto",
-        "tools": [{"type": "function", **tool["function"], "strict": False} for tool in tools],
+        "tools": [
+            sent if sent["type"] == "custom" else {"type": "function", **tool["function"], "strict": False}
+            for sent, tool in zip(take_optional(body, "tools", list, []), tools, strict=True)
+        ],
         "text": {
             "format": take_optional(text, "format", dict, {"type": "text"}),
             "verbosity": take_optional(text, "verbosity", str, "medium"),
@@ -320,7 +325,9 @@ class _Items:
             self._message(item, path)
         elif kind == "function_call":
             self._call(item, path)
-        elif kind == "function_call_output":
+        elif kind == "custom_tool_call":
+            self._add_call(custom_call(item, path))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             self._result(item, path)
         elif kind == "reasoning":
             self._begin_answer()
@@ -328,7 +335,7 @@ class _Items:
         elif kind == "item_reference":
             self._reference(take(item, "id", str, path), path)
         else:
-            expected = "message, function_call, function_call_output or reasoning"
+            expected = "message, reasoning, or function_call and custom_tool_call with their outputs"
             raise _unsupported_error(f"{path}.type", kind, f"expected {expected}")
 
     def _reference(self, name: str, path: str) -> None:
@@ -342,9 +349,8 @@ class _Items:
         elif answer is not None and kind == "rs":
             self._begin_answer()
             self._reasoning.append(answer.reasoning or "")
-        elif kind == "fc" and number in calls:
-            self._names[calls[number].id] = calls[number].name
-            self._calls.append(calls[number])
+        elif kind in ("fc", "ctc") and number in calls:
+            self._add_call(calls[number])
         else:
             where = f"{path}.id"
             text = f"{where}: no item {shorten(name)} is stored in this session; send the item itself"
@@ -371,6 +377,9 @@ class _Items:
             arguments=arguments(item.get("arguments"), f"{path}.arguments"),
             id=take(item, "call_id", str, path),
         )
+        self._add_call(call)
+
+    def _add_call(self, call: ToolCall) -> None:
         self._names[call.id] = call.name
         self._calls.append(call)
 
@@ -379,7 +388,7 @@ class _Items:
         if call_id not in self._names:
             where = f"{path}.call_id"
             raise BadRequest(f"{where}: no earlier call has the id {shorten(call_id)}", field=where)
-        content = _content(item.get("output"), f"{path}.output")
+        content = _content(item["output"], f"{path}.output") if is_given(item, "output") else ""
         self._append(Message(role="tool", content=content, tool_call_id=call_id, name=self._names[call_id]))
 
     def _append(self, message: Message) -> None:
@@ -465,7 +474,7 @@ def _part_item(kind: str, reply: Reply, text: str = "") -> Json:
     return {"id": f"msg_{reply.id}", **message}
 
 
-def _output(reply: Reply, status: str) -> Sequence[Json]:
+def _output(request: ChatRequest, reply: Reply, status: str) -> Sequence[Json]:
     """Return the items of an answer; the last has the status of the response."""
     answer, items = reply.answer, []
     if answer.reasoning:
@@ -474,8 +483,7 @@ def _output(reply: Reply, status: str) -> Sequence[Json]:
         items.append(_part_item("text", reply, answer.text))
         items[-1]["content"][0]["logprobs"] = logprob_rows(answer)
     for index, call in enumerate(answer.calls):
-        function = {"call_id": call.id, "name": call.name, "arguments": json.dumps(dict(call.arguments))}
-        items.append({"id": f"fc_{reply.id}_{index}", "type": "function_call", **function, "status": "completed"})
+        items.append(call_item(call, reply.id, index, is_custom=call.name in request.text_tools))
     return [*items[:-1], {**items[-1], "status": status}]
 
 
@@ -491,20 +499,13 @@ def _usage(reply: Reply) -> Json:
 
 def _item_events(item: Json, index: int) -> Iterator[tuple[str, Json]]:
     """Yield the events of a complete item."""
-    if item["type"] != "function_call":
-        yield from _part_begin(item, index)
-        if text := item["content"][0]["text"]:
-            yield _part_delta(item, index, text)
-        yield from _part_end(item, index)
+    if item["type"] not in ("message", "reasoning"):
+        yield from call_events(item, index)
         return
-    location = {"item_id": item["id"], "output_index": index}
-    added = {**item, "status": "in_progress", "arguments": ""}
-    yield "response.output_item.added", {"output_index": index, "item": added}
-    kind, text = "response.function_call_arguments", item["arguments"]
-    for piece in pieces(text):
-        yield f"{kind}.delta", {**location, "delta": piece}
-    yield f"{kind}.done", {**location, "name": item["name"], "arguments": text}
-    yield "response.output_item.done", {"output_index": index, "item": item}
+    yield from _part_begin(item, index)
+    if text := item["content"][0]["text"]:
+        yield _part_delta(item, index, text)
+    yield from _part_end(item, index)
 
 
 def _part_begin(item: Json, index: int) -> Iterator[tuple[str, Json]]:

@@ -369,7 +369,7 @@ class GatewaySession:
         )
         try:
             conversation, messages = self._conversation(request, pending.chain)
-            answer = without_unwritable_calls(await conversation.generate(options=options))
+            answer = without_unwritable_calls(await conversation.generate(options=options), request.text_tools)
         except EpisodeEnd as end:
             return self._cut_off(end)
         except UnsupportedOption as error:

@@ -26,7 +26,7 @@ class AnswerProgress:
         tools: Offered tools; with tools, text is held back from the first possible beginning of a call.
         stop: Texts that end the answer; a possible beginning of one is held back, and nothing is read after one.
         prompt_tokens: Number of tokens of the prompt.
-        tell: Called when the answer has grown.
+        tell: Called with the first tokens, and when the answer has grown.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class AnswerProgress:
         self._text = ""
         self._read_from = 0
         self._read_to = 0
-        self._reported: tuple[str, str] = ("", "")
+        self._reported: tuple[str, str] | None = None
 
     def take(self, ids: Sequence[int]) -> None:
         """Read more tokens."""

@@ -81,8 +81,10 @@ def make_structure_check(form: AnswerForm) -> StructureCheck:
 
 def _call_problem(answer: Answer, form: AnswerForm) -> str | None:
     names = [call.name for call in answer.tool_calls]
-    if names and all(name in form.calls for name in names):
+    if all(name in form.calls for name in names) and (names or form.or_text):
         return None
+    if names and form.or_text:
+        return f"a call of {' and '.join(names)}, expected text or calls of {' or '.join(form.calls)}"
     return f"no call of {' or '.join(form.calls)}"
 
 

@@ -345,7 +345,8 @@ class EngineConversation(Conversation):
                 expected="an unconstrained answer",
                 hint="in training, set agent.options.forms=free",
             )
-        if self._policy.engine.capabilities.structures and not options.form.or_calls:
+        is_either = options.form.or_calls or options.form.or_text
+        if self._policy.engine.capabilities.structures and not is_either:
             try:
                 return self._policy.renderer.structure(options.form, self.ledger.tools)
             except UnsupportedOption as error:

@@ -162,7 +162,7 @@ async def test_errors_are_of_the_vendors_types(played):
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": ""}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages.0.content.0.type"),
         ({"messages": [{"role": "user", "content": ""}, {"role": "assistant", "content": "The"}]}, "messages"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url"}}]}]},
@@ -187,6 +187,76 @@ def test_what_cannot_be_done_is_refused_by_name(fields, named):
     with pytest.raises(BadRequest) as refused:
         DIALECT.read(asked(**fields), {})
     assert refused.value.field == named
+
+
+NOTES = {"type": "text", "media_type": "text/plain", "data": "The fern is on shelf 3."}
+BLOCKS = [{"type": "text", "text": "The fern"}, {"type": "text", "text": "is on shelf 3."}]
+
+
+def read_blocks(*blocks):
+    """Read the content of one user turn."""
+    (message,) = DIALECT.read(asked(messages=[{"role": "user", "content": list(blocks)}]), {}).messages
+    return message.content
+
+
+@pytest.mark.parametrize(
+    ("block", "read"),
+    [
+        ({"source": NOTES}, "The fern is on shelf 3."),
+        ({"source": NOTES, "title": None, "citations": {"enabled": False}}, "The fern is on shelf 3."),
+        ({"source": NOTES, "title": "Shelves", "context": "Of May."}, "Shelves\nOf May.\nThe fern is on shelf 3."),
+        ({"source": {"type": "content", "content": BLOCKS}}, "The fern\nis on shelf 3."),
+        ({"source": {"type": "content", "content": "The fern"}, "title": "Shelves"}, "Shelves\nThe fern"),
+    ],
+)
+@pytest.mark.parametrize("place", ["turn", "result"])
+def test_documents_that_are_text_are_read_as_text(block, read, place):
+    document, question = {"type": "document", **block}, {"type": "text", "text": "Where is it?"}
+    if place == "turn":
+        assert read_blocks(document, question) == f"{read}\nWhere is it?"
+        return
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "read", "input": {}}]}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [document]}
+    turns = [*asked()["messages"], call, {"role": "user", "content": [result, question]}]
+    assert [message.content for message in DIALECT.read(asked(messages=turns), {}).messages[2:]] == [
+        read,
+        "Where is it?",
+    ]
+
+
+def test_a_document_may_contain_images():
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
+    label, text, image = read_blocks(
+        {"type": "document", "title": "Shelves", "source": {"type": "content", "content": [BLOCKS[0], picture]}}
+    )
+    assert (label.text, text.text, image.media_type) == ("Shelves", "The fern", "image/png")
+
+
+def test_search_results_are_read_as_text():
+    found = {"type": "search_result", "title": "Shelves", "source": "https://example.org/shelves", "content": BLOCKS}
+    assert read_blocks(found) == "Shelves\nhttps://example.org/shelves\nThe fern\nis on shelf 3."
+
+
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="}
+
+
+@pytest.mark.parametrize(
+    ("block", "field", "why"),
+    [
+        ({"source": PDF}, "source.type", "the policy cannot read 'application/pdf': send the document's text"),
+        ({"source": {"type": "url", "url": "https://example.org/a.pdf"}}, "source.type", "URLs are not fetched"),
+        ({"source": {"type": "file", "file_id": "f"}}, "source.type", "files are not stored here"),
+        ({"source": {"type": "scroll"}}, "source.type", "got 'scroll'"),
+        ({"source": {"type": "content", "content": [{"type": "audio"}]}}, "source.content.0.type", "got 'audio'"),
+        ({"source": {"type": "text"}}, "source.data", "it is missing"),
+        ({}, "source", "it is missing"),
+        ({"source": NOTES, "citations": {"enabled": True}}, "citations", "the policy does not cite"),
+    ],
+)
+def test_other_documents_are_refused_with_the_reason(block, field, why):
+    with pytest.raises(BadRequest, match=why) as refused:
+        read_blocks({"type": "document", **block})
+    assert refused.value.field == f"messages.0.content.0.{field}"
 
 
 def test_turns_become_messages():

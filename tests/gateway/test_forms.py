@@ -235,6 +235,113 @@ async def test_tools_that_may_not_be_called_leave_the_schema_alone(held):
     assert "json_schema" in script.requests[0].params.structure
 
 
+def allowed(mode, *names):
+    """Allow only some tools, in both of OpenAI's notations."""
+    nested = {"mode": mode, "tools": [{"type": "function", "function": {"name": name}} for name in names]}
+    flat = {"mode": mode, "tools": [{"type": "function", "name": name} for name in names]}
+    return {
+        "chat": (chat, {"tools": FUNCTIONS, "tool_choice": {"type": "allowed_tools", "allowed_tools": nested}}),
+        "responses": (respond, {"tools": FLAT, "tool_choice": {"type": "allowed_tools", **flat}}),
+    }
+
+
+SUB = CALL.replace("add", "sub")
+OPENAI = ("chat", "responses")
+
+
+@pytest.mark.parametrize("dialect", OPENAI)
+async def test_all_tools_stay_in_the_prompt_of_an_answer_that_must_call_some_of_them(held, dialect):
+    async def play(gateway, session):
+        for mode, names in (("required", ["add"]), ("required", ["sub", "add"]), ("auto", ["sub", "add"])):
+            ask, fields = allowed(mode, *names)[dialect]
+            await ask(gateway, session, **fields)
+        await ask(gateway, session, tools=fields["tools"])
+
+    _, script = await held(play, CALL)
+    prompts = [list(request.prompt_ids) for request in script.requests]
+    assert prompts == [prompts[-1]] * 4
+    one, both, *free = [
+        request.params.structure and json.loads(request.params.structure) for request in script.requests
+    ]
+    assert (one["format"], both["format"]["type"], free) == (TAG, "or", [None, None])
+
+
+@pytest.mark.parametrize("answer", [CALL, "I would add them."])
+@pytest.mark.parametrize("dialect", OPENAI)
+async def test_an_answer_is_text_or_a_call_of_an_allowed_tool(held, dialect, answer):
+    async def play(gateway, session):
+        ask, fields = allowed("auto", "add")[dialect]
+        told = str((await ask(gateway, session, **fields)).model_dump(exclude={"tools", "tool_choice"}))
+        assert [told.count("'add'"), told.count("I would")] == ([1, 0] if answer == CALL else [0, 1])
+
+    trajectory, script = await held(play, SUB, f"{CALL}\n{SUB}", answer)
+    assert [request.params.structure for request in script.requests] == [None] * 3
+    assert len(trajectory.turns) == 1
+
+
+@pytest.mark.parametrize("dialect", OPENAI)
+async def test_a_trained_answer_is_not_restricted_to_some_tools(played, dialect):
+    async def play(gateway, session):
+        for mode in ("auto", "required"):
+            ask, fields = allowed(mode, "add")[dialect]
+            with pytest.raises(openai.BadRequestError, match=r"tool_choice: .*agent\.options\.forms=free"):
+                await ask(gateway, session, **fields)
+        ask, fields = allowed("auto", "sub", "add")[dialect]
+        await ask(gateway, session, **fields)
+
+    trajectory, _ = await played(play, SUB)
+    assert len(trajectory.turns) == 1
+
+
+@pytest.mark.parametrize("dialect", OPENAI)
+async def test_a_policy_that_is_free_may_call_every_tool(played, dialect):
+    async def play(gateway, session):
+        ask, fields = allowed("auto", "add")[dialect]
+        assert "'sub'" in str((await ask(gateway, session, **fields)).model_dump(exclude={"tools"}))
+
+    await played(play, SUB, options={"holds_forms": False})
+
+
+@pytest.mark.parametrize("dialect", OPENAI)
+@pytest.mark.parametrize(
+    ("choice", "field"),
+    [
+        ({"mode": "any", "tools": []}, "mode"),
+        ({"tools": []}, "mode"),
+        ({"mode": "auto", "tools": []}, "tools"),
+        ({"mode": "auto"}, "tools"),
+        ({"mode": "auto", "tools": [{"type": "mcp", "server_label": "x"}]}, "tools.0.type"),
+        ({"mode": "auto", "tools": ["add"]}, "tools.0.type"),
+        ({"mode": "auto", "tools": [{"type": "function", "name": "mul", "function": {"name": "mul"}}]}, "tools.0"),
+    ],
+)
+async def test_a_choice_of_tools_that_cannot_be_followed_is_refused_by_its_field(played, dialect, choice, field):
+    ask, fields = allowed("auto")[dialect]
+    nested = {"type": "allowed_tools", "allowed_tools": choice} if dialect == "chat" else {"type": "allowed_tools"}
+    where = "tool_choice.allowed_tools" if dialect == "chat" else "tool_choice"
+
+    async def play(gateway, session):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await ask(gateway, session, **(fields | {"tool_choice": {**choice, **nested}}))
+        assert refused.value.param == f"{where}.{field}"
+        await chat(gateway, session)
+
+    await played(play, "Ann")
+
+
+@pytest.mark.parametrize("dialect", OPENAI)
+async def test_a_schema_and_a_choice_of_some_tools_exclude_each_other(held, dialect):
+    async def play(gateway, session):
+        ask, fields = allowed("auto", "add")[dialect]
+        with pytest.raises(openai.BadRequestError, match="together with allowed_tools of mode auto") as refused:
+            await ask(gateway, session, **fields, **SCHEMAS[dialect][1])
+        assert refused.value.param == ("response_format" if dialect == "chat" else "text.format")
+        ask, fields = allowed("required", "add")[dialect]
+        assert '"add"' in (await ask(gateway, session, **fields, **SCHEMAS[dialect][1])).model_dump_json()
+
+    await held(play, CALL)
+
+
 ONE_CALL = {
     "chat": (chat, {"tools": FUNCTIONS, "parallel_tool_calls": False}),
     "responses": (respond, {"tools": FLAT, "parallel_tool_calls": False}),

@@ -52,7 +52,7 @@ REFUSED = [
     # vllm#55974: an item that the SDK's types allow; vllm#55495: arguments that another server cut
     ("input.0.type", {"input": [{"type": "mcp_call", "id": "m", "name": "f", "arguments": "{}", "server_label": "s"}]}),
     ("input.0.arguments", {"input": [{**call_item("a"), "arguments": '{"cmd": "timeout 7'}]}),
-    ("input.1.output", {"input": [call_item("a"), result_item("a", None)]}),
+    ("input.1.output", {"input": [call_item("a"), result_item("a", 3)]}),
     ("input.0.call_id", {"input": [result_item("lost")]}),
     ("input.0.call_id", {"input": [{**call_item("a"), "call_id": None}]}),
     ("input.0.name", {"input": [{**call_item("a"), "name": None}]}),
@@ -77,7 +77,7 @@ REFUSED = [
     ("tools.0.defer_loading", {"tools": [{**WEATHER, "defer_loading": True}]}),
     ("tool_choice", {"tool_choice": "required"}),
     ("tool_choice", {"tool_choice": {"type": "function", "name": "weather"}}),
-    ("tool_choice", {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}),
+    ("tool_choice.tools", {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}),
     ("tool_choice", {"tools": [WEATHER], "tool_choice": 3}),
     ("parallel_tool_calls", {"tools": [WEATHER], "parallel_tool_calls": "no"}),
     ("max_output_tokens", {"max_output_tokens": 0}),

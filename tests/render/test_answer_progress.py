@@ -54,6 +54,13 @@ def test_text_is_told_up_to_its_end(renderer_of, family):
     assert text == whole.message.text == "So it is: 漢字, and that is all."
 
 
+def test_the_tokens_of_the_prompt_are_told_even_while_a_call_is_held_back(renderer_of):
+    renderer = renderer_of("qwen2.5")
+    ids = renderer.encoder.encode('<tool_call>\n{"name": "add"')
+    told = told_of(renderer, ids, TOOLS)
+    assert [(so_far.prompt_tokens, so_far.reasoning, so_far.text) for so_far in told] == [(7, "", "")]
+
+
 def test_thinking_is_told_while_it_lasts(renderer_of):
     renderer = renderer_of("qwen3", enable_thinking=True)
     told = told_of(renderer, renderer.encoder.encode("<think>\nit may be so\n</think>\n\nYes."), ())

@@ -15,6 +15,27 @@ RESULTS = {
     "latin_1": {"content": [{"type": "text", "text": "caf\udce9"}]},
     "null_flag": {"content": [{"type": "text", "text": "3 rows"}], "isError": None},
 }
+ERRORS = {
+    "no_code": {"message": "the shelf is locked", "data": {"by": "Ann"}},
+    "text_code": {"code": "-32602", "message": "no such plant"},
+    "own_code": {"code": "E_LOCKED", "message": "the shelf is locked"},
+    "only_text": "the shelf is full",
+    "no_message": {"code": -32602, "detail": "no such plant"},
+    "null_message": {"code": -32602, "message": None},
+}
+"""Errors of calls, in forms that JSON-RPC does not allow."""
+FINE = {"result": {"content": [{"type": "text", "text": "3 rows"}]}}
+LOCKED = {"error": {"code": -32603, "message": "the shelf is locked"}}
+ANSWERS = {
+    "no_version": {"jsonrpc": None, **FINE},
+    "null_id": {"id": None, **LOCKED},
+    "no_id": {"id": ..., **LOCKED},
+    "nothing": {},
+    "null_result": {"result": None},
+    "null_error": {**FINE, "error": None},
+    "both": {"result": None, **LOCKED},
+}
+"""Answers whose other fields break the protocol; ``...`` stands for a field that is left out."""
 PLACE = {"place": {"type": "string"}}
 SCHEMAS = {
     "nothing": {},
@@ -27,7 +48,7 @@ SCHEMAS = {
     "text": {"type": "string"},
 }
 """Schemas of tools that the protocol does not allow."""
-TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in RESULTS]
+TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in (*RESULTS, *ERRORS, *ANSWERS)]
 ODD_TOOLS = [
     *({"name": name, "inputSchema": schema} for name, schema in SCHEMAS.items()),
     {"name": "missing", "description": None},
@@ -50,6 +71,10 @@ def answer(method: str, parameters: dict) -> dict:
     if method == "tools/list":
         return {"result": {"tools": ODD_TOOLS if "--odd" in sys.argv else TOOLS}}
     if method == "tools/call":
+        if parameters["name"] in ERRORS:
+            return {"error": ERRORS[parameters["name"]]}
+        if parameters["name"] in ANSWERS:
+            return ANSWERS[parameters["name"]]
         said = {"content": [{"type": "text", "text": json.dumps(parameters["arguments"])}]}
         return {"result": RESULTS.get(parameters["name"], said)}
     return {"error": {"code": -32601, "message": f"no method {method}"}}
@@ -60,6 +85,9 @@ if __name__ == "__main__":
         request = json.loads(line)
         if "id" in request:
             told = {"jsonrpc": "2.0", "id": request["id"], **answer(request["method"], request.get("params") or {})}
+            told = {key: value for key, value in told.items() if value is not ...}
+            if "--text-ids" in sys.argv and told.get("id"):
+                told["id"] = str(told["id"])
             written = json.dumps(told).replace("\\udce9", "\udce9")
             sys.stdout.buffer.write(written.encode(errors="surrogateescape") + b"\n")
             sys.stdout.flush()
