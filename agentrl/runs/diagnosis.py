@@ -58,11 +58,17 @@ def save_failures(folder: RunDirectory, diagnosis: RunDiagnosis) -> None:
         save_incidents(folder, RunIncidents(incidents=run.incidents, definitions=run.definitions))
 
 
-def report_problems(folder: RunDirectory, diagnosis: RunDiagnosis, say: Callable[[str], None]) -> tuple[Finding, ...]:
-    """Report the worst problems of a run at its end, and save all; return the worst."""
+def report_problems(
+    folder: RunDirectory, diagnosis: RunDiagnosis, say: Callable[[str], None], error: BaseException | None = None
+) -> tuple[Finding, ...]:
+    """Report the worst problems of a run at its end, and save all; return the worst.
+
+    Problems that the `error` names that ends the run are not reported twice.
+    """
     findings = diagnosis.findings()
     worst = top(findings)
-    for line in finding_lines(worst):
+    told = error.subject if isinstance(error, AgentRLError) else None
+    for line in finding_lines([one for one in worst if told is None or not one.sentence.startswith(f"{told} failed ")]):
         say(line)
     with suppress(UsageError):  # a full disk, which another error reports already
         save_findings(folder, findings)

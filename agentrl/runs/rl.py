@@ -171,7 +171,7 @@ class Orchestrator:
             for change in self._changes:
                 self._say(f"changed: {change} ({rule_of(change.key).why})")
             async with AsyncExitStack() as stack:
-                stack.callback(self._report_problems)
+                stack.push(self._report_problems)
                 interrupted = await self._prepare_and_train(stack)
                 self._status_writer.is_interrupted = interrupted
             return RunResult(
@@ -183,10 +183,12 @@ class Orchestrator:
                 problems=self._problems,
             )
 
-    def _report_problems(self) -> None:
+    def _report_problems(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Report and save the worst problems of the run, even after an error."""
         if self._diagnosis is not None:
-            self._problems = report_problems(self.folder, self._diagnosis, self._say)
+            self._problems = report_problems(self.folder, self._diagnosis, self._say, error)
 
     async def _prepare_and_train(self, stack: AsyncExitStack) -> bool:
         """Run to the last step; return True if a requested stop came first."""

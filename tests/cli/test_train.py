@@ -253,6 +253,20 @@ def test_an_environment_that_always_exits_ends_the_command_with_a_reason(
     assert "SystemExit: 0" in ended.err
 
 
+def test_a_reward_function_that_always_fails_is_told_once_with_its_cause_and_counts(
+    agentrl: Cli, workplace: Path, small: tuple[str, ...]
+) -> None:
+    (workplace / "broken.py").write_text('def reward(trajectory, task) -> float:\n    return {}["missing"]\n')
+    words = ["--env", "guess_number", "--reward", "./broken.py:reward", "--model", "scratch", "trainer.steps=2"]
+    ended = agentrl("train", *words, "rollout.retries=0", *small)
+    assert ended.code == 1, ended.err
+    assert ended.err.count("KeyError: 'missing'") == 1
+    last = ended.err.splitlines()[-1]
+    assert re.match(r"error: reward function \./broken\.py:reward failed in \d+ of \d+ attempts: got KeyError", last)
+    assert "broken.py line 2)" in last
+    assert "4 groups in a row have no episode to train on; fix the reported error" in last
+
+
 def test_a_dry_run_refuses_staleness_that_drops_allowed_episodes(agentrl: Cli, workplace: Path) -> None:
     words = ["agent.max_seconds=300", "rollout={max_staleness: 1, batch_order: greedy}", "--dry-run"]
     ended = agentrl("train", "quickstart", *words, "--step-seconds", "60")
