@@ -24,6 +24,9 @@ EnvName: TypeAlias = Annotated[
     str | None, typer.Option(help="Environment: NAME or NAME/SPLIT; your own as module:Class or ./file.py:Class.")
 ]
 ModelName: TypeAlias = Annotated[str | None, typer.Option(help="Model: a folder, a name, a run, or scratch.")]
+ShowConfig: TypeAlias = Annotated[
+    bool, typer.Option("--show-config", help="With --dry-run: print the resolved config, too.")
+]
 Rewards: TypeAlias = Annotated[
     list[str] | None, typer.Option(metavar="NAME[=WEIGHT]", help="Reward function: module:attr; may be repeated.")
 ]
@@ -79,6 +82,16 @@ def read_config(words: Sequence[str] | None, *, shortcuts: Sequence[str] = ()) -
 def shortcut(key: str, value: object) -> list[str]:
     """Return the override for an option; none if the option is not set."""
     return [] if value is None else [f"{key}={value}"]
+
+
+def check_show_config(*, show_config: bool, dry_run: bool) -> None:
+    """Check that ``--show-config`` comes with ``--dry-run``.
+
+    Raises:
+        UsageError: it comes alone.
+    """
+    if show_config and not dry_run:
+        raise UsageError("--show-config needs --dry-run", hint="a run writes its config.yaml into its folder")
 
 
 def json_pairs(words: Sequence[str] | None) -> dict[str, Any]:

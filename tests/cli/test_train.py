@@ -25,11 +25,24 @@ from agentrl.runs.start import RunResult
 Cli = Callable[..., Any]
 
 
-def test_a_dry_run_prints_config_and_arithmetic_and_makes_nothing(agentrl: Cli, workplace: Path) -> None:
-    ended = agentrl("train", "quickstart", "trainer.steps=7", "trainer.tasks_per_step=3", "--dry-run")
+def config_after(plan: str) -> Any:
+    """The config that a dry run prints after its plan."""
+    _, start, text = plan.partition("\n\nrun:\n")
+    return yaml.safe_load(start + text)
+
+
+def test_a_dry_run_prints_its_size_and_estimates_first_and_makes_nothing(agentrl: Cli, workplace: Path) -> None:
+    words = ("train", "quickstart", "trainer.steps=7", "trainer.tasks_per_step=3", "--dry-run")
+    ended = agentrl(*words)
     assert ended.code == 0
-    config, _, arithmetic = ended.out.partition("\nquantity ")
-    assert yaml.safe_load(config)["trainer"]["steps"] == 7
+    assert ended.out.startswith("7 steps of 24 episodes (3 tasks x 8): ")
+    assert "tasks_per_step: 3" not in ended.out, "the config is long, and was asked for by nobody"
+    arithmetic = ended.out.partition("\nquantity ")[2]
+    shown = agentrl(*words, "--show-config")
+    assert shown.out.startswith(ended.out)
+    assert config_after(shown.out)["trainer"]["steps"] == 7
+    refused = agentrl(*words[:-1], "--show-config")
+    assert "--show-config needs --dry-run" in refused.err
     assert "episodes in total" in arithmetic
     assert f"{3 * 8 * 7}" in arithmetic
     assert list(workplace.iterdir()) == []
@@ -50,9 +63,9 @@ def test_every_option_of_a_run_shows_in_its_config(
     words: tuple[str, ...], key: str, value: object, agentrl: Cli, workplace: Path
 ) -> None:
     (workplace / "tasks.jsonl").write_text('{"id": "a"}\n')
-    ended = agentrl("train", "--env", "guess_number", *words, "--dry-run")
+    ended = agentrl("train", "--env", "guess_number", *words, "--dry-run", "--show-config")
     assert ended.code == 0, ended.err
-    found: Any = yaml.safe_load(ended.out.partition("\nquantity ")[0])
+    found = config_after(ended.out)
     for part in key.split("."):
         found = found[part]
     assert found == value
