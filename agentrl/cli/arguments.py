@@ -11,6 +11,7 @@ import typer
 
 from agentrl.config import Config, load_config
 from agentrl.config.keys import all_keys
+from agentrl.config.overrides import warn_repeated
 from agentrl.errors import UsageError
 
 Words: TypeAlias = Annotated[
@@ -76,7 +77,9 @@ def read_config(words: Sequence[str] | None, *, shortcuts: Sequence[str] = ()) -
             expected="a config (agentrl config list), or --env NAME",
             hint="for example: agentrl train quickstart",
         )
-    return load_config(given.source, [*shortcuts, *given.overrides])
+    overrides = [*shortcuts, *given.overrides]
+    warn_repeated(overrides)
+    return load_config(given.source, overrides)
 
 
 def shortcut(key: str, value: object) -> list[str]:

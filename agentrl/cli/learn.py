@@ -26,6 +26,7 @@ from agentrl.cli.reports import print_dry_run
 from agentrl.config import Config, dump_config, load_config, shipped_configs
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.estimate import warm_start_rows
+from agentrl.config.overrides import warn_repeated
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, out, shown_path
 from agentrl.observe.terminal import watching
@@ -161,6 +162,7 @@ def _learn(
 def _pairs_config(words: list[str] | None, sources: list[Path], model: str | None) -> Config:
     """Read the config of a command that trains on pairs; by default, that of the first source's run."""
     given = config_words(words or [])
+    warn_repeated([*shortcut("model", model), *given.overrides])
     if not words and not sources:
         raise UsageError("no episodes to train on", expected="--from RUN, such as --from runs/latest")
     named = [f"preferences.sources={[str(source.resolve()) for source in sources]}"] if sources else []

@@ -13,7 +13,7 @@ from agentrl.cli.exits import message_when_interrupted
 from agentrl.cli.help_pages import examples
 from agentrl.config import shipped_configs
 from agentrl.config.load import names_environment
-from agentrl.config.overrides import reward_words, task_words
+from agentrl.config.overrides import reward_words, task_words, warn_repeated
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, shown_path
 from agentrl.observe.terminal import watching
@@ -86,4 +86,5 @@ def _resume(folder: Path, words: list[str] | None, options: list[str | None]) ->
             got=given.source or " ".join(filter(None, options)),
             expected="--resume RUN_DIR, and only key=value overrides",
         )
+    warn_repeated(given.overrides)
     return resume_rollout(folder, given.overrides)

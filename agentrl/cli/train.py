@@ -27,7 +27,7 @@ from agentrl.cli.reports import print_dry_run, updated_curve, write_run_report
 from agentrl.config import Config, shipped_configs
 from agentrl.config.estimate import run_size
 from agentrl.config.load import names_environment
-from agentrl.config.overrides import PROMPTS, reward_words, task_words
+from agentrl.config.overrides import PROMPTS, reward_words, task_words, warn_repeated
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note, shown_path
@@ -183,6 +183,7 @@ def _resume(folder: Path, words: list[str] | None, shortcuts: list[str]) -> Run:
             got=given.source or " ".join(shortcuts),
             expected="--resume RUN_DIR, and only key=value overrides",
         )
+    warn_repeated(given.overrides)
     return resume_run(folder, given.overrides)
 
 

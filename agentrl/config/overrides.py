@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from agentrl.env.lookup import parse_env_name
 from agentrl.errors import ConfigError
 
 KeyPath: TypeAlias = tuple[str, ...]
+_log = logging.getLogger(__name__)
 MAIN_KEYS: Mapping[str, str] = {
     "run": "name",
     "model": "path",
@@ -37,6 +39,8 @@ _RIVALS: Mapping[str, str] = {"environment": "environments", "environments": "en
 """Sections that exclude each other: an override of one removes the other."""
 PROMPTS = "prompts"
 """Environment whose tasks are the prompts of a file."""
+LOOP_OF_PROMPTS = "agent.loop=single_turn"
+"""Override of the loop for this environment."""
 
 
 SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -153,6 +157,32 @@ def parse_override(text: str) -> Override:
     if key.strip() == "environment" and value.strip().endswith(":"):  # a module without a class, and no mapping
         parsed = value.strip()
     return Override(f"override {text!r}", tuple(key.strip().split(".")), parsed)
+
+
+def warn_repeated(texts: Sequence[str]) -> None:
+    """Log a warning for each key that several of the overrides ``key=value`` set to different values.
+
+    The last one counts, so that a script can add its caller's overrides to its own.
+
+    Raises:
+        ConfigError: as `parse_override`.
+    """
+    given: dict[KeyPath, tuple[str, Any]] = {}
+    for text in (text for text in texts if text != LOOP_OF_PROMPTS):  # a default for a file of prompts
+        path, value = (override := parse_override(text)).path, override.value
+        value = expand(path[0], value) if len(path) == 1 else value
+        merges = len(path) == 1 and isinstance(value, dict)
+        new = dict(_leaves(path, value))
+        for old in [old for old in given if _is_replaced(old, path, new, merges=merges)]:
+            before, previous = given.pop(old)
+            if new.get(old, previous if merges else given) != previous:
+                _log.warning("%s is given twice: %s, and then %s, which counts", ".".join(old), before, text)
+        given |= {key: (text, value) for key, value in new.items()}
+
+
+def _is_replaced(old: KeyPath, path: KeyPath, new: Mapping[KeyPath, Any], *, merges: bool) -> bool:
+    """Return True if an override of `path`, with these keys and values, replaces the value of a key."""
+    return old in new or (not merges and old[: len(path)] == path) or any(key[: len(old)] == old for key in new)
 
 
 def overrides_of(source: YamlSource, name: str) -> list[Override]:
@@ -282,7 +312,7 @@ def task_words(tasks: str | None, *, has_environment: bool) -> list[str]:
 
 def prompts_words(file: str, split: str = "train") -> list[str]:
     """Return the overrides of a run whose tasks are the prompts of a file, each answered once."""
-    return [prompts_environment(file, split), "agent.loop=single_turn"]
+    return [prompts_environment(file, split), LOOP_OF_PROMPTS]
 
 
 def prompts_environment(file: str, split: str) -> str:

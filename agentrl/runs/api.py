@@ -21,7 +21,7 @@ from agentrl.builders.checks import check_training
 from agentrl.config import Config, load_config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.estimate import evaluation_size, run_size
-from agentrl.config.overrides import task_words
+from agentrl.config.overrides import task_words, warn_repeated
 from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
 from agentrl.errors import ConfigError, UsageError, shorten
 from agentrl.errors.foreign import DaemonThreads
@@ -120,6 +120,7 @@ def train(
     interruption = StopRequest()
 
     def work() -> RunResult:
+        warn_repeated(words)
         resolved = load_config(config, words)
         check_training(resolved)
         check_machine(resolved)
@@ -241,6 +242,7 @@ def sft(
     interruption = StopRequest()
 
     def work() -> RunResult:
+        warn_repeated(words)
         resolved = load_config(config, words)
         check_warm_start(resolved)
         _check_session(resolved)

@@ -71,6 +71,14 @@ def test_every_option_of_a_run_shows_in_its_config(
     assert found == value
 
 
+def test_an_override_that_is_given_twice_is_told(
+    agentrl: Cli, workplace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = agentrl("train", "quickstart", "trainer.steps=5", "trainer.steps=7", "--dry-run")
+    assert ended.out.startswith("7 steps of ")
+    assert "trainer.steps is given twice: trainer.steps=5, and then trainer.steps=7, which counts" in caplog.messages
+
+
 @pytest.mark.slow
 def test_a_run_tells_its_size_first(agentrl: Cli, workplace: Path, small: tuple[str, ...]) -> None:
     ended = agentrl("train", "--env", "guess_number", "trainer.steps=1", "run.directory=my runs", *small)

@@ -7,7 +7,7 @@ from agentrl.config import Config, config_from, dump_config, load_config, number
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.keys import OTHER_NAMES, WHOLE_KEYS, all_keys, key_words, models_of, own_fields
 from agentrl.config.load import names_environment
-from agentrl.config.overrides import parse_override
+from agentrl.config.overrides import parse_override, prompts_words, warn_repeated
 from agentrl.config.reference import config_reference
 from agentrl.env.lookup import parse_env_name
 from agentrl.errors import ConfigError
@@ -41,6 +41,37 @@ def test_every_task_runs_on_every_hardware(hardware):
         assert config.algorithm == alone.algorithm
         assert config.engine.type in hardware
         assert (config.model.lora is not None) == ("lora" in hardware)
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["trainer.steps=5", "trainer.steps=7"], "trainer.steps"),
+        (["trainer={steps: 5, epochs: 2}", "trainer.steps=7"], "trainer.steps"),
+        (["trainer.steps=5", "trainer={steps: 7}"], "trainer.steps"),
+        (["environment=household/train", "environment.split=valid_seen"], "environment.split"),
+        (["model=a", "model.path=b"], "model.path"),
+        (["agent.options={format: plain}", "agent.options={explain: false}"], "agent.options.format"),
+        (["model.lora=null", "model.lora.rank=4"], "model.lora"),
+    ],
+)
+def test_a_key_with_two_values_is_told_with_the_one_that_counts(words, key, caplog):
+    warn_repeated(words)
+    assert caplog.messages == [f"{key} is given twice: {words[0]}, and then {words[1]}, which counts"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trainer.steps=5", "trainer.steps=5"],
+        ["trainer={steps: 5}", "trainer={epochs: 2}", "trainer.seed=1"],
+        ["agent.options={format: plain}", "agent.options.explain=false"],
+        [*prompts_words("a.jsonl"), "agent.loop=react_text"],
+    ],
+)
+def test_keys_with_one_value_are_not_told(words, caplog):
+    warn_repeated(words)
+    assert caplog.messages == []
 
 
 def test_later_configs_are_put_on_top_of_earlier_ones(config_file, tmp_path):
