@@ -24,6 +24,7 @@ from agentrl.cli.arguments import (
 from agentrl.cli.exits import ExitCode
 from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import print_dry_run, updated_curve, write_run_report
+from agentrl.cli.start_folder import in_start_folder
 from agentrl.config import Config, shipped_configs
 from agentrl.config.estimate import run_size
 from agentrl.config.load import names_environment
@@ -114,12 +115,13 @@ def train(
         _check_dry_run_options(gpus, step_seconds)
     check_show_config(show_config=show_config, dry_run=dry_run)
     if resume is not None:
-        run = _resume(resume, words, shortcuts)
-        if dry_run:
-            step_seconds = measured_step_s(run.folder) if step_seconds is None else step_seconds
-            _print_dry_run(run.config, gpus=gpus, step_s=step_seconds, with_config=show_config)
-        else:
-            _finish(run)
+        with in_start_folder(resume) as folder:
+            run = _resume(folder, words, shortcuts)
+            if dry_run:
+                step_seconds = measured_step_s(run.folder) if step_seconds is None else step_seconds
+                _print_dry_run(run.config, gpus=gpus, step_s=step_seconds, with_config=show_config)
+            else:
+                _finish(run)
         return
     config = read_config(words, shortcuts=shortcuts)
     check_training(config)

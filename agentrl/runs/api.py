@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, wait
 from contextlib import contextmanager
@@ -40,12 +41,14 @@ from agentrl.rollout.waits import RolloutCounters
 from agentrl.runs.rl import train as train_run
 from agentrl.runs.sft import check_warm_start, warm_start
 from agentrl.runs.start import RunResult, resume_run, start_run
+from agentrl.runs.start_record import start_folder
 from agentrl.runs.stop import AFTER_TWO_REQUESTS, StopRequest, run_until_stopped
 from agentrl.runs.stored_training import start_check
 from agentrl.serving.launch.placement import check_machine
 from agentrl.tool import Tool
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _THREADS = DaemonThreads("agentrl")
 Environment: TypeAlias = str | EnvironmentSpec | Callable[..., AnyEnv]
 """A name, a spec, a class, or a function that makes an environment."""
@@ -179,6 +182,9 @@ def resume(
 
     def work() -> RunResult:
         found = resume_run(folder, [*_override("trainer.steps", steps), *override_words(overrides)])
+        start = start_folder(found.folder)
+        if start is not None and not start.samefile(Path.cwd()):
+            _log.warning("the run was started in %s, where the relative paths of its config begin", start)
         with _watcher(progress, watcher) as display:
             return train_run(found, watcher=display, interruption=interruption)
 

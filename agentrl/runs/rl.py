@@ -212,9 +212,7 @@ class Orchestrator:
             self._say(f"the run has no steps left; to train longer, add trainer.steps={2 * self.step}")
         self._settings.load_state_dict({} if progress is None else progress.settings)
         self._settings.advance(self.step)
-        for warning in rate_warnings(self.config) if progress is None else ():
-            self._say(warning)
-        for warning in core_warnings(self.config):
+        for warning in (*(rate_warnings(self.config) if progress is None else ()), *core_warnings(self.config)):
             self._say(warning)
         base_path = await prepare_model(self.config, self.folder.model, say=self._say, waits=self._waits)
         finished = self._read_finished_episodes()
@@ -277,6 +275,7 @@ class Orchestrator:
             self._say(f"kept {recovered} {'rewarded sessions' if live else 'finished episodes'} not yet trained on")
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
         self._diagnosis = open_diagnosis(self.folder, self.config, self._parts)
+        self._last = self._diagnosis.run.newest_metrics  # the result if no step is left
         with self._waits.on(WaitKind.SYNC, "trainer", "the engine's start and the check of its weights"):
             await self._parts.engine.start()
             await self._parts.sync.verify()
