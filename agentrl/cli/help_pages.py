@@ -91,7 +91,7 @@ def _plain_errors() -> Iterator[None]:
             known = " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
             hint = did_you_mean(value, choices)
             raise UsageError(f"unknown value of {name}", got=repr(value), expected=known, hint=hint) from error
-        told = getattr(error.__cause__ or error.__context__, "errors", list)()
+        told: list[Any] = getattr(error.__cause__ or error.__context__, "errors", list)()
         got = repr(told[0]["input"]) if told else None
         expected = message.partition(", unable to")[0].removeprefix("Input should be ")
         if expected == message:

@@ -65,6 +65,14 @@ _Loader.add_implicit_resolver(
 )
 
 
+_UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
+"""Errors of PyYAML; the others are those of a date that does not exist, and of a value that contains itself."""
+
+
+def _first_words(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
 @dataclass(frozen=True, slots=True)
 class YamlSource:
     """Data of a YAML text, and the line of each key."""
@@ -86,11 +94,6 @@ class YamlSource:
         return YamlSource(section, {path[1:]: line for path, line in self.lines.items() if path[0] == key})
 
 
-def parse_value(text: str) -> Any:
-    """Parse one YAML value, the right side of ``key=value``."""
-    return yaml.load(text, Loader=_Loader)
-
-
 def parse_source(text: str, name: str) -> YamlSource:
     """Parse a config file's text.
 
@@ -105,8 +108,8 @@ def parse_source(text: str, name: str) -> YamlSource:
         loader = _Loader(text)
         root = loader.get_single_node()
         data: Any = None if root is None else loader.construct_document(root)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name} is not YAML", got=" ".join(str(error).split())) from error
+    except _UNREADABLE as error:
+        raise ConfigError(f"{name} is not YAML", got=_first_words(error)) from error
     if root is None:
         return YamlSource({})
     if not isinstance(root, yaml.MappingNode):
@@ -120,15 +123,17 @@ def parse_source(text: str, name: str) -> YamlSource:
     return YamlSource(data, lines)
 
 
-def _collect_lines(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int], name: str) -> None:
-    for key, value in node.value:
+def _collect_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str) -> None:
+    """Collect the lines of all keys; those of list items are under the item's number."""
+    for number, value in enumerate(node.value) if isinstance(node, yaml.SequenceNode) else ():
+        _collect_lines(value, (*path, str(number)), lines, name)
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         here = (*path, str(key.value))
         line = key.start_mark.line + 1
         if here in lines:
             raise ConfigError(f"{name} line {line}: {'.'.join(here)} is given twice", expected="one value")
         lines[here] = line
-        if isinstance(value, yaml.MappingNode):
-            _collect_lines(value, here, lines, name)
+        _collect_lines(value, here, lines, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +155,17 @@ def parse_override(text: str) -> Override:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"override {text!r} is not valid", expected="key=value, for example trainer.steps=50")
+    path = tuple(key.strip().split("."))
     try:
-        parsed = parse_value(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the value of override {text!r} is not YAML", got=" ".join(str(error).split())) from error
+        loader = _Loader(value)
+        root = loader.get_single_node()
+        _collect_lines(root, path, {}, f"override {text!r}")
+        parsed = None if root is None else loader.construct_document(root)
+    except _UNREADABLE as error:
+        raise ConfigError(f"the value of override {text!r} is not YAML", got=_first_words(error)) from error
     if key.strip() == "environment" and value.strip().endswith(":"):  # a module without a class, and no mapping
         parsed = value.strip()
-    return Override(f"override {text!r}", tuple(key.strip().split(".")), parsed)
+    return Override(f"override {text!r}", path, parsed)
 
 
 def warn_repeated(texts: Sequence[str]) -> None:

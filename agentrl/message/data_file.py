@@ -55,6 +55,10 @@ MEDIA_KEYS = (*MEDIA_COLUMNS, "image_url", "video_url", "audio_url", "input_audi
 """Keys of a message part, next to its ``text``, with other media."""
 
 
+LARGEST_WHOLE = 2.0**53
+"""Magnitude from which floats do not represent every whole number."""
+
+
 class Row(NamedTuple):
     """A row of a data file."""
 
@@ -188,13 +192,31 @@ def _table_rows(table: Any) -> list[dict[str, Any]]:
 
     Raises:
         KeyError: a map has a key twice.
+        ValueError: the table has a column twice.
     """
+    if twice := [name for name in table.column_names if table.column_names.count(name) > 1]:
+        raise ValueError(f"the column {twice[0]} twice")
     if any("[ns" in str(kind) for kind in table.schema.types):
         table = table.cast(_in_microseconds(table.schema), safe=False)  # the resolution of Python's times
     rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict")
     if not any(name in str(kind) for kind in table.schema.types for name in ("float", "double")):
         return rows
-    return [{name: _without_nans(value) for name, value in row.items()} for row in rows]
+    rows = [{name: _without_nans(value) for name, value in row.items()} for row in rows]
+    for name in table.column_names:
+        if _is_whole_with_gaps([row[name] for row in rows]):
+            for row in rows:
+                row[name] = None if row[name] is None else int(row[name])
+    return rows
+
+
+def _is_whole_with_gaps(column: Sequence[Any]) -> bool:
+    """Return True if a column has gaps, and otherwise only floats without fractions.
+
+    Such a column was one of whole numbers, which pandas cannot store with gaps.
+    """
+    values = [value for value in column if value is not None]
+    are_whole = all(isinstance(one, float) and one.is_integer() and abs(one) < LARGEST_WHOLE for one in values)
+    return are_whole and 0 < len(values) < len(column)
 
 
 def _in_microseconds(kind: Any) -> Any:
@@ -288,7 +310,9 @@ def _parse(text: str, location: str, *, first_line: int | None = None) -> Any:
         UsageError: not valid JSON, or a value that Python cannot represent.
     """
     try:
-        return json.loads(text, parse_constant=_CONSTANTS.get)
+        return json.loads(text, parse_constant=_CONSTANTS.get, object_pairs_hook=_unique)
+    except _RepeatedKey as error:
+        raise UsageError(f"{location} has an object with a key twice", got=error, expected="unique keys") from error
     except json.JSONDecodeError as error:
         where = location if first_line is None else f"{location} line {first_line + error.lineno - 1}"
         _refuse(where, f"{error.msg} at column {error.colno}", error)
@@ -296,6 +320,18 @@ def _parse(text: str, location: str, *, first_line: int | None = None) -> Any:
         _refuse(location, "values that are nested too deeply", error)
     except ValueError as error:  # Python does not convert longer numbers
         _refuse(location, "a whole number of more than 4,300 digits", error)
+
+
+class _RepeatedKey(ValueError):
+    """A key that an object has twice, of which Python would silently drop one value."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _RepeatedKey(repr(next(name for name in names if names.count(name) > 1)))
+    return found
 
 
 def _refuse(location: str, got: str, error: Exception) -> NoReturn:

@@ -180,6 +180,15 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
         ("- a\n- b\n", [], "is not a config: got a YAML sequence"),
         ("environment: [a\n", [], "is not YAML"),
         ("environment: a\n", ["trainer"], "expected key=value"),
+        ("environment: a\n", ["trainer={steps: 3, steps: 4}"], "line 1: trainer.steps is given twice"),
+        (
+            "environment: a\n",
+            ["agent.reward=[{name: x, weight: 1, weight: 2}]"],
+            "agent.reward.0.weight is given twice",
+        ),
+        ("environment: {name: a, options: {day: 2026-13-45}}\n", [], "my.yaml is not YAML: got month must be in 1..12"),
+        ("environment: a\n", ["run.name=2026-13-45"], "is not YAML: got month must be in 1..12"),
+        ("environment: a\n", ["agent.options=&a {b: *a}"], "is not YAML: got"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message):
@@ -305,6 +314,10 @@ def test_naming_one_environment_takes_the_place_of_several_and_back():
     [
         ("environment: a\nenvironments: {b: {}, c: {}}", "environment (a) and environments (b, c) are both given"),
         ("environments:\n  a: {}\n  a: {}\n", "my.yaml line 3: environments.a is given twice"),
+        (
+            "agent:\n  reward:\n  - {name: x,\n     weight: 1, weight: 2}\n",
+            "my.yaml line 4: agent.reward.0.weight is given",
+        ),
         ("environments: [a, a]", "environments names a twice"),
         ("environments: [a, {name: b}]", "is a list that holds more than names: got {'name': 'b'}"),
         (
