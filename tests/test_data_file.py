@@ -66,12 +66,6 @@ def test_parquet_is_known_by_its_content(tmp_path: Path, name: str) -> None:
     )
 
 
-def test_a_table_with_a_column_twice_is_refused(tmp_path: Path) -> None:
-    parquet.write_table(pa.table([[1], [2]], names=["answer", "answer"]), tmp_path / "rows.parquet")
-    with pytest.raises(UsageError, match="cannot be read as Parquet: got the column answer twice"):
-        list(read_rows(tmp_path / "rows.parquet"))
-
-
 def test_whole_numbers_of_a_column_with_gaps_stay_whole(tmp_path: Path) -> None:
     """pandas has no gaps in columns of whole numbers, and writes such a column as floats."""
     columns = {

@@ -192,10 +192,7 @@ def _table_rows(table: Any) -> list[dict[str, Any]]:
 
     Raises:
         KeyError: a map has a key twice.
-        ValueError: the table has a column twice.
     """
-    if twice := [name for name in table.column_names if table.column_names.count(name) > 1]:
-        raise ValueError(f"the column {twice[0]} twice")
     if any("[ns" in str(kind) for kind in table.schema.types):
         table = table.cast(_in_microseconds(table.schema), safe=False)  # the resolution of Python's times
     rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict")
