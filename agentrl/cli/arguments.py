@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from agentrl.config import Config, load_config
 from agentrl.config.keys import all_keys
-from agentrl.config.overrides import warn_repeated
+from agentrl.config.overrides import text_override, warn_repeated
 from agentrl.errors import UsageError
 
 Words: TypeAlias = Annotated[
@@ -84,6 +85,8 @@ def read_config(words: Sequence[str] | None, *, shortcuts: Sequence[str] = ()) -
 
 def shortcut(key: str, value: object) -> list[str]:
     """Return the override for an option; none if the option is not set."""
+    if isinstance(value, str | Path) and key not in ("engine", "engine.gpus"):
+        return [text_override(key, value)]
     return [] if value is None else [f"{key}={value}"]
 
 

@@ -129,6 +129,8 @@ def _explain(details: ErrorDetails, path: KeyPath) -> str:
         case _:
             advice = advise(key, details["input"])
             wrong = f"{key}: got {details['input']!r}, expected {describe_expected(details)}"
+            if details["type"] == "string_type" and isinstance(details["input"], int | float):
+                wrong += f"; in quotes, it is text: {key}='\"{details['input']}\"'"
             return f"{wrong}. {advice[0].upper()}{advice[1:]}" if advice else wrong
 
 

@@ -48,12 +48,18 @@ SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(SAFE_LOADER):  # type: ignore[misc]
-    """Safe YAML loader: only ``true`` and ``false`` are booleans (``off`` is text), and ``1e-3`` is a number."""
+    """Safe YAML loader without YAML's surprises.
+
+    Only ``true`` and ``false`` are booleans (``off`` is text), and ``1e-3`` is a number. Dates, times (``1:30``, which
+    YAML 1.1 reads as 90) and numbers with a leading zero (``010``, which it reads as 8) are text.
+    """
 
 
 _Loader.yaml_implicit_resolvers = {
     first: [
-        (tag, pattern) for tag, pattern in rules if tag not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float")
+        (tag, pattern)
+        for tag, pattern in rules
+        if tag.removeprefix("tag:yaml.org,2002:") not in ("bool", "float", "int", "timestamp")
     ]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
@@ -71,6 +77,13 @@ _UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
 
 def _first_words(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F_]+|0b[01_]+)$"),
+    list("-+0123456789"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +205,25 @@ def warn_repeated(texts: Sequence[str]) -> None:
 def _is_replaced(old: KeyPath, path: KeyPath, new: Mapping[KeyPath, Any], *, merges: bool) -> bool:
     """Return True if an override of `path`, with these keys and values, replaces the value of a key."""
     return old in new or (not merges and old[: len(path)] == path) or any(key[: len(old)] == old for key in new)
+
+
+def text_override(key: str, text: object) -> str:
+    """Return the override of a key by a text, in quotes where YAML would read something else: ``my #1 model``, ``12``.
+
+    A mapping in braces stays one.
+
+    >>> text_override("model", "a/b"), text_override("model", "my #1 model"), text_override("model", "{path: a}")
+    ('model=a/b', 'model="my #1 model"', 'model={path: a}')
+    """
+    text = str(text)
+    plain = f"{key}={text}"
+    if text.startswith("{"):
+        return plain
+    try:
+        is_same = parse_override(plain).value == text
+    except ConfigError:
+        is_same = False
+    return plain if is_same else f"{key}={json.dumps(text)}"
 
 
 def overrides_of(source: YamlSource, name: str) -> list[Override]:

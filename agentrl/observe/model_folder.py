@@ -68,11 +68,17 @@ def find_model(path: str) -> str:
 
 def _near_model(path: str) -> str | None:
     """Suggest the model of `agentrl model add`, the run, or the neighbour of a missing folder with the nearest name."""
-    near = [NEW, *(model.name for model in added_models())]
-    for folder in dict.fromkeys((Path("runs"), Path(path).parent)):
-        with suppress(OSError):
-            near += [str(folder / one.name) for one in folder.expanduser().iterdir() if one.is_dir()]
-    return did_you_mean(path, near)
+    known = [NEW, *(model.name for model in added_models()), *_folders_in(Path("runs"))]
+    neighbours = {Path(one).name: one for one in _folders_in(Path(path).parent)}
+    if near := difflib.get_close_matches(Path(path).name, neighbours, n=1):
+        return f"did you mean {neighbours[near[0]]!r}?"
+    return did_you_mean(path, known)
+
+
+def _folders_in(folder: Path) -> list[str]:
+    with suppress(OSError):
+        return [str(folder / one.name) for one in folder.expanduser().iterdir() if one.is_dir()]
+    return []
 
 
 def _inside(folder: Path) -> Path:

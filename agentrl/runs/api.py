@@ -22,7 +22,7 @@ from agentrl.builders.checks import check_training
 from agentrl.config import Config, load_config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.estimate import evaluation_size, run_size
-from agentrl.config.overrides import task_words, warn_repeated
+from agentrl.config.overrides import task_words, text_override, warn_repeated
 from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
 from agentrl.errors import ConfigError, UsageError, shorten
 from agentrl.errors.foreign import DaemonThreads
@@ -514,6 +514,8 @@ def override_words(overrides: Overrides) -> list[str]:
 
 
 def _override(key: str, value: object) -> list[str]:
+    if isinstance(value, str | Path) and key != "engine":
+        return [text_override(key, value)]
     return [] if value is None else [f"{key}={value}"]
 
 

@@ -7,7 +7,7 @@ from agentrl.config import Config, config_from, dump_config, load_config, number
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.keys import OTHER_NAMES, WHOLE_KEYS, all_keys, key_words, models_of, own_fields
 from agentrl.config.load import names_environment
-from agentrl.config.overrides import parse_override, prompts_words, warn_repeated
+from agentrl.config.overrides import parse_override, prompts_words, text_override, warn_repeated
 from agentrl.config.reference import config_reference
 from agentrl.env.lookup import parse_env_name
 from agentrl.errors import ConfigError
@@ -72,6 +72,32 @@ def test_a_key_with_two_values_is_told_with_the_one_that_counts(words, key, capl
 def test_keys_with_one_value_are_not_told(words, caplog):
     warn_repeated(words)
     assert caplog.messages == []
+
+
+def test_dates_times_and_leading_zeros_are_text(config_file):
+    config = load_config(
+        config_file("environment: {name: a, options: {day: 2026-01-31, at: 1:30, code: 010, size: 1_000, sign: -3}}\n"),
+        ["run.name=2026-01-31", "agent.options={at: 12:30:45, mask: 0x1f}"],
+    )
+    assert config.environment.options == {"day": "2026-01-31", "at": "1:30", "code": "010", "size": 1000, "sign": -3}
+    assert config.run.name == "2026-01-31"
+    assert config.agent.options == {"at": "12:30:45", "mask": 31}
+    assert load_config(config_file(dump_config(config))) == config
+
+
+@pytest.mark.parametrize(
+    "text", ["a/b", "my #1 model", "a: b", "12", "~", "1e3", "null", "it's", "[x", "2026-01-31", ""]
+)
+def test_the_text_of_an_option_stays_text(text):
+    assert parse_override(text_override("model.path", text)).value == text
+
+
+def test_a_home_folder_is_expanded(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    words = ["environment=a", "run.directory=~/runs", 'model.path="~/m"', "trainer.episodes=~/runs/old"]
+    config = load_config(None, words)
+    assert (config.run.directory, config.model.path) == ("/home/me/runs", "/home/me/m")
+    assert config.trainer.episodes == "/home/me/runs/old"
 
 
 def test_later_configs_are_put_on_top_of_earlier_ones(config_file, tmp_path):
@@ -186,8 +212,13 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
             ["agent.reward=[{name: x, weight: 1, weight: 2}]"],
             "agent.reward.0.weight is given twice",
         ),
-        ("environment: {name: a, options: {day: 2026-13-45}}\n", [], "my.yaml is not YAML: got month must be in 1..12"),
-        ("environment: a\n", ["run.name=2026-13-45"], "is not YAML: got month must be in 1..12"),
+        (
+            "environment: a\n",
+            ["run.name=12"],
+            """run.name: got 12, expected text; in quotes, it is text: run.name='"12"'""",
+        ),
+        ("environment: a\nrun: {directory: $HOME/runs}\n", [], "line 2: run.directory has an environment variable"),
+        ("environment: a\nmodel: '${oc.env:M}/m'\n", [], "line 2: model.path has an environment variable"),
         ("environment: a\n", ["agent.options=&a {b: *a}"], "is not YAML: got"),
     ],
 )
