@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import NoneType
+from typing import Any, TypeAlias, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -271,12 +272,20 @@ def _validate(data: dict[str, Any], name: str, parsed: YamlSource, overrides: Se
         line = parsed.lines.get(path) or parsed.lines.get(path[:1])
         return f"{name} line {line}" if line else ""
 
+    for section in [name for name, value in data.items() if value is None and _holds_keys(name)]:
+        del data[section]  # a section whose keys are all comments
     if isinstance(data.get("engine"), dict):
         data["engine"].setdefault("type", "local")
     try:
         return Config.model_validate(data)
     except ValidationError as error:
         raise config_error(error, origin) from None
+
+
+def _holds_keys(section: str) -> bool:
+    """Return True for a section that always exists, with defaults; null turns other sections off."""
+    field = Config.model_fields.get(section)
+    return field is not None and not field.is_required() and NoneType not in get_args(field.annotation)
 
 
 def names_environment(source: ConfigSource) -> bool:

@@ -75,8 +75,15 @@ _UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
 """Errors of PyYAML; the others are those of a date that does not exist, and of a value that contains itself."""
 
 
-def _first_words(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _described(error: Exception, text: str) -> str:
+    """Describe an error of PyYAML with its line; without a line, in its own words."""
+    mark, lines = getattr(error, "problem_mark", None), text.splitlines()
+    if mark is None:
+        return " ".join(str(error).split())
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    has_tab = "\t" in line[: len(line) - len(line.lstrip())]
+    problem = "a tab, where YAML allows only spaces" if has_tab else getattr(error, "problem", None) or error
+    return f"{problem} in line {mark.line + 1}, column {mark.column + 1}"
 
 
 _Loader.add_implicit_resolver(
@@ -122,7 +129,7 @@ def parse_source(text: str, name: str) -> YamlSource:
         root = loader.get_single_node()
         data: Any = None if root is None else loader.construct_document(root)
     except _UNREADABLE as error:
-        raise ConfigError(f"{name} is not YAML", got=_first_words(error)) from error
+        raise ConfigError(f"{name} is not YAML", got=_described(error, text)) from error
     if root is None:
         return YamlSource({})
     if not isinstance(root, yaml.MappingNode):
@@ -175,7 +182,7 @@ def parse_override(text: str) -> Override:
         _collect_lines(root, path, {}, f"override {text!r}")
         parsed = None if root is None else loader.construct_document(root)
     except _UNREADABLE as error:
-        raise ConfigError(f"the value of override {text!r} is not YAML", got=_first_words(error)) from error
+        raise ConfigError(f"the value of override {text!r} is not YAML", got=_described(error, value)) from error
     if key.strip() == "environment" and value.strip().endswith(":"):  # a module without a class, and no mapping
         parsed = value.strip()
     return Override(f"override {text!r}", path, parsed)

@@ -92,6 +92,11 @@ def test_the_text_of_an_option_stays_text(text):
     assert parse_override(text_override("model.path", text)).value == text
 
 
+def test_a_section_whose_keys_are_comments_has_its_defaults(config_file):
+    config = load_config(config_file("environment: a\ntrainer:\n  # steps: 3\nmodel:\nengine:\nsampling:\n"))
+    assert config == load_config(None, ["environment=a"])
+
+
 def test_a_home_folder_is_expanded(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     words = ["environment=a", "run.directory=~/runs", 'model.path="~/m"', "trainer.episodes=~/runs/old"]
@@ -217,6 +222,13 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
             ["run.name=12"],
             """run.name: got 12, expected text; in quotes, it is text: run.name='"12"'""",
         ),
+        ("environment: a\ntrainer:\n\tsteps: 3\n", [], "got a tab, where YAML allows only spaces in line 3, column 1"),
+        (
+            "environment: a\ntrainer.steps: 3\n",
+            [],
+            "unknown key trainer.steps: in a file, a section holds",
+        ),
+        ("environment: a\nmodel: {lora.rank: 3}\n", [], "write model: {lora: {rank: …}}"),
         ("environment: a\nrun: {directory: $HOME/runs}\n", [], "line 2: run.directory has an environment variable"),
         ("environment: a\nmodel: '${oc.env:M}/m'\n", [], "line 2: model.path has an environment variable"),
         ("environment: a\n", ["agent.options=&a {b: *a}"], "is not YAML: got"),
