@@ -132,6 +132,13 @@ def test_a_fault_is_named_with_its_line(tmp_path: Path, data: bytes, words: str)
         list(read_rows(written(tmp_path, data), "rows"))
 
 
+def test_a_name_on_the_hub_and_a_table_of_text_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"For a data set of the Hugging Face hub, write hf://datasets/openai/gsm8k/"):
+        list(read_rows("openai/gsm8k"))
+    with pytest.raises(UsageError, match=r"rows\.csv is a CSV file, expected .*Convert it: pandas"):
+        list(read_rows(written(tmp_path, "prompt,answer\na,b\n", "rows.csv")))
+
+
 def test_an_absent_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read task file .*none.jsonl: got No such file"):
         list(read_rows(tmp_path / "none.jsonl", "task file"))

@@ -41,6 +41,7 @@ _CONSTANTS: Mapping[str, float] = {"Infinity": math.inf, "-Infinity": -math.inf}
 """Values of the constants that Python writes and that are not JSON; NaN is a null."""
 _ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+")
 _NUMPY_ARRAY = re.compile(r"""\[\s*(['"]).*\1\s*\]""", re.DOTALL)
 ToolSchema = Mapping[str, Any]
 MEDIA_COLUMNS = (
@@ -108,6 +109,12 @@ def _rows_of(file: Path, path: str | Path, what: str) -> Iterator[Row]:
     try:
         with file.open("rb") as opened:
             head = opened.read(6)
+        if file.suffix in (".csv", ".tsv"):
+            raise UsageError(
+                f"{what} {path} is a {file.suffix[1:].upper()} file",
+                expected=_EXPECTED,
+                hint="convert it: pandas.read_csv(FILE).to_json('rows.jsonl', orient='records', lines=True)",
+            )
         if head[:4] == _PARQUET or file.suffix == ".parquet":
             yield from _parquet_rows(file)
         elif head == _ARROW or file.suffix == ".arrow":
@@ -117,7 +124,13 @@ def _rows_of(file: Path, path: str | Path, what: str) -> Iterator[Row]:
     except (OSError, EOFError, zlib.error) as error:
         got = getattr(error, "strerror", None) or error
         name = path if Path(path).expanduser() == file else f"{path} ({file.name})"
-        raise UsageError(f"cannot read {what} {name}", got=got, expected=_EXPECTED) from error
+        raise UsageError(f"cannot read {what} {name}", got=got, expected=_EXPECTED, hint=_hub_hint(path)) from error
+
+
+def _hub_hint(path: str | Path) -> str | None:
+    """Suggest an address of the hub for a missing file whose name could be that of a data set on it."""
+    could_be = _HUB_NAME.fullmatch(str(path)) is not None and not Path(path).parent.exists()
+    return f"for a data set of the Hugging Face hub, write hf://datasets/{path}/FILES" if could_be else None
 
 
 def _json_rows(lines: Iterator[str], file: Path) -> Iterator[Row]:
