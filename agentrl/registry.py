@@ -117,7 +117,7 @@ def lookup(kind: Kind, name: str) -> Any:
     if target is None and ":" in name:
         target = name
     if target is None:
-        near = difflib.get_close_matches(name, names(kind), n=3, cutoff=0.5)
+        near = difflib.get_close_matches(name.lower(), names(kind), n=3, cutoff=0.5)
         known = f"one of {', '.join(near or names(kind)) or 'none registered'}, or module:attr"
         raise UnknownNameError(
             f"unknown {kind.replace('_', ' ')}",

@@ -87,6 +87,9 @@ SCRATCH = "scratch"
 """`model.path` of a model with random initial weights."""
 
 
+_DEVICE = re.compile(r"auto|cpu|(cuda|mps|xpu|npu)(:\d+)?")
+
+
 class ModelConfig(Section):
     path: Annotated[str, user_path("model.path")] = SCRATCH
     """Hugging Face name or folder, a run folder, or ``scratch`` for a new small model (see ``model.scratch``)."""
@@ -105,6 +108,13 @@ class ModelConfig(Section):
     ``float32``, with which their probabilities agree more closely for ``dtype: bfloat16``."""
     lora: LoraConfig | None = None
     """Train adapters (LoRA) and freeze the base weights; see docs/lora.md."""
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, device: str) -> str:
+        if not _DEVICE.fullmatch(device):
+            raise ValueError(f"model.device: got {device!r}, expected auto, cpu, cuda or cuda:N")
+        return device
 
     @field_validator("dtype", mode="before")
     @classmethod

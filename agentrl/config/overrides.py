@@ -175,6 +175,9 @@ def parse_override(text: str) -> Override:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"override {text!r} is not valid", expected="key=value, for example trainer.steps=50")
+    if key.lstrip().startswith(("+", "~")):
+        bare = key.strip().lstrip("+~")
+        raise ConfigError(f"override {text!r} is not valid", expected=f"{bare}={value}", hint="see agentrl config show")
     path = tuple(key.strip().split("."))
     try:
         loader = _Loader(value)

@@ -316,9 +316,14 @@ def shorten(value: object, characters: int = 80) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str | None:
-    """Return an error's hint with the nearest known name; ``None`` if no name is similar."""
-    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else None
+    """Return an error's hint with the nearest known name; ``None`` if no name is similar.
+
+    >>> did_you_mean("GRPO", ["gae", "grpo"]), did_you_mean("x", ["grpo"])
+    ("did you mean 'grpo'?", None)
+    """
+    names = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
+    return f"did you mean {names[near[0]]!r}?" if near else None
 
 
 def described_error(error: BaseException) -> str:

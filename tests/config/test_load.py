@@ -222,6 +222,9 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
             ["run.name=12"],
             """run.name: got 12, expected text; in quotes, it is text: run.name='"12"'""",
         ),
+        ("environment: a\n", ["engine=VLLM"], "'sglang'; did you mean 'vllm'?"),
+        ("environment: a\n", ["model.device=gpu"], "model.device: got 'gpu', expected auto, cpu, cuda or cuda:N"),
+        ("environment: a\n", ["+trainer.steps=5"], "is not valid, expected trainer.steps=5"),
         ("environment: a\ntrainer:\n\tsteps: 3\n", [], "got a tab, where YAML allows only spaces in line 3, column 1"),
         (
             "environment: a\ntrainer.steps: 3\n",
@@ -622,3 +625,9 @@ def test_a_whole_number_may_be_written_with_an_exponent(text, value):
 def test_the_name_of_a_run_is_no_path_outside_the_folder_of_runs(name):
     with pytest.raises(ConfigError, match=r"a path outside run\.directory"):
         load_config("quickstart", [f"run.name={name}"])
+
+
+@pytest.mark.parametrize(("word", "words"), [("trainer.steps:5", "trainer.steps=5"), ("~run.seed", "run.seed=VALUE")])
+def test_a_word_that_begins_with_a_key_is_no_file(word, words):
+    with pytest.raises(ConfigError, match=f"An override has an equals sign: {words}"):
+        load_config(["quickstart", word])
