@@ -125,8 +125,8 @@ def _explain(details: ErrorDetails, path: KeyPath) -> str:
             return f"{key} is missing"
         case "union_tag_invalid":
             tag, known = details["ctx"]["tag"], details["ctx"]["expected_tags"]
-            near = did_you_mean(tag, re.findall(r"'([^']*)'", known))
-            return f"unknown {key}: got {tag!r}, expected {known}{f'; {near}' if near else ''}"
+            hint = did_you_mean(tag, re.findall(r"'([^']*)'", known))
+            return f"unknown {key}: got {tag!r}, expected {known}{f'; {hint}' if hint else ''}"
         case "value_error" | "assertion_error":
             return str(details["ctx"]["error"])
         case _:
