@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentrl.errors import UnknownNameError, UsageError, did_you_mean
+from agentrl.errors import AgentRLError, UnknownNameError, UsageError, described_error, did_you_mean, raised_in
 
 ENTRY_POINT_GROUP = "agentrl.plugins"
 
@@ -117,7 +117,7 @@ def lookup(kind: Kind, name: str) -> Any:
     if target is None and ":" in name:
         target = name
     if target is None:
-        near = difflib.get_close_matches(name, names(kind), n=3, cutoff=0.5)
+        near = difflib.get_close_matches(name.lower(), names(kind), n=3, cutoff=0.5)
         known = f"one of {', '.join(near or names(kind)) or 'none registered'}, or module:attr"
         raise UnknownNameError(
             f"unknown {kind.replace('_', ' ')}",
@@ -144,7 +144,12 @@ def _hint(kind: Kind, name: str) -> str | None:
     others = [other for other in ALGORITHM_PARTS if kind in ALGORITHM_PARTS and name in names(other)]
     if others:
         return f"{'an' if others[0][0] in 'aeiou' else 'a'} {others[0]} has this name"
-    return did_you_mean(name, names(kind))
+    module, _, attribute = name.rpartition(".")
+    if name.endswith(SOURCE_SUFFIX):
+        return f"add the name of the object in the file: {name}:NAME"
+    if near := did_you_mean(name, names(kind)):
+        return near
+    return f"did you mean {module}:{attribute}?" if module.replace(".", "").isidentifier() else None
 
 
 def load(reference: str) -> Any:
@@ -166,7 +171,7 @@ def load_module(name: str) -> ModuleType:
     """Import a module by its dotted name, or by the path of its file, as in ``./games/my_game.py``.
 
     Raises:
-        UsageError: the module is missing, or needs a missing package.
+        UsageError: the module is missing, needs a missing package, or raises an error.
     """
     if name.endswith(SOURCE_SUFFIX):
         return _load_file(Path(name).expanduser())
@@ -183,6 +188,11 @@ def load_module(name: str) -> ModuleType:
         ) from error
     except SystemExit as error:
         raise UsageError(f"{name} exits the program when it is imported", got=f"sys.exit({error})") from error
+    except AgentRLError:
+        raise
+    except Exception as error:  # raised by the user's code
+        where = None if isinstance(error, SyntaxError) else raised_in(error)
+        raise UsageError(f"{name} cannot be imported", got=described_error(error), hint=where) from error
 
 
 def _load_file(file: Path) -> ModuleType:

@@ -66,6 +66,26 @@ def test_parquet_is_known_by_its_content(tmp_path: Path, name: str) -> None:
     )
 
 
+def test_whole_numbers_of_a_column_with_gaps_stay_whole(tmp_path: Path) -> None:
+    """pandas has no gaps in columns of whole numbers, and writes such a column as floats."""
+    columns = {
+        "answer": [18.0, math.nan, 3.0],
+        "null": [1.0, None, 2.0],
+        "score": [0.5, math.nan, 1.0],
+        "price": [1.0, 2.0, 3.0],
+        "large": [1e300, math.nan, 1.0],
+        "endless": [math.inf, math.nan, 1.0],
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    rows = [row.values for row in read_rows(tmp_path / "rows.parquet")]
+    assert [repr(row["answer"]) for row in rows] == ["18", "None", "3"]
+    assert [repr(row["null"]) for row in rows] == ["1", "None", "2"]
+    assert [repr(row["score"]) for row in rows] == ["0.5", "None", "1.0"]
+    assert [repr(row["price"]) for row in rows] == ["1.0", "2.0", "3.0"]
+    assert [repr(row["large"]) for row in rows] == ["1e+300", "None", "1.0"]
+    assert [repr(row["endless"]) for row in rows] == ["inf", "None", "1.0"]
+
+
 def test_a_row_knows_its_line_its_columns_and_the_first_that_is_not_null(tmp_path: Path) -> None:
     file = written(tmp_path, '{"a": null, "b": 0, "c": 3}\n\n{"a": "", "c": 1}\n')
     first, second = read_rows(file)
@@ -99,6 +119,8 @@ def test_any_text_survives_what_this_project_writes_and_reads(tmp_path_factory: 
         (b'[{"a": 1},\n{"a": ]', "line 2 is not valid JSON"),
         (b'["a"]\n{"a": 1}', "line 2 is not valid JSON: got Extra data"),
         (b'{"a": 1}{"a": 2}', "line 1 is not valid JSON: got Extra data"),
+        (b'{"a": 1}\n{"a": 1, "b": 2, "a": 1}', "line 2 has an object with a key twice: got 'a', expected unique keys"),
+        (b'{"a": {"b": [{"c": 1, "c": 2}]}}', "line 1 has an object with a key twice: got 'c'"),
         (gzip.compress(b'{"a": 1}\n' * 9, mtime=0)[:-12], "cannot read rows .*rows.jsonl"),
         (gzip.compress(b'{"a": 1}\n{', mtime=0), "line 2 is not valid JSON"),
         (b"PAR1 and nothing else", "cannot be read as Parquet"),
@@ -108,6 +130,13 @@ def test_any_text_survives_what_this_project_writes_and_reads(tmp_path_factory: 
 def test_a_fault_is_named_with_its_line(tmp_path: Path, data: bytes, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         list(read_rows(written(tmp_path, data), "rows"))
+
+
+def test_a_name_on_the_hub_and_a_table_of_text_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"For a data set of the Hugging Face hub, write hf://datasets/openai/gsm8k/"):
+        list(read_rows("openai/gsm8k"))
+    with pytest.raises(UsageError, match=r"rows\.csv is a CSV file, expected .*Convert it: pandas"):
+        list(read_rows(written(tmp_path, "prompt,answer\na,b\n", "rows.csv")))
 
 
 def test_an_absent_file_is_named(tmp_path: Path) -> None:

@@ -196,3 +196,30 @@ def test_broken_packages_of_others_do_not_break_an_environment() -> None:
         assert "AfterBrokenPackages-v0" in gymnasium.registry  # and not broken_games/AfterBrokenPackages-v0
     finally:
         gymnasium.registry.pop("AfterBrokenPackages-v0", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def (:\n", "cannot be imported: got SyntaxError: invalid syntax"),
+        ("x = 1\ny = x / 0\n", r"cannot be imported: got ZeroDivisionError.*broken_game.py line 2: y = x / 0"),
+        ("from math import no_such\n", "cannot be imported: got ImportError: cannot import name 'no_such'"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_says_why(
+    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_game.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match=words):
+        resolve_environment("broken_game:Game")
+    sys.modules.pop("broken_game", None)
+
+
+def test_a_file_without_a_class_names_its_environments(game: str, tmp_path: Path) -> None:
+    file = f"{tmp_path}/{game}.py"
+    assert parse_env_name(file) == (file, None)
+    with pytest.raises(UnknownNameError, match=rf"expected .*{game}\.py:Echo or .*{game}\.py:SPEC"):
+        resolve_environment(file)
+    with pytest.raises(UnknownNameError, match=f"Did you mean {game}:Echo"):
+        resolve_environment(f"{game}.Echo")

@@ -61,6 +61,15 @@ def test_a_run_cut_off_at_any_event_ends_as_if_it_had_not_been(tiny_run, expecte
     assert_same(folder, expected.folder.path)
 
 
+def test_a_finished_run_that_is_resumed_has_the_results_of_its_last_step(tiny_run, expected, tmp_path):
+    folder = shutil.copytree(expected.folder.path, tmp_path / "finished")
+    result = train(Run(RunDirectory(folder), expected.config))
+    assert (result.step, result.interrupted) == (5, False)
+    assert result.metrics["reward/mean"] == numbers(folder)[-1]["reward/mean"]
+    assert "reward" in repr(result)
+    assert "step" not in result.metrics
+
+
 def test_a_killed_process_resumes_bit_for_bit(tiny_run, expected, start_python):
     killed = tiny_run(*SETTINGS, name="killed")
     moment = 0.4 * _size(expected.folder.path)

@@ -176,7 +176,7 @@ def test_an_environment_that_hangs_costs_its_episodes_only(tiny_run):
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
-        (["environment.name=letters:Broken"], TrainingError, r"have no episode to train on: got environment_error"),
+        (["environment.name=letters:Broken"], TrainingError, r"Broken failed in \d+ of \d+ attempts: got RuntimeError"),
         (["environment.name=letters:NotFinite"], TrainingError, r"reward is nan"),
         (["environment.name=lettres"], UnknownNameError, "unknown environment"),
         (["model.path=/none"], UsageError, "no model found in /none"),

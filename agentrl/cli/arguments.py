@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from agentrl.config import Config, load_config
 from agentrl.config.keys import all_keys
+from agentrl.config.overrides import text_override, warn_repeated
 from agentrl.errors import UsageError
 
 Words: TypeAlias = Annotated[
@@ -24,6 +26,9 @@ EnvName: TypeAlias = Annotated[
     str | None, typer.Option(help="Environment: NAME or NAME/SPLIT; your own as module:Class or ./file.py:Class.")
 ]
 ModelName: TypeAlias = Annotated[str | None, typer.Option(help="Model: a folder, a name, a run, or scratch.")]
+ShowConfig: TypeAlias = Annotated[
+    bool, typer.Option("--show-config", help="With --dry-run: print the resolved config, too.")
+]
 Rewards: TypeAlias = Annotated[
     list[str] | None, typer.Option(metavar="NAME[=WEIGHT]", help="Reward function: module:attr; may be repeated.")
 ]
@@ -73,12 +78,26 @@ def read_config(words: Sequence[str] | None, *, shortcuts: Sequence[str] = ()) -
             expected="a config (agentrl config list), or --env NAME",
             hint="for example: agentrl train quickstart",
         )
-    return load_config(given.source, [*shortcuts, *given.overrides])
+    overrides = [*shortcuts, *given.overrides]
+    warn_repeated(overrides)
+    return load_config(given.source, overrides)
 
 
 def shortcut(key: str, value: object) -> list[str]:
     """Return the override for an option; none if the option is not set."""
+    if isinstance(value, str | Path) and key not in ("engine", "engine.gpus"):
+        return [text_override(key, value)]
     return [] if value is None else [f"{key}={value}"]
+
+
+def check_show_config(*, show_config: bool, dry_run: bool) -> None:
+    """Check that ``--show-config`` comes with ``--dry-run``.
+
+    Raises:
+        UsageError: it comes alone.
+    """
+    if show_config and not dry_run:
+        raise UsageError("--show-config needs --dry-run", hint="a run writes its config.yaml into its folder")
 
 
 def json_pairs(words: Sequence[str] | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import write_evaluation_report
 from agentrl.config import shipped_configs
 from agentrl.config.estimate import evaluation_size
-from agentrl.config.overrides import reward_words
+from agentrl.config.overrides import reward_words, warn_repeated
 from agentrl.errors import AgentRLError, Outcome, UsageError
 from agentrl.evaluation.diagnosis.finding import finding_lines
 from agentrl.evaluation.evaluate import PolicyKind
@@ -95,6 +95,7 @@ def evaluate(
     if json_file is not None:
         check_writable(json_file)
     chosen = config_words(words or [])
+    warn_repeated(chosen.overrides)
     source = chosen.source
     if isinstance(source, str) and Path(source).is_dir():  # a run or a model
         if model is not None:

@@ -1,14 +1,18 @@
-"""Help pages: their footer, and the format of options and arguments."""
+"""Help pages: their footer, and the format of options and arguments; and messages about wrong values of these."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
+
+from agentrl.errors import UsageError, did_you_mean
 
 FOOTER = (
     "Add --debug to any command for full tracebacks. "
@@ -46,6 +50,15 @@ class PlainCommand(TyperCommand):
         """Return all options and arguments."""
         return _flags_without_type(super().get_params(ctx))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments.
+
+        Raises:
+            UsageError: an option has none of its values, or one of another type.
+        """
+        with _plain_errors():
+            return super().parse_args(ctx, args)
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the parts of the usage line, without brackets around a metavar that has its own."""
         return [re.sub(r"^\[(\[.*\].*)\](\.\.\.)?$", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
@@ -57,6 +70,33 @@ class PlainGroup(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return all options and arguments."""
         return _flags_without_type(super().get_params(ctx))
+
+
+_CHOICE = re.compile(r"(?:Value error, )?('.*') is not one of (.*?)\.?", re.DOTALL)
+"""Typer's message about an option that has none of its values; its beginning depends on the version."""
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Convert Typer's error about the value of a parameter, whose class is another one in each version."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__name__ != "BadParameter":
+            raise
+        message, parameter = str(getattr(error, "message", error)), getattr(error, "param", None)
+        name = "argument" if parameter is None else max(parameter.opts, key=len)
+        if found := _CHOICE.fullmatch(message):
+            value, choices = ast.literal_eval(found[1]), re.findall(r"'([^']*)'", found[2])
+            known = " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
+            hint = did_you_mean(value, choices)
+            raise UsageError(f"unknown value of {name}", got=repr(value), expected=known, hint=hint) from error
+        told: list[Any] = getattr(error.__cause__ or error.__context__, "errors", list)()
+        got = repr(told[0]["input"]) if told else None
+        expected = message.partition(", unable to")[0].removeprefix("Input should be ")
+        if expected == message:
+            raise UsageError(f"{name} is wrong: {message.removeprefix('Value error, ')}") from error
+        raise UsageError(f"{name} is wrong", got=got, expected=expected) from error
 
 
 def _join_lines(text: str) -> str:

@@ -10,13 +10,23 @@ from typing import Annotated, TypeAlias
 import typer
 
 from agentrl.builders.workers import serve_launched_rank
-from agentrl.cli.arguments import EnvName, ModelName, Words, config_words, read_config, shortcut
+from agentrl.cli.arguments import (
+    EnvName,
+    ModelName,
+    ShowConfig,
+    Words,
+    check_show_config,
+    config_words,
+    read_config,
+    shortcut,
+)
 from agentrl.cli.exits import message_when_interrupted
 from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import print_dry_run
 from agentrl.config import Config, dump_config, load_config, shipped_configs
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.estimate import warm_start_rows
+from agentrl.config.overrides import warn_repeated
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, out, shown_path
 from agentrl.observe.terminal import watching
@@ -55,16 +65,20 @@ def sft(
     env: EnvName = None,
     model: ModelName = None,
     data: Annotated[str | None, typer.Option(help="JSON Lines file of conversations to train on.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the config and estimates.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only check the warm start, and print its estimates.")
+    ] = False,
+    show_config: ShowConfig = False,
 ) -> None:
     """Warm-start a model on episodes of the environment's expert, or on the conversations of a file."""
     if serve_launched_rank():
         return
+    check_show_config(show_config=show_config, dry_run=dry_run)
     shortcuts = [*shortcut("environment", env), *shortcut("model", model), *shortcut("sft.data", data)]
     config = read_config(words, shortcuts=shortcuts)
     check_warm_start(config)
     if dry_run:
-        print_dry_run(config, warm_start_rows(config), check=check_sft_start)
+        print_dry_run(config, warm_start_rows(config), check=check_sft_start, with_config=show_config)
         return
     saved, use = "a warm start saves the model at its end", "train it: agentrl train … model.path={folder}"
     _learn(config, warm_start, kind="sft", check=check_sft_start, next_step=use, saved=saved)
@@ -148,6 +162,7 @@ def _learn(
 def _pairs_config(words: list[str] | None, sources: list[Path], model: str | None) -> Config:
     """Read the config of a command that trains on pairs; by default, that of the first source's run."""
     given = config_words(words or [])
+    warn_repeated([*shortcut("model", model), *given.overrides])
     if not words and not sources:
         raise UsageError("no episodes to train on", expected="--from RUN, such as --from runs/latest")
     named = [f"preferences.sources={[str(source.resolve()) for source in sources]}"] if sources else []

@@ -18,6 +18,7 @@ from rich.text import Text
 from agentrl.cli.help_pages import examples
 from agentrl.config import load_config
 from agentrl.config.estimate import shown_bytes
+from agentrl.config.overrides import text_override
 from agentrl.errors import UsageError, did_you_mean
 from agentrl.evaluation.model_check import TEXT_LOOP, TOOL_LOOP, ModelCheck, check_model
 from agentrl.models.gguf import load_gguf
@@ -76,7 +77,9 @@ def check(
         settings = ["model.dtype=auto", *([f"engine={engine}"] if engine else [])]
         settings += [] if temperature is None else [f"sampling.temperature={temperature}"]
         settings += words or []
-        config = load_config(None, [f"environment={environment}", f"model.path={name}", *settings])
+        config = load_config(
+            None, [text_override("environment", environment), text_override("model.path", name), *settings]
+        )
         result = run_until_stopped(check_model(config, answers=answers, loops=loops, say=note))
         kept = [word for word in settings if not word.startswith(REPLACED)]
         _print(result, ["agentrl", "train", "--env", environment, "--model", name, *kept])

@@ -45,14 +45,19 @@ DRAWN_EVERY_S = 60.0
 """Seconds between two updates of the learning curve."""
 
 
-def print_dry_run(config: Config, estimates: Sequence[EstimateRow], *, check: StartCheck) -> None:
-    """Print the resolved config and estimates, after the checks that the start of such a run makes."""
+def print_dry_run(
+    config: Config, estimates: Sequence[EstimateRow], *, check: StartCheck, size: str | None = None, with_config: bool
+) -> None:
+    """Print the size and the estimates of a run, after the checks that its start makes; then its resolved config."""
     found = describe_run(config, estimates, check=check, say=note)
-    out.print(dump_config(found.config))
+    if size is not None:
+        out.print(f"{size}\n")
     table = Table("quantity", "value", "from", box=None, pad_edge=False)
     for row in found.rows:
         table.add_row(*row)
     out.print(table)
+    if with_config:
+        out.print(f"\n{dump_config(found.config)}", end="")
 
 
 def write_evaluation_report(finished: FinishedEvaluation) -> ReportFiles:

@@ -11,9 +11,10 @@ import typer
 from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
 from agentrl.cli.exits import message_when_interrupted
 from agentrl.cli.help_pages import examples
+from agentrl.cli.start_folder import in_start_folder
 from agentrl.config import shipped_configs
 from agentrl.config.load import names_environment
-from agentrl.config.overrides import reward_words, task_words
+from agentrl.config.overrides import reward_words, task_words, warn_repeated
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, shown_path
 from agentrl.observe.terminal import watching
@@ -54,17 +55,22 @@ def rollout(
     train --episodes, agentrl dpo and agentrl reward-model train on them. Ctrl-C keeps the finished episodes, and
     --resume plays the others.
     """
-    run = _resume(resume, words, [env, model, engine, tasks, *(reward or [])]) if resume else None
-    if run is None:
-        has_environment = env is not None or names_environment(config_words(words or []).source)
-        shortcuts = [
-            *shortcut("environment", env),
-            *shortcut("model", model),
-            *shortcut("engine", engine),
-            *task_words(tasks, has_environment=has_environment),
-            *reward_words(reward),
-        ]
-        run = start_rollout(read_config(words, shortcuts=shortcuts))
+    if resume is not None:
+        with in_start_folder(resume) as folder:
+            _play(_resume(folder, words, [env, model, engine, tasks, *(reward or [])]))
+        return
+    has_environment = env is not None or names_environment(config_words(words or []).source)
+    shortcuts = [
+        *shortcut("environment", env),
+        *shortcut("model", model),
+        *shortcut("engine", engine),
+        *task_words(tasks, has_environment=has_environment),
+        *reward_words(reward),
+    ]
+    _play(start_rollout(read_config(words, shortcuts=shortcuts)))
+
+
+def _play(run: Run) -> None:
     folder = shlex.quote(str(shown_path(run.folder.path)))
 
     def stop_message() -> str:
@@ -86,4 +92,5 @@ def _resume(folder: Path, words: list[str] | None, options: list[str | None]) ->
             got=given.source or " ".join(filter(None, options)),
             expected="--resume RUN_DIR, and only key=value overrides",
         )
+    warn_repeated(given.overrides)
     return resume_rollout(folder, given.overrides)

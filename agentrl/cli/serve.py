@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -73,7 +72,7 @@ def serve(
         *shortcut("engine.gpus", None if gpus is None else f"[{gpus}]"),
         *shortcut("engine.tensor_parallel", tensor_parallel),
         *shortcut("engine.max_context", max_context),
-        *shortcut("engine.python", python and json.dumps(python)),
+        *shortcut("engine.python", python),
     ]
     # a config needs an environment, which is not used here
     config = load_config(None, ["environment=none", f"engine={engine}", *shortcuts, *(overrides or [])])

@@ -10,14 +10,25 @@ import typer
 
 from agentrl.builders.checks import check_training
 from agentrl.builders.workers import serve_launched_rank
-from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
+from agentrl.cli.arguments import (
+    EnvName,
+    ModelName,
+    Rewards,
+    ShowConfig,
+    Words,
+    check_show_config,
+    config_words,
+    read_config,
+    shortcut,
+)
 from agentrl.cli.exits import ExitCode
 from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import print_dry_run, updated_curve, write_run_report
+from agentrl.cli.start_folder import in_start_folder
 from agentrl.config import Config, shipped_configs
 from agentrl.config.estimate import run_size
 from agentrl.config.load import names_environment
-from agentrl.config.overrides import PROMPTS, reward_words, task_words
+from agentrl.config.overrides import PROMPTS, reward_words, task_words, warn_repeated
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note, shown_path
@@ -27,7 +38,7 @@ from agentrl.observe.trajectory_store import step_files
 from agentrl.runs.diagnosis import idle_steps
 from agentrl.runs.dry_run import measured_step_s, training_rows
 from agentrl.runs.rl import train as train_run
-from agentrl.runs.start import Run, RunResult, StartCheck, resume_run, start_run
+from agentrl.runs.start import Run, RunResult, resume_run, start_run
 from agentrl.runs.stored_training import start_check
 from agentrl.serving.launch.placement import check_machine
 
@@ -70,8 +81,9 @@ def train(
         Path | None, typer.Option(metavar="RUN_DIR", help="Resume this run; overrides are allowed.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print the config, estimates and the placement.")
+        bool, typer.Option("--dry-run", help="Only check the run, and print its size, estimates and placement.")
     ] = False,
+    show_config: ShowConfig = False,
     gpus: Annotated[
         int | None, typer.Option(min=0, help="With --dry-run: show the placement on this number of GPUs.")
     ] = None,
@@ -101,22 +113,23 @@ def train(
     ]
     if not dry_run:
         _check_dry_run_options(gpus, step_seconds)
+    check_show_config(show_config=show_config, dry_run=dry_run)
     if resume is not None:
-        run = _resume(resume, words, shortcuts)
-        if dry_run:
-            step_seconds = measured_step_s(run.folder) if step_seconds is None else step_seconds
-            _print_dry_run(run.config, start_check(run.config), gpus=gpus, step_s=step_seconds)
-        else:
-            _finish(run)
+        with in_start_folder(resume) as folder:
+            run = _resume(folder, words, shortcuts)
+            if dry_run:
+                step_seconds = measured_step_s(run.folder) if step_seconds is None else step_seconds
+                _print_dry_run(run.config, gpus=gpus, step_s=step_seconds, with_config=show_config)
+            else:
+                _finish(run)
         return
     config = read_config(words, shortcuts=shortcuts)
     check_training(config)
-    check = start_check(config)
     if dry_run:
-        _print_dry_run(config, check, gpus=gpus, step_s=step_seconds)
+        _print_dry_run(config, gpus=gpus, step_s=step_seconds, with_config=show_config)
         return
     check_machine(config)
-    _finish(start_run(config, kind=config.algorithm.advantage, check=check))
+    _finish(start_run(config, kind=config.algorithm.advantage, check=start_check(config)))
 
 
 def _check_dry_run_options(gpus: int | None, step_seconds: float | None) -> None:
@@ -126,8 +139,9 @@ def _check_dry_run_options(gpus: int | None, step_seconds: float | None) -> None
         raise UsageError("--step-seconds needs --dry-run", hint="a run measures its steps itself")
 
 
-def _print_dry_run(config: Config, check: StartCheck, *, gpus: int | None, step_s: float | None) -> None:
-    print_dry_run(config, training_rows(config, gpus=gpus, step_s=step_s), check=check)
+def _print_dry_run(config: Config, *, gpus: int | None, step_s: float | None, with_config: bool) -> None:
+    estimates = training_rows(config, gpus=gpus, step_s=step_s)
+    print_dry_run(config, estimates, check=start_check(config), size=run_size(config), with_config=with_config)
     for warning in rate_warnings(config):
         note(f"warning: {warning}")
 
@@ -171,6 +185,7 @@ def _resume(folder: Path, words: list[str] | None, shortcuts: list[str]) -> Run:
             got=given.source or " ".join(shortcuts),
             expected="--resume RUN_DIR, and only key=value overrides",
         )
+    warn_repeated(given.overrides)
     return resume_run(folder, given.overrides)
 
 

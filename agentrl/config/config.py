@@ -23,7 +23,7 @@ from agentrl.config.number_format import AUTO, fastest_format
 from agentrl.config.rollout import CheckpointConfig, EvaluationConfig, ObserveConfig, RolloutConfig, SamplingConfig
 from agentrl.config.schedule import ScheduleConfig, with_stages
 from agentrl.config.schedule_forms import check_options
-from agentrl.config.section import Finite, LearningRate, Section, implausible_values
+from agentrl.config.section import Finite, LearningRate, Section, implausible_values, user_path
 from agentrl.config.trainer import (
     AdamConfig,
     AdapterConfig,
@@ -41,7 +41,7 @@ from agentrl.errors import ConfigError
 class RunConfig(Section):
     name: str | None = None
     """Name of the run's folder; built from the config's name and the time if not set."""
-    directory: str = "runs"
+    directory: Annotated[str, user_path("run.directory")] = "runs"
     """Folder that holds the run folders."""
     seed: int = 0
     """Seed of task order, sampling and initialization."""
@@ -87,8 +87,11 @@ SCRATCH = "scratch"
 """`model.path` of a model with random initial weights."""
 
 
+_DEVICE = re.compile(r"auto|cpu|(cuda|mps|xpu|npu)(:\d+)?")
+
+
 class ModelConfig(Section):
-    path: str = SCRATCH
+    path: Annotated[str, user_path("model.path")] = SCRATCH
     """Hugging Face name or folder, a run folder, or ``scratch`` for a new small model (see ``model.scratch``)."""
     scratch: ScratchModelConfig | None = None
     """Sizes of the new model; only with ``path: scratch``."""
@@ -105,6 +108,13 @@ class ModelConfig(Section):
     ``float32``, with which their probabilities agree more closely for ``dtype: bfloat16``."""
     lora: LoraConfig | None = None
     """Train adapters (LoRA) and freeze the base weights; see docs/lora.md."""
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, device: str) -> str:
+        if not _DEVICE.fullmatch(device):
+            raise ValueError(f"model.device: got {device!r}, expected auto, cpu, cuda or cuda:N")
+        return device
 
     @field_validator("dtype", mode="before")
     @classmethod
@@ -256,7 +266,7 @@ class TrainerConfig(Section):
     """Training steps of the run."""
     tasks_per_step: int = Field(16, ge=1)
     """Groups per training step."""
-    episodes: str | None = None
+    episodes: Annotated[str, user_path("trainer.episodes")] | None = None
     """Stored episodes to train on, without an engine: a run, its folder `trajectories` or a file of that folder."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """``muon`` orthogonalizes the updates of the blocks' matrices, scales them to AdamW's size, and leaves the other

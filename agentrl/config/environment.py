@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.config.judge import JudgeConfig
 from agentrl.config.schedule_forms import check_plain_value
-from agentrl.config.section import Finite, Section
+from agentrl.config.section import Finite, Section, user_path
 from agentrl.env import Isolation
 
 
@@ -142,7 +142,7 @@ class EnvironmentConfig(Section):
     """Split of the training tasks."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment and its task source: sizes, task types, files."""
-    tasks: str | None = None
+    tasks: Annotated[str, user_path("environment.tasks")] | None = None
     """JSON Lines or Parquet file of tasks that replaces the environment's tasks."""
     isolation: Isolation | None = None
     """Isolation of blocking code: ``inline``, ``thread`` or ``process``; the environment's default if not set."""

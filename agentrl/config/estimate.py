@@ -394,8 +394,8 @@ def _most_sampled(part: EnvironmentConfigs) -> tuple[int, int]:
 
 def _model_rows(size: ModelSize | None) -> list[EstimateRow]:
     if size is None:
-        return [("model", "size unknown", "its config.json is not on this machine")]
-    return [("model", f"{size.parameters:,} parameters", f"{size.layers} layers x {size.hidden_size}")]
+        return [("size of the model", "unknown", "its config.json is not on this machine")]
+    return [("size of the model", f"{size.parameters:,} parameters", f"{size.layers} layers x {size.hidden_size}")]
 
 
 def _memory_rows(arithmetic: RunEstimate, config: Config) -> list[EstimateRow]:

@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import NoneType
+from typing import Any, TypeAlias, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -17,7 +18,7 @@ from pydantic_core import ErrorDetails
 
 from agentrl import registry
 from agentrl.config.config import Config
-from agentrl.config.keys import describe_unknown_key, describe_unknown_section, models_of
+from agentrl.config.keys import all_keys, describe_unknown_key, describe_unknown_section, models_of
 from agentrl.config.overrides import (
     ANNOUNCED,
     MAIN_KEYS,
@@ -33,7 +34,7 @@ from agentrl.config.overrides import (
 from agentrl.config.schedule import FORM_KEYS
 from agentrl.config.schedule_forms import FORMS, advise
 from agentrl.config.trainer import FSDPOptions
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, did_you_mean
 
 _EXPECTED: Mapping[str, str] = {
     "int_parsing": "a whole number",
@@ -123,12 +124,16 @@ def _explain(details: ErrorDetails, path: KeyPath) -> str:
         case "missing":
             return f"{key} is missing"
         case "union_tag_invalid":
-            return f"unknown {key}: got {details['ctx']['tag']!r}, expected {details['ctx']['expected_tags']}"
+            tag, known = details["ctx"]["tag"], details["ctx"]["expected_tags"]
+            hint = did_you_mean(tag, re.findall(r"'([^']*)'", known))
+            return f"unknown {key}: got {tag!r}, expected {known}{f'; {hint}' if hint else ''}"
         case "value_error" | "assertion_error":
             return str(details["ctx"]["error"])
         case _:
             advice = advise(key, details["input"])
             wrong = f"{key}: got {details['input']!r}, expected {describe_expected(details)}"
+            if details["type"] == "string_type" and isinstance(details["input"], int | float):
+                wrong += f"; in quotes, it is text: {key}='\"{details['input']}\"'"
             return f"{wrong}. {advice[0].upper()}{advice[1:]}" if advice else wrong
 
 
@@ -159,6 +164,13 @@ def _config_hint(name: str, known: Sequence[str]) -> str | None:
     close = difflib.get_close_matches(name.lower(), parts, n=3, cutoff=0.5)
     near = same or list(dict.fromkeys(parts[part] for part in close))
     return f"did you mean {' or '.join(near)}?" if near else None
+
+
+def _override_hint(word: str) -> str | None:
+    """Suggest an override for a word that begins with a config key: ``trainer.steps:5``."""
+    key, _, value = word.partition(":")
+    is_key = tuple(key.removeprefix("~").split(".")) in all_keys()
+    return f"an override has an equals sign: {key.removeprefix('~')}={value or 'VALUE'}" if is_key else None
 
 
 def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> Config:
@@ -269,12 +281,20 @@ def _validate(data: dict[str, Any], name: str, parsed: YamlSource, overrides: Se
         line = parsed.lines.get(path) or parsed.lines.get(path[:1])
         return f"{name} line {line}" if line else ""
 
+    for section in [name for name, value in data.items() if value is None and _holds_keys(name)]:
+        del data[section]  # a section whose keys are all comments
     if isinstance(data.get("engine"), dict):
         data["engine"].setdefault("type", "local")
     try:
         return Config.model_validate(data)
     except ValidationError as error:
         raise config_error(error, origin) from None
+
+
+def _holds_keys(section: str) -> bool:
+    """Return True for a section that always exists, with defaults; null turns other sections off."""
+    field = Config.model_fields.get(section)
+    return field is not None and not field.is_required() and NoneType not in get_args(field.annotation)
 
 
 def names_environment(source: ConfigSource) -> bool:
@@ -326,7 +346,7 @@ def _read(source: str | Path) -> tuple[str, str]:
         raise ConfigError(
             f"no config file {source}",
             expected="a YAML file, or a name from agentrl config list",
-            hint=_config_hint(name, known),
+            hint=_override_hint(str(source)) or _config_hint(name, known),
         )
     return f"{name}.yaml", _shipped_text(name)
 

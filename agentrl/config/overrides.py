@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from agentrl.env.lookup import parse_env_name
 from agentrl.errors import ConfigError
 
 KeyPath: TypeAlias = tuple[str, ...]
+_log = logging.getLogger(__name__)
 MAIN_KEYS: Mapping[str, str] = {
     "run": "name",
     "model": "path",
@@ -37,6 +39,8 @@ _RIVALS: Mapping[str, str] = {"environment": "environments", "environments": "en
 """Sections that exclude each other: an override of one removes the other."""
 PROMPTS = "prompts"
 """Environment whose tasks are the prompts of a file."""
+LOOP_OF_PROMPTS = "agent.loop=single_turn"
+"""Override of the loop for this environment."""
 
 
 SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -44,12 +48,18 @@ SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(SAFE_LOADER):  # type: ignore[misc]
-    """Safe YAML loader: only ``true`` and ``false`` are booleans (``off`` is text), and ``1e-3`` is a number."""
+    """Safe YAML loader without YAML's surprises.
+
+    Only ``true`` and ``false`` are booleans (``off`` is text), and ``1e-3`` is a number. Dates, times (``1:30``, which
+    YAML 1.1 reads as 90) and numbers with a leading zero (``010``, which it reads as 8) are text.
+    """
 
 
 _Loader.yaml_implicit_resolvers = {
     first: [
-        (tag, pattern) for tag, pattern in rules if tag not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float")
+        (tag, pattern)
+        for tag, pattern in rules
+        if tag.removeprefix("tag:yaml.org,2002:") not in ("bool", "float", "int", "timestamp")
     ]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
@@ -58,6 +68,28 @@ _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(?:inf|Inf|INF|nan|NaN))$"),
     list("-+.0123456789"),
+)
+
+
+_UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
+"""Errors of PyYAML; the others are those of a date that does not exist, and of a value that contains itself."""
+
+
+def _described(error: Exception, text: str) -> str:
+    """Describe an error of PyYAML with its line; without a line, in its own words."""
+    mark, lines = getattr(error, "problem_mark", None), text.splitlines()
+    if mark is None:
+        return " ".join(str(error).split())
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    has_tab = "\t" in line[: len(line) - len(line.lstrip())]
+    problem = "a tab, where YAML allows only spaces" if has_tab else getattr(error, "problem", None) or error
+    return f"{problem} in line {mark.line + 1}, column {mark.column + 1}"
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F_]+|0b[01_]+)$"),
+    list("-+0123456789"),
 )
 
 
@@ -82,11 +114,6 @@ class YamlSource:
         return YamlSource(section, {path[1:]: line for path, line in self.lines.items() if path[0] == key})
 
 
-def parse_value(text: str) -> Any:
-    """Parse one YAML value, the right side of ``key=value``."""
-    return yaml.load(text, Loader=_Loader)
-
-
 def parse_source(text: str, name: str) -> YamlSource:
     """Parse a config file's text.
 
@@ -101,8 +128,8 @@ def parse_source(text: str, name: str) -> YamlSource:
         loader = _Loader(text)
         root = loader.get_single_node()
         data: Any = None if root is None else loader.construct_document(root)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name} is not YAML", got=" ".join(str(error).split())) from error
+    except _UNREADABLE as error:
+        raise ConfigError(f"{name} is not YAML", got=_described(error, text)) from error
     if root is None:
         return YamlSource({})
     if not isinstance(root, yaml.MappingNode):
@@ -116,15 +143,17 @@ def parse_source(text: str, name: str) -> YamlSource:
     return YamlSource(data, lines)
 
 
-def _collect_lines(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int], name: str) -> None:
-    for key, value in node.value:
+def _collect_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str) -> None:
+    """Collect the lines of all keys; those of list items are under the item's number."""
+    for number, value in enumerate(node.value) if isinstance(node, yaml.SequenceNode) else ():
+        _collect_lines(value, (*path, str(number)), lines, name)
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         here = (*path, str(key.value))
         line = key.start_mark.line + 1
         if here in lines:
             raise ConfigError(f"{name} line {line}: {'.'.join(here)} is given twice", expected="one value")
         lines[here] = line
-        if isinstance(value, yaml.MappingNode):
-            _collect_lines(value, here, lines, name)
+        _collect_lines(value, here, lines, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +175,65 @@ def parse_override(text: str) -> Override:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"override {text!r} is not valid", expected="key=value, for example trainer.steps=50")
+    if key.lstrip().startswith(("+", "~")):
+        bare = key.strip().lstrip("+~")
+        raise ConfigError(f"override {text!r} is not valid", expected=f"{bare}={value}", hint="see agentrl config show")
+    path = tuple(key.strip().split("."))
     try:
-        parsed = parse_value(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the value of override {text!r} is not YAML", got=" ".join(str(error).split())) from error
+        loader = _Loader(value)
+        root = loader.get_single_node()
+        _collect_lines(root, path, {}, f"override {text!r}")
+        parsed = None if root is None else loader.construct_document(root)
+    except _UNREADABLE as error:
+        raise ConfigError(f"the value of override {text!r} is not YAML", got=_described(error, value)) from error
     if key.strip() == "environment" and value.strip().endswith(":"):  # a module without a class, and no mapping
         parsed = value.strip()
-    return Override(f"override {text!r}", tuple(key.strip().split(".")), parsed)
+    return Override(f"override {text!r}", path, parsed)
+
+
+def warn_repeated(texts: Sequence[str]) -> None:
+    """Log a warning for each key that several of the overrides ``key=value`` set to different values.
+
+    The last one counts, so that a script can add its caller's overrides to its own.
+
+    Raises:
+        ConfigError: as `parse_override`.
+    """
+    given: dict[KeyPath, tuple[str, Any]] = {}
+    for text in (text for text in texts if text != LOOP_OF_PROMPTS):  # a default for a file of prompts
+        path, value = (override := parse_override(text)).path, override.value
+        value = expand(path[0], value) if len(path) == 1 else value
+        merges = len(path) == 1 and isinstance(value, dict)
+        new = dict(_leaves(path, value))
+        for old in [old for old in given if _is_replaced(old, path, new, merges=merges)]:
+            before, previous = given.pop(old)
+            if new.get(old, previous if merges else given) != previous:
+                _log.warning("%s is given twice: %s, and then %s, which counts", ".".join(old), before, text)
+        given |= {key: (text, value) for key, value in new.items()}
+
+
+def _is_replaced(old: KeyPath, path: KeyPath, new: Mapping[KeyPath, Any], *, merges: bool) -> bool:
+    """Return True if an override of `path`, with these keys and values, replaces the value of a key."""
+    return old in new or (not merges and old[: len(path)] == path) or any(key[: len(old)] == old for key in new)
+
+
+def text_override(key: str, text: object) -> str:
+    """Return the override of a key by a text, in quotes where YAML would read something else: ``my #1 model``, ``12``.
+
+    A mapping in braces stays one.
+
+    >>> text_override("model", "a/b"), text_override("model", "my #1 model"), text_override("model", "{path: a}")
+    ('model=a/b', 'model="my #1 model"', 'model={path: a}')
+    """
+    text = str(text)
+    plain = f"{key}={text}"
+    if text.startswith("{"):
+        return plain
+    try:
+        is_same = parse_override(plain).value == text
+    except ConfigError:
+        is_same = False
+    return plain if is_same else f"{key}={json.dumps(text)}"
 
 
 def overrides_of(source: YamlSource, name: str) -> list[Override]:
@@ -282,7 +363,7 @@ def task_words(tasks: str | None, *, has_environment: bool) -> list[str]:
 
 def prompts_words(file: str, split: str = "train") -> list[str]:
     """Return the overrides of a run whose tasks are the prompts of a file, each answered once."""
-    return [prompts_environment(file, split), "agent.loop=single_turn"]
+    return [prompts_environment(file, split), LOOP_OF_PROMPTS]
 
 
 def prompts_environment(file: str, split: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
 
@@ -19,6 +21,23 @@ Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 """A number that is neither infinite nor NaN."""
 Decay: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 """Decay rate of a moving average: the share of the average that remains after each new value."""
+
+
+_VARIABLE = re.compile(r"\$\{?[A-Za-z_]")
+
+
+def user_path(key: str) -> AfterValidator:
+    """Return a validator of a path that the user writes: ``~`` is expanded, and environment variables are refused."""
+
+    def expand(path: str) -> str:
+        if _VARIABLE.search(path):
+            raise ValueError(
+                f"{key} has an environment variable, which is not expanded: got {path!r}, expected a path; a shell "
+                f'expands it in {key}="$HOME/..." on the command line'
+            )
+        return str(Path(path).expanduser()) if path.startswith("~") else path
+
+    return AfterValidator(expand)
 
 
 class Section(BaseModel):

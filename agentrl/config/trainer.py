@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from agentrl.config.section import Decay, LearningRate, Section
+from agentrl.config.section import Decay, LearningRate, Section, user_path
 
 
 class AdamConfig(Section):
@@ -178,7 +178,7 @@ class AdapterConfig(Section):
 class SFTConfig(Section):
     """Warm start on demonstrations (`agentrl sft`); all other settings come from ``trainer``."""
 
-    data: str | None = None
+    data: Annotated[str, user_path("sft.data")] | None = None
     """File of conversations to train on instead: JSON Lines of ``{"messages": […], "tools": […]}``."""
     episodes: int = Field(512, ge=1)
     """Number of demonstrations to record."""

@@ -81,7 +81,7 @@ def parse_env_name(text: str) -> EnvironmentName:
     name, slash, split = text.rpartition("/")
     if ADDRESS.fullmatch(text) and (name.endswith("/") or not split):
         return EnvironmentName(text.rstrip("/"), None)
-    if not slash or ":" in split or GYMNASIUM_ID.fullmatch(split):
+    if not slash or ":" in split or split.endswith(registry.SOURCE_SUFFIX) or GYMNASIUM_ID.fullmatch(split):
         return EnvironmentName(text, None)
     return EnvironmentName(name, split)
 
@@ -99,6 +99,10 @@ def resolve_environment(name: str) -> EnvironmentSpec:
         return _spec_of(name, registry.lookup(Kind.ENVIRONMENT, name))
     if ":" in name:
         return _resolve_in_module(name)
+    if name.endswith(registry.SOURCE_SUFFIX):
+        there = environments_of(name)
+        expected = " or ".join(f"{name}:{one}" for one in there) or f"{name}:CLASS"
+        raise UnknownNameError("a file is not the name of an environment", got=repr(name), expected=expected)
     if GYMNASIUM_ID.fullmatch(name):
         own = _registry_name(name)
         return _own_version(name, resolve_environment(own)) if own else _gymnasium_spec(name, name)
@@ -292,6 +296,9 @@ def _unknown(name: str) -> UnknownNameError:
     hint = f"did you mean {' or '.join(near)}?" if near else None
     if hint is None and name.isidentifier() and importlib.util.find_spec(name) is not None:
         hint = f"for an environment in the module {name}, write {name}:EnvId"
+    module, _, attribute = name.rpartition(".")
+    if module.isidentifier() and importlib.util.find_spec(module) is not None:
+        hint = f"did you mean {module}:{attribute}?"
     if broken and GYMNASIUM_ID.fullmatch(name):
         failed = f"these packages could not register their environments: {', '.join(broken)}"
         hint = failed if hint is None else f"{hint} Also, {failed}"

@@ -17,6 +17,7 @@ import asyncio
 import difflib
 import enum
 import linecache
+import math
 import numbers
 import signal
 import threading
@@ -277,24 +278,27 @@ def is_bool(value: object) -> TypeGuard[bool]:
     return isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")
 
 
-def is_number(value: object) -> TypeGuard[numbers.Real]:
-    """Return True for a real number of any type, or a bool."""
-    return isinstance(value, numbers.Real) or is_bool(value)
+def is_number(value: object) -> bool:
+    """Return True for a real number, a bool, or an object that `float` may convert, such as a `Decimal` or an array."""
+    return isinstance(value, numbers.Real) or is_bool(value) or hasattr(type(value), "__float__")
 
 
-def bounded_reward(value: object) -> float | None:
+def bounded_reward(value: Any) -> float | None:
     """Convert a reward, or a component of one, to a float; return ``None`` for an invalid one.
 
-    Valid are real numbers of any type (NumPy's too) that are finite and at most `LARGEST_REWARD` in magnitude.
+    Valid are real numbers of any type that are finite and at most `LARGEST_REWARD` in magnitude, and arrays and tensors
+    with one such element.
 
     >>> bounded_reward(2), bounded_reward(True), bounded_reward(1e308), bounded_reward(10**400), bounded_reward(2j)
     (2.0, 1.0, None, None, None)
     """
     if not is_number(value):
         return None
+    item = None if isinstance(value, numbers.Real) else getattr(value, "item", None)
     try:
-        number = float(value)
-    except (OverflowError, ValueError):
+        plain = item() if callable(item) else value
+        number = math.nan if isinstance(plain, str | bytes) else float(plain)
+    except (ArithmeticError, ValueError, RuntimeError, TypeError):  # too large, several elements, a complex number
         return None
     return number if abs(number) <= LARGEST_REWARD else None
 
@@ -312,9 +316,14 @@ def shorten(value: object, characters: int = 80) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str | None:
-    """Return an error's hint with the nearest known name; ``None`` if no name is similar."""
-    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else None
+    """Return an error's hint with the nearest known name; ``None`` if no name is similar.
+
+    >>> did_you_mean("GRPO", ["gae", "grpo"]), did_you_mean("x", ["grpo"])
+    ("did you mean 'grpo'?", None)
+    """
+    names = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
+    return f"did you mean {names[near[0]]!r}?" if near else None
 
 
 def described_error(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from agentrl.config import Config, load_config
 from agentrl.config.config import SCRATCH
 from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.config.load import ConfigSource
-from agentrl.config.overrides import prompts_environment, prompts_words
+from agentrl.config.overrides import prompts_environment, prompts_words, text_override
 from agentrl.env.lookup import parse_env_name, resolve_environment
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind
@@ -115,7 +115,7 @@ def _environment_words(env: str | None, run: Config | None, prompts: str | None)
     if run is None and prompts is not None:
         return prompts_words(prompts, HELD_OUT)
     if run is None:
-        return [] if env is None else [f"environment={_with_split(env)}"]
+        return [] if env is None else [text_override("environment", _with_split(env))]
     words = [f"sampling={run.evaluation_sampling.model_dump_json()}"]
     if prompts is not None:
         return [prompts_environment(prompts, HELD_OUT), *words]
@@ -124,7 +124,7 @@ def _environment_words(env: str | None, run: Config | None, prompts: str | None)
         return [*_part_words(part), *_split_words(part, env), *words]
     if part is not None:
         words = [*_split_words(part, None), *words]
-    return words if env is None else [*words, f"environment={_with_split(env)}"]
+    return words if env is None else [*words, text_override("environment", _with_split(env))]
 
 
 def _plays_own_tasks(env: str | None, run: Config, prompts: str | None) -> bool:
@@ -186,11 +186,11 @@ def _engine_words(model: str | None, engine: str | None, url: str | None) -> lis
             hint=f"a config with model.path={SCRATCH} has no trained model: add --model runs/latest",
         )
     if url is None:
-        return [f"model.path={model}", *([] if engine is None else [f"engine={engine}"])]
+        return [text_override("model.path", model), *([] if engine is None else [f"engine={engine}"])]
     if engine in ("vllm", "sglang"):
-        return [f"model.path={model}", f"engine={engine}", f"engine.servers=[{url}]"]
+        return [text_override("model.path", model), f"engine={engine}", f"engine.servers=[{url}]"]
     if engine not in (None, "openai"):
         raise UsageError(
             f"engine {engine} has no address", got=f"--url {url}", expected="--engine openai, vllm or sglang"
         )
-    return ["engine=openai", f"engine.url={url}", f"engine.model={model}"]
+    return ["engine=openai", f"engine.url={url}", text_override("engine.model", model)]

@@ -41,6 +41,7 @@ _CONSTANTS: Mapping[str, float] = {"Infinity": math.inf, "-Infinity": -math.inf}
 """Values of the constants that Python writes and that are not JSON; NaN is a null."""
 _ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+")
 _NUMPY_ARRAY = re.compile(r"""\[\s*(['"]).*\1\s*\]""", re.DOTALL)
 ToolSchema = Mapping[str, Any]
 MEDIA_COLUMNS = (
@@ -53,6 +54,10 @@ THINKING_KEYS = ("reasoning_content", "reasoning", "thinking")
 TEXT_TYPES = (None, "text", "input_text", "output_text")
 MEDIA_KEYS = (*MEDIA_COLUMNS, "image_url", "video_url", "audio_url", "input_audio", "file")
 """Keys of a message part, next to its ``text``, with other media."""
+
+
+LARGEST_WHOLE = 2.0**53
+"""Magnitude from which floats do not represent every whole number."""
 
 
 class Row(NamedTuple):
@@ -104,6 +109,12 @@ def _rows_of(file: Path, path: str | Path, what: str) -> Iterator[Row]:
     try:
         with file.open("rb") as opened:
             head = opened.read(6)
+        if file.suffix in (".csv", ".tsv"):
+            raise UsageError(
+                f"{what} {path} is a {file.suffix[1:].upper()} file",
+                expected=_EXPECTED,
+                hint="convert it: pandas.read_csv(FILE).to_json('rows.jsonl', orient='records', lines=True)",
+            )
         if head[:4] == _PARQUET or file.suffix == ".parquet":
             yield from _parquet_rows(file)
         elif head == _ARROW or file.suffix == ".arrow":
@@ -113,7 +124,13 @@ def _rows_of(file: Path, path: str | Path, what: str) -> Iterator[Row]:
     except (OSError, EOFError, zlib.error) as error:
         got = getattr(error, "strerror", None) or error
         name = path if Path(path).expanduser() == file else f"{path} ({file.name})"
-        raise UsageError(f"cannot read {what} {name}", got=got, expected=_EXPECTED) from error
+        raise UsageError(f"cannot read {what} {name}", got=got, expected=_EXPECTED, hint=_hub_hint(path)) from error
+
+
+def _hub_hint(path: str | Path) -> str | None:
+    """Suggest an address of the hub for a missing file whose name could be that of a data set on it."""
+    could_be = _HUB_NAME.fullmatch(str(path)) is not None and not Path(path).parent.exists()
+    return f"for a data set of the Hugging Face hub, write hf://datasets/{path}/FILES" if could_be else None
 
 
 def _json_rows(lines: Iterator[str], file: Path) -> Iterator[Row]:
@@ -194,7 +211,22 @@ def _table_rows(table: Any) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict")
     if not any(name in str(kind) for kind in table.schema.types for name in ("float", "double")):
         return rows
-    return [{name: _without_nans(value) for name, value in row.items()} for row in rows]
+    rows = [{name: _without_nans(value) for name, value in row.items()} for row in rows]
+    for name in table.column_names:
+        if _is_whole_with_gaps([row[name] for row in rows]):
+            for row in rows:
+                row[name] = None if row[name] is None else int(row[name])
+    return rows
+
+
+def _is_whole_with_gaps(column: Sequence[Any]) -> bool:
+    """Return True if a column has gaps, and otherwise only floats without fractions.
+
+    Such a column was one of whole numbers, which pandas cannot store with gaps.
+    """
+    values = [value for value in column if value is not None]
+    are_whole = all(isinstance(one, float) and one.is_integer() and abs(one) < LARGEST_WHOLE for one in values)
+    return are_whole and 0 < len(values) < len(column)
 
 
 def _in_microseconds(kind: Any) -> Any:
@@ -288,7 +320,9 @@ def _parse(text: str, location: str, *, first_line: int | None = None) -> Any:
         UsageError: not valid JSON, or a value that Python cannot represent.
     """
     try:
-        return json.loads(text, parse_constant=_CONSTANTS.get)
+        return json.loads(text, parse_constant=_CONSTANTS.get, object_pairs_hook=_unique)
+    except _RepeatedKey as error:
+        raise UsageError(f"{location} has an object with a key twice", got=error, expected="unique keys") from error
     except json.JSONDecodeError as error:
         where = location if first_line is None else f"{location} line {first_line + error.lineno - 1}"
         _refuse(where, f"{error.msg} at column {error.colno}", error)
@@ -296,6 +330,18 @@ def _parse(text: str, location: str, *, first_line: int | None = None) -> Any:
         _refuse(location, "values that are nested too deeply", error)
     except ValueError as error:  # Python does not convert longer numbers
         _refuse(location, "a whole number of more than 4,300 digits", error)
+
+
+class _RepeatedKey(ValueError):
+    """A key that an object has twice, of which Python would silently drop one value."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _RepeatedKey(repr(next(name for name in names if names.count(name) > 1)))
+    return found
 
 
 def _refuse(location: str, got: str, error: Exception) -> NoReturn:

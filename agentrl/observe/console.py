@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from html import escape
 from pathlib import Path
 
@@ -71,8 +71,22 @@ def note(message: str) -> None:
     err.print(Text(message, style="dim" if err.is_terminal else ""))
 
 
+_shown_from: list[Path] = []
+"""Folders of the user, if the program has changed the working folder; the last one counts."""
+
+
+@contextmanager
+def paths_shown_from(folder: Path) -> Iterator[None]:
+    """Let `shown_path` return paths as a user in `folder` would write them."""
+    _shown_from.append(folder)
+    try:
+        yield
+    finally:
+        _shown_from.pop()
+
+
 def shown_path(path: Path) -> Path:
     """Return a path relative to the working folder if it is inside, otherwise unchanged."""
     with suppress(OSError, ValueError):  # a working folder that was removed, or another one
-        return path.relative_to(Path.cwd())
+        return path.relative_to(_shown_from[-1] if _shown_from else Path.cwd())
     return path

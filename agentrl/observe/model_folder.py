@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
-from agentrl.errors import UsageError
+from agentrl.errors import UsageError, did_you_mean
 from agentrl.observe.checkpoints import MANIFEST, Checkpoints, damage
 from agentrl.observe.run_folder import LATEST, RunDirectory, find_run
 
 MODEL = "model"
 """Name of the Hugging Face folder inside a checkpoint."""
+NEW = "scratch"
+"""Path of a model with random initial weights, which is no folder."""
 MODELS_FOLDER = "AGENTRL_MODELS"
 """Environment variable with the folder of the models of `agentrl model add`."""
 FETCH_CHECK_S = 10.0
@@ -41,7 +45,7 @@ def find_model(path: str) -> str:
         UsageError: a folder without a model, a damaged checkpoint, a run whose checkpoints are all damaged, or a path
             that does not exist.
     """
-    folder = Path(path)
+    folder = Path(path).expanduser()
     if folder.is_dir():
         return str(_inside(folder.resolve()))
     if path and (models_folder() / path / "config.json").is_file():
@@ -51,8 +55,30 @@ def find_model(path: str) -> str:
             f"no model found in {path}",
             got="no such folder",
             expected="a model folder, a run such as runs/latest, or a name on the Hugging Face hub",
+            hint=_near_model(path),
+        )
+    if difflib.get_close_matches(path.lower(), [NEW], cutoff=0.8):
+        raise UsageError(
+            f"no model {path}",
+            expected="a model folder, a run such as runs/latest, or a name on the Hugging Face hub",
+            hint=f"did you mean {NEW!r}, a new small model?",
         )
     return path
+
+
+def _near_model(path: str) -> str | None:
+    """Suggest the model of `agentrl model add`, the run, or the neighbour of a missing folder with the nearest name."""
+    known = [NEW, *(model.name for model in added_models()), *_folders_in(Path("runs"))]
+    neighbours = {Path(one).name: one for one in _folders_in(Path(path).parent)}
+    if near := difflib.get_close_matches(Path(path).name, neighbours, n=1):
+        return f"did you mean {neighbours[near[0]]!r}?"
+    return did_you_mean(path, known)
+
+
+def _folders_in(folder: Path) -> list[str]:
+    with suppress(OSError):
+        return [str(folder / one.name) for one in folder.expanduser().iterdir() if one.is_dir()]
+    return []
 
 
 def _inside(folder: Path) -> Path:
@@ -103,7 +129,8 @@ def check_fetchable(model: str) -> None:
             f"model {model} not found",
             got=f"no such folder, and not from the Hugging Face hub: {_first_line(error)}",
             expected="a model folder, a run such as runs/latest, or a name on the hub that can be reached",
-            hint="even with servers, --model is the folder or name of the weights that they serve; only engine openai "
+            hint=_near_model(model)
+            or "even with servers, --model is the folder or name of the weights that they serve; only engine openai "
             "accepts a service's model name",
         ) from error
 

@@ -9,7 +9,7 @@ runs/NAME/
   checkpoints/          step-000010/ …
   model/                the initial model, if the run created it
   status.json           the run's current activity, and the episodes in flight; it stays after a crash
-  start.json            the command, the machine and the versions of its start
+  start.json            the command, working folder, machine and versions of its start
   diagnosis.json        what is wrong with the run, after it has ended
   incidents.json        failures of rewards, environments and tools, if any, and where the rewards are defined
   rollout.json          number of groups to play, if the run has no trainer

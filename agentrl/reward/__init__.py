@@ -6,7 +6,6 @@ import asyncio
 import functools
 import inspect
 import math
-import numbers
 import shlex
 import tokenize
 from abc import ABC, abstractmethod
@@ -187,7 +186,7 @@ def _check_score(score: Score, what: str, scorer: Scorer, trajectory: Trajectory
             )
     return Score(
         reward=bounded_reward(score.reward),
-        components={str.__str__(name): float(value) for name, value in score.components.items()},
+        components={str.__str__(name): bounded_reward(value) or 0.0 for name, value in score.components.items()},
     )
 
 
@@ -237,12 +236,3 @@ def _place(target: Any) -> SourceLocation | None:
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # no file, or a file that has changed
         return None
     return None if file is None else SourceLocation(file, line)
-
-
-def as_number(value: Any) -> float | None:
-    """Return a reward as a plain number (also of NumPy's types and one-element tensors); ``None`` for anything else."""
-    item = getattr(value, "item", None)
-    try:
-        return bounded_reward(item() if callable(item) and not isinstance(value, numbers.Real) else value)
-    except (ValueError, RuntimeError, TypeError):  # several elements
-        return None

@@ -109,7 +109,7 @@ def _is_part(part: object) -> bool:
 def _checked_facts(info: Mapping[str, Any]) -> Mapping[str, Any]:
     """Check the entries of an info dictionary that the runtime itself reads; return them in plain Python types."""
     success, task_type = info.get("success", False), info.get("task_type")
-    if not is_bool(success) and not (is_number(success) and success in (0, 1)):
+    if not is_bool(success) and bounded_reward(success) not in (0, 1):
         raise _wrong("success of info", success, "True or False")
     plain: dict[str, Any] = {}
     if task_type is not None:

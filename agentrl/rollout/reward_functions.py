@@ -22,6 +22,7 @@ from agentrl.errors import (
     ConfigError,
     RewardFailure,
     SourceLocation,
+    bounded_reward,
     is_addressed_to,
     running_task,
     shorten,
@@ -30,7 +31,7 @@ from agentrl.errors import (
 from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon
 from agentrl.registry import Kind, lookup
-from agentrl.reward import Score, Scorer, as_number, checked_score, defined_in, failures_named
+from agentrl.reward import Score, Scorer, checked_score, defined_in, failures_named
 from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_conventions import (
     CONVENTIONS,
@@ -245,7 +246,7 @@ class FunctionReward(Scorer):
     def _number(self, what: str, value: Any) -> float | None:
         if value is None and self._may_abstain:
             return None
-        number = as_number(value)
+        number = bounded_reward(value)
         if number is None:
             hint = "annotate it with -> float | None if None means that it does not apply" if value is None else None
             raise RewardFailure(

@@ -430,12 +430,20 @@ class GroupScheduler:
         else:
             latest = next(t for t in reversed(group.trajectories) if t.id not in trainable)
         is_environment = latest.outcome is Outcome.ENVIRONMENT_ERROR
+        check = f", then run: agentrl env check {shlex.quote(latest.environment)}" if is_environment else ""
+        nothing = f"{self._failed_in_a_row} groups in a row have {few} to train on"
+        incidents = self._counters.incidents
+        one = next((one for one in incidents.worst() if one.kind == latest.outcome and one.file is not None), None)
+        if one is None:
+            got = f"{latest.outcome} in {latest.id}: {latest.error or 'no reward'}"
+            self._failure = TrainingError(nothing, got=got, hint=f"fix the reported error{check}")
+            return
         self._failure = TrainingError(
-            f"{self._failed_in_a_row} groups in a row have {few} to train on",
-            got=f"{latest.outcome} in {latest.id}: {latest.error or 'no reward'}",
-            hint="fix the reported error"
-            + (f", then run: agentrl env check {shlex.quote(latest.environment)}" if is_environment else ""),
+            f"{one.subject} failed in {one.count} of {incidents.attempts} attempts",
+            got=f"{one.cause} ({one.file} line {one.line})",
+            hint=f"{nothing}; fix the reported error{check}",
         )
+        self._failure.subject = one.subject
 
     def _note_filtered(self) -> None:
         self._failed_in_a_row = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, wait
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from agentrl.builders.checks import check_training
 from agentrl.config import Config, load_config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.estimate import evaluation_size, run_size
-from agentrl.config.overrides import task_words
+from agentrl.config.overrides import task_words, text_override, warn_repeated
 from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
 from agentrl.errors import ConfigError, UsageError, shorten
 from agentrl.errors.foreign import DaemonThreads
@@ -40,12 +41,14 @@ from agentrl.rollout.waits import RolloutCounters
 from agentrl.runs.rl import train as train_run
 from agentrl.runs.sft import check_warm_start, warm_start
 from agentrl.runs.start import RunResult, resume_run, start_run
+from agentrl.runs.start_record import start_folder
 from agentrl.runs.stop import AFTER_TWO_REQUESTS, StopRequest, run_until_stopped
 from agentrl.runs.stored_training import start_check
 from agentrl.serving.launch.placement import check_machine
 from agentrl.tool import Tool
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _THREADS = DaemonThreads("agentrl")
 Environment: TypeAlias = str | EnvironmentSpec | Callable[..., AnyEnv]
 """A name, a spec, a class, or a function that makes an environment."""
@@ -120,6 +123,7 @@ def train(
     interruption = StopRequest()
 
     def work() -> RunResult:
+        warn_repeated(words)
         resolved = load_config(config, words)
         check_training(resolved)
         check_machine(resolved)
@@ -178,6 +182,9 @@ def resume(
 
     def work() -> RunResult:
         found = resume_run(folder, [*_override("trainer.steps", steps), *override_words(overrides)])
+        start = start_folder(found.folder)
+        if start is not None and not start.samefile(Path.cwd()):
+            _log.warning("the run was started in %s, where the relative paths of its config begin", start)
         with _watcher(progress, watcher) as display:
             return train_run(found, watcher=display, interruption=interruption)
 
@@ -241,6 +248,7 @@ def sft(
     interruption = StopRequest()
 
     def work() -> RunResult:
+        warn_repeated(words)
         resolved = load_config(config, words)
         check_warm_start(resolved)
         _check_session(resolved)
@@ -506,6 +514,8 @@ def override_words(overrides: Overrides) -> list[str]:
 
 
 def _override(key: str, value: object) -> list[str]:
+    if isinstance(value, str | Path) and key != "engine":
+        return [text_override(key, value)]
     return [] if value is None else [f"{key}={value}"]
 
 

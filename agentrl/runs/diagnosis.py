@@ -58,11 +58,17 @@ def save_failures(folder: RunDirectory, diagnosis: RunDiagnosis) -> None:
         save_incidents(folder, RunIncidents(incidents=run.incidents, definitions=run.definitions))
 
 
-def report_problems(folder: RunDirectory, diagnosis: RunDiagnosis, say: Callable[[str], None]) -> tuple[Finding, ...]:
-    """Save all problems of a run at its end; report and return the worst ones."""
+def report_problems(
+    folder: RunDirectory, diagnosis: RunDiagnosis, say: Callable[[str], None], error: BaseException | None = None
+) -> tuple[Finding, ...]:
+    """Save all problems of a run at its end; report and return the worst ones.
+
+    A problem that `error`, which ended the run, already describes is not reported again.
+    """
     findings = diagnosis.findings()
     worst = top(findings)
-    for line in finding_lines(worst):
+    told = error.subject if isinstance(error, AgentRLError) else None
+    for line in finding_lines([one for one in worst if told is None or not one.sentence.startswith(f"{told} failed ")]):
         say(line)
     with suppress(UsageError):  # a full disk, which another error reports already
         save_findings(folder, findings)

@@ -1,4 +1,4 @@
-"""Dry run: the checks of a run's start, its resolved config and its estimates, without a folder."""
+"""Dry run: the checks of a run's start, its estimates and its resolved config, without a folder."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def describe_run(
     check(config, fetch=False, say=say)
     for warning in core_warnings(config):
         say(f"warning: {warning}")
-    return DryRun(config=config, rows=[*tasks, *estimates])
+    start = [("model", config.model.path, "model.path")]
+    start += [("agent loop", config.agent.loop, "agent.loop")] if config.has_environment and config.agent.loop else []
+    return DryRun(config=config, rows=[*start, *tasks, *estimates])
 
 
 def _tasks_row(part: EnvironmentConfigs) -> EstimateRow:

@@ -44,7 +44,8 @@ def brief(cause: str) -> str:
 class EpisodeRecorder(RolloutObserver):
     """Observer of a run's training episodes.
 
-    `on_group_end` is called with the fate of a group and its episodes.
+    `on_group_end` is called with the fate of a group and its episodes. Failures before the first episode that ends well
+    are held back unless `says_at_once`, because the error that ends a run without such an episode describes them.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class EpisodeRecorder(RolloutObserver):
         watcher: RunWatcher,
         waits: WaitTracker,
         on_group_end: Callable[[GroupEnd, Sequence[Trajectory]], None] = lambda end, episodes: None,
+        *,
+        says_at_once: bool = False,
     ) -> None:
         self._store = store
         self._waits = waits
@@ -61,7 +64,8 @@ class EpisodeRecorder(RolloutObserver):
         self._watcher = watcher
         self._on_group_end = on_group_end
         self._shown: set[str] = set()
-        """Kinds of failures that were shown to the user."""
+        """Kinds of failures that were shown to the user, or are held."""
+        self._held: list[str] | None = None if says_at_once else []
 
     def on_start(self, trajectory: Trajectory) -> None:
         """Record the start of an attempt."""
@@ -87,6 +91,8 @@ class EpisodeRecorder(RolloutObserver):
             self._store.end(trajectory)
         if outcome is not None and outcome.is_retryable:
             self._note_failed(trajectory)
+        elif outcome is not None and outcome.is_trainable:
+            self._say_held()
         self._watcher.on_status(self._status)
 
     def on_group_end(self, group_id: str, end: GroupEnd, episodes: Sequence[Trajectory]) -> None:
@@ -99,14 +105,23 @@ class EpisodeRecorder(RolloutObserver):
         return self._waits.on(WaitKind.DISK, trajectory.id, "a write to the trajectory store")
 
     def _note_failed(self, trajectory: Trajectory) -> None:
-        """Count a failed attempt, and show the user the first failure of each kind."""
+        """Count a failed attempt; show the user the first failure of each kind, once an episode has ended well."""
         cause = trajectory.error or str(trajectory.outcome)
         self._status.attempts_failed += 1
         self._status.latest_failure = brief(cause)
         kind = DIGITS.sub("", self._status.latest_failure)
         if kind not in self._shown and len(self._shown) < MAX_SHOWN:
             self._shown.add(kind)
-            self._watcher.on_message(f"attempt {trajectory.id} failed ({trajectory.outcome}): {cause}")
+            text = f"attempt {trajectory.id} failed ({trajectory.outcome}): {cause}"
+            if self._held is None:
+                self._watcher.on_message(text)
+            else:
+                self._held.append(text)
+
+    def _say_held(self) -> None:
+        held, self._held = self._held, None
+        for text in held or ():
+            self._watcher.on_message(text)
 
 
 class JournalingRecorder(EpisodeRecorder):

@@ -171,7 +171,7 @@ class Orchestrator:
             for change in self._changes:
                 self._say(f"changed: {change} ({rule_of(change.key).why})")
             async with AsyncExitStack() as stack:
-                stack.callback(self._report_problems)
+                stack.push(self._report_problems)
                 interrupted = await self._prepare_and_train(stack)
                 self._status_writer.is_interrupted = interrupted
             return RunResult(
@@ -183,10 +183,12 @@ class Orchestrator:
                 problems=self._problems,
             )
 
-    def _report_problems(self) -> None:
+    def _report_problems(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Report and save the worst problems of the run, even after an error."""
         if self._diagnosis is not None:
-            self._problems = report_problems(self.folder, self._diagnosis, self._say)
+            self._problems = report_problems(self.folder, self._diagnosis, self._say, error)
 
     async def _prepare_and_train(self, stack: AsyncExitStack) -> bool:
         """Run to the last step; return True if a stop request ended the run earlier."""
@@ -210,9 +212,7 @@ class Orchestrator:
             self._say(f"the run has no steps left; to train longer, add trainer.steps={2 * self.step}")
         self._settings.load_state_dict({} if progress is None else progress.settings)
         self._settings.advance(self.step)
-        for warning in rate_warnings(self.config) if progress is None else ():
-            self._say(warning)
-        for warning in core_warnings(self.config):
+        for warning in (*(rate_warnings(self.config) if progress is None else ()), *core_warnings(self.config)):
             self._say(warning)
         base_path = await prepare_model(self.config, self.folder.model, say=self._say, waits=self._waits)
         finished = self._read_finished_episodes()
@@ -275,6 +275,7 @@ class Orchestrator:
             self._say(f"kept {recovered} {'rewarded sessions' if live else 'finished episodes'} not yet trained on")
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
         self._diagnosis = open_diagnosis(self.folder, self.config, self._parts)
+        self._last = self._diagnosis.run.newest_metrics  # the result if no step is left
         with self._waits.on(WaitKind.SYNC, "trainer", "the engine's start and the check of its weights"):
             await self._parts.engine.start()
             await self._parts.sync.verify()

@@ -144,7 +144,7 @@ class WarmStart(LearningRun):
         self.enter(Phase.DEMONSTRATE)
         with TrajectoryStore(self.folder.trajectories, step=0) as store:
             waits = WaitTracker()
-            recorder = EpisodeRecorder(store, self.status, self._watcher, waits)
+            recorder = EpisodeRecorder(store, self.status, self._watcher, waits, says_at_once=True)
             played = await collect_demonstrations(
                 self.config, renderer, observer=recorder, on_stall=self.say, waits=waits
             )

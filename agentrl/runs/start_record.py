@@ -1,4 +1,4 @@
-"""Record of the start of a run: its command, its machine and its versions, for reports."""
+"""Record of the start of a run: its command, folder, machine and versions, for reports and for resuming."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GIB = 2**30
 
 
 def write_start_record(run: RunDirectory) -> None:
-    """Write the command, the machine and the versions of a run that starts.
+    """Write the command, the working folder, the machine and the versions of a run that starts.
 
     Raises:
         UsageError: the disk is full.
@@ -32,6 +32,7 @@ def write_start_record(run: RunDirectory) -> None:
     gpus = [f"{gpu.name} ({gpu.memory_bytes / _GIB:.0f} GiB)" for gpu in accelerators()]
     record = {
         "command": shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]]),
+        "folder": _working_folder(run),
         "time": time.time(),
         "machine": {
             "processor": _processor(),
@@ -48,6 +49,19 @@ def write_start_record(run: RunDirectory) -> None:
         },
     }
     replace_file(run.path / START_FILE, orjson.dumps(record, option=orjson.OPT_INDENT_2))
+
+
+def _working_folder(run: RunDirectory) -> str:
+    """Return the working folder, relative to a run in it, so that both may be moved together; otherwise absolute."""
+    here, path = Path.cwd().resolve(), run.path.resolve()
+    return os.path.relpath(here, path) if path.is_relative_to(here) else str(here)
+
+
+def start_folder(run: RunDirectory) -> Path | None:
+    """Return the working folder in which a run was started; ``None`` if it is unknown or does not exist here."""
+    folder = read_start_record(run).get("folder")
+    found = (run.path.resolve() / folder).resolve() if isinstance(folder, str) else None
+    return found if found is not None and found.is_dir() else None
 
 
 def _processor() -> str:

@@ -402,6 +402,7 @@ class StoredTraining:
         stack.push_async_callback(run_in_own_thread, self._tables.close, within_s=CLOSING_S)
         summary = RunSummary(config=config, learns_from_rewards=run_learns_from_rewards(config))
         self._diagnosis = RunDiagnosis(summary, read_metrics(self.folder.metrics_file))
+        self._last = summary.newest_metrics  # the result if no step is left
         if self._changes:
             self.folder.save_config(dump_config(config))
 

@@ -12,7 +12,6 @@ import random
 import re
 import subprocess
 import threading
-import time
 import types
 from collections import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from agentrl.remote.env_methods import RemoteTool
 from agentrl.rollout.env_returns import unpack_reset, unpack_step
 from agentrl.rollout.env_workers import call_own_tool, sample_text
 from agentrl.task import Task
+from agentrl.testing.fair_clock import FairClock
 from agentrl.testing.report import RuleFailed
 from agentrl.tool import Tool, ToolResult
 
@@ -68,6 +68,8 @@ class WatchedCalls:
 
     limit_s: float
     """Deadline of a call in seconds."""
+    clock: FairClock = field(default_factory=FairClock)
+    """Clock of the deadlines, which advances slowly on a busy machine."""
     under_way: dict[object, tuple[str, float, float]] = field(default_factory=dict)
     """Name, deadline in seconds, and end time of each running call."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -79,17 +81,17 @@ class WatchedCalls:
 
     def overdue(self) -> str | None:
         """Describe the first call that missed its deadline; ``None`` if there is none."""
-        now = time.monotonic()
+        now = self.clock.tick()
         late = [(end, name, limit) for name, limit, end in list(self.under_way.values()) if end < now]
         return f"{min(late)[1]} did not return within {min(late)[2]:g} s" if late else None
 
 
-_CALLS: contextvars.ContextVar[WatchedCalls] = contextvars.ContextVar("calls")
+_CALLS: contextvars.ContextVar[WatchedCalls | None] = contextvars.ContextVar("calls")
 
 
 def watched_calls() -> WatchedCalls:
     """Return the calls of the current watch; outside a watch, calls without a deadline."""
-    return _CALLS.get(WatchedCalls(limit_s=float("inf")))
+    return _CALLS.get(None) or WatchedCalls(limit_s=float("inf"))
 
 
 @contextmanager
@@ -105,7 +107,7 @@ def asking(name: str, times: int = 1, at_least_s: float = 0.0) -> Iterator[None]
     if calls.is_over:
         raise CallFailed("the check has ended")
     limit_s = max(times * calls.limit_s, at_least_s)
-    calls.under_way[key] = (name, limit_s, time.monotonic() + limit_s)
+    calls.under_way[key] = (name, limit_s, calls.clock.read() + limit_s)
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as error:
@@ -129,7 +131,7 @@ def run_watched(work: Callable[[], T], limit_s: float) -> T:
     A thread whose call does not return remains, but does not prevent the process from ending.
 
     Raises:
-        CallFailed: a call did not return within `limit_s` seconds.
+        CallFailed: a call did not return within `limit_s` seconds, without most of the time it waited for a core.
     """
     calls = WatchedCalls(limit_s=limit_s)
 

@@ -174,3 +174,15 @@ def test_an_environment_without_a_class_is_named(agentrl):
     assert ended.code == 2
     assert "nothing_here" in ended.err
     assert "problems in the config" not in ended.err
+
+
+def test_an_option_that_has_none_of_its_values_names_them_and_the_nearest(agentrl: Cli) -> None:
+    ended = agentrl("eval", "--env", "guess_number", "--policy", "exprt")
+    assert ended.code == 2
+    told = "error: unknown value of --policy: got 'exprt', expected engine, expert or random. Did you mean 'expert'?\n"
+    assert ended.err == told
+    ended = agentrl("eval", "--env", "guess_number", "--tasks", "x")
+    assert ended.err == "error: --tasks is wrong: got 'x', expected a valid integer\n"
+    ended = agentrl("train", "quickstart", "--dry-run", "--gpus=-1")
+    assert ended.code == 2
+    assert "--gpus is wrong" in ended.err

@@ -139,7 +139,7 @@ def test_a_model_that_cannot_call_tools_plays_in_text_where_nobody_chose_a_loop(
     assert "has no tool calls" not in caplog.text
     unset = [word for word in small if not word.startswith(("agent.loop", "model.scratch"))]
     dry = agentrl("train", *words, *unset, "--dry-run")
-    assert "loop: react_text" in dry.out
+    assert re.search(r"^agent loop +react_text ", dry.out, re.MULTILINE)
     trained = agentrl("train", *words, *unset, "trainer.steps=1", "run.name=text")
     assert trained.code == 0, trained.err
     assert "loop: react_text" in (workplace / "runs" / "text" / "config.yaml").read_text()

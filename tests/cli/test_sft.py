@@ -16,7 +16,7 @@ Cli = Callable[..., Any]
 def test_a_dry_run_is_about_the_warm_start(agentrl: Cli, workplace: Path) -> None:
     ended = agentrl("sft", "quickstart", "sft={episodes: 30, epochs: 2}", "agent.max_tokens=1000", "--dry-run")
     assert ended.code == 0, ended.err
-    _, _, arithmetic = ended.out.partition("\nquantity ")
+    _, _, arithmetic = ended.out.partition("quantity ")
     assert re.search(r"demonstrations +30 ", arithmetic)
     assert f"at most {30 * 1000 * 2:,}" in arithmetic
     assert "groups per step" not in arithmetic

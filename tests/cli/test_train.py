@@ -25,11 +25,24 @@ from agentrl.runs.start import RunResult
 Cli = Callable[..., Any]
 
 
-def test_a_dry_run_prints_config_and_arithmetic_and_makes_nothing(agentrl: Cli, workplace: Path) -> None:
-    ended = agentrl("train", "quickstart", "trainer.steps=7", "trainer.tasks_per_step=3", "--dry-run")
+def config_after(plan: str) -> Any:
+    """The config that a dry run prints after its plan."""
+    _, start, text = plan.partition("\n\nrun:\n")
+    return yaml.safe_load(start + text)
+
+
+def test_a_dry_run_prints_its_size_and_estimates_first_and_makes_nothing(agentrl: Cli, workplace: Path) -> None:
+    words = ("train", "quickstart", "trainer.steps=7", "trainer.tasks_per_step=3", "--dry-run")
+    ended = agentrl(*words)
     assert ended.code == 0
-    config, _, arithmetic = ended.out.partition("\nquantity ")
-    assert yaml.safe_load(config)["trainer"]["steps"] == 7
+    assert ended.out.startswith("7 steps of 24 episodes (3 tasks x 8): ")
+    assert "tasks_per_step: 3" not in ended.out, "the config is long, and was asked for by nobody"
+    arithmetic = ended.out.partition("\nquantity ")[2]
+    shown = agentrl(*words, "--show-config")
+    assert shown.out.startswith(ended.out)
+    assert config_after(shown.out)["trainer"]["steps"] == 7
+    refused = agentrl(*words[:-1], "--show-config")
+    assert "--show-config needs --dry-run" in refused.err
     assert "episodes in total" in arithmetic
     assert f"{3 * 8 * 7}" in arithmetic
     assert list(workplace.iterdir()) == []
@@ -50,12 +63,20 @@ def test_every_option_of_a_run_shows_in_its_config(
     words: tuple[str, ...], key: str, value: object, agentrl: Cli, workplace: Path
 ) -> None:
     (workplace / "tasks.jsonl").write_text('{"id": "a"}\n')
-    ended = agentrl("train", "--env", "guess_number", *words, "--dry-run")
+    ended = agentrl("train", "--env", "guess_number", *words, "--dry-run", "--show-config")
     assert ended.code == 0, ended.err
-    found: Any = yaml.safe_load(ended.out.partition("\nquantity ")[0])
+    found = config_after(ended.out)
     for part in key.split("."):
         found = found[part]
     assert found == value
+
+
+def test_an_override_that_is_given_twice_is_told(
+    agentrl: Cli, workplace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = agentrl("train", "quickstart", "trainer.steps=5", "trainer.steps=7", "--dry-run")
+    assert ended.out.startswith("7 steps of ")
+    assert "trainer.steps is given twice: trainer.steps=5, and then trainer.steps=7, which counts" in caplog.messages
 
 
 @pytest.mark.slow
@@ -251,6 +272,20 @@ def test_an_environment_that_always_exits_ends_the_command_with_a_reason(
     assert ended.code == 1, ended.err
     assert "groups in a row have no episode to train on" in ended.err
     assert "SystemExit: 0" in ended.err
+
+
+def test_a_reward_function_that_always_fails_is_told_once_with_its_cause_and_counts(
+    agentrl: Cli, workplace: Path, small: tuple[str, ...]
+) -> None:
+    (workplace / "broken.py").write_text('def reward(trajectory, task) -> float:\n    return {}["missing"]\n')
+    words = ["--env", "guess_number", "--reward", "./broken.py:reward", "--model", "scratch", "trainer.steps=2"]
+    ended = agentrl("train", *words, "rollout.retries=0", *small)
+    assert ended.code == 1, ended.err
+    assert ended.err.count("KeyError: 'missing'") == 1
+    last = ended.err.splitlines()[-1]
+    assert re.match(r"error: reward function \./broken\.py:reward failed in \d+ of \d+ attempts: got KeyError", last)
+    assert "broken.py line 2)" in last
+    assert "4 groups in a row have no episode to train on; fix the reported error" in last
 
 
 def test_a_dry_run_refuses_staleness_that_drops_allowed_episodes(agentrl: Cli, workplace: Path) -> None:

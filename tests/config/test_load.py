@@ -7,7 +7,7 @@ from agentrl.config import Config, config_from, dump_config, load_config, number
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.keys import OTHER_NAMES, WHOLE_KEYS, all_keys, key_words, models_of, own_fields
 from agentrl.config.load import names_environment
-from agentrl.config.overrides import parse_override
+from agentrl.config.overrides import parse_override, prompts_words, text_override, warn_repeated
 from agentrl.config.reference import config_reference
 from agentrl.env.lookup import parse_env_name
 from agentrl.errors import ConfigError
@@ -41,6 +41,68 @@ def test_every_task_runs_on_every_hardware(hardware):
         assert config.algorithm == alone.algorithm
         assert config.engine.type in hardware
         assert (config.model.lora is not None) == ("lora" in hardware)
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["trainer.steps=5", "trainer.steps=7"], "trainer.steps"),
+        (["trainer={steps: 5, epochs: 2}", "trainer.steps=7"], "trainer.steps"),
+        (["trainer.steps=5", "trainer={steps: 7}"], "trainer.steps"),
+        (["environment=household/train", "environment.split=valid_seen"], "environment.split"),
+        (["model=a", "model.path=b"], "model.path"),
+        (["agent.options={format: plain}", "agent.options={explain: false}"], "agent.options.format"),
+        (["model.lora=null", "model.lora.rank=4"], "model.lora"),
+    ],
+)
+def test_a_key_with_two_values_is_told_with_the_one_that_counts(words, key, caplog):
+    warn_repeated(words)
+    assert caplog.messages == [f"{key} is given twice: {words[0]}, and then {words[1]}, which counts"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trainer.steps=5", "trainer.steps=5"],
+        ["trainer={steps: 5}", "trainer={epochs: 2}", "trainer.seed=1"],
+        ["agent.options={format: plain}", "agent.options.explain=false"],
+        [*prompts_words("a.jsonl"), "agent.loop=react_text"],
+    ],
+)
+def test_keys_with_one_value_are_not_told(words, caplog):
+    warn_repeated(words)
+    assert caplog.messages == []
+
+
+def test_dates_times_and_leading_zeros_are_text(config_file):
+    config = load_config(
+        config_file("environment: {name: a, options: {day: 2026-01-31, at: 1:30, code: 010, size: 1_000, sign: -3}}\n"),
+        ["run.name=2026-01-31", "agent.options={at: 12:30:45, mask: 0x1f}"],
+    )
+    assert config.environment.options == {"day": "2026-01-31", "at": "1:30", "code": "010", "size": 1000, "sign": -3}
+    assert config.run.name == "2026-01-31"
+    assert config.agent.options == {"at": "12:30:45", "mask": 31}
+    assert load_config(config_file(dump_config(config))) == config
+
+
+@pytest.mark.parametrize(
+    "text", ["a/b", "my #1 model", "a: b", "12", "~", "1e3", "null", "it's", "[x", "2026-01-31", ""]
+)
+def test_the_text_of_an_option_stays_text(text):
+    assert parse_override(text_override("model.path", text)).value == text
+
+
+def test_a_section_whose_keys_are_comments_has_its_defaults(config_file):
+    config = load_config(config_file("environment: a\ntrainer:\n  # steps: 3\nmodel:\nengine:\nsampling:\n"))
+    assert config == load_config(None, ["environment=a"])
+
+
+def test_a_home_folder_is_expanded(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    words = ["environment=a", "run.directory=~/runs", 'model.path="~/m"', "trainer.episodes=~/runs/old"]
+    config = load_config(None, words)
+    assert (config.run.directory, config.model.path) == ("/home/me/runs", "/home/me/m")
+    assert config.trainer.episodes == "/home/me/runs/old"
 
 
 def test_later_configs_are_put_on_top_of_earlier_ones(config_file, tmp_path):
@@ -149,6 +211,30 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
         ("- a\n- b\n", [], "is not a config: got a YAML sequence"),
         ("environment: [a\n", [], "is not YAML"),
         ("environment: a\n", ["trainer"], "expected key=value"),
+        ("environment: a\n", ["trainer={steps: 3, steps: 4}"], "line 1: trainer.steps is given twice"),
+        (
+            "environment: a\n",
+            ["agent.reward=[{name: x, weight: 1, weight: 2}]"],
+            "agent.reward.0.weight is given twice",
+        ),
+        (
+            "environment: a\n",
+            ["run.name=12"],
+            """run.name: got 12, expected text; in quotes, it is text: run.name='"12"'""",
+        ),
+        ("environment: a\n", ["engine=VLLM"], "'sglang'; did you mean 'vllm'?"),
+        ("environment: a\n", ["model.device=gpu"], "model.device: got 'gpu', expected auto, cpu, cuda or cuda:N"),
+        ("environment: a\n", ["+trainer.steps=5"], "is not valid, expected trainer.steps=5"),
+        ("environment: a\ntrainer:\n\tsteps: 3\n", [], "got a tab, where YAML allows only spaces in line 3, column 1"),
+        (
+            "environment: a\ntrainer.steps: 3\n",
+            [],
+            "unknown key trainer.steps: in a file, a section holds",
+        ),
+        ("environment: a\nmodel: {lora.rank: 3}\n", [], "write model: {lora: {rank: …}}"),
+        ("environment: a\nrun: {directory: $HOME/runs}\n", [], "line 2: run.directory has an environment variable"),
+        ("environment: a\nmodel: '${oc.env:M}/m'\n", [], "line 2: model.path has an environment variable"),
+        ("environment: a\n", ["agent.options=&a {b: *a}"], "is not YAML: got"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message):
@@ -274,6 +360,10 @@ def test_naming_one_environment_takes_the_place_of_several_and_back():
     [
         ("environment: a\nenvironments: {b: {}, c: {}}", "environment (a) and environments (b, c) are both given"),
         ("environments:\n  a: {}\n  a: {}\n", "my.yaml line 3: environments.a is given twice"),
+        (
+            "agent:\n  reward:\n  - {name: x,\n     weight: 1, weight: 2}\n",
+            "my.yaml line 4: agent.reward.0.weight is given",
+        ),
         ("environments: [a, a]", "environments names a twice"),
         ("environments: [a, {name: b}]", "is a list that holds more than names: got {'name': 'b'}"),
         (
@@ -535,3 +625,9 @@ def test_a_whole_number_may_be_written_with_an_exponent(text, value):
 def test_the_name_of_a_run_is_no_path_outside_the_folder_of_runs(name):
     with pytest.raises(ConfigError, match=r"a path outside run\.directory"):
         load_config("quickstart", [f"run.name={name}"])
+
+
+@pytest.mark.parametrize(("word", "words"), [("trainer.steps:5", "trainer.steps=5"), ("~run.seed", "run.seed=VALUE")])
+def test_a_word_that_begins_with_a_key_is_no_file(word, words):
+    with pytest.raises(ConfigError, match=f"An override has an equals sign: {words}"):
+        load_config(["quickstart", word])

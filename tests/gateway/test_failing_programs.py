@@ -163,4 +163,7 @@ def test_a_run_shows_a_few_kinds_of_failures_only():
     for number in range(4 * MAX_SHOWN):
         recorder.on_start(ended(number, None))
         recorder.on_end(ended(number, Outcome.ENGINE_ERROR, "x" * number))
+    assert watcher.said == [], "the error that ends a run without a good episode tells them"
+    recorder.on_start(ended(0, None))
+    recorder.on_end(ended(0, Outcome.FINISHED))
     assert len(watcher.said) == MAX_SHOWN

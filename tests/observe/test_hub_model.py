@@ -42,6 +42,20 @@ def test_a_name_that_no_model_can_have_is_told() -> None:
         check_fetchable("a b")
 
 
+def test_a_name_that_cannot_be_fetched_suggests_a_model_that_is_here(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AGENTRL_MODELS", str(tmp_path / "added"))
+    for folder in ("added/qwen-small", "runs/shop"):
+        Path(folder).mkdir(parents=True)
+        Path(folder, "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="Did you mean 'qwen-small'"):
+        check_fetchable("qwen-smal")
+    with pytest.raises(UsageError, match="Did you mean 'runs/shop'"):
+        check_fetchable("run/shop")
+
+
 def test_a_folder_and_a_cached_model_are_not_asked_for(
     asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,28 @@ def test_an_absent_folder_is_named(path, monkeypatch, tmp_path):
         find_model(path)
 
 
+@pytest.mark.parametrize("path", ["scrach", "Scratch", "scracth"])
+def test_a_misspelt_scratch_is_no_name_on_the_hub(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"no model {path}.*Did you mean 'scratch'"):
+        find_model(path)
+    write_model(tmp_path / path)
+    assert find_model(path) == str(tmp_path / path)
+
+
+def test_a_misspelt_folder_names_its_neighbour(monkeypatch, tmp_path):
+    write_model(tmp_path / "models" / "shopper")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"no model found in \./models/shoper.*Did you mean 'models/shopper'"):
+        find_model("./models/shoper")
+
+
+def test_a_home_folder_in_a_config_is_expanded(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_model(tmp_path / "m")
+    assert find_model("~/m") == str(tmp_path / "m")
+
+
 def test_folders_without_a_model_are_named(run, tmp_path):
     with pytest.raises(UsageError, match="has no model yet"):
         find_model(str(run.path))

@@ -2,10 +2,12 @@
 
 import asyncio
 import math
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 
 import agentrl
 from agentrl.agent_loop import AgentLoop
@@ -518,8 +520,10 @@ class Worth:
 GOOD = [
     *((True, 1.0), (np.bool_(1), 1.0), (3, 3.0), (np.float32(0.5), 0.5)),
     *((np.int64(-2), -2.0), (Fraction(1, 4), 0.25), (-4e11, -4e11)),
+    *((np.array(1.5), 1.5), (np.array([2]), 2.0), (torch.tensor(0.5), 0.5), (Decimal("0.5"), 0.5)),
 ]
 BAD = [1e308, -1.1e12, 10**400, math.inf, math.nan, np.float32("inf"), 1j, "1", None, Worth(), [1.0]]
+BAD += [np.array("1"), np.array(math.nan), np.complex64(1), Decimal("NaN"), Decimal("sNaN"), b"1", np.str_("1")]
 
 
 def paying(worlds, reward):

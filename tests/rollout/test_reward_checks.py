@@ -97,6 +97,8 @@ def wrong_order(task, trajectory):
         ),
         ({"name": "environment", "most": 3}, "options of reward environment are invalid"),
         ("exakt", "unknown reward"),
+        ("./my_rewards.py", r"unknown reward.*Add the name of the object in the file: \./my_rewards\.py:NAME"),
+        ("my_rewards.exact", r"unknown reward.*Did you mean my_rewards:exact\?"),
     ],
 )
 def test_objects_that_are_not_reward_functions_are_rejected_before_the_run(entry, words):

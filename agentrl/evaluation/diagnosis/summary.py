@@ -281,6 +281,12 @@ class RunSummary:
             episodes.add_step(trajectories, line["step"])
 
     @property
+    def newest_metrics(self) -> dict[str, float]:
+        """Metrics of the newest step; empty before the first one."""
+        line = self.lines[-1] if self.lines else {}
+        return {name: value for name, value in line.items() if name != "step" and value is not None}
+
+    @property
     def is_solved(self) -> bool:
         """True if the newest episodes succeed in at least `SOLVED` of the cases."""
         episodes = self.newest if self.newest.judged else self.episodes

@@ -19,6 +19,7 @@ from agentrl.models.memory import resident_bytes
 from agentrl.task import Task
 from agentrl.testing.env_session import EnvSession, play, random_policy
 from agentrl.testing.env_subject import Subject, until
+from agentrl.testing.fair_clock import FairClock
 from agentrl.testing.report import CheckFinding, RuleFailed, RuleSkipped, RuleWarned, rule
 
 _RELEASE_S = 2.0
@@ -53,9 +54,9 @@ def count_resources() -> OpenResources:
 
 def await_resources(before: OpenResources) -> OpenResources:
     """Count the open resources; while there are more than before, count again until the patience ends."""
-    end = time.perf_counter() + _RELEASE_S
+    clock = FairClock()
     now = count_resources()
-    while now.over(before) and time.perf_counter() < end:
+    while now.over(before) and clock.tick() < _RELEASE_S:
         time.sleep(0.02)
         now = count_resources()
     return now
