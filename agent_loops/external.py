@@ -50,7 +50,7 @@ MAX_VARIABLE_BYTES = 100_000
 """Maximum bytes of a prompt in an environment variable; Linux refuses more than 128 KiB."""
 ACTION = "{action}"
 """Placeholder of the action in a demonstration."""
-SHORTEST_WAIT_S = 0.02
+MIN_WAIT_S = 0.02
 _THREADS = DaemonThreads("agentrl-external")
 
 
@@ -295,7 +295,7 @@ class External(AgentLoop):
                     waited = {running}
                     await asyncio.wait(waited, timeout=min(left, self._grace_s))
                     break
-                await asyncio.wait(waited, timeout=max(left, SHORTEST_WAIT_S), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waited, timeout=max(left, MIN_WAIT_S), return_when=asyncio.FIRST_COMPLETED)
         finally:
             running.cancel()
             spent.cancel()

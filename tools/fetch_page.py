@@ -18,7 +18,7 @@ from agentrl.errors import UsageError
 
 from .page_text import page_text
 
-MOST_REDIRECTS = 5
+MAX_REDIRECTS = 5
 _TEXT = ("text/", "application/json", "application/xml", "application/xhtml+xml")
 _HTML = ("text/html", "application/xhtml+xml")
 
@@ -96,7 +96,7 @@ class FetchPage:
 
     async def _text(self, url: str) -> str:
         assert self._session is not None
-        for _ in range(MOST_REDIRECTS):
+        for _ in range(MAX_REDIRECTS):
             self.check(url)
             try:
                 async with self._session.get(url, allow_redirects=False) as response:
@@ -110,7 +110,7 @@ class FetchPage:
                 if _was_refused(error):
                     raise ToolError(f"{url} is at an address that is not allowed") from error
                 raise ToolError(f"{url} cannot be reached", got=type(error).__name__) from error
-        raise ToolError("the page redirects too often", got=f"{MOST_REDIRECTS} redirects")
+        raise ToolError("the page redirects too often", got=f"{MAX_REDIRECTS} redirects")
 
     async def _read(self, response: aiohttp.ClientResponse, url: str) -> str:
         if response.status != 200:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentrl import ToolError, tool
 from agentrl.sandbox import Sandbox
 
-MOST_LINES = 2000
+MAX_LINES = 2000
 
 
 @tool
@@ -17,9 +17,9 @@ async def read_file(path: str, first_line: int = 1, lines: int = 200, *, sandbox
         first_line: The first line to show, counted from 1.
         lines: Number of lines to show.
     """
-    if first_line < 1 or not 1 <= lines <= MOST_LINES:
+    if first_line < 1 or not 1 <= lines <= MAX_LINES:
         raise ToolError(
-            "first_line or lines is out of range", expected=f"first_line from 1, lines from 1 to {MOST_LINES}"
+            "first_line or lines is out of range", expected=f"first_line from 1, lines from 1 to {MAX_LINES}"
         )
     text = await _text(sandbox, path)
     found = text.splitlines(keepends=True)

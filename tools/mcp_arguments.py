@@ -16,10 +16,10 @@ from agentrl.tool.json_schema import as_list, as_mapping, follow_pointer
 from agentrl.tool.schema import WrongArguments, refuse_depth
 
 EXTRA = Extra(name="mcp", module="mcp")
-LONGEST_PROBLEM = 300
-LONGEST_INLINED = 8_000
+MAX_PROBLEM_LENGTH = 300
+MAX_INLINED_LENGTH = 8_000
 """Maximum characters of a schema after its references are replaced."""
-MOST_COMBINED = 8
+MAX_COMBINED = 8
 """Maximum levels of combined schemas in which arguments are looked for."""
 _DIALECTS = ("Draft3", "Draft4", "Draft6", "Draft7", "Draft201909", "Draft202012")
 MAP_KEYWORDS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -42,7 +42,7 @@ _OBJECT = frozenset({"type", "properties", "required", "title", "description"})
 
 Path = tuple[str | int, ...]
 """Keys and indices that lead to a part of the arguments."""
-MOST_MENDED = 1_000
+MAX_MENDED = 1_000
 """Maximum number of values of one call that are converted."""
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Checker:
             return list(self._validator.iter_errors(value))
         except Exception as error:  # an invalid schema can fail anywhere: references, regular expressions, recursion
             self.gives_up = True
-            reason = str(error).strip().partition("\n")[0][:LONGEST_PROBLEM]
+            reason = str(error).strip().partition("\n")[0][:MAX_PROBLEM_LENGTH]
             _log.warning(
                 "%s cannot be checked (%s: %s): its values are passed on unchecked",
                 self._what,
@@ -182,7 +182,7 @@ class InputSchema:
             wrong = [path for path in _paths(errors) if path not in tried] or [
                 path for path in _paths(_causes(errors)) if path not in tried
             ]
-            wrong = wrong[: MOST_MENDED - len(tried)]
+            wrong = wrong[: MAX_MENDED - len(tried)]
             if not wrong:
                 break
             tried.update(wrong)
@@ -241,8 +241,8 @@ def _describe(error: Any) -> str:
     best = EXTRA.load("jsonschema").exceptions.best_match([error])
     where = ".".join(map(str, best.absolute_path))
     message = str(best.message)
-    if len(message) > LONGEST_PROBLEM:
-        message = f"{message[:LONGEST_PROBLEM]}…"
+    if len(message) > MAX_PROBLEM_LENGTH:
+        message = f"{message[:MAX_PROBLEM_LENGTH]}…"
     return f"{where}: {message}" if where else message
 
 
@@ -254,7 +254,7 @@ def for_policy(schema: Mapping[str, Any]) -> dict[str, Any]:
     targets, except recursive ones, and each schema is an object: ``true`` becomes ``{}``.
     """
     root = _inline(schema, schema, frozenset())
-    if len(json.dumps(root)) > max(LONGEST_INLINED, 3 * len(json.dumps(schema))):
+    if len(json.dumps(root)) > max(MAX_INLINED_LENGTH, 3 * len(json.dumps(schema))):
         root = _inline(schema, {}, frozenset())
     if '"$ref"' not in json.dumps({key: value for key, value in root.items() if key not in _DEFINITIONS}):
         root = {key: value for key, value in root.items() if key not in _DEFINITIONS}
@@ -276,7 +276,7 @@ def _named_arguments(schema: Mapping[str, Any], depth: int) -> Iterator[tuple[st
     yield from as_mapping(schema.get("properties")).items()
     parts = [part for keyword in ("allOf", "anyOf", "oneOf") for part in as_list(schema.get(keyword))]
     for part in (*parts, *(schema.get(keyword) for keyword in ("then", "else"))):
-        if depth < MOST_COMBINED:
+        if depth < MAX_COMBINED:
             yield from _named_arguments(as_mapping(part), depth + 1)
 
 

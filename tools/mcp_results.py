@@ -18,7 +18,7 @@ from agentrl.tool.results import as_text
 from .mcp_arguments import EXTRA
 
 NOTHING = "[nothing]"
-MOST_VALUES = 100
+MAX_VALUES = 100
 """Maximum number of places in one text where JSON is looked for."""
 _OPENING = re.compile(r"[{\[]")
 _BETWEEN_WORDS = re.compile(r"[:=,;\s]+")
@@ -156,7 +156,7 @@ def _json_values(text: str) -> Iterator[Any]:
     except ValueError:
         pass
     decoder, place = json.JSONDecoder(), 0
-    for _ in range(MOST_VALUES):
+    for _ in range(MAX_VALUES):
         start = _OPENING.search(text, place)
         if start is None:
             return

@@ -23,7 +23,7 @@ LIST_S = 60.0
 """Seconds that a server has to list its tools."""
 MCP_STOP_S = 5.0
 """Seconds that a server has to end if it did not start."""
-LONGEST_QUOTE = 500
+MAX_QUOTE_LENGTH = 500
 _CLOSED = "Connection closed"
 _LOST = (-32000, -32001, -32600, 32600)
 """JSON-RPC error codes that mean a lost session over HTTP: closed, timed out, terminated."""
@@ -198,7 +198,7 @@ def _quote_errors(errors: Any) -> str | None:
     if errors.closed:
         return None
     size = os.fstat(errors.fileno()).st_size
-    text = os.pread(errors.fileno(), LONGEST_QUOTE, max(0, size - LONGEST_QUOTE)).decode(errors="replace").strip()
+    text = os.pread(errors.fileno(), MAX_QUOTE_LENGTH, max(0, size - MAX_QUOTE_LENGTH)).decode(errors="replace").strip()
     return f"it wrote: {text}" if text else None
 
 

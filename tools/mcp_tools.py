@@ -15,14 +15,14 @@ from agentrl.errors import ToolError, UsageError
 from agentrl.tool import TOOL_NAME, ForwardedTool, Tool, ToolDependencies, ToolResult, ToolRules, Toolset
 from agentrl.tool.schema import WrongArguments
 
-from .mcp_arguments import EXTRA, LONGEST_PROBLEM, Checker, InputSchema
+from .mcp_arguments import EXTRA, MAX_PROBLEM_LENGTH, Checker, InputSchema
 from .mcp_results import NOTHING, result_value
 from .mcp_session import MCP_START_S, MCPConnection, Session
 from .mcp_transport import http_client, mended
 
-LONGEST_CALL_S = 3600.0
+MAX_CALL_S = 3600.0
 """Maximum seconds without data from a server over HTTP; a call's own deadline is shorter."""
-LONGEST_NAME = 64
+MAX_NAME_LENGTH = 64
 _VARIABLE = re.compile(r"\$(?:\$|([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
 _UNKNOWN = re.compile(r"\$\{[^}]*\}?")
 """Pattern of a variable in another notation, such as ``${NAME:-default}``."""
@@ -144,7 +144,7 @@ class MCPTools(Toolset):
                 yield client
             return
         http, httpx = EXTRA.load("mcp.client.streamable_http"), EXTRA.load("httpx2")
-        patience = httpx.Timeout(MCP_START_S, read=LONGEST_CALL_S)
+        patience = httpx.Timeout(MCP_START_S, read=MAX_CALL_S)
         async with (
             http_client(errors, headers=self._headers, timeout=patience) as requests,
             mcp.Client(mended(http.streamable_http_client(self._url, http_client=requests))) as client,
@@ -213,7 +213,7 @@ class MCPTool(ForwardedTool):
         if errors := self._output.errors(structured):
             self._has_warned = True
             what = f"results of MCP tool {self._own_name} break its own output schema"
-            _log.warning("%s: %s; they are passed on unchanged", what, errors[0].message[:LONGEST_PROBLEM])
+            _log.warning("%s: %s; they are passed on unchanged", what, errors[0].message[:MAX_PROBLEM_LENGTH])
 
 
 def _offered_names(names: Sequence[str], prefix: str) -> dict[str, str]:
@@ -226,7 +226,7 @@ def _offered_names(names: Sequence[str], prefix: str) -> dict[str, str]:
         written = re.sub(r"[^a-zA-Z0-9_-]", "_", prefix + name)
         if not TOOL_NAME.fullmatch(written) or written in offered.values():
             checksum = hashlib.sha256(name.encode()).hexdigest()[:8]
-            written = f"{written[: LONGEST_NAME - 9]}_{checksum}"
+            written = f"{written[: MAX_NAME_LENGTH - 9]}_{checksum}"
         offered[name] = written
     return offered
 

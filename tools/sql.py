@@ -13,9 +13,9 @@ from agentrl.errors import UsageError
 
 CHECK_EVERY = 10_000
 """Instructions of SQLite's virtual machine between two checks of the time limit."""
-LONGEST_VALUE = 200
+MAX_SHOWN_LENGTH = 200
 """Maximum characters of a value that are shown."""
-LARGEST_VALUE = 2**20
+MAX_VALUE_BYTES = 2**20
 """Maximum bytes of a value in a query."""
 _READ_PRAGMAS = frozenset({"table_info", "table_xinfo", "table_list", "index_list", "index_info", "foreign_key_list"})
 _FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "printf", "format"})
@@ -62,7 +62,7 @@ class Sql:
             raise UsageError(
                 "the database of tool sql cannot be read", got=f"{self._path}: {error}", expected="a SQLite file"
             ) from error
-        self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
+        self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
         self._connection.set_authorizer(self._judge)
         self._connection.set_progress_handler(self._is_late, CHECK_EVERY)
         return self
@@ -133,7 +133,7 @@ def _format(value: object) -> str:
     if isinstance(value, bytes):
         return f"[{len(value)} bytes]"
     text = "NULL" if value is None else str(value).replace("\n", "\\n")
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+    return text if len(text) <= MAX_SHOWN_LENGTH else f"{text[:MAX_SHOWN_LENGTH]}…"
 
 
 sql = tool(name="sql")(Sql)

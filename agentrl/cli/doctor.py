@@ -41,8 +41,8 @@ EXTRAS = {
 }
 """Extras, each with a module that it installs."""
 NO_BUBBLEWRAP = "no bubblewrap; to install: apt-get install bubblewrap, or your system's package"
-LEAST_MEMORY = 4 * GIB
-LEAST_DISK = 2 * GIB
+MIN_MEMORY_BYTES = 4 * GIB
+MIN_DISK_BYTES = 2 * GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +102,9 @@ def advice(machine: Machine) -> list[str]:
     lines = []
     if machine.has_nvidia_driver and not machine.gpus:
         lines.append("torch cannot use the NVIDIA driver: install torch for CUDA (docs/gpu.md)")
-    if machine.memory_bytes < LEAST_MEMORY:
+    if machine.memory_bytes < MIN_MEMORY_BYTES:
         lines.append("less than 4 GiB of memory: use scratch models, and lower trainer.tokens_per_micro_batch")
-    if machine.free_disk_bytes < LEAST_DISK:
+    if machine.free_disk_bytes < MIN_DISK_BYTES:
         lines.append("less than 2 GiB of free disk space: set run.directory to a larger disk")
     if machine.gpus:
         lines.append("train a real model: agentrl train configs/household/grpo_qwen2.5-1.5b.yaml --dry-run")

@@ -46,7 +46,7 @@ TaskFile = Annotated[
     str | None, typer.Option("--tasks", metavar="FILE", help="Read the tasks from this file instead of a split.")
 ]
 STYLES = {TaskStatus.VALID: "green", TaskStatus.INVALID: "bold red", TaskStatus.UNKNOWN: "yellow"}
-MOST_SHOWN = 50
+MAX_SHOWN = 50
 """Maximum number of tasks in a printed table; the JSON report has all."""
 LINES = 10
 """Number of progress lines without a terminal."""
@@ -276,12 +276,12 @@ def _print_validation(report: ValidationReport) -> None:
     wrong = [one for one in report.results if one.status is not TaskStatus.VALID]
     noted = [one for one in report.results if one.status is TaskStatus.VALID and one.remarks]
     table = Table("", "task", "found", box=None, pad_edge=False)
-    for result in [*wrong, *noted][:MOST_SHOWN]:
+    for result in [*wrong, *noted][:MAX_SHOWN]:
         found = "; ".join([*result.problems, *result.remarks])
         table.add_row(Text(result.status, style=STYLES[result.status]), result.task_id, found)
     if table.row_count:
         out.print(table)
-    if (left := len(wrong) + len(noted) - MOST_SHOWN) > 0:
+    if (left := len(wrong) + len(noted) - MAX_SHOWN) > 0:
         out.print(f"… and {left:,} more; --json FILE lists all")
     counts = ", ".join(f"{report.count(status):,} {status}" for status in TaskStatus)
     reused = f", {report.reused:,} reused" if report.reused else ""

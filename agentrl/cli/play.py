@@ -32,7 +32,7 @@ KEYS = "? lists the actions, ! lets the expert act if used from the first turn, 
 TOOL_KEYS = "? lists the tools, /TOOL KEY=VALUE … calls one"
 HOST = "127.0.0.1"
 LOCAL = frozenset({HOST, "localhost"})
-LARGEST_ACTION = 2**20
+MAX_ACTION_BYTES = 2**20
 """Maximum bytes of a request."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -221,7 +221,7 @@ class _Game:
         if self._ending:
             return web.json_response({"problem": f"the episode is over: {self._ending}"}, status=409)
         try:
-            action = str((await read_body(request, LARGEST_ACTION))[1]["action"])
+            action = str((await read_body(request, MAX_ACTION_BYTES))[1]["action"])
         except (Refusal, KeyError):
             return web.json_response({"problem": 'expected JSON such as {"action": "look"}'}, status=400)
         observation, reward, terminated, truncated, info = await maybe_await(self._env.step(action))

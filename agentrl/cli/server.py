@@ -26,7 +26,7 @@ TokenFile = Annotated[
         show_default=False,
     ),
 ]
-LONGEST_TOKEN = 4096
+MAX_TOKEN_LENGTH = 4096
 LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
@@ -47,11 +47,11 @@ def read_token(file: Path | None, variable: str) -> str | None:
     else:
         source = f"the token file {file}"
         try:
-            content = file.read_bytes()[: LONGEST_TOKEN + 1].decode("utf-8", "replace")
+            content = file.read_bytes()[: MAX_TOKEN_LENGTH + 1].decode("utf-8", "replace")
         except OSError as error:
             raise UsageError(f"cannot read {source}", got=error.strerror, expected="a readable file") from error
     token = content.strip()
-    if not token or len(token) > LONGEST_TOKEN or not (token.isascii() and token.isprintable()) or " " in token:
+    if not token or len(token) > MAX_TOKEN_LENGTH or not (token.isascii() and token.isprintable()) or " " in token:
         raise UsageError(
             f"{source} does not hold a valid token",
             got="nothing" if not token else f"{len(token)} characters, which are too many or not allowed",

@@ -44,7 +44,7 @@ from agentrl.serving.launch.placement import check_machine
 
 app = typer.Typer()
 
-LARGEST_AFTER_STOP = 1 << 25
+MAX_BYTES_AFTER_STOP = 1 << 25
 """Maximum number of bytes of episodes that the report of an interrupted run reads, which takes a few seconds."""
 
 
@@ -167,7 +167,7 @@ def print_run(result: RunResult, config: Config) -> None:
 
 def _is_large(folder: Path) -> bool:
     """Return True if a report would read episodes for more than a few seconds."""
-    return sum(path.stat().st_size for path in step_files(RunDirectory(folder).trajectories)) > LARGEST_AFTER_STOP
+    return sum(path.stat().st_size for path in step_files(RunDirectory(folder).trajectories)) > MAX_BYTES_AFTER_STOP
 
 
 def _report(folder: Path) -> None:

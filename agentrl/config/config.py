@@ -138,7 +138,7 @@ LOGITS_MEGABYTES = 256
 Checkpointing: TypeAlias = Literal["full", "selective", "offload"]
 """Part of a layer's forward pass that is kept in memory; see `agentrl.training.compile`."""
 
-MOST_EPISODES_PER_STEP = 1_000_000
+MAX_EPISODES_PER_STEP = 1_000_000
 """A training step holds its episodes in memory: about 10 KB each, and more for long ones."""
 
 LABEL = re.compile(r"[\w-]+")
@@ -539,11 +539,11 @@ class Config(Section):
         if problems := list(implausible_values(self)):
             raise ValueError("; ".join(problems))
         episodes = self.trainer.tasks_per_step * self.algorithm.group_size
-        if episodes > MOST_EPISODES_PER_STEP:
+        if episodes > MAX_EPISODES_PER_STEP:
             raise ValueError(
                 f"trainer.tasks_per_step ({self.trainer.tasks_per_step:,}) x algorithm.group_size "
                 f"({self.algorithm.group_size:,}) are {episodes:,} episodes per training step, which are kept in "
-                f"memory until the step ends: expected at most {MOST_EPISODES_PER_STEP:,}"
+                f"memory until the step ends: expected at most {MAX_EPISODES_PER_STEP:,}"
             )
         return self
 

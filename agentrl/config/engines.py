@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from agentrl.config.section import Section
 
-FEWEST_PER_LANE = 8
+MIN_SEQS_PER_LANE = 8
 """Minimum number of sequences per lane."""
 
 
@@ -39,11 +39,11 @@ class LocalEngineConfig(Section):
 
     @model_validator(mode="after")
     def _lanes_have_work(self) -> Self:
-        if self.lanes > 1 and self.max_num_seqs < FEWEST_PER_LANE * self.lanes:
+        if self.lanes > 1 and self.max_num_seqs < MIN_SEQS_PER_LANE * self.lanes:
             raise ValueError(
                 f"engine.lanes is {self.lanes} with engine.max_num_seqs {self.max_num_seqs}: each lane needs "
-                f"{FEWEST_PER_LANE} sequences; set at most {max(1, self.max_num_seqs // FEWEST_PER_LANE)} lanes, or "
-                f"max_num_seqs to at least {FEWEST_PER_LANE * self.lanes}"
+                f"{MIN_SEQS_PER_LANE} sequences; set at most {max(1, self.max_num_seqs // MIN_SEQS_PER_LANE)} lanes, "
+                f"or max_num_seqs to at least {MIN_SEQS_PER_LANE * self.lanes}"
             )
         return self
 

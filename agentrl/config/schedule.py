@@ -24,7 +24,7 @@ from agentrl.config.section import Finite, Section
 
 Shape: TypeAlias = Literal["constant", "linear", "cosine"]
 """Course of a value between two points."""
-LARGEST_CHANGE = 0.2
+MAX_CHANGE = 0.2
 """Largest relative error that an adaptive coefficient's update counts (arXiv 1909.08593, section 2.2)."""
 
 
@@ -59,7 +59,7 @@ def proportional_change(coef: float, measured: float, *, target: float, share: f
         target: Target of the measured value.
         share: Episodes of the step over the horizon.
     """
-    error = min(max(measured / target - 1, -LARGEST_CHANGE), LARGEST_CHANGE)
+    error = min(max(measured / target - 1, -MAX_CHANGE), MAX_CHANGE)
     return coef * (1 + error * share)
 
 

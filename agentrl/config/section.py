@@ -11,9 +11,9 @@ from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-LARGEST_COUNT = 2**31 - 1
+MAX_COUNT = 2**31 - 1
 """Maximum count or size; larger ones are mistakes: token positions and most counters are 32-bit integers."""
-LONGEST_SETTING_S = 365 * 86_400.0
+MAX_SETTING_S = 365 * 86_400.0
 """Maximum deadline, a year; longer ones are mistakes, and far longer ones overflow the event loop's clock."""
 ANY_INTEGER = frozenset({"seed"})
 """Integer keys that are not counts."""
@@ -93,7 +93,7 @@ def _implausible(value: Any, key: str) -> Iterator[str]:
         for label, entry in value.items():
             if isinstance(entry, Section):
                 yield from implausible_values(entry, f"{key}.{label}")
-    elif isinstance(value, int) and value > LARGEST_COUNT and name not in ANY_INTEGER:
-        yield f"{key}: got {value:,}, expected at most {LARGEST_COUNT:,}"
-    elif isinstance(value, float) and name.endswith(("_s", "seconds")) and value > LONGEST_SETTING_S:
-        yield f"{key}: got {value:g} seconds, expected at most {LONGEST_SETTING_S:,.0f}, a year"
+    elif isinstance(value, int) and value > MAX_COUNT and name not in ANY_INTEGER:
+        yield f"{key}: got {value:,}, expected at most {MAX_COUNT:,}"
+    elif isinstance(value, float) and name.endswith(("_s", "seconds")) and value > MAX_SETTING_S:
+        yield f"{key}: got {value:g} seconds, expected at most {MAX_SETTING_S:,.0f}, a year"

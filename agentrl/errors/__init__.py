@@ -29,7 +29,7 @@ from typing import Any, ClassVar, TypeAlias, TypeGuard
 
 RunningTask: TypeAlias = "asyncio.Task[Any] | None"
 
-LARGEST_REWARD = 1e12
+MAX_REWARD = 1e12
 """Maximum magnitude of a reward: sums and squares of rewards stay finite in float32."""
 A_REWARD = "a finite number between -1e12 and 1e12"
 MAX_REASON_CHARS = 2000
@@ -286,7 +286,7 @@ def is_number(value: object) -> bool:
 def bounded_reward(value: Any) -> float | None:
     """Convert a reward, or a component of one, to a float; return ``None`` for an invalid one.
 
-    Valid are real numbers of any type that are finite and at most `LARGEST_REWARD` in magnitude, and arrays and tensors
+    Valid are real numbers of any type that are finite and at most `MAX_REWARD` in magnitude, and arrays and tensors
     with one such element.
 
     >>> bounded_reward(2), bounded_reward(True), bounded_reward(1e308), bounded_reward(10**400), bounded_reward(2j)
@@ -300,7 +300,7 @@ def bounded_reward(value: Any) -> float | None:
         number = math.nan if isinstance(plain, str | bytes) else float(plain)
     except (ArithmeticError, ValueError, RuntimeError, TypeError):  # too large, several elements, a complex number
         return None
-    return number if abs(number) <= LARGEST_REWARD else None
+    return number if abs(number) <= MAX_REWARD else None
 
 
 def shorten(value: object, characters: int = 80) -> str:

@@ -49,8 +49,8 @@ __all__ = ["BadRequest", "Gateway", "GatewaySession", "Unavailable", "UntrainedR
 
 _log = logging.getLogger(__name__)
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
-LARGEST_BODY = 64 << 20
-MOST_CONNECTIONS = 4096
+MAX_BODY_BYTES = 64 << 20
+MAX_CONNECTIONS = 4096
 COMMENT_S = 5.0
 """Seconds between keep-alive messages of a stream that waits for its answer."""
 RETRY_AFTER_S = 2
@@ -126,7 +126,7 @@ class Gateway:
         """
         async with self._starting:
             if self._listener is None:
-                listener = Listener(self._application(), most_connections=MOST_CONNECTIONS)
+                listener = Listener(self._application(), most_connections=MAX_CONNECTIONS)
                 self.url = await listener.start(self._host, self._port)
                 self._listener = listener
 
@@ -181,7 +181,7 @@ class Gateway:
             await runner.cleanup()
 
     def _application(self, *middlewares: Middleware) -> web.Application:
-        application = web.Application(client_max_size=LARGEST_BODY, middlewares=middlewares)
+        application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares)
         for prefix in ("", "/s/{session}"):
             for dialect in DIALECTS:
                 for version in VERSIONS:
@@ -395,7 +395,7 @@ async def _read(request: web.Request) -> tuple[Mapping[str, Any], bytes]:
             status=415,
             code="unsupported",
         )
-    raw = await read_bytes_of(request, LARGEST_BODY)
+    raw = await read_bytes_of(request, MAX_BODY_BYTES)
     try:
         body = await off_loop(len(raw), _parse, raw)
     except ValueError as error:
@@ -489,7 +489,7 @@ def _status_of(error: BaseException | None) -> tuple[int, str, str, str | None]:
         case Unavailable():
             return error.status, str(error), "unavailable", None
         case web.HTTPRequestEntityTooLarge():
-            return 413, f"the request is larger than {LARGEST_BODY >> 20} MiB", "too_large", None
+            return 413, f"the request is larger than {MAX_BODY_BYTES >> 20} MiB", "too_large", None
         case web.HTTPRequestTimeout():
             return 408, "the request did not arrive in time", "timeout", None
         case web.HTTPBadRequest():

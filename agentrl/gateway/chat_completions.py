@@ -41,7 +41,7 @@ from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall
 
 FINISH: Mapping[Finish, str] = {"stop": "stop", "stop_text": "stop", "length": "length", "tool_calls": "tool_calls"}
 DELTAS = {"reasoning": "reasoning_content", "text": "content"}
-MOST_ANSWERS = 128
+MAX_ANSWERS = 128
 IGNORED = (
     "user",
     "metadata",
@@ -109,8 +109,8 @@ class ChatCompletions(OpenAIDialect):
         schema = schema_form(wanted, "response_format", within="json_schema")
         limits = [limit for name in ("max_completion_tokens", "max_tokens") if (limit := positive_int(body, name))]
         count = positive_int(body, "n") or 1
-        if count > MOST_ANSWERS:
-            raise BadRequest(f"n must be at most {MOST_ANSWERS}: got {count}", field="n")
+        if count > MAX_ANSWERS:
+            raise BadRequest(f"n must be at most {MAX_ANSWERS}: got {count}", field="n")
         options = take_optional(body, "stream_options", dict, {})
         return ChatRequest(
             model=take(body, "model", str),

@@ -21,9 +21,9 @@ from agentrl.message import Message, TextPart
 
 LONG_TEXT = 1 << 14
 """Characters above which a text is compared by its hash."""
-LARGEST_EXACT = 1 << 53
+MAX_EXACT_FLOAT = 1 << 53
 """Whole number above which JavaScript rounds."""
-LARGEST_FLOAT = 1 << 1023
+MAX_FLOAT = 1 << 1023
 Chain = list[bytes]
 """The hash of each prefix of a history: of one message, of two, and so on."""
 
@@ -57,8 +57,8 @@ def _plain(value: object) -> object:
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, list):
         return [_plain(one) for one in value]
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_EXACT:
-        value = float(value) if abs(value) < LARGEST_FLOAT else str(value)
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_EXACT_FLOAT:
+        value = float(value) if abs(value) < MAX_FLOAT else str(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -12,7 +12,7 @@ from agentrl.agent_loop import Answer, AnswerSoFar
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.gateway.dialect import TEXT_ARGUMENT, ChatRequest, Reply, ReplyAnswer, StreamingReply
-from agentrl.gateway.history import LARGEST_FLOAT, Chain
+from agentrl.gateway.history import MAX_FLOAT, Chain
 from agentrl.remote.listening import DEEPEST, is_deep
 
 Result = TypeVar("Result")
@@ -123,7 +123,7 @@ def without_unwritable_calls(answer: Answer, text_tools: Sequence[str] = ()) -> 
 def _has_huge_number(value: object) -> bool:
     if isinstance(value, dict | list):
         return any(map(_has_huge_number, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, int) and abs(value) >= LARGEST_FLOAT
+    return isinstance(value, int) and abs(value) >= MAX_FLOAT
 
 
 def text_with_calls(answer: Answer) -> str:

@@ -34,7 +34,7 @@ from agentrl.agent_loop import (
 from agentrl.engine import StopReason
 from agentrl.env import StepResult
 from agentrl.errors import (
-    LARGEST_REWARD,
+    MAX_REWARD,
     AgentRLError,
     EngineError,
     EnvironmentFailure,
@@ -522,7 +522,7 @@ class GatewaySession:
         if self._is_over:
             raise SessionOver(ENDED)
         refuse_unknown(body, ("reward", "success", "turn", "reply"))
-        reward = number(body, "reward", -LARGEST_REWARD, LARGEST_REWARD)
+        reward = number(body, "reward", -MAX_REWARD, MAX_REWARD)
         if reward is None:
             raise BadRequest("reward is missing", field="reward")
         success = body.get("success")

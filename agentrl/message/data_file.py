@@ -56,7 +56,7 @@ MEDIA_KEYS = (*MEDIA_COLUMNS, "image_url", "video_url", "audio_url", "input_audi
 """Keys of a message part, next to its ``text``, with other media."""
 
 
-LARGEST_WHOLE = 2.0**53
+MAX_WHOLE_FLOAT = 2.0**53
 """Magnitude from which floats do not represent every whole number."""
 
 
@@ -225,7 +225,7 @@ def _is_whole_with_gaps(column: Sequence[Any]) -> bool:
     Such a column was one of whole numbers, which pandas cannot store with gaps.
     """
     values = [value for value in column if value is not None]
-    are_whole = all(isinstance(one, float) and one.is_integer() and abs(one) < LARGEST_WHOLE for one in values)
+    are_whole = all(isinstance(one, float) and one.is_integer() and abs(one) < MAX_WHOLE_FLOAT for one in values)
     return are_whole and 0 < len(values) < len(column)
 
 

@@ -23,7 +23,7 @@ from peers.installed import find_python
 from peers.work import FIGURES, READY, Tally
 
 FOLDER = Path(__file__).parent
-LONGEST_LINE = 1 << 20
+MAX_LINE_BYTES = 1 << 20
 WARM = 8
 """Number of episodes before the first measurement."""
 SLOWEST_START_S, SLOWEST_PLAY_S, SLOWEST_END_S = 900.0, 900.0, 1.0
@@ -126,7 +126,7 @@ async def open_side(name: str, url: str, folder: Path) -> AsyncIterator[Side]:
     pipe = asyncio.subprocess.PIPE
     with (folder / f"{name}.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *words, stdin=pipe, stdout=pipe, stderr=log, limit=LONGEST_LINE, env=variables
+            *words, stdin=pipe, stdout=pipe, stderr=log, limit=MAX_LINE_BYTES, env=variables
         )
     try:
         yield Side(name, process)

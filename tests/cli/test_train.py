@@ -190,7 +190,7 @@ def test_an_interrupted_run_with_many_episodes_does_not_read_them_all(
 ) -> None:
     run = Path(shutil.copytree(trained_run, tmp_path / "run", symlinks=True))
     (run / "report.html").unlink()
-    monkeypatch.setattr(train, "LARGEST_AFTER_STOP", 100)
+    monkeypatch.setattr(train, "MAX_BYTES_AFTER_STOP", 100)
     result = RunResult(folder=run, step=2, checkpoint="", metrics={}, interrupted=interrupted)
     with pytest.raises(typer.Exit) if interrupted else nullcontext():
         train.print_run(result, load_config(run / "config.yaml"))

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.config.engines import ScriptedEngineConfig
 from agentrl.errors import Outcome
-from agentrl.gateway import LARGEST_BODY
+from agentrl.gateway import MAX_BODY_BYTES
 from agentrl.remote import listening
 
 QUESTION = [{"role": "user", "content": "one"}]
@@ -142,7 +142,7 @@ async def test_what_cannot_be_read_is_refused(played, name):
 async def test_too_much_is_refused_before_it_is_read(played):
     async def play(gateway, session):
         path, key = "/v1/chat/completions", session.key
-        assert "413" in await raw(gateway, request(path, key, b"{", length=LARGEST_BODY + 1))
+        assert "413" in await raw(gateway, request(path, key, b"{", length=MAX_BODY_BYTES + 1))
         assert (await raw(gateway, request(path, key, headers=b"X: " + b"a" * 100_000 + b"\r\n"))).split()[1:2] in (
             ["400"],
             ["431"],
@@ -182,7 +182,7 @@ async def test_slow_clients_and_clients_that_leave_hold_up_nobody(played):
 
 @pytest.mark.parametrize("sent", ["nothing", "half a head", "half a body"])
 async def test_slow_connections_lose_their_places_to_clients_that_ask(played, monkeypatch, sent):
-    monkeypatch.setattr("agentrl.gateway.MOST_CONNECTIONS", 20)
+    monkeypatch.setattr("agentrl.gateway.MAX_CONNECTIONS", 20)
     monkeypatch.setattr(listening, "FIRST_REQUEST_S", 0.0)
 
     async def play(gateway, session):
@@ -210,7 +210,7 @@ async def test_slow_connections_lose_their_places_to_clients_that_ask(played, mo
 
 
 async def test_a_server_whose_places_are_all_in_use_drops_new_connections(played, monkeypatch):
-    monkeypatch.setattr("agentrl.gateway.MOST_CONNECTIONS", 3)
+    monkeypatch.setattr("agentrl.gateway.MAX_CONNECTIONS", 3)
     monkeypatch.setattr(listening, "FIRST_REQUEST_S", 0.0)
 
     async def play(gateway, session):

@@ -137,5 +137,5 @@ def test_other_models_keep_their_own_layers(change):
 
 def test_a_model_too_large_for_a_second_copy_keeps_its_own_layers(monkeypatch):
     model = tiny_model("llama")
-    monkeypatch.setattr("agentrl.serving.local.runner.LARGEST_SHARE", 1e-12)
+    monkeypatch.setattr("agentrl.serving.local.runner.MAX_COPY_SHARE", 1e-12)
     assert not can_pack(model)

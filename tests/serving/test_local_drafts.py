@@ -10,7 +10,7 @@ from support.models import FAMILIES, tiny_model
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.engine import StopReason
 from agentrl.serving.local import LocalEngine, uniform
-from agentrl.serving.local.drafts import LEAST_ACCEPTED, PAUSE, WINDOW, DraftLimit, look_up
+from agentrl.serving.local.drafts import MIN_ACCEPTANCE, PAUSE, WINDOW, DraftLimit, look_up
 
 LOOPS = {"temperature": 0.0, "max_tokens": 40}
 """Settings under which tiny models soon repeat themselves, so that guesses are right."""
@@ -44,7 +44,7 @@ def test_ids_may_be_half_a_character():
 
 def test_guessing_pauses_while_it_does_not_pay_and_restarts_with_new_weights():
     limit = DraftLimit()
-    wrong = int(WINDOW * (1 - LEAST_ACCEPTED)) // 4 + 5
+    wrong = int(WINDOW * (1 - MIN_ACCEPTANCE)) // 4 + 5
     for _ in range(WINDOW // 4):
         assert limit.is_open
         limit.record(4, 0 if wrong > 0 else 4, 1)
@@ -216,4 +216,4 @@ async def test_random_text_is_soon_no_longer_guessed(request_of):
     model = tiny_model()
     _, counts = await play(model, request_of, turns=2, sessions=16, temperature=3.0, top_k=8, max_tokens=200)
     assert WINDOW <= counts["draft_tokens"] < 2 * WINDOW
-    assert counts["accepted_draft_tokens"] < LEAST_ACCEPTED * counts["draft_tokens"]
+    assert counts["accepted_draft_tokens"] < MIN_ACCEPTANCE * counts["draft_tokens"]

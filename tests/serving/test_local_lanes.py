@@ -3,14 +3,14 @@
 import pytest
 from support.models import tiny_model
 
-from agentrl.config.engines import FEWEST_PER_LANE, LocalEngineConfig
+from agentrl.config.engines import MIN_SEQS_PER_LANE, LocalEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.local.cache import RowStore
 from agentrl.serving.local.forward import SequenceChunk
 from agentrl.serving.local.scheduler import split_chunks
 
-SESSIONS = 3 * FEWEST_PER_LANE
+SESSIONS = 3 * MIN_SEQS_PER_LANE
 
 
 def chunks(lengths):
@@ -44,7 +44,7 @@ def test_parts_cost_about_the_same_and_keep_neighbours_together():
     assert order == sorted(order)
 
 
-@pytest.mark.parametrize("count", [1, FEWEST_PER_LANE, 2 * FEWEST_PER_LANE - 1])
+@pytest.mark.parametrize("count", [1, MIN_SEQS_PER_LANE, 2 * MIN_SEQS_PER_LANE - 1])
 def test_few_sequences_are_not_split(count):
     assert len(split_chunks(chunks([(10, 1)] * count), 4)) == 1
 

@@ -22,7 +22,7 @@ import gymnasium
 
 from agentrl.agent_loop import AgentLoop, Episode, EpisodeEnd
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.errors import LARGEST_REWARD, EnvironmentFailure, Outcome, UsageError
+from agentrl.errors import MAX_REWARD, EnvironmentFailure, Outcome, UsageError
 from agentrl.gateway import (
     BadRequest,
     Gateway,
@@ -344,7 +344,7 @@ class LiveSessions(AgentLoop):
 
     async def _reward(self, name: str, body: Mapping[str, Any], is_retry: bool) -> Mapping[str, Any]:
         _check_name(name)
-        reward, success = read_feedback(body, LARGEST_REWARD)
+        reward, success = read_feedback(body, MAX_REWARD)
         accepted = {"session": name, "status": "accepted"}
         found = self._open.get(name)
         if found is None:

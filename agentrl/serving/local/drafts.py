@@ -16,7 +16,7 @@ MATCHED = (4, 3, 2)
 """Numbers of latest tokens whose earlier occurrence is looked up, one after another."""
 WINDOW = 512
 """Number of guessed tokens after which their acceptance is judged."""
-LEAST_ACCEPTED = 0.35
+MIN_ACCEPTANCE = 0.35
 """Share of guessed tokens below which guessing pauses."""
 PAUSE = 8192
 """Number of sampled tokens for which guessing pauses."""
@@ -65,7 +65,7 @@ class DraftLimit:
         self._window_drafted += drafted
         self._window_accepted += accepted
         if self._window_drafted >= WINDOW:
-            if self._window_accepted < LEAST_ACCEPTED * self._window_drafted:
+            if self._window_accepted < MIN_ACCEPTANCE * self._window_drafted:
                 self._pause = PAUSE
             self._window_drafted = self._window_accepted = 0
 

@@ -28,9 +28,9 @@ UNKNOWN_TERMS = ("s_aux", "position_bias")
 """Arguments of attention functions that change the scores and are not supported."""
 BLOCK = 128
 """Queries of one sequence whose scores are computed at once."""
-LARGEST_GAP = 4
+MAX_GAP_ROWS = 4
 """Maximum idle rows between two rows that are attended together."""
-SHORTEST_PREFIX = 32
+MIN_PREFIX_TOKENS = 32
 """Minimum length of a prefix that is attended to once for several rows."""
 ATTENTION = "agentrl_step"
 
@@ -395,14 +395,14 @@ def _common_prefix(rows: Sequence[CacheRow]) -> int:
     """Return the number of first tokens that rows have in common, or 0 if reading them once does not pay."""
     shared = min(row.shared for row in rows)
     alike = len(rows) > 1 and len({row.origin for row in rows}) == 1
-    return shared if alike and shared >= SHORTEST_PREFIX else 0
+    return shared if alike and shared >= MIN_PREFIX_TOKENS else 0
 
 
 def _runs(chunks: list[SequenceChunk]) -> Iterator[list[SequenceChunk]]:
-    """Split chunks, sorted by row, at gaps of more than `LARGEST_GAP` rows."""
+    """Split chunks, sorted by row, at gaps of more than `MAX_GAP_ROWS` rows."""
     run = [chunks[0]]
     for chunk in chunks[1:]:
-        if chunk.row.index - run[-1].row.index > LARGEST_GAP + 1:
+        if chunk.row.index - run[-1].row.index > MAX_GAP_ROWS + 1:
             yield run
             run = []
         run.append(chunk)

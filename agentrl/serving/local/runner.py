@@ -30,7 +30,7 @@ from agentrl.serving.local.trial import Trial
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 FORMATS = (torch.float32, torch.bfloat16)
-LARGEST_SHARE = 1 / 8
+MAX_COPY_SHARE = 1 / 8
 """Maximum share of this process's memory limit for a second copy of the weights."""
 
 
@@ -46,7 +46,7 @@ def can_pack(model: PreTrainedModel, *, copies: int = 1) -> bool:
         type(model) in FAMILY
         and model.device.type == "cpu"
         and model.dtype in FORMATS
-        and copies * size <= LARGEST_SHARE * memory_limit()
+        and copies * size <= MAX_COPY_SHARE * memory_limit()
         and config.hidden_act == "silu"
         and all(type(p) is nn.Parameter and p.dtype is model.dtype for p in model.parameters())
         and (model.dtype is torch.float32 or not has_adapters(model))

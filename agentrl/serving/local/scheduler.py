@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from agentrl.config.engines import FEWEST_PER_LANE
+from agentrl.config.engines import MIN_SEQS_PER_LANE
 from agentrl.engine import GenerateRequest, Generation, StopReason
 from agentrl.message.image import common_tokens
 from agentrl.models.routed_experts import RoutedExperts
@@ -35,7 +35,7 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 """Function that converts token ids to text."""
 PIECES_OF_A_CHARACTER = 4
 """Maximum tokens per character: the bytes of a UTF-8 character."""
-FEWEST_SHARED = 16
+MIN_COPIED_TOKENS = 16
 """Minimum length of a prefix that is copied from, or awaited in, another row."""
 ANSWER_ROOM = 32
 """Answer tokens for which a new row has room; longer answers move to a larger row."""
@@ -240,7 +240,7 @@ class Scheduler:
 
     def _share(self, job: ScheduledRequest, row: CacheRow) -> bool:
         """Copy the longest computed prefix from another row; returns False while that row is about to compute it."""
-        best, most = None, FEWEST_SHARED - 1
+        best, most = None, MIN_COPIED_TOKENS - 1
         last = len(job.ids) - 1
         for other, known in self._rows_before(job):
             if min(known, last) > most and other.ids[most] == job.ids[most]:
@@ -313,8 +313,8 @@ class Scheduler:
 
 
 def split_chunks(chunks: Sequence[SequenceChunk], lanes: int) -> list[list[SequenceChunk]]:
-    """Split chunks into parts of similar cost for at most `lanes` threads, `FEWEST_PER_LANE` chunks or more each."""
-    count = max(1, min(lanes, len(chunks) // FEWEST_PER_LANE))
+    """Split chunks into parts of similar cost for at most `lanes` threads, `MIN_SEQS_PER_LANE` chunks or more each."""
+    count = max(1, min(lanes, len(chunks) // MIN_SEQS_PER_LANE))
     if count == 1:
         return [list(chunks)]
     ordered = sorted(chunks, key=lambda chunk: (chunk.row.block.capacity, chunk.row.index))
