@@ -10,7 +10,7 @@ from support.models import FAMILIES, tiny_model
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.engine import StopReason
 from agentrl.serving.local import LocalEngine, uniform
-from agentrl.serving.local.drafts import MIN_ACCEPTANCE, PAUSE, WINDOW, DraftLimit, look_up
+from agentrl.serving.local.drafts import MIN_ACCEPTANCE, PAUSE_TOKENS, WINDOW_TOKENS, DraftGate, look_up
 
 LOOPS = {"temperature": 0.0, "max_tokens": 40}
 """Settings under which tiny models soon repeat themselves, so that guesses are right."""
@@ -43,18 +43,18 @@ def test_ids_may_be_half_a_character():
 
 
 def test_guessing_pauses_while_it_does_not_pay_and_restarts_with_new_weights():
-    limit = DraftLimit()
-    wrong = int(WINDOW * (1 - MIN_ACCEPTANCE)) // 4 + 5
-    for _ in range(WINDOW // 4):
+    limit = DraftGate()
+    wrong = int(WINDOW_TOKENS * (1 - MIN_ACCEPTANCE)) // 4 + 5
+    for _ in range(WINDOW_TOKENS // 4):
         assert limit.is_open
         limit.record(4, 0 if wrong > 0 else 4, 1)
         wrong -= 1
     assert not limit.is_open
-    for _ in range(PAUSE):
+    for _ in range(PAUSE_TOKENS):
         assert not limit.is_open
         limit.record(0, 0, 1)
     assert limit.is_open
-    for _ in range(WINDOW // 4):
+    for _ in range(WINDOW_TOKENS // 4):
         limit.record(4, 0, 1)
     assert not limit.is_open
     limit.restart()
@@ -62,8 +62,8 @@ def test_guessing_pauses_while_it_does_not_pay_and_restarts_with_new_weights():
 
 
 def test_guessing_goes_on_while_it_pays():
-    limit = DraftLimit()
-    for number in range(10 * WINDOW):
+    limit = DraftGate()
+    for number in range(10 * WINDOW_TOKENS):
         limit.record(2, number % 2 + number % 3 % 2, 1)
         assert limit.is_open
 
@@ -215,5 +215,5 @@ async def test_random_text_is_soon_no_longer_guessed(request_of):
     """From 8 tokens, pairs repeat all the time and tell nothing."""
     model = tiny_model()
     _, counts = await play(model, request_of, turns=2, sessions=16, temperature=3.0, top_k=8, max_tokens=200)
-    assert WINDOW <= counts["draft_tokens"] < 2 * WINDOW
+    assert WINDOW_TOKENS <= counts["draft_tokens"] < 2 * WINDOW_TOKENS
     assert counts["accepted_draft_tokens"] < MIN_ACCEPTANCE * counts["draft_tokens"]

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 MATCHED = (4, 3, 2)
 """Numbers of latest tokens whose earlier occurrence is looked up, one after another."""
-WINDOW = 512
+WINDOW_TOKENS = 512
 """Number of guessed tokens after which their acceptance is judged."""
 MIN_ACCEPTANCE = 0.35
 """Share of guessed tokens below which guessing pauses."""
-PAUSE = 8192
+PAUSE_TOKENS = 8192
 """Number of sampled tokens for which guessing pauses."""
 
 
@@ -37,7 +37,7 @@ def look_up(text: str, most: int) -> list[int]:
 
 
 @dataclass(slots=True)
-class DraftLimit:
+class DraftGate:
     """Decides whether guessing pays, by the share of guessed tokens that was accepted.
 
     A rejected token costs a token's computation. Decisions depend on the tokens alone, and start anew with new weights,
@@ -64,9 +64,9 @@ class DraftLimit:
         self.accepted += accepted
         self._window_drafted += drafted
         self._window_accepted += accepted
-        if self._window_drafted >= WINDOW:
+        if self._window_drafted >= WINDOW_TOKENS:
             if self._window_accepted < MIN_ACCEPTANCE * self._window_drafted:
-                self._pause = PAUSE
+                self._pause = PAUSE_TOKENS
             self._window_drafted = self._window_accepted = 0
 
     def restart(self) -> None:

@@ -126,13 +126,13 @@ class _BatchedAttention:
         values = self.block.values[layer][rows, :, : self.longest]
         heads, _, size = query.shape
         # queries that share a key-value head become rows of one matrix, so that no key is repeated
-        by_row = query[:, self.queries].view(heads, count, width, size).transpose(0, 1)
+        by_row = query[:, self.queries].reshape(heads, count, width, size).transpose(0, 1)
         queries = by_row.reshape(count, keys.shape[1], -1, size)
         if self.shared and window is None and not _is_bfloat16_on_cpu(query):
             attended = self._attend_shared(queries * scale, keys, values, self.bias(window, query, self.shared), cap)
         else:
             attended = self._attend_rows(queries, keys, values, scale, self.bias(window, query), cap)
-        attended = attended.view(count, heads, width, -1).transpose(1, 2).reshape(count * width, heads, -1)
+        attended = attended.reshape(count, heads, width, -1).transpose(1, 2).reshape(count * width, heads, -1)
         return attended if self.members is None else attended[self.members]
 
     def _attend_shared(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, cap: float | None) -> Tensor:

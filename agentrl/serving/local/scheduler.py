@@ -27,7 +27,7 @@ from agentrl.engine import GenerateRequest, Generation, StopReason
 from agentrl.message.image import common_tokens
 from agentrl.models.routed_experts import RoutedExperts
 from agentrl.serving.local.cache import CacheRow, RowStore
-from agentrl.serving.local.drafts import DraftLimit, look_up
+from agentrl.serving.local.drafts import DraftGate, look_up
 from agentrl.serving.local.forward import SequenceChunk
 from agentrl.serving.request import common_prefix
 
@@ -130,7 +130,7 @@ class Scheduler:
         self.prefill_tokens = prefill_tokens
         self.rows = rows
         self.draft_tokens = draft_tokens
-        self.drafts = DraftLimit()
+        self.drafts = DraftGate()
         self.waiting: deque[ScheduledRequest] = deque()
         self.running: list[ScheduledRequest] = []
         self.evictions = 0
