@@ -88,6 +88,7 @@ def learn_all(
         model = _start_model(learning, root, warm_start)
         for number, seed in enumerate(seeds):
             place = root / f"seed-{seed}"
+            place.mkdir(parents=True, exist_ok=True)
             names = list(sides)
             for name in (*names[number % len(names) :], *names[: number % len(names)]):
                 result = place / f"{name}.json"
