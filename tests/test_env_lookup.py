@@ -196,3 +196,16 @@ def test_broken_packages_of_others_do_not_break_an_environment() -> None:
         assert "AfterBrokenPackages-v0" in gymnasium.registry  # and not broken_games/AfterBrokenPackages-v0
     finally:
         gymnasium.registry.pop("AfterBrokenPackages-v0", None)
+
+
+def test_instructions_that_are_not_text_are_refused() -> None:
+    class Listed(gymnasium.Env[str, str]):
+        instructions = ("Say something.",)
+
+    with pytest.raises(UsageError, match=r"instructions of Listed are not valid: got tuple .*, expected text"):
+        lookup.spec_of(Listed)
+
+
+def test_an_object_without_a_module_is_named_by_its_value() -> None:
+    with pytest.raises(UsageError, match=r"^3 is not an environment: got int"):
+        lookup.spec_of(3)
