@@ -14,6 +14,7 @@ Every message states what went wrong, what it got, what it expected, and the nex
 from __future__ import annotations
 
 import asyncio
+import decimal
 import difflib
 import enum
 import linecache
@@ -278,8 +279,8 @@ def is_bool(value: object) -> TypeGuard[bool]:
 
 
 def is_number(value: object) -> TypeGuard[numbers.Real]:
-    """Return True for a real number of any type, or a bool."""
-    return isinstance(value, numbers.Real) or is_bool(value)
+    """Return True for a real number of any type, `decimal.Decimal` included, or a bool."""
+    return isinstance(value, numbers.Real | decimal.Decimal) or is_bool(value)
 
 
 def bounded_reward(value: object) -> float | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -517,9 +518,9 @@ class Worth:
 
 GOOD = [
     *((True, 1.0), (np.bool_(1), 1.0), (3, 3.0), (np.float32(0.5), 0.5)),
-    *((np.int64(-2), -2.0), (Fraction(1, 4), 0.25), (-4e11, -4e11)),
+    *((np.int64(-2), -2.0), (Fraction(1, 4), 0.25), (-4e11, -4e11), (Decimal("0.5"), 0.5)),
 ]
-BAD = [1e308, -1.1e12, 10**400, math.inf, math.nan, np.float32("inf"), 1j, "1", None, Worth(), [1.0]]
+BAD = [1e308, -1.1e12, 10**400, math.inf, math.nan, np.float32("inf"), 1j, "1", None, Worth(), [1.0], Decimal("sNaN")]
 
 
 def paying(worlds, reward):
