@@ -502,7 +502,7 @@ def checked_messages(messages: object) -> Sequence[Message]:
     Raises:
         UsageError: it is not a list of messages.
     """
-    listed = messages if isinstance(messages, Sequence) and not isinstance(messages, str) else [messages]
+    listed: Sequence[Any] = messages if isinstance(messages, Sequence) and not isinstance(messages, str) else [messages]
     for message in listed:
         if not isinstance(message, Message):
             raise UsageError(
