@@ -223,3 +223,16 @@ def test_a_file_without_a_class_names_its_environments(game: str, tmp_path: Path
         resolve_environment(file)
     with pytest.raises(UnknownNameError, match=f"Did you mean {game}:Echo"):
         resolve_environment(f"{game}.Echo")
+
+
+def test_instructions_that_are_not_text_are_refused() -> None:
+    class Listed(gymnasium.Env[str, str]):
+        instructions = ("Say something.",)
+
+    with pytest.raises(UsageError, match=r"instructions of Listed are not valid: got tuple .*, expected text"):
+        lookup.spec_of(Listed)
+
+
+def test_an_object_without_a_module_is_named_by_its_value() -> None:
+    with pytest.raises(UsageError, match=r"^3 is not an environment: got int"):
+        lookup.spec_of(3)

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 import pytest
+from support.forks import exit_code, forked
 
 from agentrl.errors import deadlines, foreign
 from agentrl.errors.deadlines import close_in_time
@@ -194,3 +195,10 @@ print("over")
 def test_a_process_ends_although_a_thread_hangs() -> None:
     ended = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (0, "over\n"), ended.stderr
+
+
+def test_a_copy_of_the_process_starts_its_own_threads() -> None:
+    """It has none of the original's, so a call that is given to one of them would never be made."""
+    threads = DaemonThreads("test", limit=1)
+    assert threads.submit(int).result(20) == 0
+    assert exit_code(forked(lambda: threads.submit(int).result(20))) == 0

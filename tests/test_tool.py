@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Annotated, Any
 
@@ -147,8 +148,37 @@ def test_an_argument_without_a_type_is_refused_when_described() -> None:
             x: Anything.
         """
 
-    with pytest.raises(UsageError, match=r"vague cannot be described to a policy: got .* vague[^\n]*Google's style"):
+    with pytest.raises(UsageError, match=r"^tool vague has an argument without a type: got x, .* such as x: int$"):
         _ = vague.schema
+
+
+def test_a_method_that_has_no_object_is_refused_with_a_hint() -> None:
+    class Counter:
+        def count(self, by: int) -> int:
+            """Count.
+
+            Args:
+                by: Difference.
+            """
+            return by
+
+    with pytest.raises(UsageError, match=r"count has an argument without a type: got self, .* method of an object"):
+        _ = agentrl.tool(Counter.count).schema
+
+
+def test_an_argument_that_json_cannot_express_is_named() -> None:
+    @agentrl.tool
+    def apply(times: int, function: Callable[[int], int]) -> int:
+        """Apply.
+
+        Args:
+            times: How often.
+            function: What.
+        """
+        return function(times)
+
+    with pytest.raises(UsageError, match=r"type that JSON does not support: got function: .*Callable"):
+        _ = apply.schema
 
 
 def test_a_type_that_nobody_knows_is_told_once() -> None:

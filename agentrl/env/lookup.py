@@ -115,8 +115,8 @@ def spec_of(target: object) -> EnvironmentSpec:
     Raises:
         UsageError: the target is something else.
     """
-    name = f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', type(target).__name__)}"
-    return _spec_of(name, target)
+    module, own = getattr(target, "__module__", None), getattr(target, "__qualname__", type(target).__name__)
+    return _spec_of(f"{module}:{own}" if module else shorten(target), target)
 
 
 def check_split(spec: EnvironmentSpec, split: str) -> str:
@@ -210,7 +210,15 @@ def _instructions(target: object) -> str:
             got=f"a property of {target}",
             expected="a class attribute: instructions = '…'",
         )
-    return inspect.cleandoc(found) if isinstance(found, str) else ""
+    if found is None or callable(found):  # a tool of this name, for example
+        return ""
+    if not isinstance(found, str):
+        raise UsageError(
+            f"the instructions of {getattr(target, '__name__', target)} are not valid",
+            got=f"{type(found).__name__} {shorten(found)}",
+            expected="text",
+        )
+    return inspect.cleandoc(found)
 
 
 def _load_creator(creator: object) -> object:

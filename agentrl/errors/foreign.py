@@ -18,6 +18,7 @@ import logging
 import os
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ParamSpec, TypeVar
 
@@ -159,6 +160,17 @@ def abandon_pending(tasks: Iterable[asyncio.Task[Any]]) -> None:
         _abandoned.add(task)
 
 
+_executors: weakref.WeakSet[DaemonThreads] = weakref.WeakSet()
+
+
+def _begin_anew() -> None:
+    for executor in list(_executors):
+        executor._begin()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
 class DaemonThreads(concurrent.futures.ThreadPoolExecutor):
     """Executor of daemon threads; a hanging call delays neither other calls nor the end of the process.
 
@@ -172,6 +184,11 @@ class DaemonThreads(concurrent.futures.ThreadPoolExecutor):
     def __init__(self, name: str, *, limit: int | None = None) -> None:
         super().__init__()  # starts no thread
         self._name, self._limit = name, limit
+        self._begin()
+        _executors.add(self)
+
+    def _begin(self) -> None:
+        """Begin without threads, as a copy of the process does: it has none of the original's."""
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._counting = threading.Lock()
         self._count = 0

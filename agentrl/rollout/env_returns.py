@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from agentrl.env import StepResult
+from agentrl.env import AnyEnv, Expert, StepResult
 from agentrl.errors import A_REWARD, WrongReturnValue, bounded_reward, is_bool, is_number, raised_at, shorten
 from agentrl.message import Content, ImagePart, TextPart, encodable
+from agentrl.tool import Tool
 
 MAX_OBSERVATION_CHARS = 10_000_000
 """Maximum number of characters of an observation, over all its parts."""
@@ -43,6 +45,87 @@ def check_step(returned: object) -> StepResult:
         truncated=bool(result.truncated),
         info=info,
     )
+
+
+def check_environment(env: Any) -> AnyEnv:
+    """Check what a function that creates an environment returned; raise `WrongReturn` if it is none."""
+    if isinstance(env, type) or not all(callable(getattr(env, name, None)) for name in ("reset", "step", "close")):
+        raise _wrong("what creates the environment", env, "an object with reset, step and close")
+    return cast("AnyEnv", env)
+
+
+def explain_reset(env: Any, error: TypeError) -> Exception:
+    """Return a `WrongReturn` if the environment's `reset` does not take its arguments; else the error itself."""
+    reset = getattr(env, "unwrapped", env).reset
+    try:
+        inspect.signature(reset).bind(seed=0, options={})
+    except TypeError:
+        return WrongReturn(
+            f"reset does not take its arguments: got reset{inspect.signature(reset)}, expected "
+            "reset(self, *, seed=None, options=None)"
+        )
+    except ValueError:  # some functions written in C have no signature
+        pass
+    return error
+
+
+def check_method(name: str, found: object) -> Any:
+    """Check an optional method of an environment; raise `WrongReturn` if it cannot be called."""
+    if found is not None and not callable(found):
+        raise _wrong(name, found, "a method")
+    return found
+
+
+def check_tools(tools: object) -> tuple[Tool, ...]:
+    """Check the attribute ``tools`` of an environment; raise `WrongReturn` if it is not a list of tools."""
+    if tools is None:
+        return ()
+    expected = "a list of tools, such as [agentrl.tool(self.look)]"
+    if not isinstance(tools, Sequence) or isinstance(tools, str):
+        raise _wrong("tools of the environment", tools, expected)
+    for tool in tools:
+        if not isinstance(tool, Tool):
+            raise _wrong("a tool of the environment", tool, expected)
+    return tuple(tools)
+
+
+def check_action_hint(hint: object) -> str:
+    """Check the attribute ``action_hint`` of an environment; raise `WrongReturn` if it is not text."""
+    if hint is None:
+        return ""
+    if not isinstance(hint, str):
+        raise _wrong("action_hint of the environment", hint, "text, as an attribute or a property")
+    return hint
+
+
+def check_actions(actions: object) -> list[str] | None:
+    """Check what `admissible_actions` returned; raise `WrongReturn` if it is not a list of texts."""
+    if actions is None:
+        return None
+    if isinstance(actions, str | bytes | Mapping) or not isinstance(actions, Iterable):
+        raise _wrong("admissible_actions", actions, "a list of texts")
+    return [_plain_text("an action of admissible_actions", action) for action in actions]
+
+
+def require_actions(actions: list[str]) -> list[str]:
+    """Check that actions are listed before one is chosen; raise `WrongReturn` if there are none."""
+    if not actions:
+        raise _wrong("admissible_actions", actions, "at least one action until the episode ends, or None")
+    return actions
+
+
+def check_expert(expert: object) -> Expert:
+    """Check what `expert` returned; raise `WrongReturn` if it cannot act."""
+    if not callable(getattr(expert, "act", None)):
+        raise _wrong("expert", expert, "an object with a method act(observation)")
+    return cast("Expert", expert)
+
+
+def check_expert_action(action: object) -> str:
+    """Return the text of an expert's action, which may be a number; raise `WrongReturn` if there is no action."""
+    if action is None:
+        raise _wrong("act of the expert", action, "an action as text")
+    return str(action)
 
 
 def explain_unpacking(error: Exception) -> Exception:

@@ -35,7 +35,20 @@ from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon, cause_of, end_forked_copy
 from agentrl.message import Content, Message
 from agentrl.remote.env_methods import OPTIONAL_PARTS, ResetResult, StepReply, restore_generator
-from agentrl.rollout.env_returns import check_reset, check_step, explain_unpacking
+from agentrl.rollout.env_returns import (
+    check_action_hint,
+    check_actions,
+    check_environment,
+    check_expert,
+    check_expert_action,
+    check_method,
+    check_reset,
+    check_step,
+    check_tools,
+    explain_reset,
+    explain_unpacking,
+    require_actions,
+)
 from agentrl.tool import Tool, ToolResult
 
 W = TypeVar("W")
@@ -57,7 +70,7 @@ class EnvAdapter:
     """
 
     def __init__(self, make: Callable[..., AnyEnv], options: Mapping[str, Any]) -> None:
-        self.env: AnyEnv = make(**options)
+        self.env: AnyEnv = check_environment(make(**options))
         self._expert: Expert | None = None
         self._deferred_action: str | None = None
         """Expert action to take after a mistake."""
@@ -78,14 +91,17 @@ class EnvAdapter:
     async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
         """Start an episode."""
         self._expert = self._random = self._deferred_action = None
-        returned = await maybe_await(self.env.reset(seed=seed, options=dict(options)))
+        try:
+            returned = await maybe_await(self.env.reset(seed=seed, options=dict(options)))
+        except TypeError as error:
+            raise explain_reset(self.env, error) from error
         observation, info = check_reset(returned)
         return ResetResult(
             observation=observation,
             info=info,
             state_key=await self.state_key(),
             action_hint=await self.action_hint(),
-            tools=tuple(self._optional("tools") or ()),
+            tools=check_tools(self._optional("tools")),
         )
 
     async def snapshot(self) -> Any:
@@ -105,9 +121,9 @@ class EnvAdapter:
 
     async def admissible_actions(self) -> list[str] | None:
         """List the actions that the environment accepts now; ``None`` if it cannot list them."""
-        method = self._optional("admissible_actions")
+        method = self._method("admissible_actions")
         actions = None if method is None else await maybe_await(method())
-        return None if actions is None else list(actions)
+        return check_actions(actions)
 
     async def expert_action(self, observation: Content, seed: int = 0, mistakes: float = 0.0) -> ExpertAction:
         """Return the next action of the environment's expert.
@@ -119,7 +135,7 @@ class EnvAdapter:
         if self._deferred_action is not None:
             action, self._deferred_action = self._deferred_action, None
             return ExpertAction(text=action)
-        action = str(await maybe_await(expert.act(observation)))
+        action = check_expert_action(await maybe_await(expert.act(observation)))
         rng = random.Random(seed)
         if rng.random() < mistakes:
             if not hasattr(expert, "mistake"):
@@ -137,7 +153,7 @@ class EnvAdapter:
 
     async def tool_message(self, action: str) -> Message | None:
         """Convert a text action to a message that calls the environment's tools; ``None`` without tools."""
-        method = self._optional("tool_message")
+        method = self._method("tool_message")
         return None if method is None else cast("Message", await maybe_await(method(action)))
 
     async def random_action(self, seed: int) -> str:
@@ -146,7 +162,7 @@ class EnvAdapter:
         if actions is not None:
             if self._random is None:
                 self._random = random.Random(seed)
-            return self._random.choice(actions)
+            return self._random.choice(require_actions(actions))
         space = self._optional("action_space")
         if space is None:
             raise UsageError("a random policy needs admissible_actions() or an action_space")
@@ -175,7 +191,7 @@ class EnvAdapter:
 
     async def action_hint(self) -> str:
         """Return the line that tells the model what an action is; empty if the environment has none."""
-        return str(self._optional("action_hint") or "")
+        return check_action_hint(self._optional("action_hint"))
 
     async def parts(self) -> frozenset[str]:
         """Return the optional parts that the environment has."""
@@ -200,21 +216,24 @@ class EnvAdapter:
 
     async def state_key(self) -> str | None:
         """Return the key of the current state; ``None`` if the environment has no keys."""
-        method = self._optional("state_key")
+        method = self._method("state_key")
         return None if method is None else str(await maybe_await(method()))
 
     async def _begin_expert(self) -> Expert:
-        method = self._optional("expert")
+        method = self._method("expert")
         if method is None:
             raise UsageError("the environment has no expert", hint="give it an expert() method, or another policy")
-        self._expert, self._deferred_action = cast("Expert", await maybe_await(method())), None
+        self._expert, self._deferred_action = check_expert(await maybe_await(method())), None
         return self._expert
 
     def _optional(self, name: str) -> Any:
         return optional_part(self.env, name)
 
+    def _method(self, name: str) -> Any:
+        return check_method(name, self._optional(name))
+
     def _require(self, name: str) -> Any:
-        method = self._optional(name)
+        method = self._method(name)
         if method is None:
             raise UsageError(f"the environment has no {name}()")
         return method

@@ -21,7 +21,17 @@ from agentrl.agent_loop import (
     unknown_role,
 )
 from agentrl.env import EnvironmentSpec, StepResult
-from agentrl.errors import A_REWARD, AgentRLError, EngineError, EnvironmentFailure, Outcome, UsageError, bounded_reward
+from agentrl.errors import (
+    A_REWARD,
+    AgentRLError,
+    EngineError,
+    EnvironmentFailure,
+    Outcome,
+    ToolError,
+    UsageError,
+    bounded_reward,
+    shorten,
+)
 from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, encodable, system, text_of, tool_result
@@ -133,7 +143,18 @@ class RuntimeEpisode(Episode):
     async def step(self, action: str) -> StepResult:
         """Take an action."""
         async with self._stepping:
+            if self.is_over:
+                raise UsageError(
+                    f"agent loop {type(self.loop).__name__} acts after the end of the episode",
+                    got=f"the action {shorten(action)} after a result with done=True",
+                    expected="run() to return when a result is done",
+                )
             return await self._step(action)
+
+    @property
+    def is_over(self) -> bool:
+        """True if the environment's last step ended the episode."""
+        return self.last_result is not None and self.last_result.done
 
     async def _step(self, action: str) -> StepResult:
         turn = self.turns.require_latest()
@@ -272,6 +293,8 @@ class RuntimeEpisode(Episode):
 
     async def _act_for_tool(self, action: str) -> str:
         """Take an action for a tool; if the environment is done, the episode ends with the tool's call."""
+        if self.is_over:
+            raise ToolError("the episode has ended")
         result = await self.step(action)
         if result.done:
             self._ended_by_tool = outcome_of(result)
@@ -291,7 +314,7 @@ class RuntimeEpisode(Episode):
                 expected="episode.open(messages, tools=list(episode.tools.values()))",
                 hint=f"pass tools=() for a conversation without tools, or set {name}.offers_tools = False",
             )
-        messages = with_history(messages, self._history)
+        messages = with_history(checked_messages(messages), self._history)
         opened = self._policy.open(self, messages, tools or ())
         return RecordedConversation(opened, self.turns.trajectory, messages, history=self._history)
 
@@ -413,7 +436,7 @@ class RecordedConversation(Conversation):
 
     def add(self, *messages: Message) -> None:
         """Append messages."""
-        self._messages.extend(messages)
+        self._messages.extend(checked_messages(messages))
         self._conversation.add(*messages)
 
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
@@ -429,7 +452,7 @@ class RecordedConversation(Conversation):
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """Return a conversation with a rewritten history."""
-        messages = with_history(messages, self._history)
+        messages = with_history(checked_messages(messages), self._history)
         forked = self._conversation.fork(messages)
         if list(messages[: len(self._messages)]) == self._messages:  # the fork contains this conversation
             self._hide()
@@ -471,6 +494,23 @@ def _cut_parts(content: tuple[ContentPart, ...], text: str, kept: int) -> Conten
             parts.append(TextPart(text=text[start:] if marked else part.text))
         start = end
     return tuple(parts)
+
+
+def checked_messages(messages: object) -> Sequence[Message]:
+    """Check what an agent loop puts into a conversation.
+
+    Raises:
+        UsageError: it is not a list of messages.
+    """
+    listed: Sequence[Any] = messages if isinstance(messages, Sequence) and not isinstance(messages, str) else [messages]
+    for message in listed:
+        if not isinstance(message, Message):
+            raise UsageError(
+                "the agent loop puts something else than messages into a conversation",
+                got=f"{type(message).__name__} {shorten(message)}",
+                expected="messages of agentrl.message: user(text), system(text), or those of call_tools()",
+            )
+    return listed
 
 
 def with_history(messages: Sequence[Message], history: Sequence[Message] | None) -> Sequence[Message]:

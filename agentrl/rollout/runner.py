@@ -22,7 +22,7 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,10 +36,13 @@ from agentrl.errors import (
     Outcome,
     PolicyError,
     RewardFailure,
+    UsageError,
     described_error,
     did_you_mean,
     is_addressed_to,
+    raised_at,
     running_task,
+    shorten,
 )
 from agentrl.errors.deadlines import CLOSING_S, async_boundary
 from agentrl.errors.foreign import EPISODE_GRACE_S, await_or_abandon
@@ -50,6 +53,7 @@ from agentrl.reward import (
     Scorer,
     checked_group_scores,
     checked_score,
+    defined_in,
     no_group,
 )
 from agentrl.rollout.budget import EpisodeLimits
@@ -318,7 +322,7 @@ class EpisodeRunner:
         attempt = running_task()
         try:
             with self.waits.on(WaitKind.LOOP, episode.turns.trajectory.id, type(self.loop).__name__):
-                await self.loop.run(episode)
+                await _started(self.loop, episode)
         except EpisodeEnd as end:
             return end.outcome
         except PolicyError as error:
@@ -330,10 +334,15 @@ class EpisodeRunner:
             if is_addressed_to(attempt, error):
                 raise
             logger.exception("agent loop %s failed in %s", type(self.loop).__name__, episode.turns.trajectory.id)
-            raise EnvironmentFailure(
+            failure = EnvironmentFailure(
                 f"agent loop {type(self.loop).__name__} failed (task {episode.task.id})",
                 got=described_error(error),
-            ) from error
+            )
+            definition = defined_in(self.loop)
+            failure.subject = f"agent loop {type(self.loop).__name__}"
+            raised = None if definition is None else raised_at(error, definition.file)
+            failure.location = raised or raised_at(error)
+            raise failure from error
         return outcome_of(episode.last_result)
 
     def _read_info(self, trajectory: Trajectory, episode: RuntimeEpisode) -> None:
@@ -532,5 +541,23 @@ def make_agent_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
                 expected=", ".join(known) or "no options",
                 hint=did_you_mean(option, known) or "set agent.options={} to remove the options of another loop",
             )
+    try:
+        inspect.signature(kind).bind(**options)
+    except TypeError as error:
+        raise ConfigError(
+            f"agent loop {name} cannot be created from agent.options", got=error, expected=", ".join(known)
+        ) from error
     loop: AgentLoop = kind(**options)
     return loop
+
+
+def _started(loop: AgentLoop, episode: RuntimeEpisode) -> Awaitable[None]:
+    """Start a loop's `run`; raise `UsageError` if it is not asynchronous."""
+    running: object = loop.run(episode)
+    if not inspect.isawaitable(running):
+        raise UsageError(
+            f"agent loop {type(loop).__name__} is not asynchronous",
+            got=f"run() returned {type(running).__name__} {shorten(running)}",
+            expected="async def run(self, episode), without yield",
+        )
+    return running

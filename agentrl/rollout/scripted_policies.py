@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, TurnOptions
 from agentrl.engine import StopReason
-from agentrl.errors import UsageError
+from agentrl.errors import UsageError, shorten
 from agentrl.message import Message, plainly_written
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.remote.env_methods import EXPERT_ACTION, RANDOM_ACTION, TOOL_MESSAGE
@@ -191,7 +191,15 @@ async def _write_action(episode: EpisodeView, action: str, options: TurnOptions)
     if options.for_environment:
         return Message(role="assistant", content=action)
     through_tools = await episode.environment.call(TOOL_MESSAGE, action) if episode.loop.offers_tools else None
-    return through_tools or episode.loop.demonstrate(action)
+    written: object = through_tools or episode.loop.demonstrate(action)
+    if not isinstance(written, Message):
+        wrote = f"demonstrate of agent loop {type(episode.loop).__name__}" if through_tools is None else TOOL_MESSAGE
+        raise UsageError(
+            f"{wrote} does not return a message",
+            got=f"{type(written).__name__} {shorten(written)}",
+            expected='Message(role="assistant", content=action)',
+        )
+    return written
 
 
 class StoredExpert:

@@ -232,6 +232,7 @@ class Arguments:
         from transformers.utils import get_json_schema  # slow to import, and only needed once a tool is used
 
         try:
+            self._check_types()
             described: dict[str, Any] = dict(get_json_schema(self._stand_in()))
             function = {**described["function"], "name": name, "description": self._docstring.description}
             function["parameters"] = self._with_rich_types(function.get("parameters", {"properties": {}}))
@@ -245,6 +246,29 @@ class Arguments:
                 hint="add an Args: section (Google's style), a Parameters section (NumPy's) or :param lines (Sphinx's)",
             ) from error
         return {**described, "function": function}
+
+    def _check_types(self) -> None:
+        """Check that each argument has a type, and that JSON supports it.
+
+        Raises:
+            UsageError: one does not; the message names it.
+        """
+        for parameter in self._own:
+            if parameter.name not in self.hints:
+                is_method = parameter is self._own[0] and parameter.name == "self"
+                raise UsageError(
+                    f"{self.owner} has an argument without a type",
+                    got=parameter.name,
+                    expected="a type hint for each argument, such as x: int",
+                    hint="pass the method of an object: MyClass().method, not MyClass.method" if is_method else None,
+                )
+            hint = self.hints[parameter.name]
+            if not _is_plain(hint) and not _fits_json(hint):
+                raise UsageError(
+                    f"{self.owner} has an argument of a type that JSON does not support",
+                    got=f"{parameter.name}: {getattr(hint, '__name__', hint)}",
+                    expected="numbers, text, lists, dict, enums, dataclasses, TypedDict or pydantic models",
+                )
 
     def _stand_in(self) -> Callable[..., Any]:
         """Return a function with the same arguments, in types that `get_json_schema` supports."""
@@ -362,6 +386,21 @@ def _is_plain(hint: Any) -> bool:
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return True
     return hint in (int, float, str, bool, list, dict, tuple, Any, None, type(None))
+
+
+def _fits_json(hint: Any) -> bool:
+    """Return True if pydantic can describe the type as JSON schema, or does not support it, which `_model` reports."""
+    from pydantic import ConfigDict, PydanticInvalidForJsonSchema, PydanticUserError, create_model
+
+    settings = ConfigDict(arbitrary_types_allowed=True)
+    try:
+        model = create_model("Argument", __config__=settings, argument=(_supported_type(hint), ...))
+        model.model_json_schema()
+    except PydanticInvalidForJsonSchema:
+        return False
+    except PydanticUserError:
+        pass
+    return True
 
 
 def _one_each(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:

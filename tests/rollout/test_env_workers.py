@@ -1,6 +1,7 @@
 """States of environments behind Gymnasium wrappers."""
 
 import gymnasium
+import numpy as np
 import pytest
 from agentrl.envs.puzzles.sokoban import SPEC as SOKOBAN
 
@@ -61,3 +62,69 @@ async def test_an_environment_s_own_errors_stay_what_they_are():
     with pytest.raises(ValueError, match="cannot unpack") as caught:
         await adapter.step("up")
     assert type(caught.value) is ValueError
+
+
+class Plain(Odd):
+    """Environment to which each test gives one wrong part."""
+
+    def __init__(self, **parts):
+        super().__init__(("", 1.0, True, False, {}))
+        vars(self).update(parts)
+
+
+WRONG_PARTS = [
+    ({"admissible_actions": lambda: "go"}, "admissible_actions is invalid: got str 'go', expected a list of texts"),
+    ({"admissible_actions": lambda: [1]}, "an action of admissible_actions is invalid: got int 1, expected text"),
+    ({"admissible_actions": list}, "admissible_actions is invalid: got list .., expected at least one action"),
+    ({"admissible_actions": ["go"]}, "admissible_actions is invalid: got list .'go'., expected a method"),
+    ({"action_hint": lambda: "go"}, "action_hint of the environment is invalid: .* expected text"),
+    ({"tools": [len]}, r"a tool of the environment is invalid: .*, such as \[agentrl.tool\(self.look\)\]"),
+    ({"tools": list}, "tools of the environment is invalid: .* expected a list of tools"),
+    ({"tools": ["calculator"]}, "a tool of the environment is invalid: got str 'calculator'"),
+    ({"state_key": "a"}, "state_key is invalid: got str 'a', expected a method"),
+    ({"expert": lambda: None}, "expert is invalid: got NoneType None, expected an object with a method act"),
+    ({"expert": lambda: lambda observation: "go"}, "expert is invalid: got function .*expected an object"),
+    ({"reset": lambda: ("", {})}, r"reset does not take its arguments: got reset\(\), expected reset\(self, \*, seed"),
+]
+
+
+@pytest.mark.parametrize(("parts", "words"), WRONG_PARTS)
+async def test_a_part_of_the_wrong_kind_is_named(parts, words):
+    async def play():
+        adapter = EnvAdapter(lambda: Plain(**parts), {})
+        await adapter.reset(0, {})
+        await adapter.random_action(1)
+        await adapter.expert_action("")
+
+    with pytest.raises(WrongReturn, match=words):
+        await play()
+
+
+async def test_an_expert_without_an_action_is_reported():
+    class Expert:
+        def act(self, observation):
+            return None
+
+    adapter = EnvAdapter(lambda: Plain(expert=Expert), {})
+    await adapter.reset(0, {})
+    with pytest.raises(WrongReturn, match="act of the expert is invalid: got NoneType None, expected an action"):
+        await adapter.expert_action("")
+
+
+async def test_an_error_within_reset_stays_what_it_is():
+    def reset(*, seed=None, options=None):
+        return len(seed)
+
+    with pytest.raises(TypeError, match="has no len"):
+        await EnvAdapter(lambda: Plain(reset=reset), {}).reset(0, {})
+
+
+async def test_admissible_actions_become_plain_texts():
+    adapter = EnvAdapter(lambda: Plain(admissible_actions=lambda: np.array(["go", "stop"])), {})
+    assert [type(action) for action in await adapter.admissible_actions()] == [str, str]
+
+
+@pytest.mark.parametrize("made", [Odd, "text", None])
+def test_what_is_not_an_environment_is_refused_when_it_is_made(made):
+    with pytest.raises(WrongReturn, match="expected an object with reset, step and close"):
+        EnvAdapter(lambda: made, {})
