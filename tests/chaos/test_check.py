@@ -106,7 +106,7 @@ def test_a_group_without_a_record_is_lost(copied: Path) -> None:
     name = trained(copied)
     change(copied, lambda r: iter([] if r["kind"] == "group" and r["id"] == name else [r]))
     findings = found(check(copied))
-    assert any("no record names what became of it" in finding for finding in findings["lost"])
+    assert any("no record states its result" in finding for finding in findings["lost"])
 
 
 def test_a_group_whose_episodes_a_kill_made_void_is_lost_unless_it_is_named(copied: Path) -> None:
