@@ -90,7 +90,7 @@ async def logprobs(probe: EngineProbe) -> str:
 
 
 async def first_token(probe: EngineProbe) -> str:
-    """A first token with its own settings is one of the most probable, and has the log-probability of its sampling."""
+    """A first token with its own settings is one of the most probable, with the log-probability that sampled it."""
     if not probe.engine.capabilities.first_tokens:
         raise RuleSkipped("the engine does not support settings of the first token")
     prompt, hot = probe.prompt(9), FirstToken(temperature=1000.0, top_k=3)

@@ -261,7 +261,7 @@ async def test_links_out_of_the_opened_folders_are_not_followed(runs: Path, tmp_
     (runs / "linked").symlink_to(tmp_path)
     async with open_viewer(runs) as viewer:
         (line,) = (await viewer.get("/api/sources"))["sources"]
-        assert "leads out of the opened folders" in line["problem"]
+        assert "is outside the opened folders" in line["problem"]
         for path in ("metrics", "episodes", "outcomes", "episode/x", "group/x"):
             status, error = await viewer.refuse(f"/api/r/first/{path}")
             assert (status, "leads out" in error["message"]) == (400, True)

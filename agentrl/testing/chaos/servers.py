@@ -117,7 +117,7 @@ class FaultyServer:
         return detail
 
     def _end(self) -> None:
-        """Terminate the server and kill its remaining processes; some programs overwrite their environment variables."""
+        """Terminate the server and kill its remaining processes; some programs overwrite their environment."""
         started = descendants(self._process.pid)
         for number in (signal.SIGTERM, signal.SIGCONT):
             self._process.send_signal(number)
