@@ -218,7 +218,7 @@ def _share(storage: Any) -> tuple[bytes, bytes, int]:
 
 
 def open_handle(run: Tensor) -> dict[str, Any]:
-    """Create a JSON handle (with base64 bytes) by which another process opens `run`, uint8 [bytes] with its own storage."""
+    """Create a JSON handle (bytes in base64) to open `run`, uint8 [bytes] with its own storage, in another process."""
     storage: Any = run.untyped_storage()
     if not run.is_cuda:
         manager, name, size = _share(storage)

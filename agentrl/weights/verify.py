@@ -153,7 +153,7 @@ class Probe:
     async def _ask(
         self, engine: ProbedEngine, version: int, name: str, request_id: str, prompt: Sequence[int]
     ) -> Generation:
-        """Request an answer; retry if it fails, is invalid or has another version. The last answer is always returned."""
+        """Request an answer; retry if it fails, is invalid or has another version. Return the last one in any case."""
         for attempt in range(1, PROBE_ATTEMPTS):
             try:
                 return await self._ask_once(engine, version, name, f"{request_id}.{attempt}", prompt, checks=True)
