@@ -48,7 +48,7 @@ def episodes(**parts):
     return EpisodeBatch(**{**defaults, **parts})
 
 
-def test_rewards_of_tokens_are_added_to_those_of_their_turns_and_episodes():
+def test_token_rewards_add_to_their_turns_and_episodes():
     before = EpisodeBatch(
         returns=torch.tensor([1.0, 2.0]),
         group=torch.tensor([0, 0]),

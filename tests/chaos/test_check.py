@@ -327,7 +327,7 @@ def test_records_that_a_fault_destroyed_are_not_missed(copied: Path) -> None:
     assert found(check(copied, damage=damage)) == {}
 
 
-def test_a_restored_episode_has_what_happened_before_its_snapshot() -> None:
+def test_restored_episode_includes_events_before_its_snapshot() -> None:
     def step(episode: str, turn: int) -> Record:
         seen = {"action": f"{episode} acts {turn}", "observation": f"{episode} sees {turn}"}
         return {

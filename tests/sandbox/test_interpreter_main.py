@@ -61,7 +61,7 @@ def program():
         ("import sys; sys.stdin.read()", "''\n"),
     ],
 )
-def test_what_code_shows(program, code, output):
+def test_output_of_code(program, code, output):
     assert program.run(code) == output
 
 

@@ -148,7 +148,7 @@ async def test_commands_that_cannot_be_started_say_why():
                 await sandbox.exec(command, env=env)
 
 
-async def test_a_path_that_nobody_can_write_is_named():
+async def test_error_names_the_path_that_cannot_be_written():
     async with open_sandbox() as sandbox:
         with pytest.raises(SandboxFileError, match=r"a path is invalid: got 'a\\ud800'"):
             await sandbox.write("a\ud800", b"x")
@@ -156,7 +156,7 @@ async def test_a_path_that_nobody_can_write_is_named():
         assert [entry.name for entry in await sandbox.list()] == ["a\udcff"]
 
 
-async def test_a_closed_sandbox_says_so():
+async def test_calls_of_a_closed_sandbox_raise():
     sandbox = open_sandbox()
     await sandbox.start()
     await sandbox.close()
@@ -269,7 +269,7 @@ async def test_without_walls_only_in_these_words():
         ({"type": "locl"}, "Did you mean 'local'"),
     ],
 )
-def test_a_spec_that_needs_nothing_is_refused(spec, message):
+def test_unsupported_specs_are_rejected(spec, message):
     with pytest.raises(UsageError, match=message):
         open_sandbox(spec)
 
@@ -292,7 +292,7 @@ def test_numbers_of_system_calls_are_the_kernels():
     assert len(known.keys() & told.keys()) > 40
 
 
-def test_the_filter_needs_nothing_but_a_known_processor():
+def test_filter_depends_only_on_a_known_processor():
     assert len(filter_program(is_memory_counted=False, machine="aarch64")) % 8 == 0
     with pytest.raises(UsageError, match="expected x86_64 or aarch64"):
         filter_program(is_memory_counted=True, machine="riscv64")

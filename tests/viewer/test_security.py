@@ -15,7 +15,7 @@ from agentrl.viewer.server import ViewerServer, ViewerSettings
 TOKEN = "a-token-of-some-length"
 
 
-async def test_pages_of_other_sites_are_refused(runs: Path) -> None:
+async def test_pages_of_other_sites_are_rejected(runs: Path) -> None:
     async with open_viewer(runs) as viewer:
         for headers in (
             {"Host": "evil.example"},
@@ -140,7 +140,7 @@ async def test_wrong_queries_are_explained(runs: Path, query: str) -> None:
         ("/api/r/first/episode/x/image/y?size=1", None),
     ],
 )
-async def test_unknown_parameters_are_named(runs: Path, path: str, hint: str | None) -> None:
+async def test_error_names_unknown_parameters(runs: Path, path: str, hint: str | None) -> None:
     async with open_viewer(runs) as viewer:
         status, error = await viewer.refuse(path)
         assert (status, error["message"], error["hint"]) == (400, "the address has no such parameter", hint)
@@ -184,7 +184,7 @@ async def test_odd_tokens_are_only_wrong(runs: Path) -> None:
             assert answer.status == 401  # the address does not admit a change
 
 
-async def test_changes_come_only_from_the_viewers_own_pages(runs: Path) -> None:
+async def test_only_the_viewers_pages_may_make_changes(runs: Path) -> None:
     async with open_viewer(runs) as viewer:
         row = (await viewer.rows("first"))[0]
         note = {"episode": row["id"], "turn": None, "text": "x"}
@@ -245,7 +245,7 @@ async def test_tables_that_lead_out_are_not_read(runs: Path, tmp_path: Path) -> 
         assert found["advantage"] is None
 
 
-async def test_a_query_of_a_megabyte_is_refused(runs: Path) -> None:
+async def test_query_of_a_megabyte_is_rejected(runs: Path) -> None:
     async with open_viewer(runs) as viewer:
         answer, _ = await viewer.answer(f"/api/r/first/episodes?text={'x' * 2**20}")
         assert answer.status == 400

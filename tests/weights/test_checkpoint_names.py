@@ -23,7 +23,7 @@ def saved(model, folder):
 
 
 @pytest.mark.parametrize("family", EXPERTS)
-def test_what_is_sent_is_what_transformers_saves(family, tmp_path):
+def test_sent_tensors_equal_those_saved_by_transformers(family, tmp_path):
     model = tiny_model(family, tied=False)
     sent, expected = CheckpointSource(ModelWeights(model), model).weights(), saved(model, tmp_path)
     assert sorted(sent) == sorted(expected)
@@ -71,7 +71,7 @@ def test_merged_adapters_leave_experts_apart():
     assert sorted(sent) == sorted(CheckpointSource(ModelWeights(plain), plain).weights())
 
 
-def test_a_checkpoint_that_joins_tensors_is_refused(monkeypatch):
+def test_checkpoint_format_that_merges_tensors_is_rejected(monkeypatch):
     revert = checkpoint_names.revert_weight_conversion
 
     def joined(model, tensors):

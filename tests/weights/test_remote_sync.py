@@ -26,7 +26,7 @@ async def test_the_first_verification_sends_the_weights_and_proves_the_path(worl
 
 
 @pytest.mark.parametrize("tied", [True, False])
-async def test_every_server_gets_every_tensor_and_the_report_says_what_it_cost(world_of, tied):
+async def test_every_server_gets_every_tensor_and_the_report_has_the_durations(world_of, tied):
     world = await world_of(tied=tied)
     began = time.perf_counter()
     report = await world.next_version()
@@ -142,7 +142,7 @@ async def test_a_server_that_fails_to_update_is_taken_out_and_comes_back_up_to_d
     assert await world.restarted[0].weight_version() == 1
 
 
-async def test_an_attached_server_that_refuses_weights_never_serves_stale_ones(world_of, until):
+async def test_attached_server_that_rejects_weights_never_serves_stale_weights(world_of, until):
     world = await world_of(restartable=False)
     world.servers[0].faults.refuses = True
     await world.next_version()

@@ -284,7 +284,7 @@ OVERLAYS = {
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_what_the_trainer_computed_is_an_overlay(visit, name: str) -> None:
+def test_trainer_values_are_an_overlay(visit, name: str) -> None:
     address, text, style = OVERLAYS[name]
     page = visit.open(f"{SHOP}?view=tokens", "shop-17")
     page.get_by_role("button", name=name, exact=True).click()

@@ -113,7 +113,7 @@ def test_a_curve_is_hidden_and_shown(visit) -> None:
     expect(button).to_have_attribute("aria-pressed", "true")
 
 
-def test_the_theme_follows_the_system_until_one_is_chosen(new_visitor) -> None:
+def test_theme_follows_the_system_by_default(new_visitor) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
     light, dark = new_visitor(scheme="light"), new_visitor(scheme="dark")
     page = light.open("/", "Runs")
@@ -146,12 +146,12 @@ def test_the_list_of_keys_belongs_to_the_page(visit) -> None:
 @pytest.mark.parametrize(
     "path", ["/r/nothing", "/r/nothing/episodes", "/r/second/episode/nothing", "/r/second/group/no"]
 )
-def test_an_unknown_address_shows_the_servers_message(visit, path: str) -> None:
+def test_unknown_url_shows_the_servers_message(visit, path: str) -> None:
     page = visit.open(path)
     expect(page.get_by_role("alert").first).to_contain_text("no such")
 
 
-def test_an_unknown_page_leads_back_to_the_runs(visit) -> None:
+def test_unknown_page_links_to_the_runs(visit) -> None:
     page = visit.open("/r/second/unknown")
     expect(page.get_by_text("There is no page at this address.")).to_be_visible()
     page.get_by_role("link", name="All runs", exact=True).click()
