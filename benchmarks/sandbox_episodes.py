@@ -39,7 +39,7 @@ from agentrl.sandbox.local import LocalSandbox
 NAME = "troubled"
 KINDS = ("refused", "killed", "stopped")
 LATEST_CALL = 8
-"""Maximum number of calls of a sandbox before its fault."""
+"""Maximum number of calls that precede the fault of a sandbox."""
 HOPELESS = (
     "import sys\nsys.exit(0)",
     "import os\nos._exit(0)",
@@ -58,7 +58,7 @@ class Troubled(LocalSandbox):
     """
 
     happened: ClassVar[Counter[str]] = collections.Counter()
-    """Number of disturbances in this process, by kind."""
+    """Number of faults in this process, by kind."""
     draws: ClassVar[dict[int, random.Random]] = {}
     """Random generator of each seed, shared by all sandboxes."""
 

@@ -49,7 +49,7 @@ class RoleMean:
         return numbers[0]
 
     def update(self, numbers: Sequence[float], reward: float) -> Sequence[float]:
-        """Move the average."""
+        """Return the updated average."""
         return (self._decay * numbers[0] + (1 - self._decay) * reward,)
 
 

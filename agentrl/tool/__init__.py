@@ -239,7 +239,7 @@ class Tool:
         return self.target(*args, **kwargs)
 
     open_deadline_s: ClassVar[float | None] = None
-    """Timeout of `open` in seconds; exceeding it is an infrastructure failure. ``None`` includes it in the first call."""
+    """Timeout of `open` in seconds (an infrastructure failure); ``None`` if opening is part of the first call."""
 
     @property
     def is_stateful(self) -> bool:

@@ -128,7 +128,7 @@ def test_kl_in_the_reward_by_hand():
     )
 
 
-def test_the_fixed_weight_stays():
+def test_fixed_weight_is_constant():
     kl = RewardKL(coef=0.5)
     kl.adapt(100.0, episodes=10)
     assert kl.coef == 0.5

@@ -109,7 +109,7 @@ def test_a_group_without_a_record_is_lost(copied: Path) -> None:
     assert any("no record states its result" in finding for finding in findings["lost"])
 
 
-def test_a_group_whose_episodes_a_kill_made_void_is_lost_unless_it_is_named(copied: Path) -> None:
+def test_group_voided_by_a_kill_is_lost_unless_recorded(copied: Path) -> None:
     """A killed run played its tasks with newer weights than those of its checkpoint; the resumed run named it only."""
     trajectories, seed = copied / "run" / "trajectories", 10**6
     position = 1 + max(int(group.partition("-")[0]) for group in read_groups(trajectories))

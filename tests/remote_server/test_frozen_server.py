@@ -167,7 +167,7 @@ async def test_a_frozen_server_blocks_neither_the_event_loop_nor_the_end_of_the_
         thaw.set()
 
 
-async def test_a_server_that_stays_silent_ends_the_run_with_its_address(
+async def test_unresponsive_server_ends_the_run_and_is_named(
     serve: Any, proxy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "TASKS_S", 0.1)

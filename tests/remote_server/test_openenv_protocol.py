@@ -97,7 +97,7 @@ async def test_sessions_play_different_tasks_by_default_and_a_seed_selects_one(s
         ('{"type": "step", "data": {"action": "unsendable"}}', "EXECUTION_ERROR", "cannot be sent"),
     ],
 )
-async def test_a_wrong_message_is_answered_and_the_session_goes_on(
+async def test_invalid_message_gets_an_error_and_the_session_continues(
     serve: Any, message: str, code: str, words: str
 ) -> None:
     async with Socket(serve(STAIRS, kind=OpenEnvServer).url) as one:

@@ -91,7 +91,7 @@ def test_a_transcript_as_the_documentation_shows_it(client: Client) -> None:
     assert client.call(4, "step", action="up").kind == "session"
 
 
-def test_a_repeated_request_is_answered_again_and_done_once(client: Client) -> None:
+def test_repeated_request_is_answered_again_and_executed_once(client: Client) -> None:
     before = Stairs.steps
     first = client.call(2, "step", action="up")
     assert client.call(2, "step", action="up") == first

@@ -43,7 +43,7 @@ async def test_served_sandboxes_keep_the_rules(server: SandboxServer, rule: str)
     assert report.passed, report
 
 
-async def test_a_repeated_call_is_done_once(server: SandboxServer):
+async def test_repeated_call_is_executed_once(server: SandboxServer):
     async with aiohttp.ClientSession() as session:
         place = f"{server.url}{SANDBOXES}/name-of-it"
         for _ in range(2):

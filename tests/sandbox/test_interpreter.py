@@ -52,7 +52,7 @@ async def test_interpreter_that_ended_between_two_calls_is_reported() -> None:
         assert (await interpreter.run("1")).lost == "The interpreter ended with exit code 137."
 
 
-async def test_code_that_takes_too_long_is_stopped_and_variables_stay() -> None:
+async def test_code_that_takes_too_long_is_interrupted_and_variables_are_kept() -> None:
     async with opened(seconds=0.5) as (_, interpreter):
         assert (await interpreter.run("x = 1")).output == ""
         stopped = await interpreter.run("while True: pass")

@@ -181,7 +181,7 @@ async def test_the_specs_files_variables_and_folders_are_there(shared: Path):
     assert os.listdir(shared) == ["data.txt"]
 
 
-async def test_further_folders_can_be_written_and_the_working_folder_named():
+async def test_writable_folders_and_the_working_folder_are_options():
     options = {"writable": ["/logs", "/opt/task/data"], "folder": "/app"}
     async with open_sandbox({"options": options}) as sandbox:
         await sandbox.write("a.txt", b"1")
@@ -274,7 +274,7 @@ def test_unsupported_specs_are_rejected(spec, message):
         open_sandbox(spec)
 
 
-def test_a_machine_that_needs_nothing_but_bubblewrap_hears_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_error_suggests_installing_bubblewrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="apt-get install bubblewrap"):
         find_bubblewrap()
@@ -333,7 +333,7 @@ def test_run_prints_the_output_and_ends_with_the_commands_code():
 
 
 @pytest.mark.slow
-def test_run_begins_its_notices_on_a_line_of_their_own():
+def test_notices_start_on_a_new_line():
     command = [*AGENTRL, "sandbox", "run", "--set", "limits.output_bytes=3", "--", "echo", "hello"]
     ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert ended.stdout == "hel\noutput beyond the limit was dropped\n"

@@ -100,12 +100,12 @@ def test_invalid_entries_are_rejected(entry, complaint):
         *("2002:7f00:1::", "2001:0:4136:e378:8000:63bf:3fff:fdd2", "2001:db8::1", "64:ff9b:1::1"),
     ],
 )
-def test_no_name_leads_to_an_address_that_is_not_public(address):
+def test_non_public_addresses(address):
     assert not is_public(ipaddress.ip_address(address))
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1::1", "64:ff9b::93.184.216.34"])
-def test_names_lead_to_public_addresses(address):
+def test_public_addresses(address):
     assert is_public(ipaddress.ip_address(address))
 
 

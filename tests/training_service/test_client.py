@@ -107,7 +107,7 @@ def test_stop_conditions_of_a_sample(service: Any) -> None:
     assert (cut.stop_reason, cut.tokens) == ("stop", whole.tokens[: whole.tokens.index(end) + 1])
 
 
-def test_a_sampler_keeps_its_weights_while_training_goes_on(serve: Callable[..., Any], client_of: Any) -> None:
+def test_sampler_keeps_its_weights_during_training(serve: Callable[..., Any], client_of: Any) -> None:
     service = client_of(serve(most_engines=1))  # every change of sampler loads weights anew
     trainer, ids = trainer_of(service), (1, 2, 3, 4, 5)
     samplers, before = [], []
@@ -130,7 +130,7 @@ def test_a_sampler_keeps_its_weights_while_training_goes_on(serve: Callable[...,
         assert answer.logprobs == pytest.approx(logprobs_of(client, 1, 2, *answer.tokens)[2:], abs=1e-4)
 
 
-def test_samples_that_run_while_training_goes_on(service: Any) -> None:
+def test_sampling_during_training(service: Any) -> None:
     trainer, ids = trainer_of(service), (1, 2, 3, 4, 5)
     step(trainer, sentence(*ids))
     sampler = trainer.save_weights_and_get_sampling_client().result()
@@ -161,7 +161,7 @@ def test_a_sampler_never_gets_the_weights_of_another(serve: Callable[..., Any], 
         logprobs_of(first, *ids)
 
 
-def test_saved_state_goes_on_as_if_nothing_had_happened(service: Any) -> None:
+def test_saved_state_continues_identically(service: Any) -> None:
     trainer, data = trainer_of(service), sentence(1, 2, 3, 4, 5)
     for _ in range(3):
         step(trainer, data)
@@ -359,7 +359,7 @@ def test_a_closed_client_ends_its_runs(serve: Callable[..., Any], client_of: Any
     served = serve(most_runs=1)
     first, second = client_of(served), client_of(served)
     trainer_of(first)
-    with pytest.raises(tinker.BadRequestError, match="no room for another run"):
+    with pytest.raises(tinker.BadRequestError, match="maximum number of runs is active"):
         trainer_of(second)
     first.close("success").result(60)
     assert trainer_of(second).get_info().lora_rank == 4

@@ -110,7 +110,7 @@ def test_requests_are_worked_off_in_their_order_not_in_that_of_arrival(raw: Raw)
     assert found == expected[:0:-1]
 
 
-def test_a_request_that_is_sent_again_is_computed_once(raw: Raw) -> None:
+def test_retried_request_is_computed_once(raw: Raw) -> None:
     model = raw.run()
     first, again = raw.pass_(model, 1), raw.pass_(model, 1)
     assert first == again

@@ -104,7 +104,7 @@ def test_thresholds_have_the_documented_defaults(loss: str, low: float, high: fl
         check_pass(request_of(loss, **{**given, names[0]: high + 0.1}), **limits)
 
 
-def test_the_newer_form_of_an_option_comes_before_the_older() -> None:
+def test_newer_form_of_an_option_takes_precedence() -> None:
     message = proto.ForwardBackwardRequest(
         model_id="m",
         seq_id=1,

@@ -49,7 +49,7 @@ async def test_every_answer_has_a_strict_content_policy(runs: Path) -> None:
         assert answer.content_type == "application/json"
 
 
-async def test_a_token_becomes_a_cookie(runs: Path) -> None:
+async def test_token_is_exchanged_for_a_cookie(runs: Path) -> None:
     async with open_viewer(runs, token=TOKEN) as viewer:
         assert (await viewer.refuse("/api/sources"))[0] == 401
         assert (await viewer.refuse("/?token=wrong"))[0] == 401
@@ -147,7 +147,7 @@ async def test_error_names_unknown_parameters(runs: Path, path: str, hint: str |
         assert error["got"] in path
 
 
-async def test_a_parameter_counts_once(runs: Path) -> None:
+async def test_repeated_parameter_is_an_error(runs: Path) -> None:
     async with open_viewer(runs) as viewer:
         status, error = await viewer.refuse("/api/r/first/episodes?task=a&task=b")
         assert (status, error["message"], error["got"]) == (400, "task is given twice", "a, b")

@@ -40,7 +40,7 @@ def test_a_loaded_model_is_sent_as_it_was_saved(tmp_path):
     assert all(torch.equal(sent[name], tensor) for name, tensor in expected.items())
 
 
-def test_the_folder_that_servers_start_with_has_experts_apart_and_a_head_of_its_own(tmp_path):
+def test_served_folder_has_split_experts_and_an_untied_head(tmp_path):
     model = tiny_model("qwen3_moe")
     write_served_model(model, build_tokenizer("qwen3"), tmp_path / "served")
     written = load_file(tmp_path / "served" / "model.safetensors")

@@ -211,7 +211,7 @@ def test_only_folders_of_dead_processes_are_removed(tmp_path):
     other.close()
 
 
-def test_the_folders_that_were_cleared_are_named(tmp_path):
+def test_removed_folders_are_returned(tmp_path):
     left = [tmp_path / f"{PREFIX}{name}" for name in ("1-a", "2-b")]
     for folder in left:
         folder.mkdir()

@@ -116,7 +116,7 @@ async def test_the_search_for_wrong_tensors_is_not_under_the_deadline_of_the_pro
     assert tasks == ["the sync itself"]
 
 
-async def test_a_head_that_stays_behind_in_a_tied_model_is_caught(world_of):
+async def test_stale_head_of_a_tied_model_is_detected(world_of):
     world = await world_of(count=1, tied=True)
     world.servers[0].faults.skips.add("lm_head.weight")
     with pytest.raises(TrainingError, match="server local://0 does not serve"):
@@ -131,7 +131,7 @@ async def test_a_server_that_only_claims_the_update_is_caught(world_of):
 
 
 @pytest.mark.parametrize("fault", ["refuses", "keeps_version"])
-async def test_a_server_that_fails_to_update_is_taken_out_and_comes_back_up_to_date(world_of, until, fault):
+async def test_server_that_fails_to_update_is_removed_and_returns_updated(world_of, until, fault):
     world = await world_of()
     setattr(world.servers[0].faults, fault, True)
     report = await world.next_version()
@@ -188,7 +188,7 @@ async def test_when_all_servers_die_in_mid_step_nothing_is_lost_and_the_next_syn
     assert (await world.next_version()).servers == 2
 
 
-async def test_a_server_that_hangs_is_lost_in_a_sync_and_comes_back_with_its_weights(world_of, until):
+async def test_hanging_server_is_lost_in_a_sync_and_returns_updated(world_of, until):
     world = await world_of(restartable=False)
     await world.next_version()
     task = asyncio.create_task(world.pool.generate(world.request("r", max_tokens=300)))

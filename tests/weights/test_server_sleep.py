@@ -120,7 +120,7 @@ def test_ctrl_c_ends_a_run_whose_sleeping_server_hangs(tiny_run, monkeypatch, wh
     assert time.monotonic() - began < 60
 
 
-async def test_a_server_that_cannot_sleep_is_taken_out_and_comes_back_awake(world_of, until, monkeypatch):
+async def test_server_that_cannot_sleep_is_removed_and_returns_awake(world_of, until, monkeypatch):
     world = await world_of(sleeps=True)
     await world.next_version()
 

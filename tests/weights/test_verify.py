@@ -45,14 +45,14 @@ def test_equal_weights_agree_and_tensors_without_checksums_are_listed(weights, t
 
 
 @pytest.mark.parametrize("name", ["embed.weight", "norm.weight"])
-def test_a_tensor_that_differs_is_named(weights, told, name):
+def test_error_names_the_differing_tensor(weights, told, name):
     weights[name][0] += 1
     found = compare_checksums(told, weights)
     assert found.differing == [name]
     assert str(found) == f"tensors that differ by checksum: {name}"
 
 
-def test_of_stacked_tensors_all_are_named(weights, told):
+def test_all_parts_of_a_stacked_tensor_are_listed(weights, told):
     weights["l.k_proj.weight"][0] += 1
     assert compare_checksums(told, weights).differing == [f"l.{part}_proj.weight" for part in "qkv"]
 

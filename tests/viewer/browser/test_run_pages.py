@@ -41,7 +41,7 @@ def test_keys_move_through_the_runs_mark_two_and_compare_them(visit) -> None:
     expect(page).to_have_url(re.compile(r"/r/.+"))
 
 
-def test_a_run_has_curves_with_bands_outcomes_and_task_types(visit) -> None:
+def test_run_shows_curves_with_bands_outcomes_and_task_types(visit) -> None:
     page = visit.open("/r/second", "second")
     titles = page.locator(".chart .title").all_inner_texts()
     kinds = (
@@ -82,7 +82,7 @@ def test_smoothing_log_scale_and_the_search_are_in_the_address(visit) -> None:
     expect(page.get_by_label("Metric")).to_have_value("nothing like this")
 
 
-def test_a_constant_curve_stays_flat_when_it_is_smoothed(visit) -> None:
+def test_smoothing_keeps_a_constant_curve(visit) -> None:
     page = visit.open("/r/second?metric=episodes&smoothing=0.8", "second")
     rows = page.locator(".chart canvas").first.evaluate(
         """canvas => {
